@@ -19,39 +19,20 @@ from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
 from tdserve.server import descriptions
-from tdserve.server.admission_budget import AdmissionBudget
-from tdserve.server.adoption import Adoption
 from tdserve.server.compaction import compact_all
 from tdserve.server.creation import Creation
-from tdserve.server.groups import Groups
-from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.movers.local import LocalMover
 from tdserve.server.movers.remote import RemoteMover
-from tdserve.server.movers.surroundings import Surroundings
 from tdserve.server.recovery.process_watch import Departures
-from tdserve.server.requests import Requests
+from tdserve.server.services import assemble
 from tdserve.server.sessions.clients import Clients
 from tdserve.server.sessions.incoming_parts import IncomingParts
 from tdserve.server.sessions.local_listener import LocalListener
 from tdserve.server.sessions.register import Sessions
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.sessions.traffic import Traffic
-from tdserve.server.stores import Stores
-from tdserve.server.syncing import Syncing
-from tdserve.server.tables.changes import Changes
-from tdserve.server.tables.claims import Claiming
-from tdserve.server.tables.dead_values import DeadValues
-from tdserve.server.tables.replays import Replays
-from tdserve.server.tables.rule_keys import RuleKeys
-from tdserve.server.tables.samples import Samples
-from tdserve.server.tensordicts.alterations import Alterations
-from tdserve.server.tensordicts.reads import Reads
-from tdserve.server.tensordicts.writes import Writes
 from tdserve.server.unary_changes import Record, UnaryChanges
-from tdserve.server.weights.publishing import Publishing
-from tdserve.server.weights.version_sender import VersionSender
 from tdserve.server.worker_processes import WorkerProcesses
-from tdserve.server.workers import VALUES_WORKER, DataWorker
+from tdserve.server.workers import DataWorker
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
@@ -92,50 +73,13 @@ class ControlProcess:
         self._departures = Departures(root.sessions_folder)
         self._worker_processes = WorkerProcesses(root.lock_fd, timeout_s=config.worker_timeout_s)
         self._workers = [self._make_worker(number) for number in range(config.num_workers)]
-        self._stores = Stores(root, self._db, self._departures, self._workers)
-        self._traffic = Traffic()
-        self._held = AdmissionBudget(config.memory_limit_bytes)
-        self._incoming = IncomingParts(root.requests_folder, self._held)
-        answers = CommittedAnswers(self._db)
-        values_worker = self._workers[VALUES_WORKER]
-        self._writes = Writes(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
-        versions = VersionSender(self._stores, traffic=self._traffic)
-        surroundings = Surroundings(
-            self._stores, values_worker=values_worker, writes=self._writes, versions=versions, traffic=self._traffic
-        )
-        self._sessions = Sessions(config, self._workers, root, partial(RemoteMover, surroundings))
-        self._creation = Creation(self._stores, self._sessions)
-        self._alterations = Alterations(self._stores, answers, values_worker=values_worker)
-        rule_keys = RuleKeys()
-        self._samples = Samples(self._stores, rule_keys=rule_keys)
-        self._claiming = Claiming(self._stores, answers, traffic=self._traffic)
-        self._syncing = Syncing(self._stores, interval_s=config.sync_interval_s, before=self._claiming.catch_up)
-        replays = Replays(self._stores, answers, samples=self._samples, rule_keys=rule_keys, claiming=self._claiming)
-        self._publishing = Publishing(self._stores, answers, versions=versions)
-        self._relays = versions.relays
-        self._answers = answers
-        self._clients = Clients(KEEP_ANSWERS_S, answers.forget_client)
-        self._unary_changes = UnaryChanges(self._db, answers, self._clients)
-        self._groups = Groups()
-        self._adoption = Adoption(self._stores, answers, values_worker=values_worker, folders=config.adoptable)
-        self._requests = Requests(
-            self._stores,
-            answers,
-            replays=replays,
-            samples=self._samples,
-            changes=Changes(self._stores, answers),
-            reads=Reads(),
-            writes=self._writes,
-            alterations=self._alterations,
-            publishing=self._publishing,
-            relays=self._relays,
-            groups=self._groups,
-            adoption=self._adoption,
-            dead_values=DeadValues(self._stores, values_worker),
-            held=self._held,
-            syncing=self._syncing,
-        )
-        make_local = partial(LocalMover, surroundings)
+        services = self._services = assemble(config, root, self._db, self._departures, self._workers)
+        self._incoming = IncomingParts(root.requests_folder, services.held)
+        self._sessions = Sessions(config, self._workers, root, partial(RemoteMover, services.surroundings))
+        self._creation = Creation(services.stores, self._sessions)
+        self._clients = Clients(KEEP_ANSWERS_S, services.answers.forget_client)
+        self._unary_changes = UnaryChanges(self._db, services.answers, self._clients)
+        make_local = partial(LocalMover, services.surroundings)
         self._door = LocalListener(root, self._sessions, self._departures, make_local, self._take_at_once)
 
     def _make_worker(self, number: int) -> DataWorker:
@@ -152,13 +96,13 @@ class ControlProcess:
 
     def describe(self) -> str:
         """What is served and by how many processes, for the log."""
-        num_stores, num_workers = len(self._stores.catalog), len(self._workers)
+        num_stores, num_workers = len(self._services.stores.catalog), len(self._workers)
         return f"version {_package_version()}, stores: {num_stores}, data workers: {num_workers}"
 
     def restore(self) -> None:
         """Reads the catalog, while another process imports what workers need; to be called before anybody may ask."""
         self._worker_processes.start()
-        self._stores.restore()
+        self._services.stores.restore()
 
     def _on_session_report(self, report: worker_pb2.Report) -> None:
         if report.HasField("mail"):
@@ -181,23 +125,23 @@ class ControlProcess:
 
     async def start(self) -> None:
         """Starts the workers, and finishes what a crash has cut short; sessions are opened from then on."""
-        self._publishing.restore()
-        self._claiming.restore()
+        self._services.publishing.restore()
+        self._services.claiming.restore()
         self._departures.tidy()
-        self._clients.restore(self._answers.clients())
-        await asyncio.to_thread(compact_all, self._root, list(self._stores.catalog))
+        self._clients.restore(self._services.answers.clients())
+        await asyncio.to_thread(compact_all, self._root, list(self._services.stores.catalog))
         for worker in self._workers:
             worker.start()
-        await self._alterations.repair()  # first: writes on record are of the newest structure
-        repaired = await self._writes.repair()
+        await self._services.alterations.repair()  # first: writes on record are of the newest structure
+        repaired = await self._services.writes.repair()
         self._root.empty_requests()
         if repaired:
             _log.warning("%d writes that a crash had cut short were completed", repaired)
         for path, name, read_only in map(split_adoption, self._config.adopt):
-            await self._adoption.adopt_at_start(name, path, read_only=read_only)
-        await self._syncing.start()
+            await self._services.adoption.adopt_at_start(name, path, read_only=read_only)
+        await self._services.syncing.start()
         await self._door.open()
-        self._stores.unfinished.on_open()
+        self._services.stores.unfinished.on_open()
         self._is_repaired.set()
 
     async def drain(self) -> None:
@@ -212,14 +156,14 @@ class ControlProcess:
         """Ends the workers and closes the catalog."""
         self._worker_processes.close()
         self._door.close()
-        self._alterations.close()
+        self._services.alterations.close()
         self._departures.close()
         self._departures.tidy()
         await asyncio.gather(*(worker.stop() for worker in self._workers))
         await self._worker_processes.stop()
         if self._settling is not None:
             self._settling.cancel()
-        is_synced = await self._syncing.stop(self._config.grace_s)
+        is_synced = await self._services.syncing.stop(self._config.grace_s)
         self._db.sync()
         self._db.close()
         if is_synced:
@@ -238,7 +182,7 @@ class ControlProcess:
             await link.send(control_pb2.ServerMessage(failure=encode_failure(error)))
             return
         self._clients.on_opened(session.client_id)
-        self._answers.forget(session.client_id, first.answered)
+        self._services.answers.forget(session.client_id, first.answered)
         reading = asyncio.create_task(self._read(session, messages))
         ended = asyncio.create_task(session.ended.wait())
         try:
@@ -251,14 +195,14 @@ class ControlProcess:
 
     async def _end(self, session: ClientSession) -> None:
         try:
-            self._groups.on_session_ended(session.number)
-            self._relays.on_session_ended(session.number)
+            self._services.groups.on_session_ended(session.number)
+            self._services.relays.on_session_ended(session.number)
             await self._sessions.close(session)
-            self._claiming.on_session_ended(session)
-            self._relays.on_session_ended(session.number)  # a request of it may have been placed meanwhile
+            self._services.claiming.on_session_ended(session)
+            self._services.relays.on_session_ended(session.number)  # a request of it may have been placed meanwhile
             if session.invitation is not None:
                 self._departures.watch(session.invitation.lock_name, _is_gone)
-            await self._samples.release(session.number)
+            await self._services.samples.release(session.number)
             await self._creation.abandon(session.number)
         finally:
             await self._incoming.forget(session)
@@ -275,7 +219,7 @@ class ControlProcess:
     async def _read(self, session: ClientSession, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
         async for message in messages:
             if message.HasField("rendezvous") and message.rendezvous.link:
-                self._relays.hand_on(session, message.rendezvous)
+                self._services.relays.hand_on(session, message.rendezvous)
             elif message.HasField("rendezvous"):
                 session.rendezvous(message.rendezvous)
             else:
@@ -295,17 +239,17 @@ class ControlProcess:
         if session.ended.is_set():  # its client may have another one by now, and send its requests there
             return
         if message.HasField("answered"):
-            self._answers.forget(session.client_id, message.answered)
+            self._services.answers.forget(session.client_id, message.answered)
         if message.HasField("cancel"):
-            self._requests.cancel(session, message.cancel.cancelled)
+            self._services.requests.cancel(session, message.cancel.cancelled)
         elif message.HasField("channel_lost"):
             session.lose_channel(message.channel_lost.channel)
         elif message.HasField("claimed"):
-            self._claiming.on_claimed(session, message.claimed)
+            self._services.claiming.on_claimed(session, message.claimed)
         elif message.HasField("group_notice"):
-            self._groups.on_notice(session, message.group_notice)
+            self._services.groups.on_notice(session, message.group_notice)
         elif message.HasField("relay_report"):
-            self._relays.on_report(session, message.relay_report)
+            self._services.relays.on_report(session, message.relay_report)
         elif message.HasField("part"):
             whole = self._incoming.add(session, message.part)
             if whole is not None:
@@ -314,7 +258,7 @@ class ControlProcess:
             session.run(self._refuse(session, message.request), 0)
         else:
             ahead = self._incoming.take_lists(session)
-            run(self._requests.serve(session, message, ahead), message.request)
+            run(self._services.requests.serve(session, message, ahead), message.request)
 
     async def _refuse(self, session: ClientSession, request: int) -> None:
         await session.fail(request, self._draining_error())
@@ -332,7 +276,7 @@ class ControlProcess:
         answer = control_pb2.CreateStoreResponse()
         answer = await self._unary_changes.run(request.id, partial(self._creation.create, request), answer)
         if answer.description.durability == "disk" and not request.loading:
-            await self._syncing.wait_synced(answer.description.uid)
+            await self._services.syncing.wait_synced(answer.description.uid)
         return answer
 
     async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription:
@@ -341,46 +285,46 @@ class ControlProcess:
         Raises:
             ServerBusyError: It does not exist, and too many calls wait already.
         """
-        with self._held.holding_unary(must_wait=request.name not in self._stores.catalog):
-            entry = await self._stores.wait(request.name, Deadline.after(request.timeout_s))
-        return descriptions.describe(self._stores, entry, with_spec=not request.without_spec)
+        with self._services.held.holding_unary(must_wait=request.name not in self._services.stores.catalog):
+            entry = await self._services.stores.wait(request.name, Deadline.after(request.timeout_s))
+        return descriptions.describe(self._services.stores, entry, with_spec=not request.without_spec)
 
     async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
         """One page of names."""
-        return descriptions.list_stores(self._stores, request)
+        return descriptions.list_stores(self._services.stores, request)
 
     async def delete_store(self, request: control_pb2.DeleteStoreRequest) -> control_pb2.DeleteStoreResponse:
         """Deletes a store."""
         self._refuse_when_draining()
-        catalog = self._stores.catalog  # one that is not there has been deleted by the last attempt
+        catalog = self._services.stores.catalog  # one that is not there has been deleted by the last attempt
         must_wait = request.name not in catalog or catalog.get(request.name).durability == "disk"
         answer = control_pb2.DeleteStoreResponse()
         answer = await self._unary_changes.run(request.id, partial(self._delete, request.name), answer)
         if must_wait:
-            await self._syncing.wait_synced()
+            await self._services.syncing.wait_synced()
         return answer
 
     async def _delete(self, name: str, record: Record) -> control_pb2.DeleteStoreResponse:
-        entry = self._stores.used(name)
+        entry = self._services.stores.used(name)
         answer = await self._creation.delete(name, record)
         if entry is not None:
-            self._relays.forget_deleted(entry)
+            self._services.relays.forget_deleted(entry)
         return answer
 
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
         """The keys of a store."""
-        return descriptions.list_keys(await self._stores.wait(request.name, Deadline.after(0.0)), request)
+        return descriptions.list_keys(await self._services.stores.wait(request.name, Deadline.after(0.0)), request)
 
     async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse:
         """Figures of the server as a whole."""
-        await self._traffic.count_reads(self._workers)
-        self._claiming.catch_up()
+        await self._services.traffic.count_reads(self._workers)
+        self._services.claiming.catch_up()
         response = control_pb2.GetStatsResponse(
             server_id=self._root.server_id,
             uptime_s=time.monotonic() - self._started_s,
-            num_stores=len(self._stores.catalog),
+            num_stores=len(self._services.stores.catalog),
             num_sessions=len(self._sessions),
-            transports=self._traffic.stats(),
+            transports=self._services.traffic.stats(),
             root=str(self._root.path),
             root_free_bytes=self._root.free_bytes(),
             version=_package_version(),

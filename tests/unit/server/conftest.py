@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.server.admission_budget import AdmissionBudget
-from tdserve.server.groups import Groups
 from tdserve.server.requests import Requests
-from tdserve.server.syncing import Syncing
-from tdserve.server.tables.dead_values import DeadValues
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
 from tests.unit.server.world import Loop, World
@@ -66,20 +62,4 @@ def world(tmp_path: Path, worker: DataWorker) -> Iterator[World]:
 @pytest.fixture
 def requests(world: World) -> Requests:
     """The router over the parts of the world."""
-    return Requests(
-        world.stores,
-        world.answers,
-        replays=world.replays,
-        samples=world.samples,
-        changes=world.changes,
-        reads=world.reads,
-        writes=world.writes,
-        alterations=world.alterations,
-        publishing=world.publishing,
-        relays=world.relays,
-        groups=Groups(),
-        adoption=world.adoption,
-        dead_values=DeadValues(world.stores, world.worker),
-        held=AdmissionBudget(1 << 30),
-        syncing=Syncing(world.stores, interval_s=0.0, before=lambda: None),
-    )
+    return world.services.requests

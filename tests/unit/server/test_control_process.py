@@ -144,15 +144,15 @@ def test_session_when_its_client_stays_away_then_its_answers_are_forgotten_and_n
         process._clients._keep_s = 0.0
         serving = Serving(process)
         await serving.start()
-        with process._answers.transaction(bytes(16), 1, b"answer"):
+        with process._services.answers.transaction(bytes(16), 1, b"answer"):
             pass
         for _ in range(10):
             await asyncio.sleep(0)
-        assert process._answers.clients() == {bytes(16)}
+        assert process._services.answers.clients() == {bytes(16)}
         await serving.end()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert process._answers.clients() == set()
+        assert process._services.answers.clients() == set()
 
     run(scenario())
 
@@ -190,7 +190,7 @@ def test_session_when_it_ends_and_holds_rows_then_they_are_there_for_others(proc
         kind, settings = control_pb2.STORE_KIND_REPLAY, Settings(sampler=Fifo()).to_json()
         asked = control_pb2.CreateStoreRequest(name="q", kind=kind, spec=SPEC, capacity=4, settings=settings)
         await process.create_store(asked)
-        table = process._stores.get("q").replay_table()
+        table = process._services.stores.get("q").replay_table()
         reservation = table.plan_extend(2)
         assert reservation is not None
         table.arrive(reservation.rows)

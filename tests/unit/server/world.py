@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from tdserve.base.config import ServerConfig
 from tdserve.base.errors import TDServeError
 from tdserve.base.ids import new_client_id
 from tdserve.client.content.columns import views
@@ -21,26 +22,12 @@ from tdserve.messages.content import write_layout
 from tdserve.messages.layout import Layout
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.settings import Settings
-from tdserve.server.adoption import Adoption
 from tdserve.server.creation import Creation
-from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.movers.remote import RemoteMover
-from tdserve.server.movers.surroundings import Surroundings
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.process_watch import Departures
+from tdserve.server.services import assemble
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.sessions.traffic import Traffic
-from tdserve.server.stores import Stores
-from tdserve.server.tables.changes import Changes
-from tdserve.server.tables.claims import Claiming
-from tdserve.server.tables.replays import Replays
-from tdserve.server.tables.rule_keys import RuleKeys
-from tdserve.server.tables.samples import Samples
-from tdserve.server.tensordicts.alterations import Alterations
-from tdserve.server.tensordicts.reads import Reads
-from tdserve.server.tensordicts.writes import Writes
-from tdserve.server.weights.publishing import Publishing
-from tdserve.server.weights.version_sender import VersionSender
 from tdserve.server.workers import DataWorker
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
@@ -117,31 +104,15 @@ class World:
         self.root = Root.acquire(self.path)
         self.db = CatalogDB(self.root.catalog_folder)
         self.departures = Departures(self.root.sessions_folder)
-        self.stores = Stores(self.root, self.db, self.departures, [self.worker])
-        self.stores.restore()
-        self.answers = CommittedAnswers(self.db)
-        self.traffic = Traffic()
-        self.writes = Writes(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
-        versions = VersionSender(self.stores, traffic=self.traffic)
-        self.relays = versions.relays
-        self.surroundings = Surroundings(
-            self.stores, values_worker=self.worker, writes=self.writes, versions=versions, traffic=self.traffic
-        )
+        config = ServerConfig(root=str(self.path), memory_limit_bytes=1 << 30, sync_interval_s=0.0)
+        services = assemble(config, self.root, self.db, self.departures, [self.worker])
+        self.services, self.traffic = services, services.traffic
+        self.stores, self.answers, self.surroundings = services.stores, services.answers, services.surroundings
+        self.reads, self.writes, self.alterations = services.reads, services.writes, services.alterations
+        self.adoption, self.publishing, self.relays = services.adoption, services.publishing, services.relays
+        self.replays, self.samples, self.changes = services.replays, services.samples, services.changes
         self.creation = Creation(self.stores, sessions=OPEN_SESSIONS)
-        self.reads = Reads()
-        self.adoption = Adoption(self.stores, self.answers, values_worker=self.worker)
-        self.alterations = Alterations(self.stores, self.answers, values_worker=self.worker)
-        rule_keys = RuleKeys()
-        self.samples = Samples(self.stores, rule_keys=rule_keys)
-        self.changes = Changes(self.stores, self.answers)
-        self.replays = Replays(
-            self.stores,
-            self.answers,
-            samples=self.samples,
-            rule_keys=rule_keys,
-            claiming=Claiming(self.stores, self.answers, traffic=self.traffic),
-        )
-        self.publishing = Publishing(self.stores, self.answers, versions=versions)
+        self.stores.restore()
 
     def close(self) -> None:
         """As after a stop."""

@@ -1,0 +1,118 @@
+"""What answers the requests of sessions, put together: for a control process, and for the tests of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tdserve.base.config import ServerConfig
+from tdserve.server.admission_budget import AdmissionBudget
+from tdserve.server.adoption import Adoption
+from tdserve.server.groups import Groups
+from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.movers.surroundings import Surroundings
+from tdserve.server.recovery.process_watch import Departures
+from tdserve.server.requests import Requests
+from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.stores import Stores
+from tdserve.server.syncing import Syncing
+from tdserve.server.tables.changes import Changes
+from tdserve.server.tables.claims import Claiming
+from tdserve.server.tables.dead_values import DeadValues
+from tdserve.server.tables.replays import Replays
+from tdserve.server.tables.rule_keys import RuleKeys
+from tdserve.server.tables.samples import Samples
+from tdserve.server.tensordicts.alterations import Alterations
+from tdserve.server.tensordicts.reads import Reads
+from tdserve.server.tensordicts.writes import Writes
+from tdserve.server.weights.publishing import Publishing
+from tdserve.server.weights.relays import Relays
+from tdserve.server.weights.version_sender import VersionSender
+from tdserve.server.workers import VALUES_WORKER, DataWorker
+from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.root import Root
+
+
+@dataclass(frozen=True)
+class Services:
+    """The parts, by what they are for: see each one's class.
+
+    Attributes:
+        surroundings: What the movers of sessions need.
+    """
+
+    stores: Stores
+    answers: CommittedAnswers
+    traffic: Traffic
+    held: AdmissionBudget
+    surroundings: Surroundings
+    reads: Reads
+    writes: Writes
+    alterations: Alterations
+    adoption: Adoption
+    claiming: Claiming
+    samples: Samples
+    replays: Replays
+    changes: Changes
+    publishing: Publishing
+    relays: Relays
+    groups: Groups
+    syncing: Syncing
+    requests: Requests
+
+
+def assemble(
+    config: ServerConfig, root: Root, db: CatalogDB, departures: Departures, workers: Sequence[DataWorker]
+) -> Services:
+    """Puts the parts together. Nothing is read or started yet."""
+    stores = Stores(root, db, departures, workers)
+    answers, traffic, held = CommittedAnswers(db), Traffic(), AdmissionBudget(config.memory_limit_bytes)
+    values_worker, rule_keys = workers[VALUES_WORKER], RuleKeys()
+    reads, changes, groups = Reads(), Changes(stores, answers), Groups()
+    writes = Writes(stores, answers, values_worker=values_worker, traffic=traffic)
+    alterations = Alterations(stores, answers, values_worker=values_worker)
+    adoption = Adoption(stores, answers, values_worker=values_worker, folders=config.adoptable)
+    claiming = Claiming(stores, answers, traffic=traffic)
+    samples = Samples(stores, rule_keys=rule_keys)
+    replays = Replays(stores, answers, samples=samples, rule_keys=rule_keys, claiming=claiming)
+    versions = VersionSender(stores, traffic=traffic)
+    publishing = Publishing(stores, answers, versions=versions)
+    syncing = Syncing(stores, interval_s=config.sync_interval_s, before=claiming.catch_up)
+    return Services(
+        stores=stores,
+        answers=answers,
+        traffic=traffic,
+        held=held,
+        surroundings=Surroundings(
+            stores, values_worker=values_worker, writes=writes, versions=versions, traffic=traffic
+        ),
+        reads=reads,
+        writes=writes,
+        alterations=alterations,
+        adoption=adoption,
+        claiming=claiming,
+        samples=samples,
+        replays=replays,
+        changes=changes,
+        publishing=publishing,
+        relays=versions.relays,
+        groups=groups,
+        syncing=syncing,
+        requests=Requests(
+            stores,
+            answers,
+            replays=replays,
+            samples=samples,
+            changes=changes,
+            reads=reads,
+            writes=writes,
+            alterations=alterations,
+            publishing=publishing,
+            relays=versions.relays,
+            groups=groups,
+            adoption=adoption,
+            dead_values=DeadValues(stores, values_worker),
+            held=held,
+            syncing=syncing,
+        ),
+    )
