@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.row_numbers import spread
 from tdserve.messages.selection.selection import from_message
 from tdserve.rules.replay.plans import RowsPlan
@@ -87,8 +88,9 @@ class LocalMover(Mover):
     async def get_rows(
         self, request: int, entry: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
     ) -> control_pb2.Done | None:
-        """Tells the client which rows to copy."""
-        accepted = accepted or control_pb2.Accepted()
+        """Tells the client which rows to copy. Raises RemoteProtocolError for one that waits for messages instead."""
+        if accepted is None:
+            raise RemoteProtocolError(expected="a sample that the client copies", received="one that comes in messages")
         accepted.uid = entry.record.uid
         accepted.rows, accepted.generations = await encode_plan(plan)
         for name, column in plan.columns.items():

@@ -62,8 +62,9 @@ def test_destination_when_rows_share_memory_then_refused() -> None:
 
 @pytest.mark.parametrize("num_live", [0, 100])
 def test_finish_posted_when_nothing_is_granted_now_then_none_else_the_content(
-    client: tdserve.Client, name: str, num_live: int
+    remote_client: tdserve.Client, name: str, num_live: int
 ) -> None:
+    client = remote_client  # a local one copies rows, and waits for none
     rows = TensorDict({"a": torch.ones(100, 300)}, [100])
     replay = client.create_replay(name, rows[0], 100)
     replay.extend(rows[:num_live])

@@ -17,9 +17,11 @@ from tdserve.base.errors import (
     DeadlineExceededError,
     NotSupportedError,
     PeerLostError,
+    RemoteProtocolError,
 )
 from tdserve.client.local.writes import put_rows
 from tdserve.control.status import encode_failure
+from tdserve.messages.content import rows_layout
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.messages.selection.selection import parse
 from tdserve.messages.value_columns import decode_block
@@ -285,6 +287,21 @@ def test_sample_when_the_client_is_local_then_it_is_told_which_rows_and_copies_t
 
     run(scenario())
     assert entry.replay_table().counts.samples == 4
+
+
+def test_sample_when_the_client_is_local_and_waits_for_messages_then_refused_and_nothing_is_counted(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
+    extend(world, run, entry, rows(10, 4))
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            sizes = rows_layout(entry.spec, 4, ()).message_nbytes
+            with pytest.raises(RemoteProtocolError, match="the client copies"):
+                await world.samples.sample(peer.session, 1, sampling(4, message_nbytes=sizes))
+
+    run(scenario())
+    assert entry.replay_table().counts.samples == 0
 
 
 def test_sample_when_the_client_cannot_read_values_then_they_come_along(world: World, run: Loop) -> None:
