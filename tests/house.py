@@ -33,6 +33,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "torch.distributed": ("transport", "examples"),
     "lmdb": ("store",),
     "mmap": ("store",),
+    "msgpack": ("values",),
     "os.environ": ("base",),
     "os.getenv": ("base",),
     "os.putenv": ("base",),

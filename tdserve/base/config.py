@@ -23,7 +23,7 @@ TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
 TRANSPORTS_HERE: tuple[TransportName, ...] = ("auto", "shm", "nccl", "gloo")
 """Those that this version has; the others are refused by name."""
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Raised when an old peer could misread a new one; a mismatch ends the session at Hello."""
 
 DEFAULT_PORT = 7707

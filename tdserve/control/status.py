@@ -17,7 +17,7 @@ from tdserve.base.errors import (
     UnauthenticatedError,
     error_classes,
 )
-from tdserve.v1 import content_pb2, control_pb2
+from tdserve.v1 import control_pb2
 
 NOBODY_THERE = "is a server running there? (tdserve serve ROOT)"
 
@@ -42,22 +42,22 @@ def decode_failure(failure: control_pb2.Failure) -> TDServeError:
     return cls(**{name: value for name, value in fields.items() if name in cls.defaults})
 
 
-def _encode_field(value: Field) -> content_pb2.Value:
+def _encode_field(value: Field) -> control_pb2.FailureField:
     if value is None:
-        return content_pb2.Value(none=True)
+        return control_pb2.FailureField(none=True)
     if isinstance(value, bool):
-        return content_pb2.Value(boolean=value)
+        return control_pb2.FailureField(boolean=value)
     if isinstance(value, int):
         in_range = -(2**63) <= value < 2**63
-        return content_pb2.Value(small_int=value) if in_range else content_pb2.Value(text=str(value))
+        return control_pb2.FailureField(integer=value) if in_range else control_pb2.FailureField(text=str(value))
     if isinstance(value, float):
-        return content_pb2.Value(real=value)
-    return content_pb2.Value(text=value.encode(errors="replace").decode())
+        return control_pb2.FailureField(real=value)
+    return control_pb2.FailureField(text=value.encode(errors="replace").decode())
 
 
-def _decode_field(value: content_pb2.Value) -> Field:
+def _decode_field(value: control_pb2.FailureField) -> Field:
     kind = value.WhichOneof("kind")
-    if kind in ("boolean", "small_int", "real", "text"):
+    if kind in ("boolean", "integer", "real", "text"):
         field: Field = getattr(value, kind)
         return field
     return None

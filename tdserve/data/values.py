@@ -20,11 +20,9 @@ from tdserve.store.spools import read_spooled
 from tdserve.structure import codec
 from tdserve.structure.tree import Path
 from tdserve.v1 import content_pb2, worker_pb2
+from tdserve.values.codec import NONE
 
 Elements = npt.NDArray[np.int64]
-
-_NOTHING = content_pb2.Value(none=True).SerializeToString()
-"""In place of a value that nobody will look at."""
 
 
 class ReadBlock(NamedTuple):
@@ -75,7 +73,7 @@ def _check_column(
     store.check_current()
     if store.spec.batch_size and _are_nobodys(store, path, rows if not per_row else _lacking(rows, values)):
         found = values if per_row else [None] * len(rows)
-        return ValueColumn(True, [_NOTHING if value is None else value for value in found])
+        return ValueColumn(True, [NONE if value is None else value for value in found])
     where = f"row {rows[values.index(None)]}" if per_row else "every row"
     raise CorruptDataError(path=str(store.folder), expected=f"a value of {path} at {where}", actual="none")
 

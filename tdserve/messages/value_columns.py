@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.v1 import control_pb2
-from tdserve.values.encoding import varint
 
 Buffer = bytes | bytearray | memoryview
 
@@ -152,6 +151,16 @@ def join(values: Sequence[Buffer], *, head_nbytes: int = 0) -> JoinedValues:
     return JoinedValues(b"".join(values), sizes)
 
 
+def _varint(number: int) -> bytes:
+    """A natural number as protobuf writes it."""
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
 def row_column(sizes: Sizes, parts: Sequence[Buffer]) -> list[Buffer]:
     """A serialised column with a value per row, in parts.
 
@@ -163,16 +172,16 @@ def row_column(sizes: Sizes, parts: Sequence[Buffer]) -> list[Buffer]:
     packed = sizes.astype("<u4").tobytes()
     inner = _PER_ROW
     if packed:
-        inner += bytes([_SIZES]) + varint(len(packed)) + packed
+        inner += bytes([_SIZES]) + _varint(len(packed)) + packed
     if nbytes:
-        inner += bytes([_JOINED]) + varint(nbytes)
-    return [bytes([_COLUMN]) + varint(len(inner) + nbytes) + inner, *parts]
+        inner += bytes([_JOINED]) + _varint(nbytes)
+    return [bytes([_COLUMN]) + _varint(len(inner) + nbytes) + inner, *parts]
 
 
 def common_column(value: bytes) -> list[Buffer]:
     """A serialised column with one value for all rows, in parts."""
-    inner = bytes([_VALUE]) + varint(len(value))
-    return [bytes([_COLUMN]) + varint(len(inner) + len(value)) + inner, value]
+    inner = bytes([_VALUE]) + _varint(len(value))
+    return [bytes([_COLUMN]) + _varint(len(inner) + len(value)) + inner, value]
 
 
 def encode_block(columns: Sequence[ValueColumn]) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import logging
 import os
 import secrets
 import shutil
@@ -20,19 +19,11 @@ from tdserve.store.environments import DATA_FILE as CATALOG_FILE, find_damage
 from tdserve.store.faults import free_bytes, os_faults
 from tdserve.store.files import sync_file
 
-FORMAT_VERSION = 2
-"""Version of the whole folder layout. A newer one is refused.
-
-1: the first. 2: values of several keys may lie together (``bundles``).
-"""
-
-_OLDER_VERSIONS = (1,)
-"""All that they have is in this one as it was: they become it when a server takes the root. There is no way back."""
+FORMAT_VERSION = 3
+"""Version of the whole folder layout. Every other one is refused."""
 
 ORPHANS_TIMEOUT_S = 10.0
 """Data workers of a server that was killed leave within milliseconds; one that hangs in the kernel may never."""
-
-_log = logging.getLogger("tdserve.store")
 
 _FORMAT_FILE = "tdserve.json"
 _LOCK_FILE = "tdserve.lock"
@@ -309,10 +300,7 @@ def _check_format(root: Path) -> str:
     except (ValueError, TypeError, KeyError) as fault:
         actual = repr(content[:80])
         raise CorruptDataError(path=str(path), expected="format_version and server_id", actual=actual) from fault
-    if type(version) is int and version in _OLDER_VERSIONS:
-        _write_format(path, server_id)  # before anything is written that an older tdserve does not know
-        _log.warning("%s was of format %s and is of format %s now", root, version, FORMAT_VERSION)
-    elif version != FORMAT_VERSION:
+    if version != FORMAT_VERSION:
         age = ", written by a newer tdserve" if isinstance(version, int) and version > FORMAT_VERSION else ""
         raise CorruptDataError(path=str(path), expected=f"format_version {FORMAT_VERSION}", actual=f"{version!r}{age}")
     return server_id

@@ -23,7 +23,8 @@ from tdserve.structure.stacks.packing import mark_exact, pack
 from tdserve.structure.state import PLAIN, mark_of
 from tdserve.structure.torch_private import FakeTensor, is_fake_parameter
 from tdserve.structure.torch_types import FROM_TORCH
-from tdserve.values.codec import check_values, encode_many
+from tdserve.values.codec import encode_many
+from tdserve.values.supported import check_values
 
 
 class LeafReader:

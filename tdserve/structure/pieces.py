@@ -19,11 +19,9 @@ from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.nodes import Ragged
 from tdserve.structure.torch_private import NestedTensor, jagged_parts
 from tdserve.structure.torch_types import to_torch
+from tdserve.values.codec import NONE
 
 Shapes = NDArray[np.int64]
-
-_NOTHING = b"\x08\x01"
-"""The message of None: what a row holds of a leaf that was not written."""
 
 _MAX_ELEMENTS = 2**62
 
@@ -235,8 +233,8 @@ def _split(blobs: Sequence[bytes], ragged: Ragged) -> JoinedValues:
         each: list[Any] = list(blobs) if blobs.heads else blobs.views()
     else:
         each = list(blobs)
-    if _NOTHING in each:
-        each = [blob_of_zeros(ragged) if blob == _NOTHING else blob for blob in each]
+    if NONE in each:
+        each = [blob_of_zeros(ragged) if blob == NONE else blob for blob in each]
     split = join([memoryview(blob) for blob in each], head_nbytes=header)
     if len(split.heads) != header * len(split):
         raise _no_piece(ragged)

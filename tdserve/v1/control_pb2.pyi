@@ -694,13 +694,27 @@ class Failure(_message.Message):
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
-        value: _content_pb2.Value
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_content_pb2.Value, _Mapping]] = ...) -> None: ...
+        value: FailureField
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[FailureField, _Mapping]] = ...) -> None: ...
     ERROR_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     error: str
-    fields: _containers.MessageMap[str, _content_pb2.Value]
-    def __init__(self, error: _Optional[str] = ..., fields: _Optional[_Mapping[str, _content_pb2.Value]] = ...) -> None: ...
+    fields: _containers.MessageMap[str, FailureField]
+    def __init__(self, error: _Optional[str] = ..., fields: _Optional[_Mapping[str, FailureField]] = ...) -> None: ...
+
+class FailureField(_message.Message):
+    __slots__ = ("none", "boolean", "integer", "real", "text")
+    NONE_FIELD_NUMBER: _ClassVar[int]
+    BOOLEAN_FIELD_NUMBER: _ClassVar[int]
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    REAL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    none: bool
+    boolean: bool
+    integer: int
+    real: float
+    text: str
+    def __init__(self, none: bool = ..., boolean: bool = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
 class JoinGroup(_message.Message):
     __slots__ = ("name", "world_size", "rank", "backend", "timeout_s", "epoch", "last_rank", "last_world_size", "device")

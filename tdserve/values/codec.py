@@ -1,7 +1,8 @@
 """Non-tensor values as bytes: each comes back as exactly what it was. No torch.
 
-A closed set of types always travels (see ``encode_bytes``). What is not in the set, subclasses included, is refused,
-unless both the writer and the reader said ``allow_pickle=True``: then the whole value is one pickle.
+A value is one MessagePack record; ``extensions`` has what MessagePack lacks. A closed set of types always travels (see
+``supported``). What is not in the set, subclasses included, is refused, unless both the writer and the reader said
+``allow_pickle=True``: then the whole value is one pickle.
 """
 
 from __future__ import annotations
@@ -9,91 +10,191 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tdserve.base.errors import NotSupportedError
-from tdserve.values import decoding, encoding, messages, pickled
+import msgpack
 
-_REMEDY = "tdserve.connect(..., allow_pickle=True)"
+from tdserve.base.errors import NotSupportedError, RemoteProtocolError
+from tdserve.messages.value_columns import Buffer, JoinedValues
+from tdserve.values import pickled
+from tdserve.values.extensions import decode_other, encode_other, unmark
+from tdserve.values.supported import ATOMS, REMEDY, check_values
 
+NONE = b"\xc0"
+"""The record of None."""
 
-def check_values(values: Sequence[Any], *, key: str = "") -> None:
-    """Raises what ``encode_many`` would raise about the types, without encoding.
+PICKLED = 0xC1
+"""First byte of a value that only ``pickled`` looks into; no MessagePack record begins with it."""
 
-    Raises:
-        NotSupportedError: Names ``key`` and the type.
-    """
-    if messages.ATOMS.issuperset(map(type, values)):
-        return
-    try:
-        for value in values:
-            messages.check_value(value, key=key)
-    except NotSupportedError as error:
-        raise _with_remedy(error) from None
+_MAX_BYTES = 2**31 - 1
+
+_MAX_SCANNED_BYTES = 2 * 1024 * 1024
+"""Before it is filled, a list takes memory by what the bytes say is its length: 80 KB at most, and 80 MB for as many
+lists as may be begun inside of one another. Records of fewer bytes than this are gone through first, which builds
+nothing and takes a tenth of the time; longer ones may cost so much."""
+
+_BUFFER_BYTES = 4096
+"""Of a packer to begin with; it grows."""
+
+_COMPARED = ATOMS - {float}
+"""Types of which equal values are the same: of floats -0.0 is not 0.0, and nan is nan."""
+
+_FAULTS = (ValueError, TypeError, RecursionError, msgpack.UnpackException)
+"""What hostile bytes lead to. TypeError is a key that cannot be hashed, ValueError text that is no UTF-8,
+RecursionError keys of tuples in tuples."""
 
 
 def encode_bytes(value: Any, *, key: str = "", allow_pickle: bool = False) -> bytes:
-    """The serialised message of a value.
+    """The record of a value.
 
     Args:
         value: None, bool, int, float, str, bytes, list, tuple, dict, a NumPy array or a NumPy scalar, of exactly that
-            type; containers may be nested (see ``messages.MAX_DEPTH``) and dicts may have any such keys.
+            type; containers may be nested (see ``supported.MAX_DEPTH``) and dicts may have any such keys. Or one of
+            ``supported.CONTAINER_TYPES``.
         key: Where the value lies, for the message of an error.
         allow_pickle: Whether any other value is pickled instead of refused.
 
     Raises:
         NotSupportedError: Names ``key`` and the type; or the value has 2 GiB or more. Nothing was changed.
     """
-    try:
-        return encoding.encode(value, key=key)
-    except NotSupportedError as error:
-        if not allow_pickle:
-            raise _with_remedy(error) from None
-    return encoding.pickled(pickled.dump(value, key=key), key=key)
-
-
-def decode_bytes(data: bytes, *, key: str = "", allow_pickle: bool = False) -> Any:
-    """The value of a serialised message, equal in type and content to the encoded one; arrays are fresh and writable.
-
-    Args:
-        data: The message.
-        key: Where the value lies, for the message of an error.
-        allow_pickle: Whether a pickled value is unpickled, which runs code that the bytes choose.
-
-    Raises:
-        RemoteProtocolError: The bytes are no such message.
-        NotSupportedError: The value is pickled, and ``allow_pickle`` is False, or it cannot be unpickled here.
-    """
-    if not data or data[0] != decoding.PICKLED:
-        return decoding.decode(data)
-    if not allow_pickle:
-        raise NotSupportedError(
-            feature=f"the value at key {key!r}", reason=f"it was pickled by its writer; to unpickle it, use {_REMEDY}"
-        )
-    return pickled.load(decoding.pickled_content(data), key=key)
-
-
-def is_same(left: Any, right: Any) -> bool:
-    """Whether two values are equal in type and content; False for those that only a pickle could carry."""
-    try:
-        return encoding.encode(left) == encoding.encode(right)
-    except NotSupportedError:
-        return False
+    return encode_many((value,), key=key, allow_pickle=allow_pickle)[0]
 
 
 def encode_many(values: Sequence[Any], *, key: str = "", allow_pickle: bool = False) -> list[bytes]:
     """``encode_bytes`` of each."""
-    blobs = encoding.encode_common(values)
-    if blobs is not None:
-        return blobs
-    return [encode_bytes(value, key=key, allow_pickle=allow_pickle) for value in values]
+    try:
+        check_values(values, key=key)
+        return _pack(values, key)
+    except NotSupportedError:
+        if not allow_pickle:
+            raise
+    if len(values) > 1:
+        return [encode_bytes(value, key=key, allow_pickle=True) for value in values]
+    return [_check_size(bytes([PICKLED]) + pickled.dump(value, key=key), key) for value in values]
+
+
+def decode_bytes(data: Buffer, *, key: str = "", allow_pickle: bool = False) -> Any:
+    """The value of a record, equal in type and content to the encoded one; arrays are fresh and writable.
+
+    Args:
+        data: The record.
+        key: Where the value lies, for the message of an error.
+        allow_pickle: Whether a pickled value is unpickled, which runs code that the bytes choose.
+
+    Raises:
+        RemoteProtocolError: The bytes are no such record.
+        NotSupportedError: The value is pickled, and ``allow_pickle`` is False, or it cannot be unpickled here.
+    """
+    if not data or data[0] != PICKLED:
+        return _read_long(data) if len(data) > _MAX_SCANNED_BYTES else _read((data,), (len(data),))[0]
+    if not allow_pickle:
+        raise NotSupportedError(
+            feature=f"the value at key {key!r}", reason=f"it was pickled by its writer; to unpickle it, use {REMEDY}"
+        )
+    return pickled.load(memoryview(data)[1:], key=key)
 
 
 def decode_many(blobs: Sequence[bytes], *, key: str = "", allow_pickle: bool = False) -> list[Any]:
-    """``decode_bytes`` of each."""
-    values = decoding.decode_common(blobs)
-    if values is not None:
-        return values
-    return [decode_bytes(data, key=key, allow_pickle=allow_pickle) for data in blobs]
+    """``decode_bytes`` of each; together, where they are not large and none is pickled."""
+    parts: Sequence[Buffer] = blobs
+    if isinstance(blobs, JoinedValues) and not blobs.heads:
+        sizes, nbytes = blobs.sizes.tolist(), int(blobs.sizes.sum())
+        parts = blobs.views() if nbytes > _MAX_SCANNED_BYTES else blobs.parts()
+    else:
+        sizes = list(map(len, blobs))
+        nbytes = sum(sizes)
+    if nbytes <= _MAX_SCANNED_BYTES:
+        try:
+            return _read(parts, sizes)
+        except RemoteProtocolError:
+            parts = blobs  # pickled, or damaged: each by itself
+    return [decode_bytes(data, key=key, allow_pickle=allow_pickle) for data in parts]
 
 
-def _with_remedy(error: NotSupportedError) -> NotSupportedError:
-    return NotSupportedError(feature=error.feature, reason=f"{error.reason}; or use {_REMEDY}")
+def is_same(left: Any, right: Any) -> bool:
+    """Whether two values are equal in type and content; False for those that only a pickle could carry."""
+    if type(left) is not type(right):
+        return False
+    if type(left) in _COMPARED:
+        return bool(left == right)
+    try:
+        return encode_many((left,)) == encode_many((right,))
+    except NotSupportedError:
+        return False
+
+
+def _pack(values: Sequence[Any], key: str) -> list[bytes]:
+    # a packer of its own for each call: other threads may run while it asks for what it does not know
+    pack = msgpack.Packer(
+        default=encode_other, strict_types=True, unicode_errors="surrogatepass", buf_size=_BUFFER_BYTES
+    ).pack
+    try:
+        return [_check_size(data, key) for data in map(pack, values)]
+    except (ValueError, OverflowError) as error:
+        raise NotSupportedError(
+            feature=f"the value at key {key!r}", reason=f"MessagePack cannot carry it: {error}"
+        ) from None
+
+
+def _check_size(data: bytes, key: str) -> bytes:
+    if len(data) > _MAX_BYTES:
+        raise NotSupportedError(feature=f"the value at key {key!r}", reason=f"{len(data)} bytes are 2 GiB or more")
+    return data
+
+
+def _read(parts: Sequence[Buffer], sizes: Sequence[int]) -> list[Any]:
+    """The values of records that lie one after the other in these parts, however those are cut.
+
+    Raises:
+        RemoteProtocolError: They are none, or do not end where the sizes say.
+    """
+    content = parts[0] if len(parts) == 1 else b"".join(parts)
+    room = max(len(content), 1)
+    reader = msgpack.Unpacker(read_size=room, max_buffer_size=room, **_OPTIONS)
+    end = 0
+    try:
+        reader.feed(content)
+        for size in sizes:
+            reader.skip()
+            end += size
+            if reader.tell() != end:
+                raise _no_record(f"one of other than {size} bytes")
+        reader.feed(content)
+        values = list(reader)
+    except _FAULTS as error:
+        raise _no_record(f"{type(error).__name__}: {error}") from None
+    return _check_read(values)
+
+
+def _read_long(data: Buffer) -> Any:
+    try:
+        value = msgpack.unpackb(data, **_OPTIONS)
+    except _FAULTS as error:
+        raise _no_record(f"{type(error).__name__}: {error}") from None
+    return _check_read([value])[0]
+
+
+def _check_read(values: list[Any]) -> list[Any]:
+    try:
+        check_values(values)
+    except NotSupportedError as error:
+        raise _no_record(f"{error.feature}: {error.reason}") from None
+    return values
+
+
+def _read_dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise RemoteProtocolError(expected="keys that differ", received=f"{len(pairs)} with duplicates")
+    return found
+
+
+_OPTIONS: dict[str, Any] = {
+    "strict_map_key": False,
+    "unicode_errors": "surrogatepass",
+    "ext_hook": decode_other,
+    "list_hook": unmark,
+    "object_pairs_hook": _read_dict,
+}
+
+
+def _no_record(received: str) -> RemoteProtocolError:
+    return RemoteProtocolError(expected="a value", received=received[:200])

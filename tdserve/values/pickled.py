@@ -27,7 +27,7 @@ def dump(value: Any, *, key: str = "") -> bytes:
         raise _refusal(f"pickling a {_name(value)} at key {key!r}", error) from None
 
 
-def load(content: bytes, *, key: str = "") -> Any:
+def load(content: bytes | memoryview, *, key: str = "") -> Any:
     """The value of a pickle. Runs whatever code the pickle names.
 
     Raises:

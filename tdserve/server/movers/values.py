@@ -14,6 +14,7 @@ from tdserve.server.staging_names import StagingNames
 from tdserve.server.workers import DataWorker
 from tdserve.structure.tree import Path
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+from tdserve.values.codec import NONE
 
 
 class ValueWrites:
@@ -69,5 +70,5 @@ def _nothing_for(lacking: Sequence[Path]) -> bytes:
     """None for each of them: what another row had in this place is nobody's business."""
     block = control_pb2.ValueBlock()
     for _ in lacking:
-        block.columns.add(values=[content_pb2.Value(none=True).SerializeToString()])
+        block.columns.add(values=[NONE])
     return block.SerializeToString()

@@ -16,7 +16,7 @@ from tdserve.structure.tensordict_private import fields_beside, stored_fields
 from tdserve.structure.torch_types import from_torch
 from tdserve.structure.tree import Path, Spec
 from tdserve.values.codec import is_same
-from tdserve.values.messages import ATOMS
+from tdserve.values.supported import ATOMS
 
 _AS_THEY_ARE = ATOMS | {dict, list, tuple}
 

@@ -26,7 +26,7 @@ signal.pause()
 
 def test_root_when_new_then_has_its_files_and_folders(tmp_path: Path) -> None:
     root = Root.acquire(tmp_path / "a" / "b")
-    assert json.loads((root.path / "tdserve.json").read_text()) == {"format_version": 2, "server_id": root.server_id}
+    assert json.loads((root.path / "tdserve.json").read_text()) == {"format_version": 3, "server_id": root.server_id}
     assert root.catalog_folder.is_dir()
     assert root.sessions_folder.is_dir()
     assert root.store_folder("x").parent.is_dir()
@@ -71,7 +71,8 @@ def test_root_when_held_in_this_process_then_the_later_address_is_named(tmp_path
 @pytest.mark.parametrize(
     "content",
     [
-        '{"format_version": 3, "server_id": "x"}',
+        '{"format_version": 2, "server_id": "x"}',
+        '{"format_version": 4, "server_id": "x"}',
         '{"format_version": true, "server_id": "x"}',
         "{",
         "[]",
@@ -84,17 +85,6 @@ def test_root_when_format_is_unknown_then_is_refused_and_not_held(tmp_path: Path
         with pytest.raises(CorruptDataError, match="format_version"):
             Root.acquire(tmp_path)
     assert (tmp_path / "tdserve.json").read_text() == content
-
-
-def test_root_when_of_format_1_then_is_of_format_2_from_now_on(tmp_path: Path) -> None:
-    root = Root.acquire(tmp_path)
-    root.release()
-    told = {"format_version": 1, "server_id": root.server_id}
-    (tmp_path / "tdserve.json").write_text(json.dumps(told))
-    taken = Root.acquire(tmp_path)
-    assert taken.server_id == root.server_id
-    assert json.loads((tmp_path / "tdserve.json").read_text()) == {**told, "format_version": 2}
-    taken.release()
 
 
 def test_root_when_its_format_file_is_lost_then_is_refused(tmp_path: Path) -> None:

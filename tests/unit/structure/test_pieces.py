@@ -12,6 +12,7 @@ from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
 from tdserve.messages.value_columns import ValueColumn, decode_block, encode_block, join
 from tdserve.structure.nodes import Form, Ragged
 from tdserve.structure.pieces import Pieces, blob_of_zeros, jagged, pieces_of_jagged
+from tdserve.values.codec import NONE
 from tests.unit.structure.ragged import CASES, check_same, jagged as nested
 
 TENSORS = [torch.arange(6.0).view(3, 2), torch.empty(0, 2), torch.ones(1, 2)]
@@ -67,7 +68,7 @@ def test_split_when_asked_for_then_the_blobs_without_a_copy() -> None:
 @pytest.mark.parametrize("head_nbytes", [0, 8, 16])
 def test_from_blobs_when_they_are_joined_then_the_same(head_nbytes: int) -> None:
     blobs = Pieces.of(TENSORS, RAGGED).blobs()
-    for values in (blobs, [*blobs, b"\x08\x01"], [blobs[1]] * 2, []):
+    for values in (blobs, [*blobs, NONE], [blobs[1]] * 2, []):
         found = Pieces.from_blobs(join(values, head_nbytes=head_nbytes), RAGGED)
         assert found.blobs() == Pieces.from_blobs(values, RAGGED).blobs()
         found.whole()[0].zero_()  # it may be written to
@@ -96,7 +97,7 @@ def test_from_blobs_when_joined_bytes_are_no_elements_then_refuses() -> None:
 
 
 def test_from_blobs_when_nothing_was_written_then_empty() -> None:
-    pieces = Pieces.from_blobs([b"\x08\x01", blob_of_zeros(RAGGED)], RAGGED)
+    pieces = Pieces.from_blobs([NONE, blob_of_zeros(RAGGED)], RAGGED)
     assert shapes(pieces) == [(0, 2), (0, 2)]
 
 

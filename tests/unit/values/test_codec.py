@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import enum
+import struct
+import tracemalloc
 from collections import OrderedDict, namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
@@ -11,8 +14,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
-from tdserve.values.codec import check_values, decode_bytes, decode_many, encode_bytes, encode_many, is_same
-from tdserve.values.decoding import PICKLED
+from tdserve.messages.value_columns import JoinedValues, sizes_of
+from tdserve.values.codec import NONE, PICKLED, decode_bytes, decode_many, encode_bytes, encode_many, is_same
+from tdserve.values.extensions import TUPLE
+from tdserve.values.supported import check_values
 from tests.unit.structure.strategies import same_value, values
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the kind without annotations is the subclass under test
@@ -108,13 +113,13 @@ def test_dict_when_a_key_is_of_another_type_then_is_refused() -> None:
         check_values([{Colour(1): 1}])
 
 
-@pytest.mark.parametrize(("wrap", "depth"), [(lambda v: [v], 44), (lambda v: (v,), 44), (lambda v: {"k": v}, 29)])
+@pytest.mark.parametrize(("wrap", "depth"), [(lambda v: [v], 64), (lambda v: (v,), 64), (lambda v: {"k": v}, 64)])
 def test_containers_when_nested_to_the_limit_then_travel_and_beyond_it_are_refused(wrap: Any, depth: int) -> None:
     value: Any = 1
     for _ in range(depth):
         value = wrap(value)
     assert decode_bytes(encode_bytes(value)) == value
-    too_deep = wrap(wrap(value))
+    too_deep = wrap(value)
     with pytest.raises(NotSupportedError, match="nested too deep"):
         encode_bytes(too_deep)
 
@@ -146,22 +151,142 @@ def test_many_when_one_does_not_travel_then_key_is_named() -> None:
 def test_decode_when_bytes_are_damaged_then_raises_only_the_peers_error(data: st.DataObject) -> None:
     wire = bytearray(encode_bytes(data.draw(values)))
     for _ in range(data.draw(st.integers(0, 3))):
-        wire[data.draw(st.integers(0, len(wire) - 1))] = data.draw(st.integers(0, 255))
+        place = data.draw(st.integers(0, len(wire) - 1))
+        if data.draw(st.booleans()):
+            wire[place] = data.draw(st.integers(0, 255))
+        else:
+            wire[place:place] = data.draw(st.binary(max_size=2))
+    check_hostile(bytes(wire[: data.draw(st.integers(0, len(wire)))]))
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=60))
+def test_decode_when_bytes_are_random_then_raises_only_the_peers_error(wire: bytes) -> None:
+    check_hostile(wire)
+
+
+def check_hostile(wire: bytes) -> None:
+    """Bytes are refused with our errors, or are a value that travels again."""
     try:
-        decode_bytes(bytes(wire))
+        value = decode_bytes(wire)
     except RemoteProtocolError:
         return
     except NotSupportedError:
         assert wire[0] == PICKLED
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=40).filter(lambda wire: not wire.startswith(bytes([PICKLED]))))
-def test_decode_when_bytes_are_random_then_raises_only_the_peers_error(wire: bytes) -> None:
-    try:
-        decode_bytes(wire)
-    except RemoteProtocolError:
         return
+    assert same_value(decode_bytes(encode_bytes(value)), value)
+    with pytest.raises(RemoteProtocolError):
+        decode_many([wire, wire + b"\xc0"])
+
+
+MARK = bytes([0xC7, 0, TUPLE])
+"""What a tuple's list begins with."""
+
+TIMESTAMP = b"\xd6\xff\x00\x00\x00\x01"
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        b"",
+        b"\xc0\xc0",
+        b"\xa3ab",
+        b"\xa1\xff",  # no UTF-8
+        b"\x91\xc1",
+        b"\x91\xc1\x80\x05N.",  # a pickle inside of another value
+        b"\x82\x01\xc0\x01\xc0",  # a key twice
+        b"\x82\x01\xc0\xc3\xc0",  # True is 1
+        b"\x81\x90\xc0",  # a list as key
+        b"\x81\x80\xc0",
+        b"\x81\x92" + MARK + b"\x90\xc0",  # a tuple of a list as key
+        MARK,
+        b"\x92\x01" + MARK,
+        b"\x92" + MARK + MARK,
+        b"\x81" + MARK + b"\xc0",
+        b"\x81\xc0" + MARK,
+        b"\x91\xd4\x02\x00",  # a mark with content
+        b"\xd4\x00\x00",
+        b"\xd4\x63\x00",
+        TIMESTAMP,
+        b"\x81" + TIMESTAMP + b"\xc0",
+        b"\xd6\xff\xff\xff",
+        b"\xc7\x03\xff\x00\x00\x00",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x03",
+        b"\x91" * 65 + b"\xc0",
+        b"\x91" * 5000 + b"\xc0",
+        b"\x81" * 5000 + b"\xc0" * 5001,
+        (b"\x81\x92" + MARK) * 600 + b"\xc0" * 601,  # tuples in keys of keys
+        (b"\x92" + MARK) * 65 + b"\xc0",
+    ],
+)
+def test_decode_when_record_is_hostile_then_raises_the_peers_error_also_among_others(wire: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_bytes(wire)
+    with pytest.raises(RemoteProtocolError):
+        decode_many([encode_bytes("x"), wire])
+
+
+def test_decode_when_a_record_ends_inside_of_the_next_then_is_refused() -> None:
+    first, second = encode_bytes("one"), encode_bytes("two")
+    whole = first + second
+    for cut in (0, 1, len(first) - 1, len(first) + 1, len(whole)):
+        with pytest.raises(RemoteProtocolError):
+            decode_many([whole[:cut], whole[cut:]])
+
+
+@pytest.mark.parametrize("length", [100, 10_000, 100_000, 3_000_000])
+def test_decode_when_lists_begin_in_lists_then_takes_no_more_memory_than_the_bytes_justify(length: int) -> None:
+    wire = (b"\xdd" + length.to_bytes(4, "big")) * 1000 + bytes(length)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError):
+            decode_bytes(wire)
+        with pytest.raises(RemoteProtocolError):
+            decode_many([b"\xc0", wire])
+        assert tracemalloc.get_traced_memory()[1] < 64 * len(wire) + 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_when_large_or_in_one_buffer_then_are_what_each_is() -> None:
+    several = [np.zeros(300_000), "x", {"k": bytes(100)}]
+    blobs = encode_many(several)
+    joined = JoinedValues(b"before" + b"".join(blobs), sizes_of(blobs), begins=6)
+    assert same_value(decode_many(blobs), several)
+    assert same_value(decode_many(joined), several)
+    few = blobs[1:]
+    assert same_value(decode_many(few), several[1:])
+    assert same_value(decode_many(JoinedValues(b"".join(few), sizes_of(few))), several[1:])
+    begins = np.array([len(few[1]) + 3, 0], np.int64)
+    assert same_value(decode_many(JoinedValues(few[1] + b"..." + few[0], sizes_of(few), begins=begins)), several[1:])
+    assert decode_many([]) == []
+    assert decode_many(JoinedValues(b"", sizes_of([]))) == []
+
+
+def test_many_when_some_are_pickled_then_all_come_back() -> None:
+    several = ["x", {1}, [1.5]]
+    assert decode_many(encode_many(several, allow_pickle=True), allow_pickle=True) == several
+
+
+def test_record_of_none_when_written_then_is_the_one_that_others_compare_with() -> None:
+    assert encode_bytes(None) == NONE
+
+
+@pytest.mark.parametrize("bits", [0x7FF8DEAD0000BEEF, 0xFFF8000000000001, 0x7FF0000000000001])
+def test_float_when_not_a_number_then_keeps_its_bits(bits: int) -> None:
+    (value,) = struct.unpack("<d", struct.pack("<Q", bits))
+    assert struct.pack("<d", decode_bytes(encode_bytes(value))) == struct.pack("<Q", bits)
+
+
+def test_values_when_encoded_by_many_threads_then_do_not_mix() -> None:
+    several = [[("t", number), {"k": np.full(50, number)}, 2**70 + number] for number in range(50)]
+    with ThreadPoolExecutor(8) as pool:
+        for blobs in pool.map(lambda _: encode_many(several), range(40)):
+            assert same_value(decode_many(blobs), several)
 
 
 @pytest.mark.parametrize("value", [{1}, torch.float32, [1, (Fraction(1, 3), {"k": Pair(1, 2)})], Text("x"), 1j])
@@ -193,14 +318,23 @@ def test_list_when_it_contains_itself_and_pickle_is_allowed_then_comes_back_so()
     assert found[0] is found
 
 
-@pytest.mark.parametrize("content", [b"", b"\x72", b"\x72\x05ab", b"\x72\x02xx\x08\x01"])
+@pytest.mark.parametrize("content", [b"", b"\xc1", b"\xc1ab", b"\xc1\x80\x05", b"\xc0\xc1"])
 def test_pickled_when_bytes_are_damaged_then_raises_only_our_errors(content: bytes) -> None:
     with pytest.raises((RemoteProtocolError, NotSupportedError)):
         decode_bytes(content, allow_pickle=True)
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "same"), [(1, 1, True), (1, True, False), ([1.0], [1], False), ({1}, {1}, False)]
+    ("left", "right", "same"),
+    [
+        (1, 1, True),
+        (1, True, False),
+        ([1.0], [1], False),
+        ({1}, {1}, False),
+        (0.0, -0.0, False),
+        (float("nan"), float("nan"), True),
+        ((1,), [1], False),
+    ],
 )
 def test_same_when_asked_then_type_and_content_count(left: Any, right: Any, same: bool) -> None:
     assert is_same(left, right) is same

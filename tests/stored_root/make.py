@@ -1,11 +1,7 @@
-"""Writes ``root.tar.gz`` beside this file: a root folder of format 1, by the tdserve that is installed.
+"""Writes ``root.tar.gz`` beside this file: a root folder as this tdserve writes it.
 
-It was run once, with tdserve as of commit 21ec268, the first that was released::
-
-    git worktree add --detach /tmp/old 21ec268 && cp -r tests/format_1 /tmp/old/tests/
-    cd /tmp/old && python -m tests.format_1.make && cp tests/format_1/root.tar.gz WHERE_THIS_FILE_IS
-
-The file stays as it is for as long as format 1 is to be read; a new format gets a folder of its own.
+It is run when ``FORMAT_VERSION`` moves, and only then: ``python -m tests.stored_root.make``. Whatever else changes has
+to read what lies there.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tests.format_1 import stored
+from tests.stored_root import stored
 
 TARGET = Path(__file__).with_name("root.tar.gz")
 

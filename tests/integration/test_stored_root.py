@@ -1,6 +1,6 @@
-"""A root folder that an older tdserve has written is served by this one, whole, and goes on being written.
+"""A root folder that was written when its format was new is served, whole, and goes on being written.
 
-What lies in ``tests/format_1`` was made by the first release: see ``make.py`` there.
+It lies in ``tests/stored_root``, and is made anew when the format moves: see ``make.py`` there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tests.format_1 import make, stored
+from tests.stored_root import make, stored
 from tests.unit.structure.strategies import difference
 
 pytestmark = pytest.mark.integration
@@ -35,7 +35,7 @@ def unpacked(root: Path) -> Path:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
     """Serves such a copy; no test of this module changes a store, but the last, which has a server of its own."""
-    with tdserve.Server(unpacked(tmp_path_factory.mktemp("old")), port=0) as started:
+    with tdserve.Server(unpacked(tmp_path_factory.mktemp("stored")), port=0) as started:
         yield started
 
 
@@ -60,7 +60,7 @@ def check_rows(found: Any, first: int, last: int) -> None:
     assert list(found["t"]) == [f"text {number}" for number in range(first, last)]
 
 
-def test_root_when_of_format_1_then_all_stores_are_listed_and_described(client: tdserve.Client) -> None:
+def test_root_when_stored_then_all_stores_are_listed_and_described(client: tdserve.Client) -> None:
     assert client.stores() == ["no rows", "policy", "queue", "replay", "tensordict"]
     described = {name: client.describe(name) for name in client.stores()}
     assert [each.kind for each in described.values()] == ["tensordict", "weights", "replay", "replay", "tensordict"]
@@ -70,7 +70,7 @@ def test_root_when_of_format_1_then_all_stores_are_listed_and_described(client: 
     assert [each.metadata for each in described["policy"].versions] == [{"step": 1}, {"step": 2}]
 
 
-def test_tensordict_when_of_format_1_then_comes_back_as_it_went_in(client: tdserve.Client) -> None:
+def test_tensordict_when_stored_then_comes_back_as_it_went_in(client: tdserve.Client) -> None:
     assert difference(stored.tensordict(16.0), client.load_memmap("tensordict")) is None
     some = client["tensordict"][1:3]
     assert torch.equal(some["small"].float(), stored.tensordict(16.0)["small"].float()[1:3])
@@ -78,7 +78,7 @@ def test_tensordict_when_of_format_1_then_comes_back_as_it_went_in(client: tdser
     assert difference(TensorDict({"scalar": torch.tensor(2.5), "t": "x"}, []), client.load_memmap("no rows")) is None
 
 
-def test_weights_when_of_format_1_then_both_versions_are_there(client: tdserve.Client) -> None:
+def test_weights_when_stored_then_both_versions_are_there(client: tdserve.Client) -> None:
     newest = client.latest("policy")
     assert newest is not None
     assert (newest.version, newest.metadata) == (2, {"step": 2})
@@ -86,7 +86,7 @@ def test_weights_when_of_format_1_then_both_versions_are_there(client: tdserve.C
     assert difference(stored.weights(1), client.version("policy", 1).data) is None
 
 
-def test_replay_when_of_format_1_then_rows_settings_and_priorities_are_kept(client: tdserve.Client) -> None:
+def test_replay_when_stored_then_rows_settings_and_priorities_are_kept(client: tdserve.Client) -> None:
     replay = client.replay("replay", timeout_s=0)
     assert len(replay) == stored.CAPACITY
     check_rows(live_rows(replay), stored.NUM_INSERTED - stored.CAPACITY, stored.NUM_INSERTED)
@@ -98,7 +98,7 @@ def test_replay_when_of_format_1_then_rows_settings_and_priorities_are_kept(clie
     assert settings["policy"] == "policy"
 
 
-def test_queue_when_of_format_1_then_what_nobody_took_waits(client: tdserve.Client) -> None:
+def test_queue_when_stored_then_what_nobody_took_waits(client: tdserve.Client) -> None:
     queue = client.queue("queue", timeout_s=0)
     with pytest.raises(InterruptedError):
         _look(queue)  # they are given back
@@ -110,7 +110,7 @@ def _look(queue: Any) -> None:
         raise InterruptedError
 
 
-def test_folder_when_of_format_1_then_opens_with_plain_tensordict(server: tdserve.Server) -> None:
+def test_folder_when_stored_then_opens_with_plain_tensordict(server: tdserve.Server) -> None:
     found = TensorDict.load_memmap(Path(server.config.root, "stores/tensordict/rows"), allow_pickle=False)
     assert torch.equal(found["obs"], stored.tensordict(16.0)["obs"])
 

@@ -1,0 +1,97 @@
+"""Which values travel without a pickle: a closed set of types, each coming back as exactly what it was. No torch.
+
+What is not in the set is refused, subclasses too: a value that came back as something else would be worse.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Collection, Iterable
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from tdserve.base.errors import NotSupportedError
+
+MAX_DEPTH = 64
+"""Containers inside of one another. MessagePack's own limits are far beyond, Python's recursion is not."""
+
+ATOMS = frozenset({type(None), bool, int, float, str, bytes})
+"""Types that always travel and hold nothing else."""
+
+CONTAINER_TYPES: dict[str, type] = {
+    kind.__name__: kind for kind in (dict, list, tuple, collections.OrderedDict, collections.defaultdict)
+}
+"""Types that travel themselves, by name: what ``TensorDict.from_pytree`` notes of containers. No others ever do: what
+the wire names is never imported."""
+
+TYPE_NAMES = {kind: name for name, kind in CONTAINER_TYPES.items()}
+
+REMEDY = "tdserve.connect(..., allow_pickle=True)"
+
+_CONTAINERS = frozenset({list, tuple, dict})
+
+_ARRAY_KINDS = frozenset("biufcSUMm")
+"""NumPy's dtype.kind of arrays and scalars that are their bytes: no objects, no pointers, no fields."""
+
+UNPORTABLE = frozenset("gG")
+"""NumPy's dtype.char of long double and its complex: their bytes mean something else on another machine."""
+
+_MANY = 10_000
+"""A level of more containers than that may be the same few, many times over."""
+
+
+def check_values(values: Collection[Any], *, key: str = "") -> None:
+    """Raises where a value does not travel; goes through all of them level by level, which takes no call for each.
+
+    Args:
+        values: What is asked about.
+        key: Where they lie, for the message of an error.
+
+    Raises:
+        NotSupportedError: Names ``key`` and the type.
+    """
+    level: Collection[Any] = values
+    kinds = set(map(type, level))
+    for _ in range(MAX_DEPTH + 1):
+        if ATOMS.issuperset(kinds):
+            return
+        for kind in kinds - ATOMS - _CONTAINERS:
+            for value in level:
+                if type(value) is kind:
+                    _check_other(value, key)
+        held = [value for value in level if type(value) in _CONTAINERS] if kinds - _CONTAINERS else level
+        if len(held) > _MANY:
+            held = list({id(value): value for value in held}.values())
+        kinds = set(map(type, _content(held)))
+        level = [] if ATOMS.issuperset(kinds) else list(_content(held))
+    raise _refusal(f"the value at key {key!r}", "its containers are nested too deep")
+
+
+def _content(containers: Collection[Any]) -> Iterable[Any]:
+    """What containers hold, the keys of dicts too."""
+    found = chain.from_iterable(containers)  # of a dict its keys
+    dicts = [value for value in containers if type(value) is dict]
+    return chain(found, chain.from_iterable(map(dict.values, dicts))) if dicts else found
+
+
+def _check_other(value: Any, key: str) -> None:
+    kind = type(value)
+    if kind is type and value in TYPE_NAMES:
+        return
+    if kind is not np.ndarray and not (isinstance(value, np.generic) and kind.__module__ == "numpy"):
+        reason = "None, bool, int, float, str, bytes, list, tuple, dict, NumPy arrays and scalars travel; convert it"
+        raise _refusal(f"a {kind.__module__}.{kind.__qualname__} at key {key!r}", reason)
+    if value.dtype.kind not in _ARRAY_KINDS or value.dtype.char in UNPORTABLE or _is_hollow(value):
+        reason = "arrays of numbers, bool, str, bytes, datetime64 and timedelta64 travel"
+        raise _refusal(f"a NumPy value of dtype {value.dtype} at key {key!r}", reason)
+
+
+def _is_hollow(value: Any) -> bool:
+    # arrays of strings without characters hold no bytes, so that no bytes could vouch for their number
+    return type(value) is np.ndarray and value.dtype.itemsize == 0
+
+
+def _refusal(feature: str, reason: str) -> NotSupportedError:
+    return NotSupportedError(feature=feature, reason=f"{reason}; or use {REMEDY}")
