@@ -12,6 +12,7 @@ import torch
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     InvalidRequestError,
+    SelectionError,
     SpecMismatchError,
     StoreNotFoundError,
     TooLargeError,
@@ -277,7 +278,7 @@ class TableHandle(TableRows, ByAddress):
             array = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
             if array.dtype != np.bool_:
                 shape = array.shape
-                encode(index, batch_size=(self._client.describe(self.name).capacity,), store=self.name)
+                self._check_index(index)
                 if array.size > MAX_MESSAGE_ROWS:
                     numbers = array.reshape(-1)
                     begins = range(0, array.size, MAX_MESSAGE_ROWS)
@@ -287,6 +288,12 @@ class TableHandle(TableRows, ByAddress):
         if shape is None or len(shape) == 1:
             return found
         return found[0] if shape == () else found.reshape(*shape)
+
+    def _check_index(self, index: Any) -> None:
+        try:
+            encode(index, batch_size=(self.capacity,), store=self.name)
+        except SelectionError:  # another table may have taken the name
+            encode(index, batch_size=(self._client.describe(self.name).capacity,), store=self.name)
 
     def _read(self, index: Any, deadline: Deadline) -> Any:
         selection = parse(index, store=self.name)
