@@ -15,7 +15,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from tdserve.base.errors import CorruptDataError
 from tdserve.bench.figures import Figure, Scale, Target
 from tdserve.bench.floors import MEMCPY, memcpy_ring
-from tdserve.bench.measure import Pacing, Task
+from tdserve.bench.measure import Pacing, Task, timed_round
 from tdserve.bench.options import Wire
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.replay_rounds import (
@@ -139,7 +139,13 @@ POOL_ROWS = 1_024
 NUM_EXTENDS_UNDER_WAY = 8
 """As many as batches in a pipeline of samples."""
 
+NUM_MESSAGES = 5
+
 STORE = "chat"
+DIALOGUES = "dialogues"
+
+Dialogue = list[dict[str, str]]
+"""The messages of one chat."""
 
 WRITTEN: dict[Wire, Target] = {"gloo": Target("at least", 38_000), "shm": Target("at least", 100_000)}
 READ: dict[Wire, Target] = {"gloo": Target("at least", 41_900), "shm": Target("at least", 100_000)}
@@ -175,7 +181,7 @@ class Chats:
 
 
 def measure_chat(stage: Stage) -> Iterator[Figure]:
-    """Batches of 64 histories: written with several under way, sampled one by one and ahead."""
+    """Batches of 64 histories: written with several under way, sampled one by one and ahead; messages by number."""
     scale = Scale("rows/s", BATCH_ROWS)
     with _open_chats(stage) as chats:
         name = f"extend {BATCH_ROWS} histories, {NUM_EXTENDS_UNDER_WAY} under way"
@@ -187,6 +193,53 @@ def measure_chat(stage: Stage) -> Iterator[Figure]:
         name = f"sample {BATCH_ROWS} histories, {NUM_BATCHES_UNDER_WAY} under way"
         floors, targets = _floor(chats, is_read=True), (READ[stage.wire],)
         yield stage.measure(STORE, name, scale, pipelined_samples(*checked), floors, targets=targets)
+        dialogues = [make_dialogue(chats.histories, number) for number in range(POOL_ROWS)]
+    with _open_dialogues(stage, dialogues) as replay:
+        name = f"read {BATCH_ROWS} by number, every value forced"
+        yield stage.measure(STORE, name, scale, _forced_reads(replay, dialogues, chats.pacing))
+
+
+def make_dialogue(histories: Sequence[History], number: int) -> Dialogue:
+    """Messages of a chat, of several histories from this one on."""
+    found = []
+    for place in range(NUM_MESSAGES):
+        history = histories[(number * NUM_MESSAGES + place) % len(histories)]
+        found.append(
+            {"role": "assistant", "content": history.response}
+            if place % 2
+            else {"role": "user", "content": history.prompt}
+        )
+    return found
+
+
+@contextmanager
+def _open_dialogues(stage: Stage, dialogues: Sequence[Dialogue]) -> Iterator[ReplayHandle]:
+    """A store with one dialogue in each row, and its number."""
+    like = TensorDict({"messages": NonTensorData(dialogues[0]), "number": torch.tensor(0)}, [])
+    replay = stage.client.create_replay(DIALOGUES, like=like, capacity=len(dialogues))
+    try:
+        for start in range(0, len(dialogues), BATCH_ROWS):
+            numbers = torch.arange(start, start + BATCH_ROWS)
+            messages = NonTensorStack(*dialogues[start : start + BATCH_ROWS])
+            replay.extend(TensorDict({"messages": messages, "number": numbers}, [BATCH_ROWS]))
+        yield replay
+    finally:
+        stage.client.delete(DIALOGUES)
+
+
+def _forced_reads(replay: ReplayHandle, dialogues: Sequence[Dialogue], pacing: Pacing) -> Task:
+    generator = torch.Generator().manual_seed(4)
+
+    def read() -> list[tuple[int, Dialogue]]:
+        batch = replay[torch.randint(len(dialogues), (BATCH_ROWS,), generator=generator)]
+        return list(zip(batch.get("number").tolist(), batch.get("messages").tolist(), strict=True))
+
+    def check(read: list[tuple[int, Dialogue]]) -> None:
+        for number, found in read:
+            if found != dialogues[number]:
+                raise CorruptDataError(path="dialogues", expected=str(dialogues[number])[:200], actual=str(found)[:200])
+
+    return Task(lambda: timed_round(read, pacing), check)
 
 
 @contextmanager
