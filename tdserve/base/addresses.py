@@ -134,7 +134,7 @@ def check_listenable(host: str, port: int) -> None:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(
                     socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-                )  # as grpc: what lingers of a server is no other
+                )  # as grpc does: a lingering connection is not another server
                 probe.bind(target)
     except OSError as error:
         remedy = "; is another server there? --port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""

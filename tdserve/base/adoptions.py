@@ -1,4 +1,4 @@
-"""How settings name folders that are served in place. No I/O."""
+"""The settings that name folders to be served in place. No I/O."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tdserve.base.logs import LEVELS
 TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
 TRANSPORTS_HERE: tuple[TransportName, ...] = ("auto", "shm", "nccl", "gloo")
-"""Those that this version has; the others are refused by name."""
+"""The transports that this version has; any other is refused by name."""
 
 PROTOCOL_VERSION = 6
 """Raised when an old peer could misread a new one; a mismatch ends the session at Hello."""
@@ -42,8 +42,8 @@ DEFAULT_SYNC_INTERVAL_S = 30.0
 saves little."""
 
 MAIL_BYTES = 4092
-"""Longest message of a session that rides the channel to the data worker; longer ones take the gRPC stream. One page
-with its length, so that a message costs no more than its wake-up."""
+"""Longest message of a session that takes the channel to the data worker; longer ones take the gRPC stream. With its
+length it fills one page, so a message costs little more than its wake-up."""
 
 MAIL_INLINE_BYTES = 3072
 """Content up to this size rides in such a message; the rest of it is the request or answer itself."""
@@ -67,30 +67,30 @@ class ServerConfig:
         host: Address to listen on. Loopback by default: nothing is reachable from outside unless asked for.
         port: TCP port, 0 picks a free one.
         num_workers: Data workers. 1 suits two cores; a worker keeps about one core busy while it moves bytes.
-        devices: GPUs such as ``"cuda:0"``, one per data worker, for content that travels by NCCL; empty for no NCCL.
+        devices: GPUs for content that travels by NCCL, such as ``"cuda:0"``, one per data worker; empty for no NCCL.
         token_file: File whose content clients must send as bearer token; ``None`` asks for none.
         insecure: Explicitly allows listening on other addresses than loopback without a token.
-        advertise: ``host`` or ``host:port`` by which others know the server, where it differs from what it listens on:
-            in its ready line, and in the refusal of a second server. A name only: it opens no way.
+        advertise: ``host`` or ``host:port`` by which others reach the server, if that differs from where it listens. It
+            is shown in the ready line and in the refusal of a second server; it does not open a port.
         interface: Address or name (``eth0``) of the interface for content; ``None`` takes the one that the client
             reached.
         grace_s: Seconds for calls under way to end at shutdown. 10 is what ``docker stop`` grants before SIGKILL.
         transfer_timeout_s: Seconds without a byte after which a transfer is given up. 30 outlasts a peer's
             garbage collection or swap storm, and is no default of minutes.
-        worker_timeout_s: Seconds without a sign of life after which a data worker is killed and started again: one that
-            is stopped or hangs. Workers send one every second, also in the middle of a long copy.
+        worker_timeout_s: Seconds without a sign of life after which a data worker counts as stopped or hanging, and is
+            killed and replaced. Workers send a sign every second, also in the middle of a long copy.
         inline_bytes: Largest payload that rides inside a message.
-        memory_limit_bytes: Content of requests that the control process holds while they wait or move; whoever asks
-            beyond it is sent away, and tries again until its deadline. What lies in stores is on disk and not counted.
-        log_level: From which level on the server logs to standard error: ``"info"`` tells of starts, stops and
-            recoveries, ``"warning"`` of what somebody should look at.
-        umask: Permissions that new files below the root do not get. ``None``: only the server's user writes, whatever
-            the shell says; ``0o002`` lets local clients of its group write in place too.
-        adoptable: Folders, absolute, below which any client may have memory-mapped tensordicts adopted as stores. Local
+        memory_limit_bytes: Content of requests that the control process holds while they wait or move. A request beyond
+            it is refused and retried until its deadline. Content in stores is on disk and not counted.
+        log_level: Lowest level that the server logs to standard error: ``"info"`` includes starts, stops and
+            recoveries, ``"warning"`` only what needs attention.
+        umask: Permissions that new files below the root do not get. ``None``: only the server's user may write,
+            whatever the shell's umask; ``0o002`` lets local clients of its group write in place too.
+        adoptable: Absolute folders; any client may have memory-mapped tensordicts below them adopted as stores. Local
             clients that may write the root may have any folder of the machine adopted.
-        sync_interval_s: Seconds between two passes that bring what was written to the disk: what was written since the
-            last one may be lost with the power. 0: only at an orderly end, and for stores of durability ``"disk"``.
-        adopt: Folders that are adopted at the start, as ``PATH=NAME``, or ``PATH=NAME:ro`` to be read only.
+        sync_interval_s: Seconds between two passes that sync written content to the disk. A loss of power may lose what
+            was written since the last pass. 0: only at an orderly end, and for stores of durability ``"disk"``.
+        adopt: Folders to adopt at the start, as ``PATH=NAME``, or ``PATH=NAME:ro`` for reading only.
     """
 
     root: str
@@ -117,8 +117,8 @@ class ServerConfig:
         """Returns itself if a server may start with it.
 
         Raises:
-            InvalidRequestError: Names the first setting that cannot be, or says that the host is open to others without
-                a token. Nothing was created or opened.
+            InvalidRequestError: Names the first invalid setting, or says that the host is open to others without a
+                token. Nothing was created or opened.
         """
         if not isinstance(self.root, str) or not self.root or "\0" in self.root:
             raise InvalidRequestError(argument="root", reason=f"{self.root!r} names no folder")
@@ -161,7 +161,7 @@ class ServerConfig:
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
-            return False  # another host name: what it resolves to is not ours to promise
+            return False  # what another host name resolves to is not ours to promise
 
     def child_environment(self) -> dict[str, str]:
         """Returns this environment with these settings added, for a process that reads them by ``from_env``."""
@@ -185,7 +185,8 @@ class ServerConfig:
             **given: Explicit fields, which win; ``None`` counts as not given.
 
         Raises:
-            InvalidRequestError: A variable holds no such value, or nothing says the root. Not yet validated otherwise.
+            InvalidRequestError: A variable holds an invalid value, or the root is not given. Nothing else is validated
+                yet.
         """
         values: dict[str, Any] = {}
         for entry in fields(cls):
@@ -212,11 +213,11 @@ class ClientConfig:
     Attributes:
         address: ``host:port``.
         token: Bearer token, kept out of ``repr`` so that no log shows it; ``None`` sends none.
-        token_file: File that holds it, for whoever has no ``token``.
+        token_file: File that holds the token, used if ``token`` is not given.
         transport: How content travels.
-        local_root: Where this process sees the server's root, if elsewhere than the server does.
+        local_root: Where this process sees the server's root, if the path differs from the server's.
         interface: Address or name (``eth0``) of the interface for content; ``None`` takes the one towards the server.
-            Any client looks at it, not only commands: see ``client_interface``.
+            Every client reads it, not only commands: see ``client_interface``.
     """
 
     address: str = f"127.0.0.1:{DEFAULT_PORT}"
@@ -228,12 +229,13 @@ class ClientConfig:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> ClientConfig:
-        """Settings from ``TDSERVE_ADDRESS``, ``TDSERVE_TOKEN``, ``TDSERVE_TOKEN_FILE`` and so on.
+        """Returns settings from ``TDSERVE_ADDRESS``, ``TDSERVE_TOKEN``, ``TDSERVE_TOKEN_FILE`` and so on.
 
-        Without an address it is that of a server with this environment, so that a command beside it finds it.
+        Without an address it takes that of a server with this environment, so that a command beside the server finds
+        it.
 
         Raises:
-            InvalidRequestError: A variable holds no such value.
+            InvalidRequestError: A variable holds an invalid value.
         """
         values = {name: _from_variable(name, parse, environ) for name, parse in _CLIENT_PARSERS.items()}
         values["address"] = values["address"] or _address_beside_server(environ)
@@ -242,13 +244,13 @@ class ClientConfig:
 
 @dataclass(frozen=True)
 class TorchrunRank:
-    """This process's place in a job that ``torchrun`` has started, from the variables that it sets.
+    """The place of this process in a job that ``torchrun`` has started, from the variables that torchrun sets.
 
     Attributes:
         rank, world_size: In the job.
         local_rank, local_world_size: On this machine.
         master_addr, master_port: Where the job's key-value store is.
-        restart_count: How often the job was started again.
+        restart_count: How often the job was restarted.
     """
 
     rank: int
@@ -261,9 +263,9 @@ class TorchrunRank:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> TorchrunRank | None:
-        """The rank; None in a process that was started in another way."""
+        """Returns the rank; None in a process that was not started by torchrun."""
         variables = os.environ if environ is None else environ
-        if "TORCHELASTIC_RUN_ID" not in variables:  # RANK alone may come from anybody
+        if "TORCHELASTIC_RUN_ID" not in variables:  # other launchers set RANK too
             return None
         return cls(
             rank=int(variables["RANK"]),
@@ -277,13 +279,14 @@ class TorchrunRank:
 
 
 def client_interface() -> str | None:
-    """The interface that a client's user asks for with ``TDSERVE_INTERFACE``, if any."""
+    """Returns the interface that ``TDSERVE_INTERFACE`` names for clients, if any."""
     found: str | None = _from_variable("interface", str, None)
     return found
 
 
 def fail_delay_s() -> float:
-    """Seconds between the last line of a command that failed and its end, of ``TDSERVE_FAIL_DELAY_S``; 0 unless told.
+    """Returns ``TDSERVE_FAIL_DELAY_S``: seconds between the last line of a command that failed and its end; 0 by
+    default.
 
     Slows restart loops. An invalid value is ignored: the original failure has already been reported.
     """
@@ -296,19 +299,20 @@ def fail_delay_s() -> float:
 
 def _address_beside_server(environ: Mapping[str, str] | None) -> str:
     host = _from_variable("host", str, environ) or ServerConfig.host
-    port = _from_variable("port", int, environ) or DEFAULT_PORT  # 0 is a port that nobody can know
+    port = _from_variable("port", int, environ) or DEFAULT_PORT  # a client cannot know what port 0 became
     return join_address({"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(host, host), port)  # noqa: S104
 
 
 def single_threaded_environment() -> dict[str, str]:
-    """This process's environment, for one that forks and so must have one thread: numpy starts more unless told."""
+    """Returns this process's environment for a child that forks and so must have one thread: numpy starts more by
+    default."""
     return {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
 
 
 def set_variables(values: Mapping[str, str]) -> None:
     """Sets variables of this process for the rest of its life, except those that the user has set.
 
-    Threads: safe. Whoever reads them does so after the call that set them, or after any later one.
+    Threads: safe. A reader sees the variables after the call that set them, or after any later one.
     """
     with _variables_lock:
         for name, value in values.items():
@@ -319,7 +323,7 @@ def set_variables(values: Mapping[str, str]) -> None:
 def variable_set(name: str, value: str) -> Iterator[None]:
     """Sets a variable of this process for the length of a block, unless the user has set it.
 
-    Threads: safe; of blocks that overlap the last one takes it away.
+    Threads: safe; the last of several overlapping blocks removes it.
     """
     with _variables_lock:
         num_blocks = _variable_blocks.get(name, 0)

@@ -13,7 +13,7 @@ from tdserve.base.errors import DeadlineExceededError, InvalidRequestError
 
 GRACE_S = 0.4
 """Seconds beyond a call's deadline for the answer of a server that is up: it ends waits at the deadline itself. A
-server that is down is noticed no sooner."""
+server that is down is detected no sooner."""
 
 ONCE_GRACE_S = 2.0
 """The same for a call that asks once without waiting: all the time that it has, even if the server is busy."""

@@ -13,16 +13,16 @@ MAX_NAME_BYTES = 200
 CLIENT_ID_BYTES = 16
 
 SECRET_BYTES = 32
-"""What the ends of a gloo group know, and nobody else: too many to guess."""
+"""Length of the secret that only the ends of a gloo group know: too long to guess."""
 
 MAX_TEXT_BYTES = 255
-"""Of any other name that a client makes the server keep: of its host, a consumer, a device."""
+"""Longest other name that a client makes the server keep: of a host, a consumer or a device."""
 
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f/\\]")
 
 
 def check_client_id(client_id: bytes) -> bytes:
-    """Returns a client's id if it can be one; raises InvalidRequestError."""
+    """Returns a client's id if it is valid; raises InvalidRequestError otherwise."""
     if len(client_id) != CLIENT_ID_BYTES:
         reason = f"it has {len(client_id)} bytes, not {CLIENT_ID_BYTES}"
         raise InvalidRequestError(argument="client_id", reason=reason)
@@ -30,7 +30,7 @@ def check_client_id(client_id: bytes) -> bytes:
 
 
 def check_store_name(name: str) -> str:
-    """Returns ``name`` if a store may have it.
+    """Returns ``name`` if it is a valid name of a store.
 
     Names are one path component: not empty, at most 200 bytes in UTF-8, no slash, backslash or control character, no
     leading dot (so neither ``.`` nor ``..``), no surrounding white space.
@@ -47,10 +47,10 @@ def check_store_name(name: str) -> str:
 
 
 def check_text(argument: str, text: str, *, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Returns ``text`` if the server may be made to keep it.
+    """Returns ``text`` if it is valid and short enough for the server to keep.
 
     Raises:
-        InvalidRequestError: It is longer, or no valid unicode.
+        InvalidRequestError: It is too long, or not valid unicode.
     """
     if len(text) > max_bytes or len(text.encode(errors="replace")) > max_bytes:
         reason = f"{text[:40]!r}... has {len(text)} characters; at most {max_bytes} bytes in UTF-8 are allowed"
@@ -81,15 +81,15 @@ def _name_fault(name: str) -> str | None:
 
 
 def new_secret() -> bytes:
-    """A secret for the gloo groups of one session, link or epoch."""
+    """Returns a new secret for the gloo groups of one session, link or epoch."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
 def new_client_id() -> bytes:
-    """16 random bytes that name one client object, across its reconnects."""
+    """Returns 16 random bytes that name one client object, across its reconnects."""
     return secrets.token_bytes(CLIENT_ID_BYTES)
 
 
 def new_uid() -> str:
-    """A random name (32 hexadecimal digits) for a server or one incarnation of a store."""
+    """Returns a random name (32 hexadecimal digits) for a server or one incarnation of a store."""
     return secrets.token_hex(16)

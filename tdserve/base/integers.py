@@ -7,11 +7,12 @@ import numbers
 from tdserve.base.errors import InvalidRequestError
 
 LARGEST = 2**63 - 1
-"""What a message and a file of int64 can say."""
+"""Largest number that a message or a file of int64 can hold."""
 
 
 def integer_of(value: object) -> int | None:
-    """The integer that ``value`` is, of NumPy too, with which sizes are often computed; None of True, 3.0 and "3"."""
+    """Returns ``value`` as an integer, also if it is one of NumPy's, which computed sizes often are; None for True, 3.0
+    and "3"."""
     if type(value) is int:
         return value
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -20,10 +21,10 @@ def integer_of(value: object) -> int | None:
 
 
 def check_integer(argument: str, value: object, minimum: int, *, maximum: int = LARGEST) -> int:
-    """The integer that ``value`` is.
+    """Returns ``value`` as an integer.
 
     Raises:
-        InvalidRequestError: It is none, or none from ``minimum`` to ``maximum``. Nothing was changed.
+        InvalidRequestError: It is not an integer from ``minimum`` to ``maximum``. Nothing was changed.
     """
     number = integer_of(value)
     if number is None or number < minimum:
@@ -34,10 +35,11 @@ def check_integer(argument: str, value: object, minimum: int, *, maximum: int = 
 
 
 def check_version(argument: str, value: object) -> int:
-    """The version that ``value`` is; one that a message cannot say is above, or below, all that there are.
+    """Returns ``value`` as a version. A version that a message cannot hold is replaced by one above, or below, all
+    existing ones.
 
     Raises:
-        InvalidRequestError: It is no integer. Nothing was asked.
+        InvalidRequestError: It is not an integer. Nothing was asked.
     """
     number = integer_of(value)
     if number is None:

@@ -1,4 +1,4 @@
-"""What the processes of a server log, and in which form: one line each on standard error, with time and level."""
+"""The log of a server's processes: one line per entry on standard error, with time and level."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import logging
 import time
 
 LEVELS = ("debug", "info", "warning", "error")
-"""Names of levels, the most talkative first."""
+"""Names of levels, from the most to the least detailed."""
 
 
 def start_logging(level: str, *, process: str) -> None:
-    """Logs to standard error from ``level`` on; called once, by the main function of a process.
+    """Starts logging to standard error; called once, by the main function of a process.
 
     Args:
-        level: One of ``LEVELS``.
+        level: The lowest level that is logged, one of ``LEVELS``.
         process: Name of this process in each line, such as ``"tdserve worker 0"``.
     """
     logging.basicConfig(level=level.upper(), format=f"%(asctime)s %(levelname)s {process}: %(message)s")
 
 
 class SparseLog:
-    """Logs what strangers can make happen often: one line in a while, which says how many were left out.
+    """Logs what strangers can cause often: at most one line per interval, with the number of those left out.
 
     Threads: one.
 
     Args:
-        logger: Where to.
-        interval_s: Between two lines.
+        logger: The logger.
+        interval_s: Seconds between two lines.
     """
 
     def __init__(self, logger: logging.Logger, *, interval_s: float = 10.0) -> None:

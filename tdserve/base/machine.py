@@ -1,4 +1,4 @@
-"""The machine that this process runs on: what two processes can compare of it, and its memory."""
+"""The machine that this process runs on: what identifies it to other processes, and its memory and descriptors."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import signal
 from contextlib import suppress
 
 KEPT_BYTES = 64 * 1024 * 1024
-"""Freed memory that a process of the server keeps at the end of its heap."""
+"""Freed memory that a process of the server keeps at the end of its heap, in bytes."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Of mallopt(3)."""
+"""Parameters of mallopt(3)."""
 
 _PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal that this process gets when the thread that started it ends."""
+"""Option of prctl(2): the signal that this process gets when the thread that started it ends."""
 
 _PR_SET_THP_DISABLE = 41
-"""The same: whether it gets its memory by small pages alone."""
+"""Option of prctl(2): whether this process gets its memory by small pages alone."""
 
 EXIT_NO_DESCRIPTORS = 75
-"""Exit code of a data worker that had none left; EX_TEMPFAIL of sysexits.h."""
+"""Exit code of a data worker that ran out of descriptors; EX_TEMPFAIL of sysexits.h."""
 
 MAX_DESCRIPTORS = 1 << 20
-"""More are of no use, and some systems allow a thousand times as many, which programs that go through all do not
-survive."""
+"""More are of no use. Some systems allow a thousand times as many, and programs that go through all of them hang."""
 
 OOM_COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup/memory.events")
-"""Where the kernel tells how many processes it has ended for want of memory."""
+"""Where the kernel counts the processes that it has killed for want of memory."""
 
 _ORDERED_MACHINES = ("x86_64", "amd64")
 
 
 def boot_id() -> str:
-    """Equal in two processes of one running kernel, also in different containers; ``""`` where there is none."""
+    """Returns an id that is equal in all processes of one running kernel, across containers; ``""`` if there is
+    none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -43,13 +43,13 @@ def boot_id() -> str:
 
 
 def why_not_shared(machine: str) -> str:
-    """Why two processes of such a machine may not read rows that the other one writes; "" where they may.
+    """Returns why two processes of such a machine may not read rows that the other writes; "" if they may.
 
-    A reader copies a row between two looks at its generation. That finds every write under way only where processors
-    keep loads in order, and stores too, which those of x86-64 do. Others need a fence, which Python does not have.
+    A reader copies a row between two reads of its generation. This detects every concurrent write only if the processor
+    keeps loads in order, and stores too, as x86-64 does. Others need a fence, which Python does not have.
 
     Args:
-        machine: Name of the processor's kind, as of ``platform.machine()``.
+        machine: Kind of the processor, as of ``platform.machine()``.
     """
     if machine.lower() in _ORDERED_MACHINES:
         return ""
@@ -57,7 +57,7 @@ def why_not_shared(machine: str) -> str:
 
 
 def pid_namespace() -> str:
-    """Equal in two processes that see each other's process ids; ``""`` where it cannot be told."""
+    """Returns an id that is equal in two processes that see each other's process ids; ``""`` if it is unknown."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -65,9 +65,11 @@ def pid_namespace() -> str:
 
 
 def keep_freed_memory() -> None:
-    """Lets this process keep what it frees, up to 64 MiB, instead of giving every message's pages back to the kernel.
+    """Lets this process keep up to 64 MiB of freed memory, instead of returning the pages of every message to the
+    kernel.
 
-    The first touch of a page costs more than copying into it: reading blocks of values of half a megabyte takes half
+    The first touch of a page costs more than copying into it: with this, reads of blocks of values of half a megabyte
+        take half the time (measured). Does nothing if the C library has no such setting.
     the time with this (measured). Does nothing where the C library has no such setting.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -77,9 +79,11 @@ def keep_freed_memory() -> None:
 
 
 def use_small_pages(is_small: bool = True) -> None:
-    """Has this process, and those that it starts, get memory by pages of 4 KiB, never by 2 MiB at once.
+    """Makes this process, and those that it starts, use memory pages of 4 KiB, never of 2 MiB.
 
-    NumPy asks for large pages wherever an array has 4 MiB. To be given one takes up to 10 ms in a virtual machine: an
+    NumPy asks for large pages for every array of 4 MiB or more. In a virtual machine the kernel takes up to 10 ms to
+        provide one: an event loop would spend them on the first row of each 2 MiB of a table. Later work on the rows is
+        equally fast with either (measured). Does nothing if the kernel has no such setting.
     event loop would spend them on the first row of each 2 MiB of a table; what is done with the rows later takes as
     long with either (measured). Does nothing where the kernel has no such setting.
 
@@ -90,18 +94,19 @@ def use_small_pages(is_small: bool = True) -> None:
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process when the thread that started it ends, however that ends.
+    """Makes the kernel kill this process when the thread that started it ends, however that ends.
 
-    Also where this process is stopped, or hangs where it cannot see that a socket was closed. What it forks has to ask
-    for itself.
+    This works also if the process is stopped, or hangs where it cannot see that a socket was closed. A process that it
+    forks has to call this itself.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def count_oom_kills() -> int:
-    """How many processes the kernel has ended for want of memory, here or in this container; 0 where it does not say.
+    """Returns how many processes the kernel has killed for want of memory, here or in this container; 0 if it is
+    unknown.
 
-    Two counts tell whether it did between them.
+    Compare two counts to learn whether one was killed between them.
     """
     return sum(map(_read_oom_kills, OOM_COUNTERS))
 
@@ -115,7 +120,8 @@ def _read_oom_kills(path: str) -> int:
 
 
 def raise_descriptor_limit() -> int:
-    """Lets this process, and those that it starts, have as many descriptors as it may; returns how many."""
+    """Raises the limit of descriptors of this process, and of those that it starts, as far as allowed; returns the
+    limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -125,13 +131,14 @@ def raise_descriptor_limit() -> int:
 
 
 def descriptor_limit() -> int:
-    """How many descriptors this process may have."""
+    """Returns how many descriptors this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, MAX_DESCRIPTORS)
 
 
 def count_descriptors(pid: int | None = None) -> int:
-    """How many descriptors a process of this user has, or this one; 0 where the system does not tell, or it is gone."""
+    """Returns how many descriptors a process of this user, or this one, has open; 0 if that is unknown or it is
+    gone."""
     folder = f"/proc/{pid or 'self'}/fd"
     try:
         # Since Linux 6.2 the folder's size is their number; before that it is 0.

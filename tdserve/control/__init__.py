@@ -2,9 +2,9 @@
 
 The only room that touches ``grpc``; foreign errors are turned into ``tdserve.base.errors`` here, in ``status``.
 
-gRPC asks for its support of ``fork`` before it is imported for the first time, and without it a forked child that opens
-a client of its own dies now and then while the parent has one (seen in one of thirty). With it a fork waits up to a
-second for the parent's threads to come out of gRPC.
+gRPC must be told to support ``fork`` before it is first imported. Without it a forked child that opens a client of its
+own sometimes dies while the parent has one (seen in one of thirty). With it a fork waits up to a second until the
+parent's threads have left gRPC.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from tdserve.control.status import NOBODY_THERE, from_rpc_error
 from tdserve.v1 import control_pb2
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
-"""What a client receives from its server: specs of a hundred thousand leaves and pages of names fit."""
+"""Largest message that a client receives from its server: specs of a hundred thousand leaves and pages of names fit."""
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -38,33 +38,33 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     # A peer that vanished without a FIN is noticed within 20 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 8_000),
-    # grpc measures a connection in use by pings of its own: while one is out it sends none to keep it alive, and gives
-    # the peer a minute to answer.
+    # While a connection is in use, grpc measures it by pings of its own. During such a ping it sends no keepalive, and
+    # gives the peer a minute to answer.
     ("grpc.http2.ping_timeout_ms", 12_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # A server that comes back is found at once: the defaults wait for up to two minutes between two attempts, and 20 s
-    # for each of them. A name is asked for again as often.
+    # A server that comes back is found at once: by default grpc waits up to two minutes between two attempts, and 20 s
+    # for each attempt. Names are resolved again as often.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # what grpc gives one attempt, in spite of the name
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # despite its name, grpc's time limit for one attempt
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-    # Two clients of one process must not share a connection: one's fate is not the other's.
+    # Two clients of one process must not share a connection: a fault of one must not affect the other.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
 
 JOIN_TIMEOUT_S = 5.0
-"""For the reader of a stream that was cancelled, and a channel's end; they take milliseconds."""
+"""Time for the reader of a cancelled stream, or for a channel, to end; they take milliseconds."""
 
 READY_CHECK_S = 5.0
-"""Whoever waits for a server looks so often whether its name has another address now."""
+"""A call that waits for a server checks this often whether its name has another address now."""
 
 FIRST_CHECK_S = 1.0
-"""Until it is said, once, what is waited for: a wrong port looks like a server that has not started yet."""
+"""After this time a caller logs, once, what it waits for: a wrong port looks like a server that has not started yet."""
 
 RECONNECT_BACKOFF_S = 0.2
-"""Between two attempts to reach a server that does not answer yet."""
+"""Pause between two attempts to reach a server that does not answer yet."""
 
 
 _log = logging.getLogger("tdserve.client")
@@ -94,15 +94,17 @@ class SessionStream:
             self._call = open_call(cut_large(sent_beside_forks(self._outgoing)))
         self._thread = Thread(target=self._read, name="tdserve-session-reader", daemon=True)
         self._thread.start()
-        # Also when the interpreter ends: a thread that drops a gloo group just then aborts the process (measured).
+        # Also at the end of the interpreter: a thread that drops a gloo group at that moment aborts the process
+        # (measured).
         self._end = weakref.finalize(self, _end_stream, self._call, self._outgoing, self._thread, os.getpid())
 
     def send(self, message: control_pb2.ClientMessage) -> None:
-        """Hands a message to the stream; never blocks. Lost when the stream is."""
+        """Hands a message to the stream; never blocks. The message is lost if the stream is lost."""
         self._outgoing.put(message)
 
     def flush(self, timeout_s: float) -> None:
-        """Nothing more will be sent: waits until the server, which then ends the stream, has all of it, or so long."""
+        """Ends sending, and waits at most ``timeout_s`` until the server has received everything and ends the
+        stream."""
         self._outgoing.put(None)
         if self._thread is not current_thread():
             self._thread.join(timeout_s)
@@ -123,7 +125,7 @@ class SessionStream:
 
 
 def _end_stream(call: Any, outgoing: SimpleQueue[control_pb2.ClientMessage | None], thread: Thread, pid: int) -> None:
-    if os.getpid() != pid:  # a fork: neither the call nor the thread is here
+    if os.getpid() != pid:  # after a fork neither the call nor the thread exists here
         return
     outgoing.put(None)
     with beside_forks():
@@ -158,17 +160,18 @@ class ControlConnection:
             self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         watch_forks()
         self._stub: Any = ControlServiceStub(self._channel)
-        # Once, not for each check: grpc dies of a segmentation fault when a stub is made for a channel that another
-        # thread has closed (measured, 1.85); to call one is a ValueError then.
+        # Made once, not per check: grpc crashes with a segmentation fault if a stub is made for a channel that another
+        # thread has closed (measured, 1.85). A call on such a stub raises a ValueError.
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def _resolve(self, timeout_s: float) -> None:
-        """Waits until the server's name is known; a channel towards other addresses than it has now is replaced.
+        """Waits until the server's name resolves; replaces a channel whose addresses are no longer those of the name.
 
-        grpc asks again for a name that failed after pauses that grow to two minutes, which nothing sets.
+        After a failure grpc itself resolves a name again after pauses that grow to two minutes, and has no setting for
+        that.
 
         Raises:
-            ConnectError: It is not known in time.
+            ConnectError: The name did not resolve in time.
         """
         found = resolve(self.address, timeout_s=timeout_s, given_up=self._closed, on_unknown=self._on_unknown)
         self._why_unknown = ""
@@ -188,24 +191,24 @@ class ControlConnection:
             return f"{self._why_unknown}, {waited}"
         try:
             os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        except OSError as error:  # grpc says no other thing of a process that may open no more files
+        except OSError as error:  # grpc gives no other sign of a process that may open no more files
             return f"this process may not open a socket: {str(error.strerror).lower()} (ulimit -n)"
         why = explain_unreachable(self.address) or "it listens there and does not answer"
         return f"{why} {waited}; {NOBODY_THERE}"
 
     def _warn(self, why: str) -> None:
-        """Logs once, until somebody answers, what a caller waits for."""
+        """Logs what a caller waits for; once, until a call is answered."""
         if not self._has_warned:
             self._has_warned = True
             _log.warning("no server answers at %s yet: %s", self.address, why)
 
     def call(self, method: str, request: Any, *, timeout_s: float) -> Any:
-        """One unary call; a server that does not listen yet is tried again until the time is over.
+        """Makes a unary call; retries until the time is over if no server listens yet.
 
         Raises:
             ConnectError: No connection within ``timeout_s``. Nothing was changed.
-            DeadlineExceededError: No answer within it; whether something was changed is unknown.
-            TDServeError: What the server said.
+            DeadlineExceededError: No answer within it; it is unknown whether anything was changed.
+            TDServeError: The error that the server sent.
         """
         deadline = time.monotonic() + timeout_s
         if not self._resolved:
@@ -213,12 +216,12 @@ class ControlConnection:
         while True:
             remaining_s = deadline - time.monotonic()
             try:
-                # Some time of its own, so that the server's answer "not within your timeout" arrives before ours.
+                # Some extra time, so that the server's answer "not within your timeout" arrives before our own.
                 patience_s = max(remaining_s, 0.0) + grace_s(timeout_s)
                 return self._ask(method, request, patience_s)
             except (grpc.RpcError, ValueError) as error:
                 ours = self._ours(error, what=method, timeout_s=timeout_s)
-            # What a server says about shared memory or NCCL would be the same the next time.
+            # An answer about shared memory or NCCL would be the same the next time.
             if not isinstance(ours, ConnectError) or not ours.retryable or remaining_s < RECONNECT_BACKOFF_S:
                 raise ours
             time.sleep(RECONNECT_BACKOFF_S)
@@ -235,8 +238,8 @@ class ControlConnection:
         Raises:
             ConnectError: Not within ``timeout_s``.
         """
-        # Not grpc.channel_ready_future: its thread polls for another 0.2 s, and dies with a traceback on stderr when
-        # the channel is closed before.
+        # Not grpc.channel_ready_future: its thread polls for another 0.2 s, and dies with a traceback on stderr if the
+        # channel is closed before.
         deadline = time.monotonic() + timeout_s
         while True:
             self._resolve(max(deadline - time.monotonic(), 0.0))
@@ -249,7 +252,7 @@ class ControlConnection:
             except (grpc.RpcError, ValueError) as error:
                 ours = self._ours(error, what="the health check", timeout_s=timeout_s)
                 if not isinstance(ours, (ConnectError, DeadlineExceededError)):
-                    return  # whatever else it says: somebody answers, and the session will tell what is wrong
+                    return  # any error is an answer; the session will report it
                 is_over = remaining_s <= check_s
                 why = self.explain_silence(timeout_s if is_over else check_s)
                 if is_over:
@@ -279,10 +282,10 @@ class ControlConnection:
             _close(channel)
 
     def _ours(self, error: grpc.RpcError | ValueError, *, what: str, timeout_s: float) -> TDServeError:
-        """Our error for grpc's; a call on a channel that another thread has closed ends in either type of it.
+        """Returns our error for grpc's; a call on a channel that another thread has closed raises either type.
 
         Raises:
-            ClosedError: So it is.
+            ClosedError: This connection is closed.
             ValueError: It is not closed: a bug of ours.
         """
         if self._closed.is_set():
@@ -293,8 +296,8 @@ class ControlConnection:
 
 
 def _close(channel: grpc.Channel) -> None:
-    """grpc waits for threads of its own, which in a fork of a process that was in the middle of a call stand still for
-    ever: no longer than it takes them elsewhere."""
+    """Closes a channel, but waits no longer than that usually takes: grpc waits for threads of its own, and in a fork
+    of a process that was in a call they stand still for ever."""
 
     def close() -> None:
         with beside_forks():
@@ -303,17 +306,18 @@ def _close(channel: grpc.Channel) -> None:
     thread = Thread(target=close, name="tdserve-channel-close", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # the interpreter ends, and lets no thread begin
+    except RuntimeError:  # at the end of the interpreter no thread can start
         close()
         return
     thread.join(JOIN_TIMEOUT_S)
 
 
 def check_health(address: str, *, timeout_s: float) -> bool:
-    """Whether the server at ``address`` says SERVING; asks the standard gRPC health service, which needs no token.
+    """Returns whether the server at ``address`` reports SERVING; asks the standard gRPC health service, which needs no
+    token.
 
     Raises:
-        ConnectError: Nobody answers, or the name does not resolve.
+        ConnectError: There is no answer, or the name does not resolve.
         DeadlineExceededError: No answer in time.
     """
     resolve(address)

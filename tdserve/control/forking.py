@@ -1,14 +1,14 @@
-"""Lets no thread of ours be inside of gRPC while this process forks.
+"""Keeps our threads out of gRPC while this process forks.
 
-Before a fork gRPC has its threads stand still, and waits five seconds for that. A thread that waits for a message to
-leave stands still with a lock in its hands that the thread needs which brings word of it (measured, 1.85): then the
-wait is in vain, and in the child every stream stands still for ever. A thread of ours that waits in gRPC for the answer
-to a unary call is not even asked: gRPC prepares nothing then, and the child aborts, or stands still at once in gRPC's
-own handler (half of the forks while a server does not answer, measured). A thread of ours that asks a stream for its
-next message holds the channel's lock for some microseconds, and gRPC's handler in the child wants it.
+Before a fork gRPC stops its threads, and waits five seconds for that. Three situations defeat it (measured with 1.85).
+A thread blocked in send holds a lock that gRPC's completion thread needs, so the wait never ends, and in the child
+every stream stands still for ever. A thread of ours that waits in gRPC for the answer to a unary call is not stopped at
+all: gRPC prepares nothing then, and the child aborts, or hangs at once in gRPC's own handler (half of the forks while a
+server does not answer). A thread of ours that requests the next message of a stream holds the channel's lock for some
+microseconds, and gRPC's handler in the child needs that lock.
 
-So answers are waited for outside of gRPC, a fork waits for what is being sent or asked for, and what is to be sent or
-asked for waits for the fork. All of that before gRPC begins: the last handler that is registered comes first, and gRPC
+So we wait for answers outside gRPC, a fork waits until started sends and requests are done, and new ones wait for the
+fork. All of this has to happen before gRPC's own handler: the handler that is registered last runs first, and gRPC
 registers its own with the first channel of the process.
 """
 
@@ -27,16 +27,17 @@ import grpc
 from tdserve.base.errors import DeadlineExceededError
 
 SENT_TIMEOUT_S = 1.0
-"""For messages to leave; they take microseconds, but where the other end stands still."""
+"""Time for messages to leave; they take microseconds unless the other end stands still."""
 
 LATE_S = 5.0
-"""After its time gRPC ends a call, but in a child that was forked while it could not stop: there it stands still."""
+"""After this much extra time a call counts as stuck: gRPC ends calls itself, except in a child that was forked while
+gRPC could not stop."""
 
 _Message = TypeVar("_Message")
 
 
 class _Traffic:
-    """How many messages are being sent, which streams are read, and whether more may be sent and asked for."""
+    """Counts the messages being sent and the streams being read, and tells whether more may follow."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -45,19 +46,20 @@ class _Traffic:
         self._held_by: int | None = None  # the thread that forks
 
     def begin(self) -> None:
-        """Before a message is handed over. The thread that forks may do so: what the garbage collector has it end."""
+        """Called before a message is handed over. The forking thread may do so, since the garbage collector may make it
+        end a call."""
         with self._changed:
             self._wait()
             self._num_sending += 1
 
     def ask(self, call: grpc.Call) -> None:
-        """Before a stream is asked for its next message."""
+        """Called before a stream is asked for its next message."""
         with self._changed:
             self._wait()
             self._read.add(call)
 
     def forget(self, call: grpc.Call) -> None:
-        """The stream is over."""
+        """Called when a stream is over."""
         with self._changed:
             self._read.discard(call)
 
@@ -66,33 +68,33 @@ class _Traffic:
             self._changed.wait()
 
     def end(self) -> None:
-        """It has left, or its stream is over."""
+        """Called when a message has left, or its stream is over."""
         with self._changed:
             self._num_sending -= 1
             self._changed.notify_all()
 
     def hold(self) -> None:
-        """Waits for what is being sent and asked for, and lets nothing follow."""
+        """Waits for started sends and requests, and blocks new ones."""
         with self._changed:
             self._held_by = get_ident()
             self._changed.wait_for(lambda: self._num_sending == 0, SENT_TIMEOUT_S)
             read = list(self._read)
         for call in read:
-            call.is_active()  # takes the lock under which a message is asked for
+            call.is_active()  # takes the lock that is held while a message is requested
 
     def go_on(self) -> None:
-        """Lets messages follow."""
+        """Lets sends and requests continue."""
         with self._changed:
             self._held_by = None
             self._changed.notify_all()
 
 
 _current = [_Traffic()]
-"""One: that of this process."""
+"""The one of this process, in a list so that a child can replace it."""
 
 
 def sent_beside_forks(outgoing: SimpleQueue[_Message | None]) -> Iterator[_Message]:
-    """The messages of a queue up to a None, for gRPC to send: it asks for the next one when the last has left."""
+    """Yields the messages of a queue up to a None, for gRPC to send: it takes the next one when the last has left."""
     while True:
         message = outgoing.get()
         if message is None:
@@ -106,7 +108,7 @@ def sent_beside_forks(outgoing: SimpleQueue[_Message | None]) -> Iterator[_Messa
 
 
 def received_beside_forks(call: Any) -> Generator[Any, None, None]:
-    """The messages of a stream.
+    """Yields the messages of a stream.
 
     Raises:
         grpc.RpcError: As of the stream.
@@ -126,7 +128,7 @@ def received_beside_forks(call: Any) -> Generator[Any, None, None]:
 
 @contextmanager
 def beside_forks() -> Iterator[None]:
-    """A block that calls into gRPC and waits for nothing there: a fork waits for its end, and it for a fork."""
+    """A block that calls into gRPC without waiting there: a fork waits for its end, and it waits for a fork."""
     traffic = _current[-1]
     traffic.begin()
     try:
@@ -136,18 +138,18 @@ def beside_forks() -> Iterator[None]:
 
 
 def answer_of(method: Any, request: Any, *, timeout: float, **options: Any) -> Any:
-    """The answer to a unary call, waited for outside of gRPC.
+    """Returns the answer to a unary call, and waits for it outside gRPC.
 
     Args:
-        method: Of a stub.
+        method: A method of a stub.
         timeout: In seconds.
-        options: As of the method.
+        options: Those of the method.
 
     Raises:
         grpc.RpcError, ValueError: As of the method.
-        DeadlineExceededError: gRPC has not even said that time is over.
+        DeadlineExceededError: gRPC did not even report that the time is over.
     """
-    # Not an Event: gRPC ends the call in a forked child too, where nobody gives back the lock that the waiter held.
+    # Not an Event: gRPC ends the call in a forked child too, where no thread releases the lock that the waiter held.
     answered: SimpleQueue[Any] = SimpleQueue()
     with beside_forks():
         call = method.future(request, timeout=timeout, **options)
@@ -166,7 +168,7 @@ def answer_of(method: Any, request: Any, *, timeout: float, **options: Any) -> A
 
 @lru_cache(maxsize=1)
 def watch_forks() -> None:
-    """To be called when there has been a channel: then gRPC has registered its handlers, and ours come before them."""
+    """Registers our handlers; called after the first channel was made, so that ours run before gRPC's."""
     os.register_at_fork(before=_hold, after_in_parent=_go_on, after_in_child=_begin_anew)
 
 
@@ -179,5 +181,5 @@ def _go_on() -> None:
 
 
 def _begin_anew() -> None:
-    _current.append(_Traffic())  # what ends in the threads that are not here counts in the old one
+    _current.append(_Traffic())  # what ends in threads that are not here counts in the old one
     del _current[:-1]

@@ -21,13 +21,13 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 
 class FrameReader:
-    """Cuts a byte stream into frames; feed it what arrives.
+    """Cuts a byte stream into frames as it arrives.
 
     Args:
-        max_bytes: Of one frame.
+        max_bytes: Largest frame that is accepted.
 
     Attributes:
-        max_bytes: May be raised at any time.
+        max_bytes: The same; may be raised at any time.
     """
 
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -52,7 +52,7 @@ class FrameReader:
 
 
 def frame(content: bytes) -> bytes:
-    """One frame."""
+    """Returns the frame of a message."""
     return _LENGTH.pack(len(content)) + content
 
 
@@ -65,7 +65,7 @@ class WorkerSocket:
         self._lock = Lock()
 
     def orders(self) -> list[worker_pb2.Order]:
-        """Waits for the next orders. An empty list: the control process is gone."""
+        """Waits for the next orders. An empty list means that the control process is gone."""
         while True:
             try:
                 data = self._connection.recv(1 << 20)
@@ -78,7 +78,7 @@ class WorkerSocket:
                 return [worker_pb2.Order.FromString(content) for content in frames]
 
     def report(self, report: worker_pb2.Report) -> None:
-        """Sends a report; silently lost when the control process is gone, which ends this process anyway."""
+        """Sends a report. It is silently lost if the control process is gone, which ends this process anyway."""
         data = frame(report.SerializeToString())
         try:
             with self._lock:  # held over a send to a local socket with a reading peer: frames must not mix

@@ -1,6 +1,6 @@
 """The local socket: messages of sessions whose client runs on the server's machine, without gRPC in between.
 
-A UNIX socket in the root folder, so that whoever may see the files may ask for them; frames as in ``framing``.
+The UNIX socket lies in the root folder, so a process that sees the files can connect. Frames are those of ``framing``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from tdserve.v1 import control_pb2
 SOCKET_NAME = "control.sock"
 
 ATTACH_TIMEOUT_S = 5.0
-"""For a connection to show whose it is, and for the server to look at one file."""
+"""Time for a connection to identify its session, and for the server to check one file."""
 
 MAX_STRANGER_FRAME_BYTES = 4096
-"""Of a connection that has not shown whose it is: Attach takes less than a hundred bytes."""
+"""Largest frame of a connection that has not identified its session: Attach takes less than a hundred bytes."""
 
 MAX_STRANGERS = 64
-"""Connections that have not shown yet whose they are. One more shuts the oldest out: to show it takes milliseconds."""
+"""Connections that have not identified their session yet. One more closes the oldest, since identification takes
+milliseconds."""
 
 _RECEIVE_BYTES = 1 << 18
 
@@ -42,8 +43,8 @@ class LocalLink(asyncio.Protocol):
     Args:
         on_message: Called with this link for every message.
         on_lost: Called with this link once the client's end is gone.
-        strangers: Links of the same server that belong to no session yet, in the order in which they came;
-            None: this is the only one.
+        strangers: Links of the same server that belong to no session yet, in order of arrival; None if this is the only
+            one.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class LocalLink(asyncio.Protocol):
         self._strangers = {} if strangers is None else strangers
         self._reader = FrameReader(MAX_STRANGER_FRAME_BYTES)
         self._transport: asyncio.WriteTransport | None = None
-        self._held: list[bytes] | None = None  # what is sent while messages are taken in leaves together
+        self._held: list[bytes] | None = None  # frames that leave together, while messages are taken in
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
@@ -67,7 +68,7 @@ class LocalLink(asyncio.Protocol):
         asyncio.get_running_loop().call_later(ATTACH_TIMEOUT_S, self._close_stranger)
 
     def let_in(self) -> None:
-        """The client has shown whose it is: it stays, and may send large messages."""
+        """Called once the client has identified its session: the link stays, and may receive large messages."""
         self._strangers.pop(self, None)
         self._reader.max_bytes = MAX_RECEIVED_BYTES
 
@@ -82,12 +83,12 @@ class LocalLink(asyncio.Protocol):
             self._let_go()
 
     def pause_writing(self) -> None:
-        """The client does not read what it is told: it may not ask for more meanwhile."""
+        """Called when the client does not read what it is sent: it may not send requests meanwhile."""
         if self._transport is not None:
             cast(asyncio.Transport, self._transport).pause_reading()
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """Called when the client has read."""
         if self._transport is not None:
             cast(asyncio.Transport, self._transport).resume_reading()
 
@@ -125,9 +126,9 @@ async def listen(
     on_message: Callable[[LocalLink, control_pb2.ClientMessage], None],
     on_lost: Callable[[LocalLink], None],
 ) -> asyncio.AbstractServer:
-    """Listens in the root folder, in place of a server that is gone.
+    """Listens in the root folder, and replaces the socket of a server that is gone.
 
-    Anybody who sees the socket may connect: what a session needs is the key that it got over gRPC.
+    Any process that sees the socket may connect: a session needs the key that it got over gRPC.
 
     Raises:
         OSError: The folder takes no socket.
@@ -149,22 +150,22 @@ async def listen(
     )
     try:
         await server.start_serving()
-    except BaseException:  # the server is stopped in this moment
+    except BaseException:  # the server is being stopped
         server.close()
         raise
     return server
 
 
 class SocketEnd:
-    """The client's end: any number of writers, one thread that reads.
+    """The client's end, with any number of writers and one reading thread.
 
     Args:
         root: The server's root folder, as this process sees it.
-        on_message: Called for every message, in the reading thread; what takes long there may call ``look``.
-        on_end: Called at that thread's end, whoever caused it.
+        on_message: Called for every message, in the reading thread; a callback that takes long there may call ``look``.
+        on_end: Called at the end of that thread, whatever ended it.
 
     Raises:
-        ConnectError: Nobody listens there, or this process may not connect.
+        ConnectError: No server listens there, or this process may not connect.
     """
 
     def __init__(
@@ -211,8 +212,8 @@ class SocketEnd:
             raise ConnectError(address="the local socket", reason=error.strerror or str(error)) from error
 
     def look(self) -> None:
-        """Within ``on_message``: hands on what has come meanwhile, but for what lets this client do something, and what
-        follows that; it waits for its turn."""
+        """Handles messages that have arrived meanwhile; called within ``on_message``. Messages that grant this client
+        something, and later messages of the same requests, wait for their turn."""
         try:
             with contextlib.suppress(BlockingIOError):
                 self._receive(socket.MSG_DONTWAIT)
@@ -226,11 +227,11 @@ class SocketEnd:
                 else:
                     self._on_message(message)
         except BaseException:
-            self._shut_down()  # nothing that comes can be trusted, or was lost
+            self._shut_down()  # later messages cannot be trusted, or were lost
             raise
 
     def flush(self, timeout_s: float) -> None:
-        """Nothing more will be sent: waits until the server, which then hangs up, has all of it, or so long."""
+        """Ends sending, and waits at most ``timeout_s`` until the server has received everything and hangs up."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         if self._thread.is_alive() and self._thread is not current_thread():
@@ -253,7 +254,7 @@ class SocketEnd:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _receive(self, flags: int = 0) -> bool:
-        """Takes in what has come; False at the end."""
+        """Receives what has arrived; returns False at the end."""
         data = self._socket.recv(_RECEIVE_BYTES, flags)
         self._waiting.extend(map(control_pb2.ServerMessage.FromString, self._frames.feed(data)))
         return bool(data)
@@ -264,7 +265,7 @@ class SocketEnd:
                 while self._waiting:
                     self._on_message(self._waiting.popleft())
         except (OSError, DecodeError, TDServeError):
-            pass  # the session is over: told by on_end
+            pass  # the session is over, as on_end reports
         finally:
             self._socket.close()
             self._on_end()
@@ -272,7 +273,7 @@ class SocketEnd:
 
 @contextlib.contextmanager
 def _short(root: Path) -> Iterator[str]:
-    """A name of the socket within the 107 bytes that the kernel takes, however long the root's is."""
+    """A short name of the socket: the kernel takes 107 bytes, and the root's path may be longer."""
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{SOCKET_NAME}"

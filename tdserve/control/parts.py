@@ -11,17 +11,17 @@ from tdserve.messages.long_lists import lists_in
 from tdserve.v1 import control_pb2
 
 MAX_RECEIVED_BYTES = 4 * 1024 * 1024
-"""The server receives no larger message: whoever sends one may be anybody, and its parts may come slowly."""
+"""The server receives no larger message: the sender may be a stranger, and parts may come slowly."""
 
 PART_BYTES = 1024 * 1024
-"""Larger messages are cut."""
+"""Larger messages are cut into parts of this size."""
 
 MIN_AHEAD_BYTES = PART_BYTES // 4
-"""Shorter lists stay in a message, also in one that is cut."""
+"""Shorter lists stay inside a message, even if the message is cut."""
 
 MAX_JOINED_BYTES = 256 * 1024 * 1024
-"""Specs of a hundred thousand leaves and the columns of millions of rows fit; content never rides in messages beyond
-the inline limit."""
+"""Specs of a hundred thousand leaves and the columns of millions of rows fit. Content above the inline limit never
+travels in messages."""
 
 
 def cut(message: Message) -> Iterator[control_pb2.MessagePart]:
@@ -33,7 +33,8 @@ def cut(message: Message) -> Iterator[control_pb2.MessagePart]:
 
 
 def cut_large(messages: Iterable[control_pb2.ClientMessage]) -> Iterator[control_pb2.ClientMessage]:
-    """Yields the messages of a session, in place of a large one its parts: first those of its long lists."""
+    """Yields the messages of a session; replaces a large one by its parts, of which those of its long lists come
+    first."""
     for message in messages:
         if message.ByteSize() <= PART_BYTES:
             yield message
@@ -48,7 +49,7 @@ def cut_large(messages: Iterable[control_pb2.ClientMessage]) -> Iterator[control
 
 
 def _take_lists_out(message: control_pb2.ClientMessage) -> tuple[control_pb2.ClientMessage, list[bytes]]:
-    """A copy of a message without its long lists, and these."""
+    """Returns a copy of a message without its long lists, and these lists."""
     copy = control_pb2.ClientMessage()
     copy.CopyFrom(message)
     taken = []
@@ -70,7 +71,7 @@ class PartJoiner:
     """Joins the parts of messages, one message after the other.
 
     Attributes:
-        nbytes: Of the parts so far.
+        nbytes: Size of the parts so far.
     """
 
     def __init__(self) -> None:
@@ -78,10 +79,10 @@ class PartJoiner:
         self.nbytes = 0
 
     def add(self, part: control_pb2.MessagePart) -> bytes | None:
-        """Takes the next part; returns the whole message with its last one, else None.
+        """Takes the next part; returns the whole message with the last part, otherwise None.
 
         Raises:
-            RemoteProtocolError: They are more than a message may have. The parts so far are forgotten.
+            RemoteProtocolError: They exceed what a message may have. The parts so far are dropped.
         """
         self._parts.append(part.content)
         self.nbytes += len(self._parts[-1])

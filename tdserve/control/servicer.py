@@ -1,4 +1,5 @@
-"""The server's end of gRPC: every method is decode, handler, encode; errors leave as messages, faults are logged."""
+"""The server's end of gRPC. Every method decodes, calls a handler and encodes; errors leave as messages, and faults are
+logged."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _Answer = TypeVar("_Answer")
 
 
 class SessionLink:
-    """Where the control process sends to one client; messages of several tasks never mix.
+    """The way from the control process to one client; messages of several tasks never mix.
 
     Attributes:
         peer: The client's address as gRPC sees it.
@@ -38,10 +39,10 @@ class SessionLink:
     def __init__(self, context: Any) -> None:
         self._context = context
         self._lock = asyncio.Lock()
-        self.peer = str(context.peer())  # now: asked after the call has ended, grpc.aio crashes the process
+        self.peer = str(context.peer())  # read now: after the call has ended, grpc.aio crashes the process
 
     async def send(self, message: control_pb2.ServerMessage) -> None:
-        """Sends one message; does nothing when the stream has ended, which the session learns by its own end."""
+        """Sends one message; does nothing if the stream has ended, which ends the session separately."""
         async with self._lock:
             try:
                 await self._context.write(message)
@@ -50,7 +51,7 @@ class SessionLink:
 
 
 class Handlers(Protocol):
-    """What the control process does for each method; each raises TDServeError for what a client did wrong."""
+    """The control process's handler of each method; a handler raises TDServeError if the client made a mistake."""
 
     async def session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None: ...
     async def create_store(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse: ...
@@ -120,7 +121,8 @@ async def _answer(handler: Awaitable[_Answer], context: Any) -> _Answer:
 class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Refuses every call without the bearer token, before a byte of its messages is received.
 
-    A health check without it is answered in the same way, since an orchestrator has no token: it hears how the whole
+    A health check without it is answered unread too, since an orchestrator has no token: it gets the state of the whole
+        server, whichever service it asked for.
     server is, whichever service it has asked for.
     """
 
@@ -154,14 +156,15 @@ _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 
 def _answer_unread(answer: Callable[[Any, Any], Awaitable[Any]], handler: Any) -> Any:
-    """Returns a handler that answers in place of another and receives nothing: as of a stream of requests, of which it
-    asks for none. A handler of one request is called when the whole request has come and was parsed."""
+    """Returns a handler that answers in place of another and receives nothing. It is a handler of a stream of requests
+    that reads none, since gRPC calls a handler of one request only when the whole request has arrived and was
+    parsed."""
     make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
     return make(answer, handler.request_deserializer, handler.response_serializer)
 
 
 class _GoneClients(logging.Filter):
-    """Drops what gRPC says, with a traceback, when a client vanishes in the moment in which its call is ended."""
+    """Drops the traceback that gRPC logs if a client vanishes at the moment in which its call is ended."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         kind = record.exc_info[0] if record.exc_info else None
@@ -175,10 +178,10 @@ _SERVER_OPTIONS: dict[str, Any] = {
     "grpc.so_reuseport": 0,
     "grpc.http2.min_ping_interval_without_data_ms": 5_000,
     "grpc.max_receive_message_length": MAX_RECEIVED_BYTES,
-    # Of one connection: a client has its session and a call for each thread that waits for a store.
+    # Limit for one connection: a client has its session, and a call for each thread that waits for a store.
     "grpc.max_concurrent_streams": 1_000,
     "grpc.server_handshake_timeout_ms": 10_000,
-    # A connection without any call costs a client nothing to make again.
+    # A client reopens a connection without calls at no cost.
     "grpc.max_connection_idle_ms": 60_000,
 }
 
@@ -187,9 +190,9 @@ class ControlServer:
     """The listening gRPC server: our service, standard health, reflection.
 
     Args:
-        handlers: What answers.
+        handlers: Handlers of all methods.
         host: Address to listen on.
-        port: 0 takes a free one; ``port`` tells which.
+        port: 0 takes a free one, which the attribute ``port`` then has.
         token: Bearer token that every call but health must carry; None asks for none.
     """
 
@@ -197,7 +200,7 @@ class ControlServer:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_GONE_CLIENTS)
         self._status = health_pb2.HealthCheckResponse.NOT_SERVING
         interceptors = [_TokenCheck(token, f"{host}:{port}", self._health_of_all)] if token else []
-        options = list({**dict(CHANNEL_OPTIONS), **_SERVER_OPTIONS}.items())  # of two of one name grpc takes the first
+        options = list({**dict(CHANNEL_OPTIONS), **_SERVER_OPTIONS}.items())  # grpc takes the first of a name
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         add_ControlServiceServicer_to_server(Servicer(handlers), self._server)
@@ -207,12 +210,12 @@ class ControlServer:
         self.port = self._server.add_insecure_port(join_address(host, port))
 
     async def start(self) -> None:
-        """Starts to listen; health says NOT_SERVING until ``set_serving``."""
+        """Starts to listen; health reports NOT_SERVING until ``set_serving``."""
         await self.set_serving(False)
         await self._server.start()
 
     async def set_serving(self, is_serving: bool) -> None:
-        """What the health service answers."""
+        """Sets the answer of the health service."""
         answer = health_pb2.HealthCheckResponse
         self._status = answer.SERVING if is_serving else answer.NOT_SERVING
         await self._health.set("", self._status)

@@ -1,4 +1,4 @@
-"""Errors on the wire: a class name and its fields, in a message or in a gRPC status. Nothing is ever unpickled."""
+"""Errors in messages and gRPC statuses: a class name and its fields. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tdserve.v1 import control_pb2
 NOBODY_THERE = "is a server running there? (tdserve serve ROOT)"
 
 ERROR_METADATA_KEY = "tdserve-failure-bin"
-"""Trailing metadata in which a unary call's Failure message travels."""
+"""Trailing metadata that carries the Failure message of a unary call."""
 
 
 def encode_failure(error: TDServeError) -> control_pb2.Failure:
-    """The message of an error; ``decode_failure`` gives an equal error."""
+    """Returns the message of an error; ``decode_failure`` returns an equal error."""
     failure = control_pb2.Failure(error=type(error).__name__)
     for name, value in error.fields.items():
         failure.fields[name].CopyFrom(_encode_field(value))
@@ -34,7 +34,7 @@ def encode_failure(error: TDServeError) -> control_pb2.Failure:
 
 
 def decode_failure(failure: control_pb2.Failure) -> TDServeError:
-    """The error of a message. A class that this version does not know becomes a RemoteProtocolError."""
+    """Returns the error of a message. A class that this version does not know becomes a RemoteProtocolError."""
     cls = error_classes().get(failure.error)
     if cls is None:
         return RemoteProtocolError(expected="an error of tdserve", received=failure.error[:200])
@@ -72,12 +72,12 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: TDServeError
 
 
 def from_rpc_error(error: grpc.RpcError, *, address: str, what: str, timeout_s: float) -> TDServeError:
-    """Our error for a failed call: the one the server sent, or what the status of gRPC itself means."""
+    """Returns our error for a failed call: the one that the server sent, or one that corresponds to gRPC's status."""
     metadata: Any = getattr(error, "trailing_metadata", tuple)() or ()
     for key, value in metadata:
         if key == ERROR_METADATA_KEY:
             told = decode_failure(control_pb2.Failure.FromString(value))
-            # A server knows itself as 0.0.0.0, or by a name that this client has never heard.
+            # A server knows itself as 0.0.0.0, or by a name that means nothing to this client.
             return UnauthenticatedError(address=address) if isinstance(told, UnauthenticatedError) else told
     code: grpc.StatusCode = getattr(error, "code", lambda: grpc.StatusCode.UNKNOWN)()
     details = str(getattr(error, "details", str)() or "")[:300]
@@ -102,7 +102,7 @@ _CAUSES = (
 
 
 def _plain(details: str) -> str:
-    """Why there is no connection, in words that people can do something about."""
+    """Returns the reason for a missing connection, without the text that grpc puts around it if the port is closed."""
     found = details.lower()
     for text, cause in _CAUSES:
         if text in found:

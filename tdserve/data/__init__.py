@@ -1,1 +1,1 @@
-"""What a process does with the stores that it has mapped: a data worker for others, a local client for itself."""
+"""Reads and writes of mapped stores: by a data worker for remote clients, by a local client for itself."""

@@ -1,4 +1,4 @@
-"""Stores that this process, a data worker or a local client, has mapped, by the identity of their incarnation."""
+"""The stores that this process, a data worker or a local client, has mapped, by their incarnation."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class MappedStore:
     """One mapped store.
 
     Attributes:
-        uid: Incarnation: a deleted and recreated store has another.
+        uid: Incarnation: a store that is deleted and created again has another.
         spec: As stored, rows included.
         leaves: The mapped tensors by path.
         generations: One number per row, then one for the store as a whole; read only.
         writes_values: Whether this is the one process that writes non-tensor values.
-        max_object_bytes: Size that they may grow to, for that process.
+        max_object_bytes: Size limit of these values, for that process.
         read_only: Why the store may not be written; "" when it may.
-        plans: Reads that were worked out, by their expression.
+        plans: Kept plans of reads, by expression.
         structure: Number of the structure whose files are mapped.
     """
 
@@ -66,22 +66,22 @@ class MappedStore:
 
     @property
     def name(self) -> str:
-        """Name of the store; its folder has the same."""
+        """Name of the store and of its folder."""
         return self.folder.name
 
     @property
     def is_current(self) -> bool:
-        """Whether the store was not deleted, and has not got another structure, since it was mapped."""
+        """Whether the store still exists with the structure that is mapped."""
         return not self.generations.is_deleted and self.generations.structure == self.structure
 
     def check_current(self) -> None:
-        """Raises TransferAbortedError, which asks to try again, once the store is not what was mapped."""
+        """Raises TransferAbortedError, which asks for a retry, if the store is no longer what was mapped."""
         if not self.is_current:
             raise TransferAbortedError(transfer=0, reason=f"store {self.name!r} was altered or deleted meanwhile")
 
     @cached_property
     def row_nbytes(self) -> int:
-        """Bytes of the tensors of one row."""
+        """Size of the tensors of one row."""
         return self.spec.nbytes // max(self.spec.batch_size[0], 1) if self.spec.batch_size else self.spec.nbytes
 
     @cached_property
@@ -90,12 +90,12 @@ class MappedStore:
         return {path: leaf.batch_size for path, leaf in self.spec.values}
 
     def check_writable(self) -> None:
-        """Raises ReadOnlyError unless the store may be written."""
+        """Raises ReadOnlyError if the store may not be written."""
         if self.read_only:
             raise ReadOnlyError(store=self.name, reason=self.read_only)
 
     def writable_generations(self) -> NDArray[np.int64]:
-        """The rows' generations, mapped once more: for who takes rows by himself.
+        """Returns the rows' generations in a writable mapping, for a writer that claims rows.
 
         Raises:
             InvalidRequestError, CorruptDataError: This process may not write them, or they are gone.
@@ -107,24 +107,24 @@ class MappedStore:
         return opened
 
     def leaves_of(self, layout: Layout) -> list[torch.Tensor]:
-        """The mapped tensors in the order of a layout's slots."""
+        """Returns the mapped tensors in the order of a layout's slots."""
         return [self.leaves[slot.path] for slot in layout.slots[: layout.num_leaves]]
 
     def tables_of(self, layout: Layout) -> list[NDArray[np.uint8]]:
-        """The bytes of the mapped tensors by rows, in the order of a layout's slots; kept for next time."""
+        """Returns the bytes of the mapped tensors by rows, in the order of a layout's slots; kept for the next call."""
         return [self.table(slot.path) for slot in layout.slots[: layout.num_leaves]]
 
     def table(self, path: Path) -> NDArray[np.uint8]:
-        """The bytes of a mapped tensor by rows, uint8 ``[num_rows, row_nbytes]``."""
+        """Returns the bytes of a mapped tensor by rows, uint8 ``[num_rows, row_nbytes]``."""
         tables = self._tables
         if not tables:
             tables.update({each: row_table(leaf) for each, leaf in self.leaves.items()})
         return tables[path]
 
     def objects(self, *, writable: bool) -> Objects | None:
-        """The non-tensor values; None when none was ever written (and the caller only reads).
+        """Returns the non-tensor values; None if none was ever written and the caller only reads.
 
-        The process that writes them opens them for writing in any case: it could not open them a second time.
+        The process that writes them always opens them for writing, since it could not open them a second time.
         """
         epoch = self.generations.objects_epoch
         opened = self._objects
@@ -146,10 +146,10 @@ class MappedStore:
             try:
                 writes = writable or self.writes_values
                 found = epoch, Objects(folder, writable=writes, max_bytes=self.max_object_bytes)
-                self._check_present()  # once more: the folder may be of the next store of this name
+                self._check_present()  # once more: the folder may belong to the next store of this name
                 return found
             except CorruptDataError:
-                if self.generations.objects_epoch == epoch:  # else they have moved just now
+                if self.generations.objects_epoch == epoch:  # otherwise they have just moved
                     raise
 
     def _check_present(self) -> None:
@@ -157,7 +157,7 @@ class MappedStore:
             raise StoreNotFoundError(name=self.name)
 
     def writable_objects(self) -> Objects:
-        """The non-tensor values, made if there are none; only in the one worker that writes them."""
+        """Returns the non-tensor values, created if there are none; only for the one worker that writes them."""
         objects = self.objects(writable=True)
         if objects is None:
             raise LocalProtocolError(reason=f"no values could be opened in {self.folder}")
@@ -166,11 +166,11 @@ class MappedStore:
     def close(self) -> None:
         """Drops the mappings; tensors still in use keep theirs."""
         self.generations.close()
-        self._objects = None  # closed when the last thread that reads them is done
+        self._objects = None  # closed when the last thread that reads them has finished
 
 
 class OpenStores:
-    """The cache. Threads: safe; a store is opened once, by the first that needs it.
+    """The cache of mapped stores. Threads: safe; the first thread that needs a store opens it.
 
     Args:
         writes_values: As in MappedStore.
@@ -187,35 +187,36 @@ class OpenStores:
         self._specs_before: dict[bytes, Spec] = {}
 
     def learn(self, fingerprint: bytes, message: spec_pb2.Spec) -> None:
-        """Remembers a structure that control has sent along; called before the order itself is queued."""
+        """Remembers a structure that control has sent; called before the order itself is queued."""
         if fingerprint not in self._specs:
             self._specs[fingerprint] = codec.decode(message)
 
     def forget_specs(self) -> None:
-        """Control will tell every structure again. Orders that wait may name what it has told since the last time."""
+        """Called before control sends every structure again. Orders that wait may name structures sent since the last
+        call."""
         self._specs, self._specs_before = {}, self._specs
 
     def spec(self, fingerprint: bytes) -> Spec:
-        """The structure with this fingerprint."""
+        """Returns the structure with this fingerprint."""
         spec = self._specs.get(fingerprint) or self._specs_before.get(fingerprint)
         if spec is None:
             raise LocalProtocolError(reason="control names a spec that this process was never told")
         return spec
 
     def find(self, uid: str) -> MappedStore | None:
-        """The store of this incarnation, if it is mapped already."""
+        """Returns the store of this incarnation if it is already mapped."""
         return self._stores.get(uid)
 
     def get(self, ref: worker_pb2.StoreRef, spec: Spec | None = None) -> MappedStore:
-        """The store of a reference, mapped.
+        """Returns the store of a reference, and maps it if necessary.
 
         Args:
-            spec: Its structure, in its own order of keys; None takes the one that was learnt, in any order.
+            spec: Its structure, in its own order of keys; None takes the structure that was learnt, in any order.
 
         Raises:
             CorruptDataError: Its files are missing or damaged.
-            StoreNotFoundError: It was deleted while it was mapped.
-            TransferAbortedError: It has another structure by now.
+            StoreNotFoundError: It was deleted meanwhile.
+            TransferAbortedError: It has another structure now.
         """
         store = self._stores.get(ref.uid)
         if store is not None and store.structure == ref.structure:
@@ -228,20 +229,21 @@ class OpenStores:
             return store
 
     def grant(self, store: MappedStore) -> None:
-        """Control has let somebody read this store: its name means this one, until its files say otherwise."""
+        """Notes that control has let a client read this store: its name means this store, until its files say
+        otherwise."""
         self._granted[store.name] = store
 
     def granted(self, name: str) -> MappedStore | None:
-        """The tensordict store of a name, if control has let somebody read it and it was not deleted or altered
-        since."""
+        """Returns the tensordict store of a name if control has let a client read it and it has not been deleted or
+        altered since."""
         store = self._granted.get(name)
         try:
             return None if store is None or not store.is_current else store
-        except ClosedError:  # dropped just now
+        except ClosedError:  # just dropped
             return None
 
     def drop(self, uid: str) -> None:
-        """Forgets a store that was deleted."""
+        """Drops a store that was deleted."""
         with self._lock:
             store = self._stores.pop(uid, None)
             if store is not None and self._granted.get(store.name) is store:
@@ -250,7 +252,7 @@ class OpenStores:
             store.close()
 
     def forget_deleted(self) -> None:
-        """Forgets those that were deleted: while they are mapped, their space is not free."""
+        """Drops stores that were deleted, since their space is not free while they are mapped."""
         with self._lock:
             for uid, store in list(self._stores.items()):
                 if store.generations.is_deleted:
@@ -259,7 +261,7 @@ class OpenStores:
                         del self._granted[store.name]
 
     def close(self) -> None:
-        """Forgets all of them; who reads one in another thread goes on, and what it has open goes with the last."""
+        """Drops all stores. Reads in other threads finish; mappings are released with their last reader."""
         with self._lock:
             self._stores = {}
             self._granted = {}
@@ -275,7 +277,7 @@ class OpenStores:
             _check_structure(generations, ref, folder.name)
             raise
         _check_structure(generations, ref, folder.name)
-        if generations.is_deleted:  # what lies in the folder by now may be of the next store of this name
+        if generations.is_deleted:  # the folder may already belong to the next store of this name
             raise StoreNotFoundError(name=folder.name)
         max_object_bytes = ref.max_object_bytes or DEFAULT_MAX_OBJECT_BYTES
         return MappedStore(
@@ -292,6 +294,6 @@ class OpenStores:
 
 
 def _check_structure(generations: Generations, ref: worker_pb2.StoreRef, name: str) -> None:
-    """Raises unless the files that lie there now are of the structure that is meant: their number changes first."""
+    """Raises unless the files belong to the structure that is meant: its number changes before the files do."""
     if generations.structure != ref.structure:
         raise TransferAbortedError(transfer=0, reason=f"the structure of store {name!r} changed meanwhile")

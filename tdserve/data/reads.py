@@ -1,4 +1,4 @@
-"""Reads of tensordict stores: worked out once per expression, carried out as of one moment."""
+"""Reads of tensordict stores, planned once per expression and carried out as of one moment."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ Asked = control_pb2.ReadRequest | worker_pb2.SendSelection
 
 MAX_KEPT_PLANS = 256
 MAX_KEPT_BYTES = 512
-"""Of an expression: longer ones, such as ten thousand positions, hardly come twice."""
+"""Longest expression whose plan is kept; longer ones, such as ten thousand positions, hardly recur."""
 
 MAX_KEPT_POSITIONS = 1024
-"""Rows and elements that a kept plan may list: a slice is short and may mean a million of them."""
+"""Rows and elements that a kept plan may list: a slice is short and may select a million of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReadPlan:
-    """An index expression and keys, worked out for a store.
+    """The plan of an index expression and keys for a store.
 
     Attributes:
-        spec: Structure of what is selected.
-        layout: Of its content.
-        index: For any leaf; ``()`` takes all of it.
-        watched: Which generations tell of a change: the store's own for everything, else those of the rows, some of
-            them several times where the expression is a list of rows.
+        spec: Structure of the selected content.
+        layout: Its layout.
+        index: Index into any leaf; ``()`` takes all of it.
+        watched: The generations that show a change: the store's own for a whole read, otherwise those of the rows, with
+            repetitions if the expression is a list of rows.
         elements: Positions in the flattened batch, for the values; None for all.
     """
 
@@ -52,19 +52,19 @@ class ReadPlan:
 
     @property
     def num_positions(self) -> int:
-        """How much this plan lists one by one."""
+        """Number of rows and elements that this plan lists one by one."""
         listed = (self.watched, self.elements, *self.index)
         return sum(len(part) for part in listed if part is not None and hasattr(part, "__len__"))
 
     @cached_property
     def rows(self) -> NDArray[np.int64] | None:
-        """The rows one by one, where the expression is a list of them and nothing else."""
+        """The rows one by one, if the expression is only a list of rows."""
         only = self.index[0] if len(self.index) == 1 else None
         is_list = isinstance(only, torch.Tensor) and only.dtype is torch.int64 and only.ndim == 1
         return only.numpy() if is_list and only is not None else None
 
     def source(self, store: MappedStore, trailer: Trailer) -> IndexedEnd | RowEnd:
-        """The selected content of the store's leaves."""
+        """Returns the selected content of the store's leaves."""
         if self.rows is not None:
             return RowEnd(self.layout, store.tables_of(self.layout), self.rows, trailer)
 
@@ -75,7 +75,7 @@ class ReadPlan:
         return IndexedEnd(self.layout, leaf_of, trailer)
 
     def trailer(self, store: MappedStore, before: NDArray[np.int64]) -> Trailer:
-        """The status that ends the read: whether the watched generations are still as they were."""
+        """Returns the status that ends the read: whether the watched generations are unchanged."""
         version = store.generations.content_version
 
         def trail() -> list[NDArray[np.int64]]:
@@ -86,8 +86,8 @@ class ReadPlan:
 
 
 def plan_selection(store: MappedStore, selection: Selection, keys: Sequence[Path]) -> ReadPlan:
-    """The plan of a read. Raises as ``plan_read``."""
-    if selection.listed is not None:  # a message of it would be long, and not be met again
+    """Returns the plan of a read. Raises as ``plan_read``."""
+    if selection.listed is not None:  # its message would be long, and hardly recur
         return _plan(store, selection, keys)
     asked = control_pb2.ReadRequest(
         selection=selection.to_message(), keys=[content_pb2.Path(parts=path) for path in keys]
@@ -96,7 +96,7 @@ def plan_selection(store: MappedStore, selection: Selection, keys: Sequence[Path
 
 
 def plan_read(store: MappedStore, asked: Asked) -> ReadPlan:
-    """The plan of a read as a message has it; kept for next time.
+    """Returns the plan of a read that a message describes; the plan is kept for the next read.
 
     Raises:
         KeyNotFoundError, SelectionError: The expression does not fit the store.

@@ -1,4 +1,4 @@
-"""Chosen rows of a mapped store on their way out: checked, once they were copied, for having moved meanwhile."""
+"""Source of selected rows of a mapped store; after the copy it checks whether rows moved meanwhile."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ def rows_source(
     expected: NDArray[np.int64],
     added: Mapping[str, bytes],
 ) -> RowEnd:
-    """Rows with their numbers and generations, and what a table adds; rows that moved meanwhile are marked.
+    """Returns a source of rows with their numbers and generations, and the columns of a table; rows that moved
+    meanwhile are marked.
 
     Args:
-        layout: As of ``content.rows_layout``.
-        expected: Generations as control saw them when it chose the rows.
-        added: Columns by name.
+        layout: That of ``content.rows_layout``.
+        expected: Generations at the moment when control selected the rows.
+        added: The table's columns, by name.
     """
 
     def trail() -> list[NDArray[Any]]:

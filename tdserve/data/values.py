@@ -1,4 +1,4 @@
-"""Non-tensor values on their way between messages and a store's objects; this process never looks inside one."""
+"""Moves non-tensor values between messages and a store's objects, without decoding them."""
 
 from __future__ import annotations
 
@@ -38,16 +38,18 @@ class ReadBlock(NamedTuple):
 def read_columns(
     store: MappedStore, paths: Sequence[Path], elements: Elements | None, *, splits: bool = False
 ) -> list[ValueColumn]:
-    """The values of these elements of the store's flattened batch, as of one moment; ``None`` is all of it, in order.
+    """Returns the values of these elements of the store's flattened batch, as of one moment; ``None`` is all of it, in
+    order.
 
-    A leaf below a nested tensordict with more batch dimensions has several values for each of them.
+    A leaf below a nested tensordict with more batch dimensions has several values per element.
 
     Args:
-        splits: Whether the shapes of ragged tensors come apart from their content, as heads.
+        splits: Whether shapes of ragged tensors are returned apart from their content, as heads.
 
     Raises:
-        CorruptDataError: A value that the catalog promises is not there; of rows that are nobody's now it need not be.
-        TransferAbortedError: It went meanwhile, with its key.
+        CorruptDataError: A value that the catalog lists is missing. Values of rows that have left their table may be
+            missing.
+        TransferAbortedError: It went meanwhile, together with its key.
     """
     if not paths:
         return []
@@ -68,7 +70,7 @@ def _check_column(
     present = [value for value in values if value is not None]
     if len(present) == len(values):
         return ValueColumn(per_row, present)
-    if not len(rows):  # of no elements there is nothing, not even a value that all of them share
+    if not len(rows):  # no elements have no value, not even one that all share
         return ValueColumn(True, [])
     store.check_current()
     if store.spec.batch_size and _are_nobodys(store, path, rows if not per_row else _lacking(rows, values)):
@@ -83,13 +85,14 @@ def _lacking(rows: Elements, values: Sequence[bytes | None]) -> Elements:
 
 
 def _are_nobodys(store: MappedStore, path: Path, rows: Elements) -> bool:
-    """Whether all of these have left their table, and their values perhaps too: who reads them sees that they moved."""
+    """Returns whether all of these rows have left their table, perhaps with their values; a reader of them sees that
+    they moved."""
     num_each = math.prod(store.value_batch_sizes[path]) // store.spec.batch_size[0]
     return bool((store.generations.values[rows // max(num_each, 1)] & 1).all())
 
 
 def _find_ragged(store: MappedStore, splits: bool) -> dict[Path, int]:
-    """The paths of ragged tensors, and how many bytes of each element come apart."""
+    """Returns the paths of ragged tensors, and the number of bytes of each element that are returned apart."""
     found: dict[Path, int] | None = store.spec.memo.get(("ragged", splits))
     if found is None:
         found = store.spec.memo["ragged", splits] = {
@@ -101,27 +104,27 @@ def _find_ragged(store: MappedStore, splits: bool) -> dict[Path, int]:
 
 
 def read_block(store: MappedStore, paths: Sequence[Path], elements: Elements | None) -> ReadBlock:
-    """``read_columns`` as what a message would hold, for who reads them in this process."""
+    """Returns the result of ``read_columns`` as a block, for a reader in this process."""
     return ReadBlock(read_columns(store, paths, elements, splits=True))
 
 
 def read_values(store: MappedStore, paths: Sequence[Path], elements: Elements | None) -> bytes:
-    """``read_columns`` as a serialised ValueBlock; ``b""`` without paths."""
+    """Returns the result of ``read_columns`` as a serialised ValueBlock; ``b""`` without paths."""
     return encode_block(read_columns(store, paths, elements))
 
 
 def put_values(store: MappedStore, order: worker_pb2.PutValues, *, before: bytes = b"") -> None:
-    """Stores a ValueBlock; only the one writing worker is asked to.
+    """Stores a ValueBlock; called only in the one worker that writes values.
 
     Args:
-        before: Columns that come before those of the order.
+        before: Columns that precede those of the order.
 
     Raises:
         CapacityError: The environment is full; nothing was stored.
         RemoteProtocolError: The block does not fit the keys; nothing was stored.
     """
     spooled = read_spooled(order.spool, order.spool_offset, order.spool_nbytes) if order.spool else b""
-    block = decode_block(before + spooled + order.values)  # blocks one after the other are one block
+    block = decode_block(before + spooled + order.values)  # concatenated blocks are one block
     paths = [_path(key) for key in order.keys]
     num_columns = 1 if order.is_bundled else len(paths)
     if len(block) != num_columns:
@@ -141,7 +144,7 @@ def _put_bundles(
     columns = [_views(column, path, len(elements)) for path, column in zip(paths, block, strict=not is_bundled)]
     if is_bundled:
         (bundles,) = columns
-        Unbundled(bundles, len(paths))  # before they are stored
+        Unbundled(bundles, len(paths))  # checked before they are stored
     else:
         each = [values if len(values) == len(elements) else list(values) * len(elements) for values in columns]
         bundles = bundles_of(each)
@@ -170,7 +173,7 @@ def _put_columns(
 
 
 def _views(column: ValueColumn, path: Path, num_rows: int) -> Sequence[Buffer]:
-    """The values of a column: one for each row, or one for all of them."""
+    """Returns the values of a column: one per row, or one for all rows."""
     values = column.values.views() if isinstance(column.values, JoinedValues) else column.values
     if len(values) != (num_rows if column.per_row else 1):
         received = f"{len(values)} values of {path}"
@@ -179,7 +182,7 @@ def _views(column: ValueColumn, path: Path, num_rows: int) -> Sequence[Buffer]:
 
 
 def move_values(store: MappedStore, order: worker_pb2.MoveValues) -> None:
-    """Moves the values of leaves to other keys; only the one writing worker is asked to.
+    """Moves the values of leaves to other keys; called only in the one worker that writes values.
 
     Raises:
         CapacityError: The environment is full; nothing was changed.
@@ -189,17 +192,17 @@ def move_values(store: MappedStore, order: worker_pb2.MoveValues) -> None:
 
 
 def drop_values(store: MappedStore, rows: Elements) -> int:
-    """Deletes the values of rows; returns how many there were. Only the one writing worker is asked to.
+    """Deletes the values of rows; returns how many there were. Called only in the one worker that writes values.
 
     Raises:
-        CapacityError: There is not even room to do that; nothing was deleted.
+        CapacityError: There is not even room for that; nothing was deleted.
     """
     elements = spread(rows, math.prod(store.spec.batch_size[1:]))
     return store.writable_objects().drop([(path, _numbers(store, path, elements)) for path, _ in store.spec.values])
 
 
 def _numbers(store: MappedStore, path: Path, elements: Elements | None) -> Elements:
-    """Positions in a leaf's own flattened batch that belong to elements of the store's."""
+    """Returns the positions in a leaf's own flattened batch that belong to elements of the store's."""
     return _spread(store.value_batch_sizes[path], len(store.spec.batch_size), elements)
 
 

@@ -1,7 +1,7 @@
-"""Checksums of versions, made by a thread that gives way to everything else.
+"""Checksums of versions, computed by a thread that yields to all others.
 
-Not by a low priority: beside such a thread the worker's others stood still for 3 to 7 ms at a time on busy cores
-(measured), probably because it lost its core with the interpreter's lock in its hands.
+A low priority does not achieve this: beside such a thread the worker's others stood still for 3 to 7 ms at a time on
+busy cores (measured), probably because it lost its core while it held the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from tdserve.v1 import worker_pb2
 
 MIN_POLL_S, MAX_POLL_S = 0.0005, 0.004
 MAX_PAUSE_S = 0.01
-"""Before every chunk of a megabyte, while content moves: so even a worker that never rests gets through 100 MB/s."""
+"""Longest pause before each chunk of a megabyte while content moves: so even a worker that is always busy computes 100
+MB/s."""
 
 
 class _SupersededError(Exception):
-    """There is a newer version of the same store."""
+    """A newer version of the same store exists."""
 
 
 class Checksumming:
-    """Answers orders for checksums, one after the other. Threads: safe.
+    """Carries out orders for checksums, one after the other. Threads: safe.
 
     Args:
         stores: Knows the structures.
@@ -44,13 +45,13 @@ class Checksumming:
         self._stores = stores
         self._report = report
         self._is_busy = is_busy
-        self._newest: dict[str, int] = {}  # by folder: number of the last order that is not carried out
+        self._newest: dict[str, int] = {}  # by folder: number of the last order that is not done
         self._lock = threading.Lock()
         self._orders: SimpleQueue[worker_pb2.Order | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def put(self, order: worker_pb2.Order) -> None:
-        """Queues an order; those before it for versions of the same folder are given up. Called by one thread."""
+        """Queues an order, and gives up earlier ones for versions of the same folder. Called by one thread."""
         with self._lock:
             self._newest[_folder(order)] = order.order
         self._orders.put(order)
@@ -59,7 +60,7 @@ class Checksumming:
             self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, after what it is at."""
+        """Ends the thread after the order that it is working on."""
         self._newest.clear()
         self._orders.put(None)
         if self._thread is not None:
@@ -97,7 +98,7 @@ class Checksumming:
         give_way()
         spec = self._stores.spec(wanted.fingerprint)
         with VersionFile.open(wanted.path, spec) as file:
-            # each is cut out when it is its turn: for thousands at once nobody else would get the interpreter's lock
+            # each is cut out in its turn: for thousands at once no other thread would get the interpreter's lock
             return np.array([leaf_checksum(leaf, give_way) for leaf in file.leaf_contents()], DTYPE).tobytes()
 
 

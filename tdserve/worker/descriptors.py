@@ -1,8 +1,8 @@
-"""A data worker's look at its own descriptors: strangers may fill them with connections that say nothing.
+"""Watches a data worker's descriptors, which strangers may use up with idle connections.
 
-gloo keeps every connection that anybody makes to its port, also one whose other end has gone, and ends the process when
-it cannot accept another one (measured). So where strangers take many, their port takes no more connections, and pairs
-that come later are formed on another one.
+gloo keeps every connection to its port, even after the other end has gone, and ends the process when it cannot accept
+another one (measured). So if strangers hold many, their port accepts no more connections, and later channels are formed
+on another port.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from tdserve.transport.strangers import Sockets, shut_door
 LOOK_INTERVAL_S = 0.5
 
 CROWDED_SHARE = 0.5
-"""From this part of all descriptors on, strangers are looked for; later from half of what was left."""
+"""Share of all descriptors from which on strangers are looked for; after that, half of what was left."""
 
 MIN_STRANGERS = 8
-"""Fewer may be clients that are just connecting."""
+"""Fewer may be clients that are connecting."""
 
 FULL_SHARE = 0.95
-"""From this part on the process ends itself, before gloo does: then the log says why."""
+"""Share from which on the process ends itself, before gloo does: then the log has the reason."""
 
 MIN_FREE = 8
-"""Left for files when a connection is to be formed."""
+"""Descriptors that stay free for files when a connection is formed."""
 
 _log = logging.getLogger("tdserve.worker")
 
 
 def check_room(asked: int) -> None:
-    """Checks that a pair can be formed without bringing the process to its end.
+    """Checks that a channel can be formed without endangering the process.
 
     Raises:
         ServerBusyError: There are too few descriptors.
@@ -47,7 +47,7 @@ def check_room(asked: int) -> None:
 
 
 class DescriptorWatch:
-    """Looks again and again, in a thread of its own, until ``close``."""
+    """Checks repeatedly, in a thread of its own, until ``close``."""
 
     def __init__(self) -> None:
         self._ending = Event()
@@ -55,7 +55,7 @@ class DescriptorWatch:
         self._thread = Thread(target=self._run, name="tdserve-descriptors", daemon=True)
 
     def start(self) -> None:
-        """Begins."""
+        """Starts the thread."""
         self._thread.start()
 
     def close(self) -> None:
@@ -64,10 +64,10 @@ class DescriptorWatch:
         self._thread.join()
 
     def look(self) -> int:
-        """Shuts the ports of this process where descriptors run short because of strangers.
+        """Closes the ports of this process if strangers use up its descriptors.
 
         Returns:
-            How many connections of strangers there are; 0 where nothing was done.
+            How many connections of strangers there are; 0 if nothing was done.
         """
         share = count_descriptors() / descriptor_limit()
         if share < CROWDED_SHARE:
@@ -93,7 +93,7 @@ class DescriptorWatch:
         while not self._ending.wait(LOOK_INTERVAL_S):
             try:
                 self.look()
-            except OSError as fault:  # for want of descriptors, of all things
+            except OSError as fault:  # even this needs a descriptor
                 _log.warning("descriptors cannot be looked at: %s", fault)
             if count_descriptors() >= FULL_SHARE * descriptor_limit():
                 _log.error("%d of %d descriptors are in use: leaving", count_descriptors(), descriptor_limit())

@@ -1,10 +1,9 @@
 """The process that forks data workers: ``python -m tdserve.worker.fork_server FD``, started by the control process.
 
-It has imported all that a worker needs, so that one is ready within milliseconds where a fresh process would import
-torch for seconds; and workers share what it has imported. It has one thread, and one descriptor of its own: FD, a UNIX
-socket of messages, on which it answers one request of control after the other. Nothing of a worker stays here but its
-process id: a worker's end shows on that worker's own descriptors. When control goes, this process goes, and its workers
-with it.
+It has imported all that a worker needs: a worker is ready within milliseconds, where a fresh process would import torch
+for seconds, and workers share the imported pages. It has one thread, and one descriptor of its own: FD, a UNIX message
+socket on which it answers the requests of control in order. It keeps nothing of a worker but the process id; the end of
+a worker shows on that worker's own descriptors. When control ends, this process ends, and its workers with it.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from tdserve.worker.main import main as work
 MAX_REQUEST_BYTES = 1 << 16
 
 MAX_FDS = 3
-"""That come with a request: of a worker its socket, its sign of life, and the root's lock."""
+"""Descriptors that come with a request: a worker's socket, its life pipe, and the root's lock."""
 
 
 class ForkServer:
-    """Carries out requests.
+    """Carries out the requests of control.
 
     Args:
         connection: The end of control's socket.
@@ -39,11 +38,11 @@ class ForkServer:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._workers: set[int] = set()  # not yet reaped, so that their process ids are nobody else's
+        self._workers: set[int] = set()  # not yet reaped, so their process ids are not reused
 
     def run(self) -> None:
         """Works until the control process is gone."""
-        self._connection.send(b"{}")  # what was asked meanwhile is answered now
+        self._connection.send(b"{}")  # requests that came meanwhile are answered now
         while True:
             content, fds, _, _ = socket.recv_fds(self._connection, MAX_REQUEST_BYTES, MAX_FDS)
             if not content:
@@ -51,7 +50,7 @@ class ForkServer:
             try:
                 answer = self._answer(json.loads(content), fds)
             finally:
-                for fd in fds:  # at once: the worker's end of them is to be the only one
+                for fd in fds:  # at once: only the worker may have its end of them
                     os.close(fd)
             self._connection.send(json.dumps(answer).encode())
 
@@ -63,14 +62,14 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)
         if "reap" in request and pid in self._workers:
             ended, status = os.waitpid(pid, os.WNOHANG)
-            if not ended:  # it has let go of its memory, and a driver may take long to let go of a device
+            if not ended:  # its memory is free, but a driver may take long to release a device
                 return {"number": number, "ends": 1}
             self._workers.remove(pid)
             return {"number": number, "exit_code": os.waitstatus_to_exitcode(status)}
         return {"number": number}
 
     def _fork(self, arguments: list[str], fds: Sequence[int], *, num_fds: int) -> dict[str, int]:
-        if len(fds) < num_fds:  # the kernel leaves out those for which this process has no room
+        if len(fds) < num_fds:  # the kernel drops those for which this process has no room
             return {"errno": errno.EMFILE}
         mine = os.getpid()
         try:
@@ -82,17 +81,17 @@ class ForkServer:
                         self._live(arguments, fds, [born_fd, held_fd], parent=mine)
                 finally:
                     os.close(held_fd)
-                born.read()  # ends when the worker cannot outlive this process any more: nobody knows of it before
+                born.read()  # ends when the worker cannot outlive this process any more
         except OSError as fault:
             return {"errno": fault.errno or errno.EAGAIN}
         self._workers.add(pid)
         return {"pid": pid}
 
     def _live(self, arguments: list[str], fds: Sequence[int], born: Sequence[int], *, parent: int) -> None:
-        """A worker from its beginning to its end."""
+        """Runs a worker, from its beginning to its end."""
         try:
             die_with_parent()
-            if os.getppid() != parent:  # it died before the kernel was told
+            if os.getppid() != parent:  # it died before the kernel knew
                 os._exit(1)
             for fd in born:
                 os.close(fd)
@@ -107,15 +106,15 @@ class ForkServer:
 
 
 def main(arguments: list[str]) -> None:
-    """Entry of the process."""
-    # Ctrl-C reaches the whole foreground group; this process ends when control does, or has it end.
+    """Runs the process."""
+    # Ctrl-C reaches the whole foreground group; this process ends when control does, or when control ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
-    use_small_pages(False)  # as control does: workers have buffers, which are filled from end to end
+    use_small_pages(False)  # unlike control: the buffers of workers are filled from end to end
     gc.collect()
-    gc.freeze()  # else a worker's first collection would write to, and so copy, every page that it shares
-    with suppress(BrokenPipeError):  # control went while it was told something
+    gc.freeze()  # otherwise a worker's first collection would write to, and so copy, every shared page
+    with suppress(BrokenPipeError):  # control ended meanwhile
         ForkServer(socket.socket(fileno=int(arguments[0]))).run()
     os._exit(0)
 

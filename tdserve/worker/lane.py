@@ -1,4 +1,4 @@
-"""One channel of a session at its data worker, and the thread that performs the session's orders over it, in turn."""
+"""One channel of a session at its data worker, and the thread that carries out the session's orders on it in turn."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _log = logging.getLogger("tdserve.worker")
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What all sessions of a worker share.
+    """The objects that all sessions of a worker share.
 
     Attributes:
         stores: Mapped stores.
-        small_reads: Answers what needs no decision.
+        small_reads: Answers requests that need no decision.
         pool: Staging buffers.
         report: Sends a report to control; thread-safe.
-        transfer_timeout_s: Seconds without a message after which a transfer is given up, and its channel closed.
+        transfer_timeout_s: Seconds without a message after which a transfer is given up and its channel closed.
         device: The worker's GPU, such as ``"cuda:0"``; "" without one.
-        has_clients: Whether any session has one, who would wait behind what the reading thread does.
+        has_clients: Whether any session has a client, which would wait behind work of the reading thread.
         values_lock: Held by the thread that stores non-tensor values.
     """
 
@@ -63,14 +63,14 @@ class WorkerContext:
 
 
 class Lane:
-    """A channel for content, orders that use it, and their thread. It is closed when its channel breaks, or its session
-    ends; another lane then begins with nothing.
+    """A channel for content, the orders that use it, and their thread. It closes when its channel breaks or its session
+    ends; another lane then starts afresh.
 
     Args:
         session: Number of its session.
-        channel_number: Of its channel among those of the session.
+        channel_number: Number of its channel in the session.
         surroundings: Shared with the other sessions.
-        perform: Carries out one order; what it raises becomes the order's Failure.
+        perform: Carries out one order; an error that it raises becomes the order's Failure.
         reap_mail: Waits until the client has taken mail that was sent long ago.
     """
 
@@ -89,7 +89,7 @@ class Lane:
         self._perform = perform
         self._reap_mail = reap_mail
         self._num_queued = 0  # written by the reading thread alone,
-        self._num_done = 0  # and this by the lane's
+        self._num_done = 0  # and this one by the lane's
         self._sent: deque[Work] = deque()
         self._orders: SimpleQueue[worker_pb2.Order | None] = SimpleQueue()
         self._kv_store: KVStore | None = None
@@ -102,27 +102,27 @@ class Lane:
 
     @property
     def is_idle(self) -> bool:
-        """Whether an order that comes now need not wait."""
+        """Whether a new order need not wait."""
         return not self.is_busy and (self._channel is not None or self.session == 0)
 
     @property
     def may_send_at_once(self) -> bool:
-        """Whether another thread may send content now, without a wait. It may be closed at any moment."""
+        """Whether another thread may send content now without waiting. The lane may close at any moment."""
         channel = self._channel if self.is_idle else None
         return channel is not None and channel.transport == "gloo"
 
     @property
     def is_busy(self) -> bool:
-        """Whether there are orders that were not carried out."""
+        """Whether there are orders that are not done."""
         return self._num_queued != self._num_done
 
     @property
     def num_sent(self) -> int:
-        """Sends that nobody has waited for."""
+        """Number of sends whose end is not awaited yet."""
         return len(self._sent)
 
     def keep(self, works: Iterable[Work]) -> None:
-        """Keeps sends that nobody waits for now: one that is dropped is given up."""
+        """Keeps sends that are not awaited now: a send that is dropped is cancelled."""
         self._sent.extend(works)
 
     def send_at_once(self, tag: int, messages: Sequence[Message], source: Source) -> None:
@@ -132,23 +132,23 @@ class Lane:
             self._reap()
 
     def queue(self, order: worker_pb2.Order) -> None:
-        """Has the lane's thread carry out an order; called by the thread that reads the socket."""
+        """Queues an order for the lane's thread; called by the thread that reads the socket."""
         self._num_queued += 1
         self._orders.put(order)
 
     def close(self) -> None:
-        """Ends the lane: its channel goes, orders in its queue fail, the thread ends after the current one."""
+        """Ends the lane: its channel closes, queued orders fail, and the thread ends after the current one."""
         self._is_closed = True
         self._close_channel()
-        self._opened.set()  # whoever waits for one that does not form has waited long enough
+        self._opened.set()  # a thread that waits for the channel has waited long enough
         self._orders.put(None)
 
     @property
     def channel(self) -> Channel:
-        """The channel; waits while it is being connected.
+        """Returns the channel; waits while it is being formed.
 
         Raises:
-            PeerLostError: There is none: not connected in time, lost, or closed.
+            PeerLostError: There is none: not formed in time, lost, or closed.
         """
         if self._channel is None and not self._is_closed:
             self._opened.wait(CONNECT_TIMEOUT_S)
@@ -158,14 +158,14 @@ class Lane:
         return channel
 
     def prepared(self, order: worker_pb2.Order, values: bytes, *, values_nbytes: int = 0) -> None:
-        """Tells control that a read's values are these, or so many bytes behind its tensors, which come next."""
+        """Reports the values of a read to control, or their size if they follow its tensors on the channel."""
         report = worker_pb2.Report(order=order.order, session=self.session)
         report.prepared.values, report.prepared.values_nbytes = values, values_nbytes
         order.is_accepted = True  # from here on the client waits for bytes: a failure must close the channel
         self.surroundings.report(report)
 
     def open(self, order: worker_pb2.Order) -> None:
-        """Forms the channel, in a thread of its own: orders that came before, and do not need it, go on."""
+        """Forms the channel, in a thread of its own: earlier orders that do not need it continue."""
         self._kv_store = KVStore(self._publish)
         Thread(target=self._open, args=(order, self._kv_store), name="tdserve-open-channel", daemon=True).start()
 
@@ -175,7 +175,7 @@ class Lane:
             self._kv_store.feed(entry.key, entry.value)
 
     def carry_out(self, order: worker_pb2.Order) -> None:
-        """Carries out an order now, and reports what became of it."""
+        """Carries out an order now, and reports the result."""
         report = worker_pb2.Report(order=order.order, session=self.session)
         try:
             report.done.CopyFrom(self._perform(self, order))
@@ -188,7 +188,7 @@ class Lane:
             self.surroundings.report(report)
 
     def refuse(self, order: worker_pb2.Order, error: TDServeError) -> None:
-        """Reports that an order was not begun."""
+        """Reports that an order was not started."""
         failure = encode_failure(error)
         self.surroundings.report(worker_pb2.Report(order=order.order, session=self.session, failure=failure))
 
@@ -206,23 +206,23 @@ class Lane:
             self._num_done += 1
 
     def _reap(self) -> None:
-        """Waits for what was sent long ago; here, where a client that takes nothing stops nobody else."""
+        """Waits for sends of long ago; here, where a client that takes nothing blocks no other."""
         timeout_s = self.surroundings.transfer_timeout_s
         self._reap_mail(timeout_s)
         try:
             while len(self._sent) > MAX_SENT:
                 self._sent.popleft().wait(timeout_s)
-        except IndexError:  # another thread waits for the last of them
+        except IndexError:  # another thread waits for the last one
             pass
         except (TransportError, DeadlineExceededError) as error:
             self._close_channel()
             self._lose(error)
 
     def _fail(self, order: worker_pb2.Order, report: worker_pb2.Report, error: TDServeError) -> None:
-        """Reports a failure. The channel goes first: after the report control gives the rows to somebody else. Then
-        control hears that it is gone: who tries again when he is told of the failure must not use it."""
+        """Reports a failure. The channel closes first, since control reuses the rows after the report. Then control
+        learns that it is closed: a client that retries after the failure must not use it."""
         told = error
-        if isinstance(error, (TransportError, DeadlineExceededError)):  # ours, not the caller's, who may try again
+        if isinstance(error, (TransportError, DeadlineExceededError)):  # the caller's request is right: it may retry
             told = TransferAbortedError(transfer=order.tag, reason=str(error))
         if order.is_accepted or told is not error:
             self._close_channel()
@@ -256,7 +256,8 @@ class Lane:
         self.surroundings.report(report)
 
     def _close_channel(self) -> None:
-        """Whoever else closes it: no buffer of it is read or written any more when this returns."""
+        """Closes the channel; after this no buffer of it is read or written, even if another thread is closing it
+        too."""
         if self._kv_store is not None:
             self._kv_store.close()
         with self._closing:

@@ -32,19 +32,19 @@ from tdserve.worker.session import WorkerSession
 from tdserve.worker.small_reads import SmallReads
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that wants the interpreter's lock lets the one that has it go on. One that copies or sums up small
-leaves lets go of it for microseconds at a time, in which no other wakes up: a request then waited for Python's default,
-5 ms, which is as long as a megabyte takes from its writer to its reader."""
+"""Seconds after which a thread that waits for the interpreter's lock asks for it. A thread that copies or sums small
+leaves releases the lock for microseconds at a time, too short for another thread to wake up: a request then waited for
+Python's default of 5 ms, as long as a megabyte takes from its writer to its reader."""
 
 VALUES_WORKER = 0
-"""The one worker that control asks to write non-tensor values: an LMDB environment has one writing process."""
+"""The one worker that writes non-tensor values: an LMDB environment has one writing process."""
 
 
 _log = logging.getLogger("tdserve.worker")
 
 
 class Worker:
-    """Reads orders and hands them to the threads of their sessions."""
+    """Reads orders and passes them to the threads of their sessions."""
 
     def __init__(self, connection: WorkerSocket, *, number: int, transfer_timeout_s: float, device: str = "") -> None:
         self._connection = connection
@@ -75,18 +75,18 @@ class Worker:
             session.close()
 
     def _beat(self) -> None:
-        """Tells control that this process is not stopped, in a thread of its own: others may be in a long copy."""
+        """Sends heartbeats to control, in a thread of its own: others may be in a long copy."""
         while not self._is_over.wait(HEARTBEAT_S):
             self._connection.report(worker_pb2.Report(heartbeat=True))
 
     def _has_clients(self) -> bool:
-        return any(self._sessions)  # that of number 0 has none
+        return any(self._sessions)  # session 0 has none
 
     def _is_busy(self) -> bool:
         return any(session.is_busy for session in list(self._sessions.values()))
 
     def _dispatch_guarded(self, order: worker_pb2.Order) -> None:
-        """What this process has too little of (descriptors, threads, memory) costs one session, not all of them."""
+        """Dispatches an order. A lack of descriptors, threads or memory costs one session, not all."""
         try:
             self._dispatch(order)
         except (OSError, RuntimeError, MemoryError) as fault:
@@ -133,7 +133,7 @@ class Worker:
         session.put(order)
 
     def _learn_spec(self, order: worker_pb2.Order) -> None:
-        """Before the order is queued: other sessions may name the same spec and be quicker."""
+        """Learns the order's spec before the order is queued: another session may name the same spec and be faster."""
         body = getattr(order, order.WhichOneof("body"))
         ref = getattr(body, "store", None) or getattr(body, "version", None)
         if ref is not None and ref.HasField("spec"):
@@ -141,25 +141,25 @@ class Worker:
 
 
 def _gpu_of(device: str) -> worker_pb2.Worked:
-    """What the first report says of the GPU that this worker was given; its staging memory is made before."""
+    """Returns what the first report has on this worker's GPU; allocates its staging memory first."""
     if not device:
         return worker_pb2.Worked()
     try:
         uuid = gpu_uuid(device)
-        prepare_staging(device, num_ready=MAX_WIRES)  # no session will wait for another's kernels to have some
+        prepare_staging(device, num_ready=MAX_WIRES)  # so no session waits for another's kernels to get some
         return worker_pb2.Worked(gpu=uuid)
     except NotSupportedError as error:
         return worker_pb2.Worked(why_no_gpu=str(error.fields["reason"]))
-    except RuntimeError as fault:  # of the driver
+    except RuntimeError as fault:  # from the driver
         return worker_pb2.Worked(why_no_gpu=f"{device}: {str(fault)[:300]}")
 
 
 def main(arguments: list[str]) -> None:
-    """A worker from its first line to its end, which is the process's.
+    """Runs a worker; the process ends with it.
 
     Args:
-        arguments: FD NUMBER TRANSFER_TIMEOUT_S [DEVICE INTERFACE]. FD is one end of a UNIX socket; when the other one
-            goes, the process ends.
+        arguments: FD NUMBER TRANSFER_TIMEOUT_S [DEVICE INTERFACE]. FD is one end of a UNIX socket; the process ends
+            when the other end closes.
     """
     fd, number, transfer_timeout_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
     # Ctrl-C reaches the whole foreground group; this process ends when control closes the socket, after draining.
@@ -169,8 +169,8 @@ def main(arguments: list[str]) -> None:
     raise_descriptor_limit()
     keep_freed_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    torch.set_num_threads(1)  # sessions are the parallelism here; copies saturate memory with one thread each
-    gc.freeze()  # what was imported stays: a collection need not look at it every time
+    torch.set_num_threads(1)  # sessions are the parallelism here; one thread each saturates the memory
+    gc.freeze()  # imported objects stay: a collection need not visit them every time
     connection = WorkerSocket(socket.socket(fileno=fd))
     device, interface = arguments[3:5] if len(arguments) > 3 else ("", "")
     if device:

@@ -1,5 +1,4 @@
-"""What a data worker does for each order: gather and send, receive and scatter, make folders. One function per
-order."""
+"""The work of each order: gather and send, receive and scatter, make folders. One function per order."""
 
 from __future__ import annotations
 
@@ -45,10 +44,10 @@ from tdserve.worker.transfers import answer, check_inline, is_sent_at_once, spoo
 
 
 def receive_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Fills a version's file and seals it; nobody sees it before control says so.
+    """Fills a version's file and seals it; readers see it only after control has published it.
 
     Raises:
-        CapacityError: The disk is full; nothing stays behind.
+        CapacityError: The disk is full; no file remains.
     """
     wanted = order.receive_version
     spec = lane.surroundings.stores.spec(wanted.version.fingerprint)
@@ -62,8 +61,7 @@ def receive_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 
 
 def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Sends a version's leaves from where they lie, or converted; control keeps the file from being recycled
-    meanwhile."""
+    """Sends a version's leaves in place, or converted; control keeps the file from being recycled meanwhile."""
     wanted = order.send_version
     spec = lane.surroundings.stores.spec(wanted.version.fingerprint)
     sent = converted(spec, NAMES.get(wanted.dtype, ""))
@@ -81,7 +79,7 @@ def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
             )
         else:
             source = VersionEnd(file.content, spec, sent, layout, Trailing(layout, _whole).column)
-        inline, tells_of_others = wanted.inline, False  # a version's file does not change while it is sent
+        inline, tells_of_others = wanted.inline, False  # a version's file does not change
         return answer(lane, order, layout, source, values=values, inline=inline, tells_of_others=tells_of_others)
 
 
@@ -90,17 +88,18 @@ def _whole() -> list[NDArray[np.int64]]:
 
 
 MAX_QUICK_BYTES = 256 * 1024
-"""256 rows of a kilobyte take about 50 microseconds."""
+"""Content that may be sent by the reading thread: 256 rows of a kilobyte take about 50 microseconds."""
 
 MAX_QUICK_VALUES_BYTES = 4 * 1024 * 1024
-"""As many as are joined to one extend; they take about half a millisecond per megabyte."""
+"""Values that may be stored by the reading thread: as many as one coalesced extend has; they take about half a
+millisecond per megabyte."""
 
 SETTLE_POLL_S = 0.0005
-"""Between two looks at a generation that says "being written": an apply takes about this long for a few megabytes."""
+"""Pause between two reads of a generation that is odd: an apply takes about this long for a few megabytes."""
 
 
 def send_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Sends chosen rows with their numbers and generations; rows that moved meanwhile are marked."""
+    """Sends selected rows with their numbers and generations; rows that moved meanwhile are marked."""
     wanted = order.send_rows
     store = lane.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
@@ -114,7 +113,7 @@ def send_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 
 
 def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Receives rows straight into their places, which control has reserved for this transfer alone."""
+    """Receives rows straight into their places, which control has reserved for this transfer."""
     wanted = order.receive_rows
     store = lane.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
@@ -129,7 +128,7 @@ def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
             worked = take(lane, order, wanted.content, layout, sink, values=values)
     if keys:
         written = {slot.path for slot in layout.slots}
-        for path in store.leaves.keys() - written:  # what a row before had there is nobody's business
+        for path in store.leaves.keys() - written:  # the previous row's content must not be readable there
             store.table(path)[rows] = 0
     worked.columns.extend(store.table(tuple(key.parts))[rows].tobytes() for key in wanted.columns)
     return worked
@@ -138,19 +137,20 @@ def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 def _take_and_store(
     lane: Lane, order: worker_pb2.Order, store: MappedStore, layout: Layout, sink: Sink
 ) -> worker_pb2.Worked:
-    """Takes rows whose values come over the channel too, and stores the values: in the one worker that writes them."""
+    """Receives rows whose values come over the channel too, and stores the values; in the one worker that writes
+    them."""
     wanted, shared = order.receive_rows, lane.surroundings
-    write_messages(layout, wanted.content.values_nbytes, wanted.content.message_nbytes)  # before memory is taken
+    write_messages(layout, wanted.content.values_nbytes, wanted.content.message_nbytes)  # before memory is allocated
     buffer = shared.pool.take(wanted.content.values_nbytes)
     worked = take(lane, order, wanted.content, layout, sink, values=FlatEnd(buffer))
-    order.is_accepted = False  # the channel is through with it: the values may be refused by themselves
+    order.is_accepted = False  # the channel is in step again: the values may fail on their own
     with shared.values_lock:
         put_values(store, wanted.put_values, before=buffer.numpy().tobytes())
     return worked
 
 
 def read_columns(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Reports the bytes of some leaves of rows, for control's rules; of values, a ValueBlock with one column."""
+    """Reports the bytes of some leaves of rows, for control's rules; for values, a ValueBlock with one column."""
     wanted = order.read_columns
     store = lane.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
@@ -162,7 +162,7 @@ def read_columns(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 
 
 def send_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Sends what an index expression selects, as of one moment, or says that it could not."""
+    """Sends the content that an index expression selects, as of one moment, or reports that it could not."""
     wanted = order.send_selection
     shared = lane.surroundings
     store = shared.stores.get(wanted.store)
@@ -182,7 +182,7 @@ def send_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 
 
 def receive_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Receives content into a staging file, or straight into a store that nobody sees yet."""
+    """Receives content into a staging file, or straight into a store that is still invisible."""
     wanted = order.receive_selection
     store = lane.surroundings.stores.get(wanted.store)
     layout = _selection_layout(store, wanted.selection, [tuple(key.parts) for key in wanted.keys])
@@ -192,7 +192,7 @@ def receive_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 
 
 def apply_staged(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Copies whole content to its place; control has marked the rows. Repeating it does no harm."""
+    """Copies staged content to its place; control has marked the rows. It is safe to repeat."""
     wanted = order.apply_staged
     store = lane.surroundings.stores.get(wanted.store)
     keys: list[Path] = [tuple(key.parts) for key in wanted.keys]
@@ -216,7 +216,7 @@ def apply_staged(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 
 
 def discard(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Receives what a client has sent for a request that was refused, and forgets it."""
+    """Receives and drops the content of a request that was refused."""
     for nbytes in order.discard.message_nbytes:
         buffer = lane.surroundings.pool.take(nbytes)
         lane.channel.recv(buffer, order.tag).wait(lane.surroundings.transfer_timeout_s)
@@ -224,7 +224,7 @@ def discard(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 
 
 def send_void(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Sends a client that already waits what it waits for, marked as failed; the reason comes over its session."""
+    """Sends void messages to a client that already waits for them; the reason comes over its session."""
     sizes = order.send_void.message_nbytes
     shared = lane.surroundings
     for number, nbytes in enumerate(sizes, 1):
@@ -236,7 +236,7 @@ def send_void(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 
 
 def store_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Stores non-tensor values; the one worker that writes them is asked."""
+    """Stores non-tensor values; only in the one worker that writes them."""
     shared = lane.surroundings
     with shared.values_lock:
         put_values(shared.stores.get(order.put_values.store), order.put_values)
@@ -244,7 +244,7 @@ def store_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 
 
 def store_moved_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Moves non-tensor values from key to key."""
+    """Moves non-tensor values to other keys."""
     shared = lane.surroundings
     with shared.values_lock:
         move_values(shared.stores.get(order.move_values.store), order.move_values)
@@ -252,7 +252,7 @@ def store_moved_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked
 
 
 def drop_dead_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Deletes the non-tensor values of rows that are nobody's; the one worker that writes them is asked."""
+    """Deletes the non-tensor values of rows that have left their table; only in the one worker that writes values."""
     shared, wanted = lane.surroundings, order.drop_values
     with shared.values_lock:
         return worker_pb2.Worked(num_dropped=drop_values(shared.stores.get(wanted.store), decode_rows(wanted.rows)))
@@ -285,9 +285,9 @@ OPERATIONS: dict[str, Callable[[Lane, worker_pb2.Order], worker_pb2.Worked]] = {
 
 
 def is_quick(lane: Lane, order: worker_pb2.Order) -> bool:
-    """Whether an order takes less time than to wake the lane's thread, and never waits for the client: a small sample
-    of an open store. Or whether nobody minds that it takes longer: the values of local clients, where there are no
-    others."""
+    """Returns whether the reading thread may carry out an order. That is so if it takes less time than to wake the
+    lane's thread and never waits for the client, as a small sample of an open store does. It is also so if a longer
+    time delays no client: for values of local clients, if there are no others."""
     if order.HasField("put_values"):
         return order.put_values.spool_nbytes <= MAX_QUICK_VALUES_BYTES and not lane.surroundings.has_clients()
     if not order.HasField("send_rows") or order.send_rows.inline:
@@ -298,7 +298,7 @@ def is_quick(lane: Lane, order: worker_pb2.Order) -> bool:
     num_rows = max_rows_of(order.send_rows.rows)
     if num_rows * store.row_nbytes > MAX_QUICK_BYTES:
         return False
-    # The client hears that its rows come by the thread that would send them: it must not wait until they are taken.
+    # The reading thread also tells the client that its rows come: it must not wait until they are taken.
     layout = rows_layout(store.spec, num_rows, tuple(column.name for column in order.send_rows.columns))
     return is_sent_at_once(layout.messages)
 
@@ -322,7 +322,7 @@ def _selection_layout(store: MappedStore, selection: content_pb2.Selection, keys
 
 
 def _wait_until_settled(store: MappedStore, watched: slice | np.ndarray, timeout_s: float) -> np.ndarray:
-    """The generations once none of them is odd, that is, once no write is being applied."""
+    """Waits until no write is being applied, and returns the generations, none of which is odd."""
     end = time.monotonic() + timeout_s
     while True:
         before: np.ndarray = store.generations.values[watched].copy()

@@ -1,4 +1,4 @@
-"""One session of a data worker: mail, which lasts as long as it does, and one lane after the other for its orders."""
+"""One session of a data worker: its mail, and its lanes, one at a time, for its orders."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from tdserve.worker.descriptors import check_room
 from tdserve.worker.lane import Lane, Perform, WorkerContext
 
 REAP_TIMEOUT_S = 30.0
-"""For a client to take answers that were sent long ago."""
+"""Time for a client to take answers that were sent long ago."""
 
 
 class Mailbox:
     """The mail of one session, over a channel of its own: messages never wait behind content.
 
-    gloo's thread spins on a connection that another thread is just writing a long message to (measured: a third of a
-    core); on a connection for mail alone nobody writes long.
+    gloo's thread spins on a connection while another thread writes a long message to it (measured: a third of a core);
+    a connection for mail has no long messages.
 
     Args:
         session: Its number.
         report: Sends a report to control; thread-safe.
-        answer: Gives the answer to a message that control need not see, b"" where none is due; None for any other.
+        answer: Returns the answer to a message that control need not see, b"" if it needs none; None for any other
+            message.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Mailbox:
         self._kv_store.feed(entry.key, entry.value)
 
     def send(self, content: bytes) -> bool:
-        """Sends a message of control at once; returns whether ``reap`` is to be called."""
+        """Sends a message of control at once; returns whether ``reap`` has to be called."""
         mail = self._mail
         if mail is None:
             return False
@@ -67,7 +68,7 @@ class Mailbox:
         return mail.num_sent >= 2 * MAX_SENT
 
     def reap(self, timeout_s: float) -> None:
-        """Waits until the client has taken what was sent long ago; one that takes nothing loses its session."""
+        """Waits until the client has taken what was sent long ago; a client that takes nothing loses its session."""
         mail = self._mail
         if mail is not None:
             try:
@@ -76,7 +77,7 @@ class Mailbox:
                 self._on_lost(error)
 
     def close(self) -> None:
-        """Ends the channel and with it the thread that reads. Idempotent."""
+        """Ends the channel and the thread that reads. Idempotent."""
         self._is_closed = True
         self._kv_store.close()
         channel = self._channel
@@ -123,17 +124,17 @@ class Mailbox:
 
 
 class WorkerSession:
-    """Hands what comes for a session to its mailbox or its lane. Session 0 has no client: it does what concerns stores
-    as a whole.
+    """Passes orders of a session to its mailbox or its lane. Session 0 has no client and serves orders about whole
+    stores.
 
     Args:
         number: The session, as control names it.
         surroundings: Shared with the other sessions.
-        perform: Carries out one order; what it raises becomes the order's Failure.
-        is_quick: Whether an order takes no longer than to hand it to the lane's thread.
+        perform: Carries out one order; an error that it raises becomes the order's Failure.
+        is_quick: Tells whether an order takes no longer than passing it to the lane's thread.
 
     Attributes:
-        lane: That of the newest channel; a broken one is closed, and another takes its place.
+        lane: The lane of the newest channel; a broken one is closed and replaced.
     """
 
     def __init__(
@@ -151,10 +152,10 @@ class WorkerSession:
         self.lane = self._make_lane(0)
 
     def put(self, order: worker_pb2.Order) -> None:
-        """Has an order carried out; called by the thread that reads the socket."""
+        """Takes an order; called by the thread that reads the socket."""
         kind = order.WhichOneof("body")
         if kind == "mail":
-            # At once, in front of what moves: an answer may be what the client waits for to take content.
+            # At once, ahead of content: the client may need an answer before it takes content.
             if self.mailbox.send(order.mail):
                 self.lane.queue(order)
         elif kind == "open_session" and order.open_session.is_mail:
@@ -190,11 +191,11 @@ class WorkerSession:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there are orders that were not carried out."""
+        """Whether there are orders that are not done."""
         return self.lane.is_busy
 
     def close(self) -> None:
-        """Ends the session: its channels go, orders that wait fail."""
+        """Ends the session: its channels close, waiting orders fail."""
         self.lane.close()
         self.mailbox.close()
 
@@ -202,7 +203,7 @@ class WorkerSession:
         return Lane(self.number, channel_number, self.surroundings, self._perform, reap_mail=self.mailbox.reap)
 
     def _answer(self, mail: bytes) -> bytes | None:
-        """As of ``SmallReads.answer``; called by the thread that reads mail."""
+        """Answers as ``SmallReads.answer``; called by the thread that reads mail."""
         lane = self.lane
         send = lane.send_at_once if lane.may_send_at_once else None
         return self.surroundings.small_reads.answer(mail, send, channel_number=lane.channel_number)

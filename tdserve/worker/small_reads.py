@@ -1,7 +1,7 @@
 """Small reads that a data worker answers without control.
 
-A read of a store that control has granted before needs no decision: that the store still exists stands in its files,
-and that no row moved in its generations.
+A read of a store that control has granted before needs no decision: the store's files tell whether it still exists, and
+its generations whether a row moved.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2
 
 MAX_SENT_BYTES = 256 * 1024
-"""Of content that is sent by the thread that reads mail: to gather it takes some 50 microseconds."""
+"""Largest content that the thread that reads mail sends: gathering it takes some 50 microseconds."""
 
 SENT = b""
-"""Instead of an answer: the content was sent, and is the answer."""
+"""Returned instead of an answer: the content was sent, and is the answer."""
 
 Send = Callable[[int, Sequence[Message], Source], None]
-"""Sends messages under a tag, without waiting for anything."""
+"""Sends messages with a tag, without waiting."""
 
 
 @dataclass
 class Counts:
-    """What was answered: inline, and over the channel."""
+    """Counts of answers: inline, and over the channel."""
 
     num_inline: int = 0
     nbytes_inline: int = 0
@@ -39,11 +39,11 @@ class Counts:
 
 
 class SmallReads:
-    """Answers requests of a client that the worker can answer alone. Threads: each session's calls it from its own.
+    """Answers requests that the worker can answer alone. Threads: each session's thread calls it.
 
     Args:
         stores: The worker's.
-        inline_bytes: Content up to this size rides in an answer.
+        inline_bytes: Content up to this size travels inside an answer.
     """
 
     def __init__(self, stores: OpenStores, *, inline_bytes: int) -> None:
@@ -53,17 +53,18 @@ class SmallReads:
         self._counts = Counts()
 
     def take_counts(self) -> Counts:
-        """What was answered since the last call."""
+        """Returns the counts since the last call."""
         with self._lock:
             counts, self._counts = self._counts, Counts()
             return counts
 
     def answer(self, content: bytes, send: Send | None = None, *, channel_number: int = 0) -> bytes | None:
-        """The serialised ServerMessage for a serialised ClientMessage, or ``SENT``; None when control must be asked.
+        """Returns the serialised ServerMessage for a serialised ClientMessage, or ``SENT``; None if control must be
+        asked.
 
         Args:
-            send: For content that the client already waits for; None: not now.
-            channel_number: Of the channel on which ``send`` sends.
+            send: Sends content for which the client already waits; None if that is not possible now.
+            channel_number: Number of the channel on which ``send`` sends.
         """
         try:
             message = control_pb2.ClientMessage.FromString(content)
@@ -81,7 +82,7 @@ class SmallReads:
         expected, nbytes = tuple(asked.message_nbytes), sum(plan.layout.message_nbytes)
         if plan.spec.values or nbytes > (MAX_SENT_BYTES if expected else self._inline_bytes):
             return None
-        # Of several messages the first would be sent before it is known whether its rows stay as they are.
+        # The first of several messages would be sent before it is known whether its rows stay unchanged.
         if expected and (send is None or expected != plan.layout.message_nbytes or len(expected) > 1):
             return None
         before = store.generations.values[plan.watched].copy()

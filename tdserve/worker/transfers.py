@@ -1,4 +1,4 @@
-"""One transfer of a lane: content out, content in."""
+"""One transfer of a lane: sending or receiving its content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.lane import Lane
 
 MAX_POSTED_BYTES = 512 * 1024
-"""Content up to this size is sent without waiting until the client has taken it."""
+"""Content up to this size is sent without waiting for the client to take it."""
 
 
 def answer(
@@ -33,12 +33,12 @@ def answer(
     sends_values: bool = False,
     tells_of_others: bool = True,
 ) -> worker_pb2.Worked:
-    """Gives a read's content to the client over the lane's channel, or to control when it is inline.
+    """Sends a read's content to the client over the lane's channel, or to control if it is inline.
 
     Args:
         values: A serialised ValueBlock.
-        tells_of_others: As of ``send_messages``.
-        sends_values: Whether the client takes values over the channel too, where there are many.
+        tells_of_others: As in ``send_messages``.
+        sends_values: Whether the client accepts large values over the channel.
     """
     are_sent = sends_values and len(values) >= MIN_SENT_VALUES_BYTES
     if inline and not are_sent:
@@ -49,14 +49,14 @@ def answer(
         lane.prepared(order, values)
     _send(lane, order, layout.messages, source, tells_of_others=tells_of_others)
     nbytes_moved = sum(layout.message_nbytes)
-    if are_sent:  # behind all of the layout, whose last message speaks of what was sent before it
+    if are_sent:  # behind all of the layout, whose last message describes what was sent before it
         _send(lane, order, values_messages(len(values)), BytesEnd(values))
         nbytes_moved += len(values)
     return worker_pb2.Worked(nbytes_moved=nbytes_moved)
 
 
 def is_sent_at_once(messages: Sequence[Message]) -> bool:
-    """Whether content is sent without waiting until the client has taken it."""
+    """Returns whether content is sent without waiting for the client to take it."""
     return len(messages) == 1 and messages[0].nbytes <= MAX_POSTED_BYTES
 
 
@@ -93,14 +93,14 @@ def take(
     *,
     values: Sink | None = None,
 ) -> worker_pb2.Worked:
-    """Takes a write's content from where it comes.
+    """Takes a write's content from the message or the channel.
 
     Args:
-        values: Takes its values, where they come over the channel.
+        values: Takes its values if they come over the channel.
 
     Raises:
-        RemoteProtocolError: The client's sizes are not those of the content; nothing was received.
-        CapacityError: There is no room for the values. The channel stands in the middle of the content.
+        RemoteProtocolError: The announced sizes are not those of the content; nothing was received.
+        CapacityError: There is no room for the values. The channel is in the middle of the content.
     """
     shared = lane.surroundings
     if content.HasField("inline"):
@@ -119,10 +119,10 @@ def take(
 
 @contextmanager
 def spooling(content: control_pb2.Content, path: str) -> Iterator[Sink | None]:
-    """A block in which a spool file takes the values of a write; None where they do not come over the channel.
+    """A block in which a spool file takes the values of a write; None if they do not come over the channel.
 
     Raises:
-        CapacityError, InvalidRequestError: The file cannot be made.
+        CapacityError, InvalidRequestError: The file cannot be created.
     """
     if not content.values_nbytes:
         yield None
@@ -132,7 +132,7 @@ def spooling(content: control_pb2.Content, path: str) -> Iterator[Sink | None]:
 
 
 class _SpoolEnd:
-    """Sink: a file that takes a block of values."""
+    """A sink that writes a block of values to a file."""
 
     def __init__(self, writer: SpoolWriter) -> None:
         self._writer = writer
@@ -145,7 +145,7 @@ class _SpoolEnd:
 
 
 def check_inline(content: control_pb2.Content, layout: Layout) -> None:
-    """Raises RemoteProtocolError unless inline content has the layout's length, and nothing comes behind it."""
+    """Raises RemoteProtocolError unless inline content has exactly the layout's length."""
     if content.values_nbytes:
         raise RemoteProtocolError(expected="values in the message, as the rest", received="values behind it")
     if len(content.inline) != sum(layout.message_nbytes):
