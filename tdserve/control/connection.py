@@ -185,7 +185,8 @@ class ControlConnection:
         self._warn(reason)
 
     def explain_silence(self, waited_s: float) -> str:
-        """Why nobody has answered for so long, as far as this end can see, and what to look at. Takes up to 0.2 s."""
+        """Returns why there was no answer for so long, as far as this end can find out, and what to check. Takes up to
+        0.2 s."""
         waited = f"for {round(waited_s, 2):g} s"
         if self._why_unknown:
             return f"{self._why_unknown}, {waited}"

@@ -98,11 +98,11 @@ _CAUSES = (
     ("end of tcp stream", "the connection was closed"),
     ("goaway", "the connection was closed"),
 )
-"""What grpc says somewhere in its reason, and what it means."""
+"""Texts in grpc's reasons, in lower case, and their meanings."""
 
 
 def _plain(details: str) -> str:
-    """Returns the reason for a missing connection, without the text that grpc puts around it if the port is closed."""
+    """Returns the reason for a missing connection, in words that help a user."""
     found = details.lower()
     for text, cause in _CAUSES:
         if text in found:

@@ -1,6 +1,6 @@
-"""A block of values that travels behind the leaves of a transfer, in messages of its own.
+"""A block of values that follows the leaves of a transfer, in messages of its own.
 
-``messages.content.values_messages`` cuts it: its messages have no parts, which tells them from those of a layout.
+``messages.content.values_messages`` cuts it. Its messages have no parts, unlike those of a layout.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from tdserve.transport.sources_sinks import Sink, Source
 
 
 class BytesEnd:
-    """Source: a block of values in memory.
+    """A source: a block of values in memory.
 
     Args:
-        content: The block; a message's offset counts in it.
+        content: The block; offsets of messages count from its start.
     """
 
     def __init__(self, content: bytes) -> None:
         self._content = np.frombuffer(content, np.uint8)
 
     def direct(self, message: Message) -> None:
-        """Nothing: the bytes of a Python object must not be written to, which torch cannot promise."""
+        """Returns None: the bytes of a Python object must not be written to, which torch cannot promise."""
         return
 
     def fill(self, message: Message, staging: torch.Tensor) -> None:
@@ -31,7 +31,7 @@ class BytesEnd:
 
 
 class SourceBehind:
-    """Source: leaves, and a block of values behind them."""
+    """A source: leaves, and a block of values behind them."""
 
     def __init__(self, leaves: Source, values: Source) -> None:
         self._leaves = leaves
@@ -45,7 +45,7 @@ class SourceBehind:
 
 
 class SinkBehind:
-    """Sink: leaves, and a block of values behind them."""
+    """A sink: leaves, and a block of values behind them."""
 
     def __init__(self, leaves: Sink, values: Sink) -> None:
         self._leaves = leaves

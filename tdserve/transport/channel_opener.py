@@ -1,8 +1,8 @@
-"""A channel on its way: formed in a thread of its own, so that whoever waits for it can be let go.
+"""Forms a channel in a thread of its own, so that callers that wait for it can be released.
 
-gloo's constructor is not told when the other end dies in the middle of its handshake, and then outlasts even its own
-timeout (measured). When it gives up while the interpreter ends, the process crashes (seen: SIGABRT in place of its exit
-code): so that end waits for it a little.
+gloo's constructor is not notified if the other end dies in the middle of its handshake, and then outlasts even its own
+timeout (measured). If it gives up while the interpreter ends, the process crashes (seen: SIGABRT instead of its exit
+code), so the end of the interpreter waits for it for a while.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from tdserve.base.errors import ConnectError, TDServeError
 from tdserve.transport.channel import Channel
 
 JOIN_TIMEOUT_S = 1.0
-"""For a thread whose handshake goes on; one that hangs is left alone."""
+"""Time for a thread whose handshake continues; one that hangs is left alone."""
 
 EXIT_TIMEOUT_S = 3.0
-"""For all of them when the interpreter ends: who waits for a channel gives up two seconds before gloo does."""
+"""Time for all of them at the end of the interpreter: callers give up two seconds before gloo does."""
 
 _threads: set[Thread] = set()
 
 
 class Forming:
-    """Forms one channel. Threads: safe; any number may wait.
+    """Forms one channel. Threads: safe; any number of them may wait.
 
     Args:
         make: Makes the channel; blocks.
         peer: Name of the other end, for errors.
-        on_formed: Called with it in the thread that made it, unless ``cancel`` came first.
-        name: Of the thread.
+        on_formed: Called with the channel in the thread that made it, unless ``cancel`` was called before.
+        name: Name of the thread.
     """
 
     def __init__(
@@ -51,20 +51,20 @@ class Forming:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is formed, or will not be."""
+        """Whether the channel is formed, or has failed."""
         return self._channel is not None or self._error is not None
 
     @property
     def has_failed(self) -> bool:
-        """Whether it will not be formed."""
+        """Whether the channel has failed."""
         return self._error is not None
 
     def wait(self, timeout_s: float) -> Channel:
-        """Returns the channel once it is formed.
+        """Waits for the channel and returns it.
 
         Raises:
             ConnectError: It could not be formed, or not in time.
-            TDServeError: What ``cancel`` was given.
+            TDServeError: The error that was passed to ``cancel``.
         """
         end = time.monotonic() + timeout_s
         with self._changed:
@@ -75,7 +75,7 @@ class Forming:
             raise self._error or ConnectError(address=self._peer, reason=reason)
 
     def cancel(self, error: TDServeError) -> None:
-        """Lets everybody go with this error; a channel that was formed, or is formed later, is closed. Idempotent."""
+        """Raises this error in all waiting calls; closes the channel if it is formed, now or later. Idempotent."""
         with self._changed:
             channel, self._channel = self._channel, None
             self._error = self._error or error

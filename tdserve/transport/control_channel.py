@@ -1,8 +1,8 @@
-"""Small messages over a channel of their own, in order: what two ends say about content that moves over another.
+"""Small messages over a channel of their own, in order: messages about content that moves over another channel.
 
-A message on a gRPC stream costs some three thread switches at either end, one over the channel's own pair costs one
-(measured: 300 against 120 microseconds for a round trip). Every message fills a whole slot, because two ends of a
-channel must agree on every length, and slots wait on the receiving side before anything is sent.
+A message on a gRPC stream costs some three thread switches at either end, a message over this channel costs one
+(measured: 300 against 120 microseconds for a round trip). Every message fills a whole slot, because the two ends of a
+channel must agree on every length, and because slots are posted on the receiving side before a message is sent.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from tdserve.transport.channel import Channel, Work
 MAIL_TAG = 1
 
 SLOTS = 8
-"""Receives that wait at once: so many messages need no receiver to wake up before the next can be sent."""
+"""Receives that are posted at once: that many messages can be sent before the receiver has to wake up."""
 
 MAX_SENT = 64
-"""Sends that are kept beyond their end: asking whether one has ended means waiting for it."""
+"""Sends that are kept after their end: to learn whether one has ended, a thread has to wait for it."""
 
 ENDLESS_S = 30.0 * 24 * 3600
-"""For a wait that a closed channel ends. gloo counts in nanoseconds from now, which must not overflow."""
+"""Timeout of a wait that only the close of the channel ends. gloo counts in nanoseconds from now, which must not
+overflow."""
 
 JOIN_TIMEOUT_S = 5.0
-"""For the thread of a channel that was closed; it takes milliseconds."""
+"""Time for the thread of a closed channel to end; it takes milliseconds."""
 
 _LENGTH_BYTES = 4
 _SLOT_BYTES = _LENGTH_BYTES + MAIL_BYTES
 
 
 class Mail:
-    """One end. Threads: ``send`` is safe from any; messages arrive in a thread of the object's own, after ``begin``.
+    """One end. Threads: ``send`` is safe in any; after ``begin`` messages arrive in a thread of this object.
 
     Args:
-        channel: What carries it; closing it ends the mail.
+        channel: Carries the messages; closing it ends the mail.
         on_message: Called for every message of the other end, in order; must not block.
-        on_lost: Called once, in that thread, when the channel is gone, with the reason.
-        name: Of the thread.
+        on_lost: Called once, in that thread, with the reason, when the channel is lost.
+        name: Name of the thread.
     """
 
     def __init__(
@@ -61,17 +62,18 @@ class Mail:
         self._thread = Thread(target=self._read, name=name, daemon=True)
 
     def begin(self) -> None:
-        """Begins to read. Apart from making it: a message that came before is answered through this very object, which
-        its owner must know by then (an answer got lost so, and its client waited until the deadline of its call)."""
+        """Begins to read. This is separate from the constructor, since the first message may be answered through this
+        object, which its owner must know by then (otherwise an answer was lost, and its client waited until the
+        deadline)."""
         self._thread.start()
 
     @property
     def num_sent(self) -> int:
-        """Messages that were sent and of which ``reap`` has not yet seen the end."""
+        """Number of messages sent whose end ``reap`` has not seen yet."""
         return len(self._sent)
 
     def send(self, content: bytes) -> None:
-        """Sends a message; does not wait for the other end. ``reap`` is to be called now and then.
+        """Sends a message without waiting for the other end. Call ``reap`` from time to time.
 
         Raises:
             TooLargeError: It is longer than ``MAIL_BYTES``. Nothing was sent.
@@ -88,7 +90,7 @@ class Mail:
         """Waits for the end of all sends but the last ``keep``.
 
         Raises:
-            DeadlineExceededError, PeerLostError: The other end takes nothing. The channel is closed.
+            DeadlineExceededError, PeerLostError: The other end receives nothing. The channel is closed.
         """
         while len(self._sent) > keep:
             try:
@@ -98,7 +100,7 @@ class Mail:
             work.wait(timeout_s)
 
     def join(self) -> None:
-        """Waits for the thread to end, after the channel was closed; does nothing when called from it."""
+        """Waits for the thread to end, after the channel was closed; does nothing if called from that thread."""
         if self._thread.ident is not None and self._thread is not current_thread():
             self._thread.join(JOIN_TIMEOUT_S)
 

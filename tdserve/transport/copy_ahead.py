@@ -1,8 +1,8 @@
-"""Messages that a thread apart copies together while those before them are on their way.
+"""Fills messages in a separate thread while earlier ones are sent.
 
-To send a long message keeps the thread that sends it busy: gloo writes it at once where the peer waits for it. If the
-same thread had copied the next one together first, nobody would have written meanwhile (a third of the time of 64 MiB
-in 2,000 leaves, measured).
+Sending a long message occupies the sending thread, since gloo writes it at once if the peer waits for it. If the same
+thread also filled the next message, nothing would be written meanwhile (a third of the time of 64 MiB in 2,000 leaves,
+measured).
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import Source
 
 MESSAGES_AHEAD = 2
-"""That are filled and not yet asked for: one would do, if a core were always free just when one is."""
+"""Messages that are filled ahead: one would suffice if a core were always free at the right moment."""
 
 MIN_APART_BYTES = 16 * 1024 * 1024
-"""A thread takes a tenth of a millisecond to start, which is little beside the copying of so much."""
+"""Smallest content that is filled in a separate thread: starting one takes a tenth of a millisecond, little beside this
+copy."""
 
 _Filled = tuple[torch.Tensor, bool]
 
 
 def fill(source: Source, message: Message, pool: BufferPool) -> _Filled:
-    """A message's bytes, and whether they were copied for it; else they lie in their place."""
+    """Returns a message's bytes, and whether they were copied for it; otherwise they lie in their place."""
     buffer = source.direct(message)
     if buffer is not None:
         return buffer, False
@@ -37,13 +38,13 @@ def fill(source: Source, message: Message, pool: BufferPool) -> _Filled:
 
 
 def filled(messages: Sequence[Message], source: Source, pool: BufferPool) -> Generator[_Filled, None, None]:
-    """Every message as ``fill`` gives it, when it is asked for."""
+    """Yields every message as ``fill`` returns it, when the caller asks for it."""
     return (fill(source, message, pool) for message in messages)
 
 
 def filled_ahead(messages: Sequence[Message], source: Source, pool: BufferPool) -> Generator[_Filled, None, None]:
-    """As ``filled``; where the first of many must be copied, the others are in a thread apart. To be closed: the source
-    is left alone from then on."""
+    """Like ``filled``, but fills the others in a separate thread if the first of many has to be copied. The caller
+    closes the generator, which then no longer uses the source."""
     rest = iter(messages)
     for message in rest:
         buffer, is_copied = fill(source, message, pool)
@@ -76,7 +77,8 @@ class _Filler(Thread):
             self._results.put(error)
 
     def results(self) -> Generator[_Filled, None, None]:
-        """One for each message; raises what went wrong with it. Ends the thread when it is closed."""
+        """Yields one result per message, and raises the error of a message that failed. Closing the generator ends the
+        thread."""
         self.start()
         try:
             for _ in self._messages:

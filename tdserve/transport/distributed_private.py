@@ -1,7 +1,7 @@
 """The private names of ``torch.distributed`` that tdserve uses; those of torch are in ``structure/torch_private.py``.
 
-Seen in torch 2.13.0. ``tests/unit/transport/test_distributed_private.py`` looks for each, so that an upgrade
-that takes one away fails there by its name.
+Seen in torch 2.13.0. ``tests/unit/transport/test_distributed_private.py`` checks each name, so if an upgrade removes
+one, the test fails by its name.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 
 def gloo_options(device: Any, timeout_s: float, *, num_threads: int) -> Any:
-    """Options of a ProcessGroupGloo, whose constructor has no public argument for the device or the threads.
+    """Returns options of a ProcessGroupGloo, whose constructor has no public argument for the device or the threads.
 
     Args:
-        device: As ``ProcessGroupGloo.create_device`` makes it.
-        timeout_s: Of its operations.
-        num_threads: That run collectives; without any the caller's does.
+        device: A device of ``ProcessGroupGloo.create_device``.
+        timeout_s: Timeout of its operations.
+        num_threads: Threads that run collectives; with 0 the caller's thread does.
     """
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [device]
@@ -28,5 +28,5 @@ def gloo_options(device: Any, timeout_s: float, *, num_threads: int) -> Any:
 
 
 def set_timeout(options: Any, timeout: timedelta) -> None:
-    """Sets the timeout of options of a ProcessGroupNCCL, which only ``new_group`` sets otherwise."""
+    """Sets the timeout in options of a ProcessGroupNCCL; otherwise only ``new_group`` can set it."""
     options._timeout = timeout

@@ -1,11 +1,12 @@
 """The gloo channel: a two-rank process group that no registry of torch.distributed knows.
 
-Facts this file rests on beside those in ``proven``, measured with torch 2.13 on Linux:
+Facts that this file relies on beside those in ``proven``, measured with torch 2.13 on Linux:
 
-* A receive that times out closes the pair on both sides, for good. So that is how a pair is closed on purpose.
-* A dead peer is noticed at once, but a wait for a message that was half on its way is not told: it lasts its timeout.
-  Nor is the wait for a send that met the closed connection before gloo's own thread had seen it: gloo queues such a
-  message, and of its queue it tells nobody (``Pair::signalException``). A receive that was posted is always told.
+* A receive that times out closes the pair on both sides, for good. This is how a pair is closed on purpose.
+* A dead peer is noticed at once, but two kinds of waits are not notified and last until their timeout. One is the wait
+  for a message that was half transmitted. The other is the wait for a send that met the closed connection before gloo's
+  own thread had seen it: gloo queues such a message and notifies nobody of its queue (``Pair::signalException``). A
+  receive that was posted is always notified.
 * A message longer than the posted receive ends the receiving process (SIGABRT): lengths are agreed beforehand.
 """
 
@@ -31,17 +32,17 @@ WORKER_RANK = 0
 CLIENT_RANK = 1
 
 LARGE_MESSAGE_BYTES = 1 << 20
-"""From this size on a message is seldom on its way in one piece, and the wait for it is made one that can be ended."""
+"""A message of this size or more is seldom transmitted in one piece, so the wait for it is made interruptible."""
 
 LARGE_SEND_BYTES = 16 * 1024
-"""The same of what a client sends: a fresh socket takes no more at once, and gloo waits without end for a message that
-was half sent when the worker died (seen with 36 KB)."""
+"""The same limit for messages that a client sends: a fresh socket accepts no more at once, and gloo waits without end
+for a message that was half sent when the worker died (seen with 36 KB)."""
 
 _OTHER_WAIT = "Application timeout"
-"""In what gloo says to all other waits of this end when one has lasted too long; only that one knows how long."""
+"""Text in gloo's error of all other waits of this end after one has timed out; only that one knows how long it was."""
 
 _TOLD_WITHIN_S = 1.0
-"""For that one to say so; it takes microseconds."""
+"""Time for that wait to report; it takes microseconds."""
 
 
 class _GlooWork:
@@ -56,7 +57,7 @@ class _GlooWork:
 
     def block(self, end_s: float) -> None:
         """Waits, uninterrupted, until a moment of the monotonic clock. Raises RuntimeError, as gloo does."""
-        # gloo counts whole milliseconds: rounded down, it would be over before the time is.
+        # gloo counts whole milliseconds: rounded down, it would end before the time is up.
         timeout_ms = max(math.ceil((end_s - time.monotonic()) * 1000), 1)
         self._work.wait(timedelta(milliseconds=timeout_ms))
 
@@ -68,12 +69,12 @@ class GlooChannel:
         kv_store: Rendezvous; kept alive by the channel.
         rank: ``WORKER_RANK`` or ``CLIENT_RANK``.
         host: Address of the interface to listen on and connect from.
-        bond: What both ends prove to know.
+        bond: Secret and purpose that both ends prove.
         peer: Name of the other end, for errors.
         timeout_s: Seconds for the pair to form.
 
     Raises:
-        ConnectError: The pair did not form, or the other end did not prove itself. Nothing was sent but proofs.
+        ConnectError: The pair did not form, or the other end gave no proof. Nothing but proofs was sent.
     """
 
     transport = "gloo"
@@ -111,7 +112,7 @@ class GlooChannel:
             raise PeerLostError(peer=self.peer, reason=str(error).partition("\n")[0][:300]) from error
 
     def wait_all(self, works: Sequence[Work], timeout_s: float) -> None:
-        """Waits for several works: one change of threads for all of them, where they need any."""
+        """Waits for several works with at most one thread switch for all of them."""
         end_s = time.monotonic() + timeout_s
         mine = cast(Sequence[_GlooWork], works)
 
@@ -131,7 +132,8 @@ class GlooChannel:
             raise self._failure(error, timeout_s if time.monotonic() >= end_s else None) from error
 
     def close(self) -> None:
-        """Ends everything under way, at once: afterwards no buffer is read or written any more, whoever closes it."""
+        """Ends everything under way at once; afterwards no buffer is read or written, even if another thread is closing
+        the channel too."""
         self._end("the channel was closed")
         self._kv_store.close()
         with self._closing:
@@ -141,11 +143,12 @@ class GlooChannel:
         self.waiters.close()
 
     def _failure(self, error: RuntimeError, timeout_s: float | None) -> TDServeError:
-        """What a wait raises, after the channel was closed: all waits of one channel name the same cause.
+        """Returns the error that a wait raises after the channel was closed: all waits of one channel name the same
+        cause.
 
         Args:
-            error: Of gloo.
-            timeout_s: Of the wait, if its time is over.
+            error: gloo's error.
+            timeout_s: Timeout of the wait, if it is over.
         """
         found: TDServeError
         if timeout_s is not None:
@@ -162,7 +165,7 @@ class GlooChannel:
         return found
 
     def _end(self, reason: str) -> None:
-        """Notes why the channel ended, which happens once."""
+        """Records why the channel ended; only the first reason counts."""
         with self._lock:
             if not self._is_ended.is_set():
                 self._ended_by = reason

@@ -1,7 +1,7 @@
-"""Groups on their way to their end, and the memory that they may write until then.
+"""Groups that are being ended, and the memory that they may still write.
 
-To abort a group may take as long as its kernels do, or for ever. Whoever closes one does not wait so long; but no
-memory that a kernel still writes may be given to anybody else.
+Aborting a group may take as long as its kernels do, or for ever. The thread that closes a group does not wait that
+long, but memory that a kernel may still write must not be reused.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ class Graveyard:
     def __init__(self) -> None:
         self._lock = Lock()
         self._kept: dict[Thread, object] = {}
-        self._lost: list[object] = []  # memory that a kernel may still write, or none will ever: nobody can tell
+        self._lost: list[object] = []  # memory that a kernel may still write; it is unknown whether one will
 
     @property
     def num_buried(self) -> int:
-        """Groups that have not ended yet."""
+        """Number of groups that have not ended yet."""
         return len(self._kept)
 
     def bury(
         self, end: Callable[[], None], *, keeps: object, name: str, on_ended: Callable[[], None] | None = None
     ) -> Thread:
-        """Begins to end a group.
+        """Starts to end a group.
 
         Args:
-            end: Returns when no kernel of the group runs any more. Where it raises, its memory is not used again.
-            keeps: What its kernels may write; let go of when ``end`` has returned, and never where it raises.
-            name: Of the thread.
-            on_ended: Called then; gives memory back.
+            end: Returns when no kernel of the group runs any more. If it raises, the memory is never reused.
+            keeps: Memory that its kernels may write; released when ``end`` has returned, and never if it raises.
+            name: Name of the thread.
+            on_ended: Called after that; gives memory back.
 
         Returns:
-            The thread, which ends then.
+            The thread, which ends after that.
         """
 
         def run() -> None:
@@ -73,4 +73,4 @@ class Graveyard:
 
 
 GRAVEYARD = Graveyard()
-"""Of this process."""
+"""The graveyard of this process."""

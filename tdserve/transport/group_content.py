@@ -1,4 +1,4 @@
-"""Moving content among the members of an epoch: to one, on from one to others, and down a route in pieces."""
+"""Moves content among the members of an epoch: to one member, from one to others, and along a route in pieces."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tdserve.transport.sources_sinks import Sink, Source
 from tdserve.transport.stream import MESSAGES_AT_ONCE, MESSAGES_UNDER_WAY
 
 CALL_TAG = 1
-"""Of calls that all members take part in; 0 is the link's own."""
+"""Tag of collectives; 0 is used by the link itself."""
 
 PAIR_TAG = 2
-"""Of calls of two members: they may come between those of all in another order at each."""
+"""Tag of calls between two members: at each of them they may fall between different collectives."""
 
 
 class Wire:
     """One call's use of a link.
 
     Args:
-        link: Of the epoch.
+        link: The link of the epoch.
         tag: ``CALL_TAG`` or ``PAIR_TAG``.
-        deadline: Of the call; it has an end.
-        pool: Of staging buffers.
+        deadline: Deadline of the call; it is never None.
+        pool: Pool of staging buffers.
     """
 
     def __init__(self, link: GroupLink, tag: int, deadline: Deadline, pool: BufferPool) -> None:
@@ -46,13 +46,14 @@ class Wire:
         return self.link.recv(buffer, peer, self._tag)
 
     def wait(self, works: Sequence[LinkWork]) -> None:
-        """Waits; errors as of ``GroupLink.wait_all``."""
+        """Waits for works; errors as in ``GroupLink.wait_all``."""
         if works:
             self.link.wait_all(works, self._deadline.remaining_s or 0.0)
 
 
 def send_content(wire: Wire, messages: Sequence[Message], source: Source, peers: Sequence[int]) -> None:
-    """Sends every message to each of some ranks. Raises PeerLostError, DeadlineExceededError: the link is closed."""
+    """Sends every message to each of some ranks. Raises PeerLostError or DeadlineExceededError; then the link is
+    closed."""
     under_way: deque[LinkWork] = deque()
     for message in messages:
         _make_room(wire, under_way, len(peers))
@@ -65,7 +66,7 @@ def send_content(wire: Wire, messages: Sequence[Message], source: Source, peers:
 
 
 def recv_content(wire: Wire, messages: Sequence[Message], sink: Sink, peer: int, onward: Sequence[int] = ()) -> None:
-    """Receives every message from a rank, and sends each on to others as soon as it is there.
+    """Receives every message from a rank, and forwards each to others as soon as it arrives.
 
     Raises:
         PeerLostError, DeadlineExceededError: The link is closed; the sink holds some of the messages.

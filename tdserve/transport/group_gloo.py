@@ -1,13 +1,13 @@
 """Connections among all members of an epoch: one gloo group that no registry of torch.distributed knows.
 
-What this file rests on beside the facts in ``gloo``:
+Facts that this file relies on beside those in ``gloo``:
 
-* A receive that times out closes *all* pairs of its group at this rank, and every other rank sees that at once; one
-  from a rank whose pair is closed already fails, and closes no other (measured with torch 2.13 on Linux).
-* Who waits for a message that was half on its way is not told that its pair is closed, by whichever end: it waits on
-  (measured). Over loopback 100 KB come whole or not at all, 500 KB do not; a network cuts sooner.
-* A collective of gloo's own runs in a thread of the group, which the group's end waits for (not measured): one that
-  hangs could not be left. So only sends and receives are used here, which run in no thread.
+* A receive that times out closes *all* pairs of its group at this rank, and every other rank sees that at once. A
+  receive from a rank whose pair is already closed fails, and closes no other pair (measured with torch 2.13 on Linux).
+* A wait for a message that was half transmitted is not notified when its pair is closed, by either end: it continues
+  (measured). Over loopback 100 KB arrive whole or not at all, 500 KB do not; a network splits sooner.
+* A collective of gloo itself runs in a thread of the group, and the end of the group waits for it (not measured): one
+  that hangs could not be abandoned. So this file uses only sends and receives, which run in no thread.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.waiters import Waiters
 
 LARGE_BYTES = LARGE_SEND_BYTES
-"""From this size on a message may be cut in two, and the wait for it, either way, is made one that can be ended."""
+"""A message of this size or more may be split in transmission, so the wait for it, in either direction, is made
+interruptible."""
 
 
 class LinkWork:
-    """One send or receive under way; dropping it gives it up, unseen by the other end.
+    """One send or receive under way; dropping it gives it up, and the other end does not notice.
 
     Attributes:
         peer: Rank of the other end.
-        is_large: Whether it may be cut in two.
+        is_large: Whether it may be split in transmission.
     """
 
     def __init__(self, work: Any, buffer: torch.Tensor, peer: int, num_large: list[int]) -> None:
@@ -46,7 +47,7 @@ class LinkWork:
         self._buffer = buffer  # gloo keeps a bare pointer
         self._num_large = num_large
         self.peer = peer
-        # What is posted behind a large message may be cut where that one filled the socket.
+        # A message posted behind a large one may be split, since the large one fills the socket.
         self.is_large = buffer.numel() >= LARGE_BYTES or num_large[peer] > 0
         num_large[peer] += self.is_large
 
@@ -56,27 +57,27 @@ class LinkWork:
         self._work.wait(timedelta(milliseconds=timeout_ms))
 
     def settle(self) -> None:
-        """It has come, or gone, whole."""
+        """Called when the message has arrived, or left, as a whole."""
         self._num_large[self.peer] -= self.is_large
 
 
 class GroupLink:
-    """This rank's connections to all others.
+    """The connections of this rank to all others.
 
-    Threads: ``send`` and ``recv`` may be called from any thread, ``close`` too.
+    Threads: ``send``, ``recv`` and ``close`` are safe in any.
 
     Args:
         kv_store: Rendezvous of all ranks; kept alive by the link.
-        rank: This member's.
-        world_size: Members.
+        rank: Rank of this member.
+        world_size: Number of members.
         host: Address of the interface to listen on and connect from.
-        bond: What all ranks prove to know.
-        name: Of the group, for errors.
+        bond: Secret and purpose that all ranks prove.
+        name: Name of the group, for errors.
         timeout_s: Seconds for all pairs to form.
-        peers: What errors call the ranks; empty: by number.
+        peers: Names of the ranks in errors; empty: their numbers.
 
     Raises:
-        ConnectError: They did not form, or a rank did not prove itself. Nothing was sent but proofs.
+        ConnectError: They did not form, or a rank gave no proof. Nothing but proofs was sent.
     """
 
     def __init__(
@@ -134,8 +135,8 @@ class GroupLink:
 
         Raises:
             DeadlineExceededError: Not within ``timeout_s`` seconds. The link is closed.
-            PeerLostError: A member went away, or has closed its link. The link is closed; a buffer that was being
-                filled is undefined.
+            PeerLostError: A member went away or closed its link. The link is closed; a buffer that was being filled is
+                undefined.
         """
         end_s = time.monotonic() + timeout_s
         waited_for = works[0].peer if works else self.rank
@@ -147,7 +148,7 @@ class GroupLink:
                 work.block(end_s)
 
         try:
-            # A wait for what is half on its way is not told of a dead peer: it is made one that can be ended.
+            # A wait for a half transmitted message is not notified of a dead peer, so it is made interruptible.
             if not any(work.is_large for work in works):
                 block()
             elif not self._waiters.wait(block):
@@ -162,7 +163,7 @@ class GroupLink:
             work.settle()
 
     def close(self) -> None:
-        """Ends everything under way, at once: afterwards no buffer is read or written any more. Idempotent."""
+        """Ends everything under way at once; afterwards no buffer is read or written. Idempotent."""
         with self._lock:
             group, self._group = self._group, None
         self._kv_store.close()
@@ -182,5 +183,5 @@ class GroupLink:
 
 
 def _first_line(error: BaseException) -> str:
-    """Without the place in gloo's sources that stands in front."""
+    """Returns the first line of an error, without the place in gloo's sources in front of it."""
     return re.sub(r"^\[[^\]]*\] ", "", str(error).partition("\n")[0])[:300]

@@ -1,11 +1,11 @@
 """Content among the GPUs of a group: an NCCL group that no registry of torch.distributed knows.
 
-What torch's sources and NCCL's documentation say; nothing of this was measured, for want of two GPUs:
+Facts from torch's sources and NCCL's documentation; none of them was measured, for lack of two GPUs:
 
-* Its calls only enqueue. A peer that is gone or stands still is seen by nobody but torch's watchdog thread, whose
-  answer is to end the process. So the watchdog is told to leave that alone (by variables that are read when a group is
-  made), and whoever waits looks at the clock, and ends the group by ``abort``, which is what wakes the kernels.
-* Two ranks on one GPU are refused by NCCL, in the middle of its initialisation: the control process compares before.
+* Calls only enqueue. Only torch's watchdog thread notices a peer that is gone or stands still, and it ends the process.
+  So variables that are read when a group is made disable this, and a waiting thread checks the clock and ends the group
+  by ``abort``, which wakes the kernels.
+* NCCL refuses two ranks on one GPU in the middle of its initialisation: the control process compares GPUs before.
 * Sends and receives between a pair are matched by order alone; tags are ignored.
 """
 
@@ -26,7 +26,7 @@ from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.waiters import Waiters
 
 POLL_S = 0.0002
-"""Between two looks at a call under way: nothing can wait for it with a deadline."""
+"""Pause between two checks of a call under way: no wait of NCCL has a deadline."""
 
 _Start = Callable[[Any, torch.Tensor], Any]
 """Enqueues one call of a group."""
@@ -35,20 +35,20 @@ _OPERATIONS = {"sum": "SUM", "max": "MAX", "min": "MIN"}
 
 
 def check_available() -> None:
-    """Raises NotSupportedError where torch was built without NCCL, or finds no CUDA device."""
+    """Raises NotSupportedError if torch was built without NCCL, or finds no CUDA device."""
     if not dist.is_nccl_available() or not torch.cuda.is_available():
         raise NotSupportedError(feature="backend 'nccl'", reason="torch has no NCCL, or finds no CUDA device, here")
 
 
 class NcclLink:
-    """This rank's part of an NCCL group. Threads: one at a time; ``close`` from any.
+    """This rank's part of an NCCL group. Threads: one at a time; ``close`` in any.
 
     Args:
-        kv_store: Rendezvous of all ranks, its own; kept alive by the link.
-        rank: This member's.
-        world_size: Members.
+        kv_store: Rendezvous of all ranks, for this group alone; kept alive by the link.
+        rank: Rank of this member.
+        world_size: Number of members.
         device: CUDA device, with its number.
-        name: Of the group, for errors.
+        name: Name of the group, for errors.
 
     Raises:
         ConnectError: The group could not be made. Connections are formed by the first call.
@@ -78,23 +78,23 @@ class NcclLink:
         self._run(lambda group, flat: group.broadcast([flat], options), flats, timeout_s)
 
     def send(self, flats: Sequence[torch.Tensor], dst: int, timeout_s: float) -> None:
-        """Sends to a rank; errors as of ``broadcast``."""
+        """Sends to a rank; errors as in ``broadcast``."""
         self._run(lambda group, flat: group.send([flat], dst, 0), flats, timeout_s)
 
     def recv(self, flats: Sequence[torch.Tensor], src: int, timeout_s: float) -> None:
-        """Receives from a rank; errors as of ``broadcast``."""
+        """Receives from a rank; errors as in ``broadcast``."""
         self._run(lambda group, flat: group.recv([flat], src, 0), flats, timeout_s)
 
     def all_reduce(self, flats: Sequence[torch.Tensor], op: str, timeout_s: float) -> None:
-        """Reduces over all ranks, in place; errors as of ``broadcast``."""
+        """Reduces over all ranks, in place; errors as in ``broadcast``."""
         options = dist.AllreduceOptions()
         options.reduceOp = getattr(dist.ReduceOp, _OPERATIONS[op])
         self._run(lambda group, flat: group.allreduce([flat], options), flats, timeout_s)
 
     def close(self) -> None:
-        """Ends everything under way, in a thread: where a kernel hangs, it takes its time. Idempotent.
+        """Ends everything under way, in a thread, since a kernel that hangs takes time. Idempotent.
 
-        Tensors that a kernel may still write are kept until that is over.
+        Tensors that a kernel may still write are kept until then.
         """
         self._kv_store.close()
         with self._lock:
@@ -126,8 +126,8 @@ class NcclLink:
         self._under_way = ()
 
     def _begin(self, start: _Start, flats: Sequence[torch.Tensor], timeout_s: float) -> list[Any]:
-        """Enqueues calls. The first ones of a link form its connections, and block until all ranks have come: so they
-        are made in a thread whose caller can be let go."""
+        """Enqueues calls. The first calls of a link form its connections, and block until all ranks have come, so they
+        are made in a thread from which the caller can be released."""
         stream = torch.cuda.current_stream(self.device)
         works: list[Any] = []
 
@@ -151,7 +151,7 @@ class NcclLink:
             if time.monotonic() >= end_s:
                 raise DeadlineExceededError(what="a transfer by NCCL")
             time.sleep(POLL_S)
-        work.wait()  # raises what has failed; the current stream comes after it
+        work.wait()  # raises the failure; the current stream continues after it
 
     def _open_group(self) -> Any:
         group = self._group

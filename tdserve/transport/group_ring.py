@@ -1,7 +1,7 @@
-"""Adding up (or taking the largest of) what all members hold, around a ring, in pieces.
+"""Reduces (sum, maximum or minimum) what all members have, around a ring, in pieces.
 
-Every rank has a segment that travels around the ring once and is complete then; a second time around brings it to
-everybody. So each rank sends about twice the content, however many there are, and all get bitwise the same result.
+Every rank has a segment that travels around the ring once and is then complete; in a second round it reaches every
+rank. So each rank sends about twice the content, whatever the number of ranks, and all get bitwise the same result.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tdserve.transport.sources_sinks import as_bytes
 from tdserve.transport.stream import MESSAGES_UNDER_WAY
 
 PIECE_BYTES = 4 * 1024 * 1024
-"""While one piece is added, the next ones are on their way."""
+"""While one piece is reduced, the next ones are under way."""
 
 Reduction = Callable[[torch.Tensor, torch.Tensor], object]
-"""Takes the second into the first, element by element."""
+"""Reduces the second tensor into the first, element by element."""
 
 _BY_NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 _BY_TORCH: dict[str, Reduction] = {
@@ -32,9 +32,9 @@ _BY_TORCH: dict[str, Reduction] = {
 
 
 def reduction_of(op: str, dtype: torch.dtype) -> Reduction:
-    """How ``"sum"``, ``"max"`` or ``"min"`` is done, in the calling thread where that can be.
+    """Returns the function for ``"sum"``, ``"max"`` or ``"min"``; it runs in the calling thread if possible.
 
-    By NumPy, where it has the dtype: torch spreads a megabyte over all cores, and waits for the busiest of them.
+    It uses NumPy if NumPy has the dtype: torch spreads a megabyte over all cores, and waits for the busiest of them.
     """
     if dtype in (torch.bfloat16, torch.float16):
         return _BY_TORCH[op]
@@ -43,10 +43,10 @@ def reduction_of(op: str, dtype: torch.dtype) -> Reduction:
 
 
 def all_reduce_ring(wire: Wire, flat: torch.Tensor, op: str) -> None:
-    """Reduces a contiguous one-dimensional CPU tensor over all ranks, in place; all have one of equal size.
+    """Reduces a contiguous one-dimensional CPU tensor over all ranks, in place; all ranks pass equal sizes.
 
     Args:
-        wire: Of the call.
+        wire: The wire of the call.
         flat: The tensor.
         op: ``"sum"``, ``"max"`` or ``"min"``.
 
@@ -59,7 +59,7 @@ def all_reduce_ring(wire: Wire, flat: torch.Tensor, op: str) -> None:
         return
     segments = _segments(flat, size)
     own = segments[rank]
-    # What is received at one step is what is sent at the next.
+    # A segment that is received at one step is sent at the next.
     steps = [segments[(rank - step - 1) % size] for step in range(2 * size - 2)]
     coming = [(piece, step < size - 1) for step, pieces in enumerate(steps) for piece in pieces]
     num_last = len(steps[-1])
@@ -74,7 +74,7 @@ def all_reduce_ring(wire: Wire, flat: torch.Tensor, op: str) -> None:
             buffer = wire.pool.take(target.nbytes) if is_staged else as_bytes(target)
             posted.append((wire.expect(buffer, left), buffer))
             num_posted += 1
-        # Of the pieces to send, those of the own segment are there from the start, each other one when it has come.
+        # Pieces of the own segment can be sent from the start, each other piece when it has arrived.
         while num_sent < len(going) and num_sent < min(number + len(own), number + MESSAGES_UNDER_WAY):
             if len(sent) >= MESSAGES_UNDER_WAY:
                 wire.wait([sent.popleft()])
@@ -90,7 +90,7 @@ def all_reduce_ring(wire: Wire, flat: torch.Tensor, op: str) -> None:
 
 
 def _segments(flat: torch.Tensor, size: int) -> list[list[torch.Tensor]]:
-    """Of each rank the pieces of its segment."""
+    """Returns the pieces of each rank's segment."""
     step = max(PIECE_BYTES // flat.element_size(), 1)
     bounds = [flat.numel() * number // size for number in range(size + 1)]
     return [

@@ -1,8 +1,8 @@
-"""The loopback channel: both ends in one process, joined by memory. A channel's contract in its strictest reading.
+"""The loopback channel: both ends in one process. It reads the channel contract in the strictest way.
 
-Where real transports differ, this one takes the side that finds more mistakes: a send is taken only when it meets its
-receive (gloo lets small ones go ahead), and two ends that disagree on a length hear of it (gloo ends the process, or
-leaves the tail of the longer buffer as it was).
+Where real transports differ, this one behaves in the way that finds more mistakes. A send completes only when it meets
+its receive (gloo lets small ones go ahead). If two ends disagree on a length, both get an error (gloo ends the process,
+or leaves the tail of the longer buffer unchanged).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Queue = deque["_LoopbackWork"]
 
 
 class _Wire:
-    """What two ends share: the sends and receives that did not meet yet, by direction and tag."""
+    """The state that two ends share: sends and receives that have not met yet, by direction and tag."""
 
     def __init__(self) -> None:
         self.changed = Condition()
@@ -30,7 +30,8 @@ class _Wire:
         self.lost: str | None = None
 
     def meet(self, direction: int, tag: int) -> None:
-        """Copies the oldest send of a tag into the oldest receive, while there are both. Called with the lock held."""
+        """Copies the oldest send of a tag into the oldest receive, as long as there are both. Called with the lock
+        held."""
         sends, recvs = self.sends[direction, tag], self.recvs[direction, tag]
         while sends and recvs:
             sent, received = sends.popleft(), recvs.popleft()
@@ -43,7 +44,7 @@ class _Wire:
         self.changed.notify_all()
 
     def close(self, reason: str) -> None:
-        """Ends both ends, for the first reason given. Called with the lock held."""
+        """Closes both ends; the first reason counts. Called with the lock held."""
         self.lost = self.lost or reason
         self.sends.clear()
         self.recvs.clear()
@@ -74,7 +75,7 @@ class LoopbackChannel:
     """One end of a channel within a process; ``pair`` makes both. See ``tdserve.transport.channel.Channel``.
 
     Args:
-        wire: What it shares with the other end.
+        wire: The state that it shares with the other end.
         rank: 0 or 1.
         peer: Name of the other end, for errors.
     """
@@ -88,7 +89,7 @@ class LoopbackChannel:
 
     @classmethod
     def pair(cls) -> tuple[LoopbackChannel, LoopbackChannel]:
-        """Two ends: what one sends, the other receives."""
+        """Returns two connected ends."""
         wire = _Wire()
         return cls(wire, 0, peer="end 1 of the loopback"), cls(wire, 1, peer="end 0 of the loopback")
 
@@ -108,14 +109,15 @@ class LoopbackChannel:
                 raise DeadlineExceededError(what="a loopback transfer", timeout_s=timeout_s) from error
 
     def close(self) -> None:
-        """Ends both ends; what was sent and not yet received is gone."""
+        """Closes both ends; what was sent and not received is lost."""
         with self.wire.changed:
             self.wire.close("the channel was closed")
 
     def _post(
         self, queues: dict[tuple[int, int], _Queue], direction: int, tag: int, buffer: torch.Tensor
     ) -> _LoopbackWork:
-        """Queues a buffer. Raises LocalProtocolError when the two ends disagree on a length: the channel is closed."""
+        """Queues a buffer. Raises LocalProtocolError if the two ends disagree on a length; then the channel is
+        closed."""
         if buffer.dtype is not torch.uint8 or buffer.dim() != 1 or not buffer.is_contiguous():
             kind = f"{buffer.dtype}{list(buffer.shape)}"
             raise LocalProtocolError(reason=f"a channel moves contiguous uint8 tensors of one dimension, not {kind}")

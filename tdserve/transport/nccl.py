@@ -1,15 +1,16 @@
 """The NCCL channel: content store -> pinned staging -> GPU -> NCCL -> the client's GPU, between two ranks.
 
-Written after torch 2.13's sources, and never run by its author, who had no two GPUs. Facts this file rests on:
+Written from torch 2.13's sources, and never run, for lack of two GPUs. Facts that this file relies on:
 
-* A ``ProcessGroupNCCL`` built directly on a ``Store`` is no part of torch.distributed's world, like the gloo one.
-* Sends and receives of a pair run in the order in which they were started; tags are ignored. So ``OrderedChannel``.
-* They only enqueue. Whoever waits looks at an event and at the clock: a peer that is gone is noticed by gloo, not by
-  NCCL, and ``abort`` is what ends the kernels that wait for it.
-* torch's watchdog would end the process on a fault; variables that are read when a group is made tell it not to.
-* To pin memory, and to take or free it on a GPU, may wait for kernels that wait for a peer: see ``staging_pool``.
-* ``abort`` returns when the kernels have ended, which may take its time: see ``graveyard``.
-* Two ranks on one GPU are refused in the middle of NCCL's initialisation: the ends compare their GPUs before.
+* A ``ProcessGroupNCCL`` built directly on a ``Store`` is not part of torch.distributed's world, like the gloo one.
+* Sends and receives of a pair run in the order in which they were started; tags are ignored. Hence ``OrderedChannel``.
+* Calls only enqueue. A waiting thread checks an event and the clock. gloo, not NCCL, notices a peer that is gone, and
+  ``abort`` ends the kernels that wait for it.
+* torch's watchdog would end the process on a fault; variables that are read when a group is made prevent this.
+* Pinning memory, and allocating or freeing it on a GPU, may wait for kernels that wait for a peer: see
+  ``staging_pool``.
+* ``abort`` returns when the kernels have ended, which may take long: see ``graveyard``.
+* NCCL refuses two ranks on one GPU in the middle of its initialisation: the ends compare their GPUs before.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
 from tdserve.transport.staging_pool import Slot, StagingPool
 
 POLL_S = 0.0001
-"""Between two looks at a piece under way, which takes some hundred microseconds; nothing can wait with a deadline."""
+"""Pause between two checks of a piece under way, which takes some hundred microseconds; no wait of NCCL has a
+deadline."""
 
 ABORT_TIMEOUT_S = 1.0
-"""For the kernels of an aborted group; longer ones end by themselves, unseen."""
+"""Time for the kernels of an aborted group; longer ones end later, unobserved."""
 
 STAGING_TIMEOUT_S = 2.0
-"""For a session that has ended to give back its staging memory: longer than the abort of a group takes as a rule."""
+"""Time for a session that has ended to return its staging memory: longer than the abort of a group usually takes."""
 
 MAX_WIRES = 16
-"""Of one GPU and process: 192 MiB of pinned memory, and as much of the GPU's."""
+"""Wires per GPU and process: they take 192 MiB of pinned memory, and as much of the GPU's."""
 
 _pools_lock = Lock()
 _pools: dict[torch.device, StagingPool] = {}
@@ -49,28 +51,29 @@ _pools: dict[torch.device, StagingPool] = {}
 
 
 class Gpu(Protocol):
-    """What a wire needs of a GPU; see ``CudaGpu``."""
+    """The operations of a GPU that a wire needs; see ``CudaGpu``."""
 
     device: torch.device
 
     def make_group(self, kv_store: KVStore, rank: int) -> Any:
-        """A group of two."""
+        """Makes a group of two."""
 
     def enqueue(self, start: Callable[[], None]) -> Any:
-        """Has calls begun; returns an event that comes after them."""
+        """Starts calls; returns an event that comes after them."""
 
     def mark(self) -> Any:
         """An event behind what the calling thread has asked of the GPU."""
 
     def wait_event(self, event: Any) -> None:
-        """What is begun from here on comes after the event."""
+        """Orders all later calls after the event."""
 
     def drain(self) -> None:
-        """Waits until nothing that was begun runs any more."""
+        """Waits until all started calls have ended."""
 
 
 def why_unavailable(device: str) -> str:
-    """Why this process cannot use NCCL on a device such as ``"cuda:0"``; "" when it can. Touches no other device."""
+    """Returns why this process cannot use NCCL on a device such as ``"cuda:0"``; "" if it can. Touches no other
+    device."""
     wanted = torch.device(device)
     if wanted.type != "cuda":
         return f"{device} is no CUDA device"
@@ -83,7 +86,7 @@ def why_unavailable(device: str) -> str:
 
 
 def gpu_uuid(device: str) -> str:
-    """What tells a GPU from all others; equal in every process that uses it, whatever number it has there.
+    """Returns an id of a GPU that is equal in every process that uses it, whatever number it has there.
 
     Raises:
         NotSupportedError: It cannot be used for NCCL.
@@ -95,10 +98,10 @@ def gpu_uuid(device: str) -> str:
 
 
 class CudaGpu:
-    """A GPU as a wire uses it, with a stream of the wire's own. Threads: one at a time.
+    """A GPU with a stream for one wire. Threads: one at a time.
 
     Args:
-        device: With its number.
+        device: The device, with its number.
 
     Raises:
         RuntimeError: It cannot be used.
@@ -109,11 +112,11 @@ class CudaGpu:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def make_group(self, kv_store: KVStore, rank: int) -> Any:
-        """A group of two; see ``nccl_groups.make_group``."""
+        """Makes a group of two; see ``nccl_groups.make_group``."""
         return make_group(kv_store, rank, self.device)
 
     def enqueue(self, start: Callable[[], None]) -> Any:
-        """Has calls begun on the stream; returns an event that comes after them."""
+        """Starts calls on the stream; returns an event that comes after them."""
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             start()
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -127,7 +130,7 @@ class CudaGpu:
         return event
 
     def wait_event(self, event: Any) -> None:
-        """Lets the stream wait for it; no thread does."""
+        """Makes the stream wait for it; no thread waits."""
         self._stream.wait_event(event)
 
     def drain(self) -> None:
@@ -139,16 +142,16 @@ class _Piece:
     """A piece under way on the wire's stream."""
 
     def __init__(self, wire: NcclWire, event: Any, memory: torch.Tensor, *, source: torch.Tensor | None = None) -> None:
-        self.memory = memory  # that is written or read until the event
+        self.memory = memory  # written or read until the event
         self._wire = wire
-        self.source = source  # staging memory, from which it is copied here
+        self.source = source  # staging memory from which it is copied to ``memory``
         self._event = event
 
     def finish(self, timeout_s: float = math.inf) -> None:
         """See ``ordered.Moving``.
 
         Raises:
-            PeerLostError: Also when it takes longer than ``timeout_s``.
+            PeerLostError: The wire is lost, or it takes longer than ``timeout_s``.
         """
         end_s = time.monotonic() + timeout_s
         while not self._event.query():
@@ -160,19 +163,19 @@ class _Piece:
 
 
 class NcclWire:
-    """See ``ordered.Wire``. Everything runs on a stream of its own.
+    """Implements ``ordered.Wire``. Everything runs on a stream of its own.
 
     Args:
         kv_store: Rendezvous of this wire alone.
         rank: ``WORKER_RANK`` or ``CLIENT_RANK``.
-        gpu: This end's.
+        gpu: GPU of this end.
         staging: Memory for this end's pieces.
         peer: Name of the other end, for errors.
-        timeout_s: Until staging memory is free, and then until the first byte is there.
+        timeout_s: Seconds until staging memory is free, and then again until the first byte has arrived.
 
     Raises:
-        ConnectError: The wire did not form, or there is no staging memory for it. May last ``FORM_TIMEOUT_S`` longer
-            than ``timeout_s``. What it has taken is given back when NCCL has let go of it.
+        ConnectError: The wire did not form, or there is no staging memory for it. This may take ``FORM_TIMEOUT_S``
+            longer than ``timeout_s``. Memory that it has taken is returned when NCCL has released it.
     """
 
     def __init__(
@@ -189,7 +192,7 @@ class NcclWire:
         self._gpu = gpu
         self._other = 1 - rank
         self._lock = Lock()
-        self._using = Lock()  # of staging memory and stream: not any more once the wire is closed
+        self._using = Lock()  # guards staging memory and stream; unused once the wire is closed
         self._closed = Event()
         self._num_begun = 0
         self._staging = staging
@@ -223,7 +226,7 @@ class NcclWire:
         return self._begin(start, staged)
 
     def recv(self, piece: torch.Tensor, after: Any) -> _Piece:
-        """See ``ordered.Wire``; straight into memory of this GPU, else through staging."""
+        """See ``ordered.Wire``. Receives straight into memory of this GPU, otherwise through staging memory."""
         if piece.device == self._gpu.device:
 
             def start_here(group: Any) -> None:
@@ -241,19 +244,20 @@ class NcclWire:
         return self._begin(start, piece, source=pinned)
 
     def posted(self, buffer: torch.Tensor) -> Any:
-        """What the thread has already asked of memory on this GPU comes before what is received into it."""
+        """Returns a mark behind the work that this thread has already queued for memory on this GPU; a receive comes
+        after it."""
         return self._gpu.mark() if buffer.device == self._gpu.device else None
 
     def check(self) -> None:
-        """Raises PeerLostError when the wire is closed."""
+        """Raises PeerLostError if the wire is closed."""
         if self._closed.is_set():
             raise PeerLostError(peer=self.peer, reason="the NCCL wire was closed")
 
     def finish(self, piece: _Piece) -> None:
-        """A piece has come to its end: what was received through staging memory is put in place.
+        """Finishes a piece: copies what was received through staging memory to its place.
 
         Raises:
-            PeerLostError: The wire is closed; the staging memory may be another's by now.
+            PeerLostError: The wire is closed; the staging memory may belong to another wire now.
         """
         with self._using:
             self.check()
@@ -262,10 +266,10 @@ class NcclWire:
         self._under_way.discard(piece)
 
     def close(self) -> None:
-        """Aborts the group; waits for that a little. Idempotent.
+        """Aborts the group and waits briefly. Idempotent.
 
-        Staging memory, and what pieces under way are received into, are kept until the abort has returned and the
-        stream has nothing left to do.
+        Staging memory, and the destinations of pieces under way, are kept until the abort has returned and the stream
+        has nothing left to do.
         """
         with self._lock:
             if self._closed.is_set():
@@ -276,7 +280,7 @@ class NcclWire:
         def end() -> None:
             if group is not None:
                 abort_group(group)
-            with self._using:  # by whoever had begun before
+            with self._using:  # used by a thread that began before
                 self._gpu.drain()
 
         ending = GRAVEYARD.bury(
@@ -288,13 +292,13 @@ class NcclWire:
         ending.join(ABORT_TIMEOUT_S)
 
     def _let_go(self) -> None:
-        """Nothing of the wire runs any more."""
+        """Releases memory; called when nothing of the wire runs any more."""
         self._under_way.clear()
         self._starting = None
         self._staging.give_back(self._slots)
 
     def _next_slot(self) -> Slot:
-        """The slot whose piece was finished longest ago: there are as many as pieces under way at most."""
+        """Returns the slot whose piece was finished first: there are at least as many slots as pieces under way."""
         self._num_begun += 1
         return self._slots[self._num_begun % len(self._slots)]
 
@@ -312,13 +316,13 @@ class NcclWire:
         return piece
 
     def _greet(self, rank: int, timeout_s: float) -> None:
-        """Forms the connection, by a first byte."""
+        """Forms the connection by exchanging a first byte."""
         piece = torch.zeros(1, dtype=torch.uint8)
         (self.send(piece) if rank == WORKER_RANK else self.recv(piece, None)).finish(timeout_s)
 
 
 def open_wire(kv_store: KVStore, rank: int, *, device: str, peer: str, timeout_s: float) -> NcclWire:
-    """One end of a wire between two GPUs. Arguments as of :class:`NcclWire`, with the GPU by its name.
+    """Opens one end of a wire between two GPUs. Arguments are those of :class:`NcclWire`, with the GPU's name.
 
     Raises:
         ConnectError: It did not form, or the GPU cannot be used. Nothing was sent.
@@ -336,10 +340,10 @@ def _unformed_error(device: torch.device, error: Exception) -> ConnectError:
 
 
 def prepare_staging(device: str, *, num_ready: int) -> StagingPool:
-    """The staging memory of this process for a GPU; made where there is none, with so many sets ready.
+    """Returns the staging memory of this process for a GPU; makes it if there is none, with ``num_ready`` sets ready.
 
     Raises:
-        RuntimeError: There is not so much memory, or the GPU cannot be used.
+        RuntimeError: There is not enough memory, or the GPU cannot be used.
     """
     there = torch.device(device)
     with _pools_lock:

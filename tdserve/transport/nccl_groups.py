@@ -1,4 +1,4 @@
-"""Makes NCCL groups: the one place that does, after it has told torch and NCCL what they read only once."""
+"""Makes NCCL groups; the only place that does, after it has set what torch and NCCL read only once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tdserve.transport.distributed_private import set_timeout
 from tdserve.transport.rendezvous import KVStore
 
 NEVER = timedelta(days=365)
-"""Of torch's own clock, whose end is the process's."""
+"""Timeout of torch's own clock, which would end the process."""
 
 FORM_TIMEOUT_S = 30
-"""For NCCL's own handshake: torch's default is half an hour."""
+"""Timeout of NCCL's own handshake: torch's default is half an hour."""
 
 _VARIABLES = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
@@ -26,15 +26,15 @@ _VARIABLES = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(FORM_TIMEOUT_S),
 }
-"""Read by torch when a group is made, the last one once; without the first three a peer's death would be this
-process's."""
+"""Variables that torch reads when a group is made, the last one once. Without the first three a peer's death would end
+this process."""
 
 
 def prepare_process(interface: str | None = None) -> None:
     """Sets the variables that torch and NCCL read, for the life of the process, before its first group; idempotent.
 
-    What the user has set himself stays; where he has groups of his own, made later, they see these variables too. NCCL
-    looks at the interface once in a process.
+    Variables that the user has set stay. Groups that the user makes later see these variables too. NCCL reads the
+    interface once per process.
 
     Args:
         interface: Address or name of the interface for content; None takes that of ``TDSERVE_INTERFACE``, "" leaves
@@ -46,9 +46,10 @@ def prepare_process(interface: str | None = None) -> None:
 
 
 def make_group(kv_store: KVStore, rank: int, device: torch.device, *, world_size: int = 2) -> Any:
-    """A ProcessGroupNCCL whose faults are ours to handle. Its connections are formed by the first call.
+    """Makes a ProcessGroupNCCL whose faults we handle. Its first call forms the connections.
 
-    That call raises RuntimeError when they have not formed after ``FORM_TIMEOUT_S``: groups that do not block can.
+    That call raises RuntimeError if they have not formed after ``FORM_TIMEOUT_S``, which works since the group does not
+        block.
     """
     prepare_process()
     with torch.cuda.device(device):
@@ -59,6 +60,6 @@ def make_group(kv_store: KVStore, rank: int, device: torch.device, *, world_size
 
 
 def abort_group(group: Any) -> None:
-    """Ends whatever hangs in it; may last as long as its kernels do."""
+    """Ends everything under way in a group; may take as long as its kernels do."""
     with suppress(RuntimeError):
         group.abort()

@@ -1,9 +1,9 @@
-"""A channel whose large messages take a wire that knows no tags, only an order; it must be the same at both ends.
+"""A channel whose large messages use a wire without tags, which needs the same order at both ends.
 
-NCCL is such a wire: what one end starts, the other must start as its next. So one end, the leader, decides what moves
-next, in both directions, and says so over mail of its own; the other says beforehand what it has posted. A message
-moves only when both ends have posted it: none ever waits on the wire, in front of others, for a call that never comes.
-Small messages take a channel that knows tags. Both ends agree on every length, and so on the way that it takes.
+NCCL is such a wire: if one end starts a transfer, the other must start the same one next. So one end, the leader,
+decides the order, for both directions, and announces it over mail of its own; the other end announces what it has
+posted. A message moves only when both ends have posted it, so none ever blocks the wire for a call that never comes.
+Small messages use a channel with tags. Both ends agree on every length, and so on the way that a message takes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tdserve.transport.channel import Channel, PerMessage, Work
 from tdserve.transport.control_channel import Mail
 
 LARGE_BYTES = 256 * 1024
-"""From here on the wire gains more than the leader's word costs, some 50 microseconds."""
+"""Smallest message for the wire: from here on it gains more than the leader's note costs, some 50 microseconds."""
 
 PIECE_BYTES = 4 * 1024 * 1024
-"""Longest that is given to the wire at once: it has staging memory of this size."""
+"""Longest piece on the wire: staging memory has this size."""
 
 PIECES_UNDER_WAY = 3
-"""While one is on the wire, the next is copied to staging memory, and the one before from it."""
+"""Pieces under way: while one is on the wire, the next is copied to staging memory, and the previous one from it."""
 
 REAP_TIMEOUT_S = 30.0
-"""For the other end to take mail; its thread does nothing else."""
+"""Time for the other end to take mail; its thread does nothing else."""
 
 JOIN_TIMEOUT_S = 2.0
-"""For the mover, which sees a closed wire at once, unless it hangs in the driver."""
+"""Time for the mover, which sees a closed wire at once unless it hangs in the driver."""
 
 _NOTE = Struct("<BIQ")
 """Direction (0: from the leader), tag, length in bytes."""
@@ -48,7 +48,7 @@ class Moving(Protocol):
     """A piece on the wire."""
 
     def finish(self) -> None:
-        """Returns when it is over: a sent piece may be changed, a received one is there.
+        """Waits until it is over: a sent piece may be changed, a received one has arrived.
 
         Raises:
             PeerLostError: The wire is closed, or has failed.
@@ -56,16 +56,16 @@ class Moving(Protocol):
 
 
 class Wire(Protocol):
-    """Moves pieces one after the other. Threads: one at a time; ``close`` from any."""
+    """Moves pieces in order. Threads: one at a time; ``close`` in any."""
 
     def send(self, piece: torch.Tensor) -> Moving:
         """Starts to send a uint8 tensor. Raises PeerLostError."""
 
     def recv(self, piece: torch.Tensor, after: object) -> Moving:
-        """Starts to receive into a uint8 tensor; ``after`` is what ``posted`` gave when it was posted."""
+        """Starts to receive into a uint8 tensor; ``after`` is the mark that ``posted`` returned for it."""
 
     def posted(self, buffer: torch.Tensor) -> object:
-        """Called by whoever posts a receive, in its thread: a mark in the order of its own work."""
+        """Returns a mark in the order of the calling thread's work; called in the thread that posts a receive."""
 
     def close(self) -> None:
         """Ends what is under way. Idempotent."""
@@ -89,7 +89,7 @@ class _Large:
 
 
 class _Small:
-    """A small message into memory that the channel for them cannot write to."""
+    """A small message into memory that the channel for small ones cannot write to."""
 
     def __init__(self, channel: OrderedChannel, work: Work, staging: torch.Tensor, target: torch.Tensor) -> None:
         self._channel = channel
@@ -105,13 +105,13 @@ class _Small:
 
 
 class OrderedChannel:
-    """One end; see ``tdserve.transport.channel.Channel``. Closing it closes all it was made of.
+    """One end; see ``tdserve.transport.channel.Channel``. Closing it closes everything that it consists of.
 
     Args:
         small: Carries messages below ``LARGE_BYTES``.
-        mail: A channel for the word of the leader alone.
+        mail: A channel for the leader's notes alone.
         wire: Carries the others.
-        is_leader: Of exactly one end.
+        is_leader: True at exactly one end.
         transport: Name for statistics.
         peer: Name of the other end, for errors.
     """
@@ -127,7 +127,7 @@ class OrderedChannel:
         self._is_leader = is_leader
         self._changed = Condition()
         self._lost: PeerLostError | None = None
-        self._mine: dict[_Key, deque[_Large]] = defaultdict(deque)  # posted here, not there
+        self._mine: dict[_Key, deque[_Large]] = defaultdict(deque)  # posted here, not at the other end
         self._theirs: dict[_Key, deque[int]] = defaultdict(deque)  # the reverse, at the leader: lengths
         self._next: SimpleQueue[_Large | None] = SimpleQueue()
         self._mover = Thread(target=self._move_all, name=f"tdserve-{transport}-{peer}", daemon=True)
@@ -138,7 +138,7 @@ class OrderedChannel:
         self._mover.start()
 
     def send(self, buffer: torch.Tensor, tag: int) -> Work:
-        """See Channel. What lies on a GPU is copied from it first."""
+        """See Channel. Content on a GPU is first copied from it."""
         content = buffer if buffer.device.type == "cpu" else buffer.cpu()
         if len(content) < LARGE_BYTES:
             return self._small_work(self._small.send, content, tag)
@@ -186,7 +186,7 @@ class OrderedChannel:
         raise DeadlineExceededError(what=f"a transfer by {self.transport}", timeout_s=timeout_s)
 
     def close(self) -> None:
-        """See Channel. Afterwards no thread of it touches a buffer."""
+        """See Channel. Afterwards no thread of this channel touches a buffer."""
         self._lose("the channel was closed")
         if self._mover.is_alive() and self._mover is not current_thread():
             self._mover.join(JOIN_TIMEOUT_S)
@@ -203,7 +203,7 @@ class OrderedChannel:
             raise
 
     def _post(self, op: _Large) -> Work:
-        """Queues a large message when both ends have posted it; says that it is, where the other end decides."""
+        """Queues a large message once both ends have posted it; announces it if the other end decides."""
         try:
             with self._changed:
                 if self._lost is not None:
@@ -227,7 +227,7 @@ class OrderedChannel:
             raise
 
     def _on_note(self, note: bytes) -> None:
-        """The leader learns what the other end has posted; the other end, what moves next."""
+        """Handles a note: at the leader, what the other end has posted; at the other end, what moves next."""
         direction, tag, nbytes = _NOTE.unpack(note)
         with self._changed:
             posted = self._mine[direction, tag]
@@ -239,7 +239,7 @@ class OrderedChannel:
                 raise LocalProtocolError(reason=f"the other end moves {nbytes} bytes that nobody has posted")
 
     def _meet(self, op: _Large, nbytes: int) -> None:
-        """Both ends have posted a message. Called with the lock held."""
+        """Queues a message that both ends have posted. Called with the lock held."""
         if len(op.buffer) != nbytes:
             raise LocalProtocolError(reason=f"tag {op.key[1]}: {len(op.buffer)} bytes here, {nbytes} at the other end")
         self._next.put(op)
@@ -248,7 +248,7 @@ class OrderedChannel:
         self._lose(str(error.fields.get("reason", error)))
 
     def _move_all(self) -> None:
-        """The mover's thread."""
+        """Runs the mover's thread."""
         under_way: deque[tuple[_Large, Moving, bool]] = deque()
         try:
             while True:
@@ -286,7 +286,7 @@ class OrderedChannel:
                 self._changed.notify_all()
 
     def _lose(self, reason: str) -> None:
-        """Ends this end, for the first reason given."""
+        """Closes this end; the first reason counts."""
         with self._changed:
             if self._lost is not None:
                 return

@@ -1,8 +1,7 @@
-"""Buffers that are used again once nobody looks at them any more.
+"""Buffers that are reused once no tensor uses them any more.
 
-The first touch of a fresh page costs more than copying into it (2.6 against 17 GB/s, measured), so a batch's memory
-goes back here when the last tensor over it is dropped, and the next batch is received into the same, already touched
-pages.
+The first touch of a fresh page costs more than copying into it (2.6 against 17 GB/s, measured). So a batch's memory
+returns here when its last tensor is dropped, and the next batch is received into the same pages.
 """
 
 from __future__ import annotations
@@ -17,23 +16,25 @@ import numpy as np
 import torch
 
 MAX_POOLED_BYTES = 512 * 1024 * 1024
-"""What may lie idle; beyond it, buffers are freed of the size that nobody has asked for the longest."""
+"""Idle memory that is kept; beyond it, buffers of the sizes that were requested least recently are freed."""
 
 
 class _Loan(np.ndarray):
-    """A view that torch keeps alive for as long as any tensor uses the memory; its end is what returns the buffer."""
+    """A view that torch keeps alive as long as a tensor uses the memory; its end returns the buffer."""
 
 
 class BufferPool:
-    """Hands out uint8 tensors and takes their memory back by itself.
+    """Lends uint8 tensors and takes their memory back automatically.
 
-    Threads: safe without a lock. A buffer comes back in whichever thread drops the last tensor, possibly in the middle
+    Threads: safe without a lock. A buffer returns in whichever thread drops the last tensor, possibly during a garbage
+        collection inside ``take``, where a lock would deadlock. The operations of ``deque`` and ``dict`` used here are
+        atomic.
     of a garbage collection inside ``take``, where a lock would deadlock; the operations of ``deque`` and ``dict`` used
     here are atomic.
     """
 
     is_shared: ClassVar[bool] = False
-    """Whether everything is to lie in its memory, so that other processes can map it."""
+    """Whether all content is to lie in its memory, so that other processes can map it."""
 
     def __init__(self, max_pooled_bytes: int = MAX_POOLED_BYTES) -> None:
         self._max_pooled_bytes = max_pooled_bytes
@@ -45,7 +46,7 @@ class BufferPool:
     def take(self, nbytes: int) -> torch.Tensor:
         """Returns a uint8 tensor ``[nbytes]`` with undefined content.
 
-        It and all its views may be used freely; the memory returns to the pool when the last of them is gone.
+        The tensor and all its views may be used freely; the memory returns to the pool with the last of them.
         """
         size = size_class(nbytes)
         self._last_taken[size] = next(self._clock)
@@ -66,8 +67,8 @@ class BufferPool:
             self._idle[size].append(memory)
 
     def _has_room(self, nbytes: int) -> bool:
-        """Frees buffers of other sizes until so many bytes fit, those first that were asked for least recently: what a
-        few long transfers have left behind must not keep out what every message needs."""
+        """Frees buffers of other sizes until so many bytes fit, least recently requested sizes first: leftovers of a
+        few long transfers must not displace what every message needs."""
         while self._idle_nbytes + nbytes > self._max_pooled_bytes:
             others = [size for size, shelf in list(self._idle.items()) if shelf and size != nbytes]
             if not others:
@@ -82,7 +83,8 @@ class BufferPool:
 
 
 def size_class(nbytes: int) -> int:
-    """Rounds up to one eighth of the next power of two, so that similar sizes share buffers and little is wasted."""
+    """Rounds up to a multiple of an eighth of the next power of two, so that similar sizes share buffers and little is
+    wasted."""
     if nbytes <= 4096:
         return 4096
     step = 1 << max((nbytes - 1).bit_length() - 3, 12)

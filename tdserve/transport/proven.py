@@ -1,15 +1,15 @@
 """Gloo groups whose ranks have proved to each other that they belong together.
 
-Facts this file rests on, measured with torch 2.13 on Linux:
+Facts that this file relies on, measured with torch 2.13 on Linux:
 
-* ``ProcessGroupGloo`` built directly on a ``Store`` leaves the user's default group, ``MASTER_ADDR`` and so on alone.
-* A Python subclass of ``Store`` serves as rendezvous, if a reference to it is kept.
-* A group runs collectives in threads of its own, one pair of them by default. It needs none for sends and receives, so
-  it has none here.
+* ``ProcessGroupGloo`` built directly on a ``Store`` does not touch the user's default group, ``MASTER_ADDR`` and so on.
+* A Python subclass of ``Store`` works as rendezvous, as long as a reference to it is kept.
+* A group runs collectives in threads of its own, one pair of them by default. Sends and receives need none, so groups
+  here have none.
 * A device listens on a port of its own, in a thread of its own, and has four descriptors; making one takes half a
-  millisecond. It keeps every connection that nobody waits for as long as it lives.
-* A connection belongs to the pair whose number it tells, the first one that tells it. So a stranger who is quicker than
-  the peer becomes the peer, and what he sends may end the process (SIGABRT) before any proof is asked for.
+  millisecond. As long as it lives it keeps every connection that no pair waits for.
+* A connection belongs to the pair whose number it sends, and the first one wins. So a stranger that is faster than the
+  peer becomes the peer, and its bytes may end the process (SIGABRT) before any proof is asked for.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from tdserve.transport.rendezvous import Branch, KVStore
 from tdserve.transport.strangers import describe_connections
 
 CLOSING_TAG = 0
-"""No request has this number: a receive under it never ends."""
+"""No request has this number: a receive with this tag never completes."""
 
 CLOSING_TIMEOUT = timedelta(milliseconds=1)
-"""Of the receive whose end in vain closes a pair."""
+"""Timeout of the receive whose failure closes a pair."""
 
 FIRST_PROOF_S = 1.0
 LONGEST_PROOF_S = 3.0
-"""For the proofs of a group that is connected: they take a quarter of a millisecond. Each attempt has twice the time of
-the one before, for machines with much else to do."""
+"""Longest time for the proofs of a connected group: they take a quarter of a millisecond. Each attempt gets twice the
+time of the previous one, for busy machines."""
 
 PROOF_PER_RANK_S = 0.05
-"""More for each rank of a group."""
+"""Extra time for each rank of a group."""
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
-"""Between two attempts: who takes number after number makes no process busy."""
+"""Longest pause between two attempts: a stranger that takes number after number keeps no process busy."""
 
 MAX_UNCONNECTED = 3
 """Attempts that may fail before the ranks are connected."""
 
 LOG_INTERVAL_S = 10.0
-"""Between two lines about groups whose ranks could not prove themselves."""
+"""Pause between two log lines about groups whose ranks did not prove themselves."""
 
 MAX_UNFORMED = 16
-"""Groups that do not form on a device, before others get a new one. gloo keeps a connection that comes for a pair which
-was given up meanwhile, and its descriptor, as long as the device that it came to (measured)."""
+"""Groups that may fail to form on a device before others get a new one. gloo keeps a connection to a pair that was
+given up, and its descriptor, as long as the device lives (measured)."""
 
 _MAX_DEVICES = 16
 
 _FORMING_FAULTS = (RuntimeError, ValueError, IndexError, OverflowError, MemoryError, ConnectError)
-"""What gloo's own exceptions become in Python: it takes the peer's address apart without looking at it first."""
+"""Python's types of gloo's exceptions: gloo parses the peer's address without checking it."""
 
 _log = logging.getLogger("tdserve.transport")
 
@@ -74,7 +74,7 @@ class _Device:
 
 
 class _Refusals:
-    """How many groups did not prove themselves in this process; of many, few are logged."""
+    """Counts the groups that did not prove themselves in this process; of many, few are logged."""
 
     def __init__(self) -> None:
         self.num = 0
@@ -82,7 +82,7 @@ class _Refusals:
         self._logged_s = -LOG_INTERVAL_S
 
     def note(self, purpose: str, reason: str, address: bytes | None) -> None:
-        """One more."""
+        """Counts one more."""
         self.num += 1
         now_s = time.monotonic()
         if now_s - self._logged_s < LOG_INTERVAL_S:
@@ -99,11 +99,11 @@ class _Refusals:
 
 
 refusals = _Refusals()
-_devices: dict[tuple[str, int], _Device] = {}  # no lock, which a fork could find taken: one operation at a time will do
+_devices: dict[tuple[str, int], _Device] = {}  # no lock, which a fork could find taken: operations are atomic
 
 
 def gloo_device(host: str, pid: int) -> _Device:
-    """One gloo device (one thread, one event loop) per address and process: a hundred groups share it."""
+    """Returns the gloo device (one thread, one event loop) of an address and process: a hundred groups share it."""
     found = _devices.get((host, pid))
     if found is None:
         if len(_devices) >= _MAX_DEVICES:
@@ -113,7 +113,8 @@ def gloo_device(host: str, pid: int) -> _Device:
 
 
 def note_unformed(host: str, pid: int) -> None:
-    """A group did not form on the device of this address; after some of them the device goes with its last group."""
+    """Notes that a group did not form on the device of this address; after some of these the device goes with its last
+    group."""
     found = _devices.get((host, pid))
     if found is not None:
         found.num_unformed += 1
@@ -122,12 +123,12 @@ def note_unformed(host: str, pid: int) -> None:
 
 
 def leave_all_devices() -> None:
-    """The next groups get other devices; those of now go with their last groups."""
+    """Gives later groups other devices; the present devices go with their last groups."""
     _devices.clear()
 
 
 def _leave(device: _Device, host: str, pid: int) -> None:
-    """The next group gets another device, whose port and numbers no stranger knows."""
+    """Gives the next group another device, whose port and numbers no stranger knows."""
     if _devices.get((host, pid)) is device:
         _devices.pop((host, pid), None)
 
@@ -136,8 +137,8 @@ class _NotingStore(Branch):
     """The rendezvous of one attempt.
 
     Attributes:
-        told: What this rank has told of itself.
-        num_heard: How often another rank's address was asked for, and had come.
+        told: What this rank has sent about itself.
+        num_heard: How often another rank's address was requested and had arrived.
     """
 
     def __init__(self, trunk: KVStore, attempt: int) -> None:
@@ -158,9 +159,9 @@ class _NotingStore(Branch):
 
 
 def close_pairs(group: Any, rank: int, world_size: int) -> None:
-    """Ends everything under way in a group, at once: afterwards no buffer is read or written any more."""
+    """Ends everything under way in a group at once; afterwards no buffer is read or written."""
     endless = torch.empty(1, dtype=torch.uint8)
-    for other in range(world_size):  # all: the first of them may have gone before
+    for other in range(world_size):  # all of them: the first may be gone already
         if other != rank:
             with suppress(RuntimeError):
                 group.recv([endless], other, CLOSING_TAG).wait(CLOSING_TIMEOUT)
@@ -169,23 +170,23 @@ def close_pairs(group: Any, rank: int, world_size: int) -> None:
 def form_proven(
     kv_store: KVStore, rank: int, world_size: int, *, host: str, bond: Bond, timeout_s: float
 ) -> tuple[Any, KVStore]:
-    """Forms a gloo group all of whose ranks have proved that they know the bond's secret.
+    """Forms a gloo group whose ranks have all proved that they know the bond's secret.
 
-    Where one of them does not, a stranger may have taken its number: all ranks form another group, on other ports.
+    If a proof is missing, a stranger may have taken a number: all ranks form another group, on other ports.
 
     Args:
         kv_store: Rendezvous of all ranks.
-        rank: This one's.
-        world_size: Ranks of the group.
+        rank: This rank.
+        world_size: Number of ranks.
         host: Address of the interface to listen on and connect from.
-        bond: Of this group alone.
-        timeout_s: Seconds for all of it.
+        bond: Secret and purpose of this group alone.
+        timeout_s: Seconds for everything.
 
     Returns:
-        The process group, and the store that must be kept as long.
+        The process group, and the store that must be kept as long as the group.
 
     Raises:
-        ConnectError: It could not be formed. Nothing was sent but proofs.
+        ConnectError: It could not be formed. Nothing but proofs was sent.
     """
     pid, end_s = os.getpid(), time.monotonic() + timeout_s
     proof_s, pause_s = FIRST_PROOF_S + PROOF_PER_RANK_S * world_size, FIRST_PAUSE_S
@@ -197,7 +198,8 @@ def form_proven(
         except _FORMING_FAULTS as fault:
             note_unformed(host, pid)
             reason = f"gloo: {_first_line(fault)}"
-            # A stranger's connection may have come before ours; but what does not come at all is another matter.
+            # A stranger's connection may have come before ours; a connection that does not come at all has another
+            # cause.
             if not branch.num_heard or attempt >= MAX_UNCONNECTED:
                 raise ConnectError(address=host, reason=reason) from fault
         else:

@@ -1,11 +1,11 @@
-"""What the ranks of a gloo group prove to each other before one of them believes a byte: that all know one secret.
+"""The proof that all ranks of a gloo group know one secret, before any of them trusts a byte.
 
-gloo tells connections apart by a number that it counts upwards, and takes whoever comes first for the peer. So each
-pair of ranks challenges one another over its fresh connection. The secret comes over the authenticated sessions and
-never crosses the connection itself.
+gloo distinguishes connections by a number that it counts upwards, and takes the first one for the peer. So each pair of
+ranks exchanges challenges over its fresh connection. The secret comes over the authenticated sessions and never crosses
+the connection itself.
 
 Three messages of 32 bytes go each way: a nonce, a proof, and a confirmation that is sent once all proofs of all ranks
-were right. The confirmations make all ranks fail together, so that all of them try again.
+were right. The confirmations make all ranks fail together, so that all of them retry.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tdserve.base.errors import RemoteProtocolError
 from tdserve.base.ids import SECRET_BYTES
 
 MESSAGE_BYTES = 32
-"""Of a nonce, and of an HMAC with SHA-256."""
+"""Length of a nonce, and of an HMAC with SHA-256."""
 
 PROOF_TAG = 2**31 - 1
-"""Nothing else is under way on a pair that proves itself; only the tag that closes a pair must be another one."""
+"""During the proof nothing else is under way on a pair; only the tag that closes a pair must be different."""
 
 _PROVES, _CONFIRMS = 1, 2
 _HEAD = struct.Struct("<IIIII")
@@ -38,19 +38,19 @@ _HEAD = struct.Struct("<IIIII")
 
 
 class UnprovenError(RuntimeError):
-    """Whoever is at the other end has given a wrong proof. It does not leave ``transport``."""
+    """The other end has given a wrong proof. This error does not leave ``transport``."""
 
 
 @dataclass(frozen=True)
 class Bond:
-    """What makes the ends of a group belong together; equal at all of them.
+    """The secret and purpose that the ends of a group share.
 
     Attributes:
-        secret: Known to nobody else.
-        purpose: Of the group, such as ``"session 7 mail"``: two groups with one secret prove different things.
+        secret: Known only to them.
+        purpose: Purpose of the group, such as ``"session 7 mail"``: two groups with one secret prove different things.
 
     Raises:
-        RemoteProtocolError: The secret has another length: whoever sent it sent none.
+        RemoteProtocolError: The secret has another length: the sender sent none.
     """
 
     secret: bytes
@@ -62,45 +62,46 @@ class Bond:
             raise RemoteProtocolError(expected=expected, received=received)
 
     def narrowed(self, part: str) -> Bond:
-        """That of another group of the same ends."""
+        """Returns the bond of another group of the same ends."""
         return replace(self, purpose=f"{self.purpose} {part}")
 
     def digest(self, head: bytes, sender_nonce: bytes, receiver_nonce: bytes) -> bytes:
-        """What only one who knows the secret can say, at this step, to this receiver, after these nonces."""
+        """Returns what only a process with the secret can compute, at this step, for this receiver, after these
+        nonces."""
         said = head + sender_nonce + receiver_nonce + self.purpose.encode()
         return hmac.digest(self.secret, said, hashlib.sha256)
 
 
 def session_bond(secret: bytes, session: int, *, is_mail: bool = False, channel_number: int = 0) -> Bond:
-    """That of a session's group for mail, or of one of its groups for content."""
+    """Returns the bond of a session's group for mail, or of one of its groups for content."""
     bond = Bond(secret, f"session {session} {'mail' if is_mail else 'content'}")
     return bond.narrowed(f"channel {channel_number}") if channel_number else bond
 
 
 def link_bond(secret: bytes, link: int) -> Bond:
-    """That of two clients who pass a version on."""
+    """Returns the bond of two clients between which a version is passed on."""
     return Bond(secret, f"link {link}")
 
 
 def epoch_bond(secret: bytes, group: str, epoch: int) -> Bond:
-    """That of an epoch of a group of clients."""
+    """Returns the bond of an epoch of a group of clients."""
     return Bond(secret, f"epoch {epoch} of {group}")
 
 
 def prove(group: Any, rank: int, world_size: int, bond: Bond, *, attempt: int, timeout_s: float) -> None:
-    """Proves this rank to all others, and has all of them prove themselves.
+    """Proves this rank to all others, and checks the proofs of all others.
 
     Args:
-        group: The process group; nothing was sent over it.
-        rank: This one's.
-        world_size: Ranks of the group.
-        bond: Of the group.
-        attempt: How many groups were formed before this one, for the same purpose.
-        timeout_s: For all of it.
+        group: The process group; nothing was sent over it yet.
+        rank: This rank.
+        world_size: Number of ranks.
+        bond: Secret and purpose of the group.
+        attempt: Number of groups that were formed before this one for the same purpose.
+        timeout_s: Seconds for everything.
 
     Raises:
-        UnprovenError: Somebody said something else. The caller must close the group.
-        RuntimeError: Somebody said nothing in time, or went away; likewise.
+        UnprovenError: A rank sent something else. The caller must close the group.
+        RuntimeError: A rank sent nothing in time, or went away; likewise.
     """
     others = [other for other in range(world_size) if other != rank]
     end_s = time.monotonic() + timeout_s
@@ -122,10 +123,10 @@ def _check(heard: Mapping[int, bytes], rank: int, step: int, said: Callable[[int
 
 
 def exchange(group: Any, told: Mapping[int, bytes], end_s: float) -> dict[int, bytes]:
-    """Sends a message of ``MESSAGE_BYTES`` to each rank, and returns those that came from them.
+    """Sends a message of ``MESSAGE_BYTES`` to each rank, and returns the messages of the others.
 
     Raises:
-        RuntimeError: As gloo does: not all of it happened in time, or a connection broke.
+        RuntimeError: gloo's error: some messages were not exchanged in time, or a connection broke.
     """
     heard = {other: torch.zeros(MESSAGE_BYTES, dtype=torch.uint8) for other in told}
     sent = {other: torch.frombuffer(bytearray(message), dtype=torch.uint8) for other, message in told.items()}

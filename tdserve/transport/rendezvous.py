@@ -1,4 +1,4 @@
-"""How the ranks of a group find each other: a key-value store whose entries travel over the authenticated session."""
+"""Rendezvous of the ranks of a group: a key-value store whose entries travel over the authenticated session."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import torch.distributed as dist
 from tdserve.base.errors import ConnectError
 
 CONNECT_TIMEOUT_S = 20.0
-"""Both ends are alive when they start to connect: this only bounds a network that swallows packets."""
+"""Timeout of connecting. Both ends are alive when they start to connect, so this only bounds a network that drops
+packets."""
 
 
 class KVStore(dist.Store):  # type: ignore[name-defined,misc]
-    """The rendezvous of one group: what one end sets is handed to ``publish``, and the other ends ``feed`` it.
+    """The rendezvous of one group. What one end sets is passed to ``publish``, and the other ends ``feed`` it.
 
-    It replaces ``TCPStore``, which listens on all interfaces whatever it is told: the addresses travel over the
+    It replaces ``TCPStore``, which always listens on all interfaces; here the addresses travel over the authenticated
+        session. Threads: ``feed`` may be called from any thread.
     authenticated session instead. Threads: ``feed`` may be called from any thread.
 
     Attributes:
-        timeout_s: How long ``get`` waits for an entry.
+        timeout_s: Seconds for which ``get`` waits for an entry.
     """
 
     def __init__(self, publish: Callable[[str, bytes], None]) -> None:
@@ -44,7 +46,7 @@ class KVStore(dist.Store):  # type: ignore[name-defined,misc]
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wakes whoever waits for an entry; it gets a ConnectError."""
+        """Wakes all waits for an entry, which then raise ConnectError."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -60,7 +62,7 @@ class KVStore(dist.Store):  # type: ignore[name-defined,misc]
         return self.get_within(key, self.timeout_s)
 
     def get_within(self, key: str, timeout_s: float) -> bytes:
-        """An entry; waits for it.
+        """Waits for an entry and returns it.
 
         Raises:
             ConnectError: It did not come in time, is empty, or the session ended.
@@ -70,7 +72,7 @@ class KVStore(dist.Store):  # type: ignore[name-defined,misc]
                 raise ConnectError(address=key, reason=f"the peer's gloo address did not come within {timeout_s} s")
             if key not in self._entries:
                 raise ConnectError(address=key, reason="the session was closed during the rendezvous")
-            if not self._entries[key]:  # gloo would read on behind it, and crash the process
+            if not self._entries[key]:  # gloo would read beyond it, and crash the process
                 raise ConnectError(address=key, reason="the peer's gloo address is empty")
             return self._entries[key]
 

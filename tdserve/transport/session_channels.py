@@ -1,4 +1,4 @@
-"""How the channel of a session is opened: one entry for each transport whose content moves over a channel.
+"""Opens the channel of a session; there is one entry for each transport whose content moves over a channel.
 
 A new transport is a function here, an entry in ``OPENERS``, and its name in :mod:`tdserve.base.config`.
 """
@@ -20,15 +20,16 @@ from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, Branch, KVStore
 
 @dataclass(frozen=True)
 class ChannelEnd:
-    """What one end of a session knows of a channel that is to be opened.
+    """What one end of a session needs to open a channel.
 
     Attributes:
         kv_store: Rendezvous; kept alive by the channel.
         rank: ``WORKER_RANK`` (which decides the order of messages) or ``CLIENT_RANK``.
         host: Address of the interface for what goes by gloo.
-        bond: What both ends prove to know over gloo; NCCL asks for a number of its own, which comes the same way.
+        bond: Secret and purpose that both ends prove over gloo; NCCL asks for a number of its own, which comes the same
+            way.
         peer: Name of the other end, for errors.
-        device: This end's GPU, another than the other end's; "" where the transport needs none.
+        device: This end's GPU, which is not the other end's; "" if the transport needs none.
         timeout_s: Seconds for each pair of processes to connect.
     """
 
@@ -46,7 +47,7 @@ def open_channel(transport: str, end: ChannelEnd) -> Channel:
 
     Raises:
         ConnectError: It did not form. Nothing was sent.
-        InvalidRequestError: No such transport has channels.
+        InvalidRequestError: No transport of this name has channels.
     """
     opener = OPENERS.get(transport)
     if opener is None:
@@ -59,7 +60,7 @@ def _open_gloo(end: ChannelEnd) -> GlooChannel:
 
 
 def _open_nccl(end: ChannelEnd) -> OrderedChannel:
-    """Small messages and the order of large ones go by gloo, large ones from GPU to GPU."""
+    """Opens an NCCL channel: large messages move from GPU to GPU, small ones and the order of large ones over gloo."""
     with ExitStack() as unfinished:
         small = _open_gloo(end)
         unfinished.callback(small.close)

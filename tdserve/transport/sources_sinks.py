@@ -1,7 +1,7 @@
-"""What fills messages and what takes them: leaves, rows of mapped leaves, flat buffers.
+"""Sources and sinks of messages: leaves, rows of mapped leaves, flat buffers.
 
-A *source* gives the bytes of a message, a *sink* takes them. Either may offer its own memory (``direct``), so that the
-bytes are sent from, or received into, their place; otherwise they pass through a staging buffer (``fill``, ``drain``).
+A *source* provides the bytes of a message, a *sink* takes them. Either may offer its own memory (``direct``), so that
+bytes are sent from, or received into, their place. Otherwise they pass through a staging buffer (``fill``, ``drain``).
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from tdserve.messages.layout import ALIGNMENT_BYTES, Layout, Message, Part
 
 
 class Source(Protocol):
-    """Gives the content of messages, in order."""
+    """Provides the content of messages, in order."""
 
     def direct(self, message: Message) -> torch.Tensor | None:
-        """The message's bytes where they lie, uint8 ``[message.nbytes]``; None if they must be copied together."""
+        """Returns the message's bytes in place, uint8 ``[message.nbytes]``; None if they have to be copied together."""
 
     def fill(self, message: Message, staging: torch.Tensor) -> None:
-        """Copies the message's bytes into ``staging``, uint8 ``[message.nbytes]``: all of it, ``gaps`` as zeros."""
+        """Copies the message's bytes into ``staging``, uint8 ``[message.nbytes]``, completely; ``gaps`` become
+        zeros."""
 
 
 class Sink(Protocol):
     """Takes the content of messages, in order."""
 
     def direct(self, message: Message) -> torch.Tensor | None:
-        """Where the message's bytes belong, uint8 ``[message.nbytes]``; None if they must be distributed."""
+        """Returns the place of the message's bytes, uint8 ``[message.nbytes]``; None if they have to be distributed."""
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
-        """Copies the message's bytes from ``staging`` to where they belong."""
+        """Copies the message's bytes from ``staging`` to their places."""
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor's memory as uint8 ``[nbytes]``; shares it."""
+    """Returns a contiguous tensor's memory as uint8 ``[nbytes]``, shared."""
     flat = tensor.reshape(-1) if tensor.dim() != 1 else tensor
-    if flat.stride(0) != 1:  # of none or one element, where torch calls any stride contiguous
+    if flat.stride(0) != 1:  # torch calls any stride contiguous for at most one element
         flat = flat.as_strided(flat.shape, (1,))
     return flat if flat.dtype is torch.uint8 else flat.view(torch.uint8)
 
@@ -48,14 +49,15 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def copy_bytes(target: torch.Tensor, content: torch.Tensor) -> None:
     """Copies one-dimensional uint8 tensors of equal length.
 
-    By NumPy, in the calling thread: torch's own copy spreads half a megabyte over all cores, and waits a hundred times
+    It uses NumPy, in the calling thread: torch's own copy spreads half a megabyte over all cores, and takes a hundred
+        times longer if one of them is busy (measured).
     longer than the copy takes when one of them is busy (measured).
     """
     np.copyto(target.numpy(), content.numpy())
 
 
 class FlatEnd:
-    """Source and sink: the flat buffer of a layout itself."""
+    """A source and sink: the flat buffer of a layout itself."""
 
     def __init__(self, buffer: torch.Tensor) -> None:
         self._buffer = buffer
@@ -71,7 +73,8 @@ class FlatEnd:
 
 
 Trailer = Callable[[], Sequence[NDArray[Any]]]
-"""Makes the trailing columns once everything before them was copied: the place to check that no row has moved."""
+"""Makes the trailing columns after everything before them was copied; this is the place to check that no row has
+moved."""
 
 
 class Trailing:
@@ -83,7 +86,7 @@ class Trailing:
         self._columns: list[NDArray[np.uint8]] | None = None
 
     def column(self, slot: int) -> NDArray[np.uint8]:
-        """The bytes of a slot behind the leaves."""
+        """Returns the bytes of a slot behind the leaves."""
         if self._columns is None:
             self._columns = [column.view(np.uint8) for column in self._trailer()] if self._trailer else []
         return self._columns[slot - self._num_leaves]
@@ -93,19 +96,20 @@ _PADDING: NDArray[np.uint8] = np.zeros(ALIGNMENT_BYTES, np.uint8)
 
 
 class LeafEnd:
-    """Source and sink: one contiguous tensor per slot, used directly where a message lies inside one of them.
+    """A source and sink: one contiguous tensor per slot, used in place if a message lies inside one of them.
 
-    NumPy views of the bytes are made once: of two thousand small leaves, slicing tensors costs more than copying them.
+    NumPy views of the bytes are made once: for two thousand small leaves, slicing tensors costs more than copying them.
+        Received bytes are copied through memory views, which takes a quarter less than NumPy's assignment for leaves of
+        32 KiB (measured).
     What arrives is copied by way of memory views, which takes a quarter less than NumPy's assignment for leaves of 32
     KiB (measured).
 
     Args:
-        tensors: One per leaf (and, of a sink, per trailing column) of the layout, contiguous, on CPU, of the slot's
-            dtype
-            and shape.
-        trailing: As in ``IndexedEnd``; a source only.
-        contents: The bytes of the first tensors, where they are known already.
-        targets: The same as memory views, where they are made already; of a sink only.
+        tensors: One per leaf (and, for a sink, per trailing column) of the layout, contiguous, on CPU, of the slot's
+            dtype and shape.
+        trailing: As in ``IndexedEnd``; for a source only.
+        contents: The bytes of the first tensors, if they are already known.
+        targets: The same as memory views, if they already exist; for a sink only.
     """
 
     def __init__(
@@ -130,14 +134,14 @@ class LeafEnd:
         if message.parts[-1].slot >= len(self._bytes):
             return None
         if len(message.parts) > 1:
-            # What lies in the gaps of such a run is somebody else's: neither to be sent nor to be received over.
+            # The gaps of such a run belong to other data: they must not be sent or overwritten.
             return None if message.gaps else self._run(message)
         part = message.parts[0]
         return torch.from_numpy(self._bytes[part.slot][part.start : part.stop])
 
     def _run(self, message: Message) -> torch.Tensor | None:
-        """The memory of several leaves that lie in one storage just as in the message, as in a file of packed
-        leaves."""
+        """Returns the memory of several leaves that lie in one storage exactly as in the message, as in a file of
+        packed leaves."""
         first = message.parts[0]
         storage = self._tensors[first.slot].untyped_storage()
         begin = self._tensors[first.slot].data_ptr() + first.start - first.offset
@@ -145,7 +149,7 @@ class LeafEnd:
         for slot, start, _, offset in message.parts:
             if self._tensors[slot].data_ptr() + start != begin + offset:
                 return None
-        # Neighbours by chance, in storages of their own, end here.
+        # Excludes tensors in different storages that are neighbours by chance.
         if begin < storage.data_ptr() or begin + message.nbytes > end:
             return None
         run = torch.empty(0, dtype=torch.uint8)
@@ -178,10 +182,10 @@ class LeafEnd:
 
 
 class JoinedEnd:
-    """Source: the rows of several tensordicts of one structure, one after the other.
+    """A source: the rows of several tensordicts of one structure, concatenated.
 
     Args:
-        pieces: For each slot, the bytes that each of them has.
+        pieces: For each slot, the bytes of each tensordict.
     """
 
     def __init__(self, pieces: Sequence[Sequence[NDArray[np.uint8]]]) -> None:
@@ -214,11 +218,11 @@ class JoinedEnd:
 
 
 class IndexedEnd:
-    """Source: every leaf under an index expression, made one leaf at a time and let go again.
+    """A source: every leaf under an index expression, made one leaf at a time and then released.
 
     Args:
-        layout: Of the result.
-        take: Gives the tensor of a slot, of the slot's shape; a view where the index is basic.
+        layout: Layout of the result.
+        take: Returns the tensor of a slot, of the slot's shape; a view if the index is basic.
         trailing: As in ``RowEnd``.
     """
 
@@ -253,15 +257,15 @@ class IndexedEnd:
 
 
 class RowEnd:
-    """Source and sink: chosen rows of larger leaves, such as a ring's mapped files.
+    """A source and sink: selected rows of larger leaves, such as a ring's mapped files.
 
-    NumPy moves the rows: torch's ``index_select`` takes four times as long for 256 rows of 700 bytes (measured).
+    NumPy copies the rows: torch's ``index_select`` takes four times as long for 256 rows of 700 bytes (measured).
 
     Args:
-        layout: Of the rows that move: slot ``i`` has shape ``[num_rows, *row]``.
+        layout: Layout of the rows that move: slot ``i`` has shape ``[num_rows, *row]``.
         tables: One per leaf of the layout: the bytes of its rows, uint8 ``[capacity, row_nbytes]``, contiguous.
         rows: int64 ``[num_rows]``: row ``i`` of the content is row ``rows[i]`` of the leaves.
-        trailing: Gives the layout's trailing columns; called once, after all leaves were copied.
+        trailing: Returns the layout's trailing columns; called once, after all leaves were copied.
     """
 
     def __init__(
@@ -281,11 +285,12 @@ class RowEnd:
         self._is_run = is_dense and bool((rows[1:] > rows[:-1]).all())
 
     def trailing(self, slot: int) -> NDArray[np.uint8]:
-        """The bytes of a slot behind the leaves, which must have been copied before."""
+        """Returns the bytes of a slot behind the leaves, which must have been copied before."""
         return self._trailing.column(slot)
 
     def pieces(self, buffer: NDArray[np.uint8], piece_nbytes: int) -> list[Callable[[], None]]:
-        """The copies of all leaves to a buffer of the whole layout, of about so many bytes each; in any order."""
+        """Returns copies of all leaves to a buffer of the whole layout, of about ``piece_nbytes`` each; they may run in
+        any order."""
         found: list[Callable[[], None]] = []
         for number, slot in enumerate(self._layout.slots[: self._layout.num_leaves]):
             row_nbytes = self._tables[number].shape[1]
@@ -318,7 +323,7 @@ class RowEnd:
             self._scatter(part, content[part.offset : part.offset + part.stop - part.start])
 
     def _run(self, part: Part) -> NDArray[np.uint8]:
-        """The bytes of a part where they lie one after the other."""
+        """Returns the bytes of a part if they are contiguous."""
         table = self._tables[part.slot]
         start = self._first * table.shape[1]
         return table.reshape(-1)[start + part.start : start + part.stop]
@@ -335,7 +340,7 @@ class RowEnd:
             for position, begin, end in _spans(row_nbytes, part):
                 target[at : at + end - begin] = table[rows[position], begin:end]
                 at += end - begin
-        else:  # "clip" copies straight into ``out``; every row is in range, control has seen to it
+        else:  # "clip" copies straight into ``out``; control guarantees that every row is in range
             table.take(rows[first:last], axis=0, out=target.reshape(last - first, row_nbytes), mode="clip")
 
     def _scatter(self, part: Part, content: NDArray[np.uint8]) -> None:
@@ -355,7 +360,7 @@ class RowEnd:
 
 
 def row_table(leaf: torch.Tensor) -> NDArray[np.uint8]:
-    """The bytes of a contiguous leaf by rows, uint8 ``[num_rows, row_nbytes]``; shares its memory."""
+    """Returns the bytes of a contiguous leaf by rows, uint8 ``[num_rows, row_nbytes]``, shared."""
     flat: NDArray[np.uint8] = as_bytes(leaf).numpy()
     return flat.reshape(len(leaf), -1) if len(leaf) else flat.reshape(0, 0)
 

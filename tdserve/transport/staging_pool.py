@@ -1,7 +1,7 @@
-"""Staging memory for wires between GPUs: made once per process and GPU, handed to one wire after the other.
+"""Staging memory for wires between GPUs: made once per process and GPU, and used by one wire after the other.
 
-To pin memory, or to take or free it on a GPU, may wait for every kernel that runs there. One that waits for a client
-that stands still runs for as long as a transfer may take: so nothing is made or freed while sessions come and go.
+Pinning memory, and allocating or freeing it on a GPU, may wait for every kernel that runs there. A kernel that waits
+for a stopped client runs as long as a transfer may take. So nothing is allocated or freed while sessions come and go.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Slot:
     """Staging memory of one piece.
 
     Attributes:
-        pinned: On the host; a GPU copies from and to it by itself.
-        gpu: On the GPU.
+        pinned: Memory of the host; a GPU copies from and to it by itself.
+        gpu: Memory of the GPU.
     """
 
     pinned: torch.Tensor
@@ -29,14 +29,14 @@ class Slot:
 
 
 class StagingPool:
-    """Sets of slots, one set for each wire. Threads: safe.
+    """Sets of slots, one set per wire. Threads: safe.
 
     Args:
         make: Makes a slot.
         what: Name of the memory, for errors.
-        set_size: Slots of a set.
+        set_size: Slots per set.
         num_ready: Sets that are made now.
-        max_sets: Sets at most; others than those that are ready are made when they are needed, and kept.
+        max_sets: Most sets; those beyond ``num_ready`` are made when they are needed, and kept.
 
     Raises:
         RuntimeError: What ``make`` raises.
@@ -56,16 +56,16 @@ class StagingPool:
 
     @property
     def num_free(self) -> int:
-        """Sets that are made, and that no wire has."""
+        """Number of sets that exist and that no wire has."""
         return len(self._free)
 
     def prepare(self, num_ready: int) -> None:
-        """Makes sets until there are so many, free or not. Raises what ``make`` raises."""
+        """Makes sets until there are ``num_ready``, free or not. Raises what ``make`` raises."""
         while self._may_make(min(num_ready, self._max_sets)):
             self.give_back(self._make_set())
 
     def take(self, timeout_s: float) -> Sequence[Slot]:
-        """A set, for one wire alone; waits for one that is given back where there are no more.
+        """Returns a set for one wire; if all are taken, waits for one that is given back.
 
         Raises:
             CapacityError: None was given back in time.
@@ -82,13 +82,13 @@ class StagingPool:
             return self._free.pop()
 
     def give_back(self, slots: Sequence[Slot]) -> None:
-        """Takes a set back, which nobody may write to any more."""
+        """Takes a set back, which no kernel may write any more."""
         with self._changed:
             self._free.append(slots)
             self._changed.notify()
 
     def _may_make(self, limit: int) -> bool:
-        """Counts one more set, unless there are so many."""
+        """Counts one more set, unless there are ``limit``."""
         with self._changed:
             if self._num_made >= limit:
                 return False

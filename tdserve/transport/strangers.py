@@ -1,4 +1,4 @@
-"""Strangers at gloo's ports, as the kernel tells of them: who they are, and how a port is shut to them."""
+"""Strangers at gloo's ports, as the kernel shows them, and a way to close a port to them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MAX_NAMED = 5
-"""Hosts that a message names."""
+"""Most hosts that a message names."""
 
 NUMBER_BYTES = 8
-"""What a connection tells first: the number of its pair. A proof comes behind it."""
+"""Length of the first bytes of a connection: the number of its pair. A proof follows."""
 
 _ESTABLISHED = "01"
 
 _BYTES_RECEIVED_AT = 128
 _TCP_INFO_BYTES = 136
-"""Of struct tcp_info in linux/tcp.h, up to tcpi_bytes_received."""
+"""Length of struct tcp_info in linux/tcp.h, up to tcpi_bytes_received."""
 
 _SO_ATTACH_FILTER = 26
 _REFUSE_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
@@ -31,10 +31,10 @@ _REFUSE_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
 
 
 def describe_connections(told: bytes | None) -> str:
-    """Which hosts are connected to the port of a rank, the busiest first.
+    """Returns the hosts that are connected to the port of a rank, the most connections first.
 
     Args:
-        told: What the rank has told of itself through the rendezvous; None: nothing.
+        told: What the rank has sent about itself through the rendezvous; None: nothing.
     """
     port = _port_of(told or b"")
     if port is None:
@@ -47,8 +47,8 @@ class Sockets:
     """TCP sockets of this process.
 
     Attributes:
-        strangers: Of each host, how many connections it has made over which no more has come than a number.
-        listening: Descriptors of the sockets that have accepted them.
+        strangers: For each host, its number of connections over which no more than a number has come.
+        listening: Descriptors of the sockets that accepted them.
     """
 
     listening: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Sockets:
 
     @classmethod
     def of_this_process(cls) -> Sockets:
-        """Looks at all descriptors."""
+        """Reads all descriptors of this process."""
         found, hosts = cls(), []
         for name in os.listdir("/proc/self/fd"):
             with suppress(OSError), _open_socket(int(name)) as each:
@@ -74,18 +74,18 @@ class Sockets:
 
     @property
     def num_strangers(self) -> int:
-        """Connections of all hosts."""
+        """Number of connections of all hosts."""
         return self.strangers.total()
 
     def describe_strangers(self) -> str:
-        """Their hosts, the busiest first."""
+        """Returns their hosts, the most connections first."""
         return _describe_hosts(self.strangers)
 
 
 def shut_door(listening: int) -> None:
-    """Lets the kernel drop what asks for a connection to a listening socket; connections that are there go on.
+    """Makes the kernel drop requests for connections to a listening socket; existing connections continue.
 
-    Does nothing where the system has no such filters.
+    Does nothing if the system has no such filters.
     """
     program = struct.pack("HP", 1, ctypes.addressof(_REFUSE_ALL))
     with suppress(OSError), _open_socket(listening) as each:
@@ -95,7 +95,7 @@ def shut_door(listening: int) -> None:
 
 @contextmanager
 def _open_socket(fd: int) -> Iterator[socket.socket | None]:
-    """A TCP socket of somebody else in this process; None where a descriptor is something else."""
+    """Opens a TCP socket that another part of this process owns; None if the descriptor is something else."""
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         yield None
         return
@@ -105,7 +105,7 @@ def _open_socket(fd: int) -> Iterator[socket.socket | None]:
 
 def _num_received(connection: socket.socket) -> int:
     told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    if len(told) < _TCP_INFO_BYTES:  # an old kernel does not tell
+    if len(told) < _TCP_INFO_BYTES:  # an old kernel has less
         return NUMBER_BYTES + 1
     return int(struct.unpack_from("<Q", told, _BYTES_RECEIVED_AT)[0])
 
@@ -124,7 +124,8 @@ def _describe_hosts(hosts: Counter[str]) -> str:
 
 
 def _port_of(told: bytes) -> int | None:
-    """The port in what gloo tells of a rank: the length of its host's name, the name, and a sockaddr behind its own."""
+    """Returns the port from gloo's description of a rank: the length of its host's name, the name, and a sockaddr after
+    its own length."""
     try:
         (name_nbytes,) = struct.unpack_from("<Q", told)
         (family,) = struct.unpack_from("<H", told, name_nbytes + 16)
@@ -149,6 +150,6 @@ def _hosts_at(port: int) -> Counter[str]:
 
 
 def _host_of(words: str, family: socket.AddressFamily) -> str:
-    """An address as the kernel prints it: in words of four bytes, each in the order of the machine."""
+    """Returns an address from the kernel's notation: words of four bytes, each in the byte order of the machine."""
     packed = b"".join(int(words[at : at + 8], 16).to_bytes(4, "little") for at in range(0, len(words), 8))
     return socket.inet_ntop(family, packed)

@@ -1,4 +1,4 @@
-"""Moving a whole layout over a channel: several messages under way, staging buffers reused, one deadline for all."""
+"""Moves a whole layout over a channel: several messages under way, reused staging buffers, one deadline for all."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import Sink, Source
 
 MESSAGES_UNDER_WAY = 6
-"""Of those that are copied together in staging buffers of 2 to 4 MiB: while one is on the wire, the next is being
-copied."""
+"""Messages under way that are filled in staging buffers of 2 to 4 MiB: while one is on the wire, the next is filled."""
 
 FILLED_UNDER_WAY = 2
-"""Of those that a thread apart copies together: it has others ready. With six, each is copied to memory that has left
-the processor's caches since it was sent last (a tenth of the time of 64 MiB in 2,000, measured; a quarter where other
+"""Messages under way that a separate thread fills: it has others ready. With six, each would be filled in memory that
+has left the processor's caches since its last use (a tenth of the time of 64 MiB in 2,000, measured; a quarter if other
 machines share the caches)."""
 
 RECEIVES_UNDER_WAY = 4
-"""Of those that are copied apart from staging buffers: while one comes, those before it are copied (6 % faster than
+"""Receives under way that go through staging buffers: while one arrives, those before it are copied (6 % faster than
 six, likewise)."""
 
 MAX_POSTED = 256
-"""Messages under way that need no staging. All posted at once move a fifth faster than six at a time (256 MiB in 100,
-measured): gloo then goes from one to the next without waiting for a thread of Python to run."""
+"""Messages under way that need no staging. Posting all at once is a fifth faster than six at a time (256 MiB in 100,
+measured): gloo then continues without waiting for a Python thread."""
 
 MESSAGES_AT_ONCE = 3
-"""Of staging buffers that were sent so many are waited for together, where nobody fills others meanwhile: every wait
-for a large message costs a change of threads."""
+"""Sent staging buffers that are waited for together if no thread fills others meanwhile: each wait for a large message
+costs a thread switch."""
 
 BYTES_AT_ONCE = 4 * 1024 * 1024
-"""Of messages that arrive in staging buffers so much is waited for together, or one that is longer: it is taken while
-the next ones come."""
+"""Bytes of messages received in staging buffers that are waited for together (or one longer message): they are copied
+while the next ones arrive."""
 
 _Item = TypeVar("_Item")
 
 
 class _Clock:
-    """One transfer's time, spent on one wait after the other, or ``PerMessage``."""
+    """The time of one transfer, shared by its waits, or ``PerMessage``."""
 
     def __init__(self, channel: Channel, timeout_s: float) -> None:
         self._channel = channel
@@ -54,7 +53,7 @@ class _Clock:
         self._end = time.monotonic() + timeout_s
 
     def wait(self, works: Sequence[Work]) -> None:
-        """Waits for works with what is left, even 0; the channel is closed when that is not enough."""
+        """Waits for works for the time that is left, even 0; the channel is closed if that is not enough."""
         is_each = isinstance(self._timeout_s, PerMessage)
         remaining_s = self._timeout_s if is_each else max(self._end - time.monotonic(), 0.0)
         try:
@@ -64,7 +63,7 @@ class _Clock:
 
 
 def start_send(channel: Channel, tag: int, messages: Sequence[Message], source: Source, pool: BufferPool) -> list[Work]:
-    """Posts every message at once and returns; for content that is small, or that lies in place anyway."""
+    """Posts every message at once and returns; for content that is small, or that lies in place."""
     works = []
     for message in messages:
         buffer = source.direct(message)
@@ -88,11 +87,11 @@ def send_messages(
     """Sends every message of a layout, in order.
 
     Args:
-        tells_of_others: Whether the last message is made after all memory that was sent in place has left: what it says
-            of the others (that their rows did not move) is then true of the bytes that were sent.
+        tells_of_others: Whether the last message is made after all memory that is sent in place has left: its statement
+            that rows did not move then holds for the bytes that were sent.
 
     Raises:
-        DeadlineExceededError, PeerLostError: The channel is closed; what the peer has got is unknown.
+        DeadlineExceededError, PeerLostError: The channel is closed; it is unknown what the peer has received.
     """
     clock = _Clock(channel, timeout_s)
     under_way: deque[tuple[Work, bool]] = deque()
@@ -169,7 +168,7 @@ def recv_messages(
 
 
 def _num_finished(under_way: Sequence[tuple[Work, Message, torch.Tensor | None]], *, is_followed: bool) -> int:
-    """How many of the oldest messages are waited for together; few where somebody passes on what has arrived."""
+    """Returns how many of the oldest messages to wait for together; few if a caller forwards what has arrived."""
     limit = MESSAGES_AT_ONCE if is_followed else MAX_POSTED // 2
     nbytes = 0
     for number, (_, message, staging) in enumerate(under_way):
@@ -184,7 +183,7 @@ def _take(under_way: deque[_Item], count: int) -> list[_Item]:
 
 
 def pack(messages: Sequence[Message], source: Source) -> bytes:
-    """The messages one after the other, for content that rides inside a control message."""
+    """Returns the messages concatenated, for content that travels inside a control message."""
     buffer = torch.empty(sum(message.nbytes for message in messages), dtype=torch.uint8)
     at = 0
     for message in messages:

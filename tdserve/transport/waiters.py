@@ -1,4 +1,4 @@
-"""Blocking calls that nothing can interrupt, carried out by threads apart, so that their callers can be let go."""
+"""Runs blocking calls that cannot be interrupted in separate threads, so that their callers can be released."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _RETURNED, _LET_GO = True, False
 
 
 class Waiters:
-    """Threads for the blocking calls of one channel: made when they are needed, used again, ended by ``close``.
+    """Threads for the blocking calls of one channel: made on demand, reused, ended by ``close``.
 
     Args:
-        name: Of the threads.
+        name: Name of the threads.
     """
 
     def __init__(self, name: str) -> None:
@@ -25,10 +25,11 @@ class Waiters:
         self._outcomes: set[SimpleQueue[_Outcome]] = set()
 
     def wait(self, block: Callable[[], object]) -> bool:
-        """Calls ``block`` in one of the threads and waits for its end, about 50 microseconds longer than it takes.
+        """Calls ``block`` in one of the threads and waits for its end; takes about 50 microseconds longer than the
+        call.
 
         Returns:
-            Whether ``block`` has returned. False when ``close`` came first: ``block`` may still go on, seen by nobody.
+            Whether ``block`` has returned. False if ``close`` came first: then ``block`` may continue unobserved.
 
         Raises:
             BaseException: What ``block`` raised.
@@ -52,7 +53,7 @@ class Waiters:
         return found
 
     def close(self) -> None:
-        """Lets every caller go and ends the threads, each when its call has ended. Idempotent."""
+        """Releases every caller and ends the threads, each when its call has ended. Idempotent."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
