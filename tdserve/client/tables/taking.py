@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -86,6 +87,12 @@ def give_back(client: SessionClient, query: Query, rows: Any, timeout_s: float) 
         change(client, query.name, Deadline.after(timeout_s), give_back=_lease_message(query, rows))
 
 
+def _give_back_later(client: SessionClient, query: Query, rows: Any) -> None:
+    """As ``give_back``, by another thread: for what is called when an object goes."""
+    with suppress(TDServeError):  # the client was closed: with its session the rows are free
+        client.later(partial(give_back, client, query, rows, GIVE_BACK_TIMEOUT_S))
+
+
 def _lease_message(query: Query, rows: Any) -> control_pb2.Leased:
     numbers = row_numbers(rows)
     generations = generations_of(rows, None, len(numbers)).tobytes()
@@ -95,15 +102,23 @@ def _lease_message(query: Query, rows: Any) -> control_pb2.Leased:
 class Taken:
     """Rows on lease, as a context manager: acknowledged at a clean exit, given back when the block raises.
 
-    Attributes:
-        rows: The tensordict.
+    One that goes before anybody has looked at its rows, such as the result of a ``take`` that nobody used, gives them
+    back too.
     """
 
     def __init__(self, client: SessionClient, query: Query, rows: Any, timeout_s: float | None) -> None:
-        self.rows = rows
+        self._rows = rows
+        self._unseen = weakref.finalize(self, _give_back_later, client, query, rows)
+        self._unseen.atexit = False  # with its session the rows are free
         self._client = client
         self._query = query
         self._timeout_s = timeout_s
+
+    @property
+    def rows(self) -> Any:
+        """The tensordict. From now on they are the caller's to acknowledge, or to give back."""
+        self._unseen.detach()
+        return self._rows
 
     def __enter__(self) -> Any:
         return self.rows
@@ -183,8 +198,7 @@ class TakenBatches:
     def __del__(self) -> None:
         held = getattr(self, "_held", None)
         if held is not None:
-            with suppress(TDServeError):  # the client was closed: with its session the rows are free
-                self._client.later(partial(give_back, self._client, self._query, held, GIVE_BACK_TIMEOUT_S))
+            _give_back_later(self._client, self._query, held)
 
     def close(self) -> None:
         """Ends the iterator, also for a thread that waits in it, and gives back what was not acknowledged."""

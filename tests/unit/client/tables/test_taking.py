@@ -50,6 +50,23 @@ def num_leased(table: Any) -> int:
     return int(table.info()["num_leased"])
 
 
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_take_when_its_result_is_dropped_then_given_back_unless_somebody_has_the_rows(
+    queue: tdserve.QueueHandle, is_seen: bool
+) -> None:
+    taken = queue.take(2)
+    seen = taken.rows if is_seen else None
+    assert num_leased(queue) == 2
+    del taken
+    gc.collect()
+    if seen is None:
+        wait_for(lambda: num_leased(queue) == 0, "the rows to be given back")
+        assert queue.take(4, ack=False)["a"].tolist() == [1, 2, 3, 4]
+    else:
+        queue.ack(seen)
+        assert len(queue) == 2
+
+
 def next_of(batches: Any) -> Any:
     """A batch that is there: what little time it has on a busy machine, it has again and again."""
 
