@@ -100,17 +100,17 @@ class StructuredHandle:
     def _has(self, path: Path) -> bool:
         return entry_of(self.spec.root, path) is not None
 
-    def _asked(self, access: Callable[[], _Result]) -> _Result:
+    def _asked(self, access: Callable[[], _Result], *, is_write: bool = False) -> _Result:
         """An access, and once more where it failed because the store has another structure than this handle knew.
 
-        It is not repeated where there is another store of this name by now: the caller may not mean that.
+        A write is not repeated where there is another store of this name by now: the caller may not mean that.
         """
         uid, spec = self.uid, self.spec
         try:
             return access()
         except (KeyNotFoundError, SpecMismatchError, LockedError):
             is_other = self.refresh() or self.spec is not spec  # the access itself may have asked already
-            if not is_other or self.uid != uid:
+            if not is_other or (is_write and self.uid != uid):
                 raise
         return access()
 
@@ -119,7 +119,7 @@ class StructuredHandle:
         uid, deadline = self.uid, self._client.deadline(timeout_s)
         while True:
             try:
-                return self._asked(access)
+                return self._asked(access, is_write=True)
             except StructureChangedError:
                 if self.uid != uid or deadline.expired:
                     raise

@@ -59,6 +59,24 @@ def test_handle_when_the_structure_has_changed_then_its_next_access_is_of_the_ne
     assert pickle.loads(pickle.dumps(other)).keys() == handle.keys()
 
 
+def test_handle_when_another_store_has_its_name_then_reads_are_of_that_and_a_write_is_refused_once(
+    client: tdserve.Client, handle: tdserve.StoreHandle
+) -> None:
+    def make_anew(key: str) -> None:
+        client.delete(handle.name)
+        client.init_remote(TensorDict({key: torch.ones(3)}, [3]), handle.name)
+
+    reads: list[Callable[[str], Any]] = [handle.__getitem__, handle.get, lambda key: handle.select(key)[key]]
+    for number, read in enumerate(reads):
+        make_anew(f"z{number}")
+        for _ in range(2):
+            assert read(f"z{number}").tolist() == [1.0] * 3
+    make_anew("x")
+    with pytest.raises(KeyNotFoundError):
+        handle.set_("x", torch.zeros(3))
+    assert handle["x"].tolist() == [1.0] * 3
+
+
 CHANGING: dict[str, Callable[[Any], object]] = {
     "setitem": lambda td: td.__setitem__("z", torch.ones(3)),
     "setitem of an existing one": lambda td: td.__setitem__("a", torch.ones(3, 2)),
