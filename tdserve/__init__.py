@@ -65,6 +65,7 @@ _HOMES = {
         "TransferAbortedError",
         "TransportError",
         "UnauthenticatedError",
+        "UnsupportedAttributeError",
         "WriterFailedError",
         "WrongStateError",
     ),

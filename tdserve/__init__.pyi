@@ -36,6 +36,7 @@ from tdserve.base.errors import (
     TransferAbortedError as TransferAbortedError,
     TransportError as TransportError,
     UnauthenticatedError as UnauthenticatedError,
+    UnsupportedAttributeError as UnsupportedAttributeError,
     WriterFailedError as WriterFailedError,
     WrongStateError as WrongStateError,
 )

@@ -18,6 +18,7 @@
     │   ├── LockedError               FAILED_PRECONDITION  store, key           also a RuntimeError
     │   ├── UnauthenticatedError      UNAUTHENTICATED      address
     │   └── NotSupportedError         UNIMPLEMENTED        feature, reason
+    │       └── UnsupportedAttributeError                  (the same)           also an AttributeError
     ├── CapacityError                 RESOURCE_EXHAUSTED   what, asked, free            retryable
     │   └── TooLargeError                                  (the same)                   not retryable
     ├── ServerBusyError               RESOURCE_EXHAUSTED   what, asked, free, limit     retryable
@@ -120,6 +121,11 @@ class SpecMismatchError(RequestError, ValueError, RuntimeError):
     template = "store {store!r}, key {key!r}: expected {expected}, got {actual}"
     defaults = {"store": "", "key": "", "expected": "", "actual": ""}
 
+    def _message(self) -> str:
+        is_whole = self.fields["store"] and not self.fields["key"]
+        template = self.template.replace(", key {key!r}", "") if is_whole else self.template
+        return template.format(**self.fields)
+
 
 class StructureChangedError(SpecMismatchError):
     """The keys of a store have changed since the caller looked. Nothing was changed; handles look again and retry."""
@@ -218,6 +224,10 @@ class NotSupportedError(RequestError, NotImplementedError):
     code = "UNIMPLEMENTED"
     template = "{feature} is not supported: {reason}"
     defaults = {"feature": "", "reason": ""}
+
+
+class UnsupportedAttributeError(NotSupportedError, AttributeError):
+    """A store has no such attribute, where a local tensordict has one. For ``hasattr`` there is none."""
 
 
 class CapacityError(TDServeError):

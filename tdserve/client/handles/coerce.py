@@ -140,6 +140,8 @@ class _Fitting:
                 self.put(item, self._entry(entries, below, len(path), item), below)
 
     def mismatch(self, path: Path, expected: str, actual: str) -> SpecMismatchError:
+        if actual == "NoneType":
+            actual = "None: a key keeps its kind; remove it with del_() before it takes another"
         return SpecMismatchError(store=self.store, key=show(path) if path else "", expected=expected, actual=actual)
 
     def _entry(self, entries: dict[str, Entry], path: Path, depth: int, item: Any) -> Entry:

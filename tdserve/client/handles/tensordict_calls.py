@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensor_collection
 
-from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
+from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError, UnsupportedAttributeError
 from tdserve.client.content.ragged_values import shown
 from tdserve.client.handles.coerce import is_number
 from tdserve.client.handles.key_list import KeyList
@@ -306,12 +306,14 @@ class TensorDictCalls(ViewCalls, Operators):
     def _set_field(self, name: str, value: Any) -> None:
         fields = fields_of(str(self.spec.root.tensorclass))
         if fields and name not in fields:
-            raise _NoSuchAttributeError(
+            raise UnsupportedAttributeError(
                 feature=f"assigning {name!r} of store {self.name!r}", reason=f"its fields are {sorted(fields)}"
             )
         if hasattr(type(self), name) or name in vars(self):
             reason = f"handles have an attribute of that name: use set({name!r}, value)"
-            raise _NoSuchAttributeError(feature=f"assigning the field {name!r} of store {self.name!r}", reason=reason)
+            raise UnsupportedAttributeError(
+                feature=f"assigning the field {name!r} of store {self.name!r}", reason=reason
+            )
         self.set(name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -319,8 +321,9 @@ class TensorDictCalls(ViewCalls, Operators):
         if kind is None and not name.startswith("_") and self._is_field(name):
             return self._field(name)
         if kind is None and hasattr(TensorDictBase, name):
-            reason = "a local tensordict takes what to_tensordict() returns, not the store"
-            raise _NoSuchAttributeError(feature=f"{name} of a store", reason=reason)
+            what = "a store where tensordict wants a local one" if name.startswith("_") else f"{name} of a store"
+            reason = "pass what its to_tensordict() returns, and write a result back with its update_()"
+            raise UnsupportedAttributeError(feature=what, reason=reason)
         if kind is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if kind is Kind.CONSTRUCTOR:
@@ -405,10 +408,6 @@ class TensorDictCalls(ViewCalls, Operators):
 
     def _refuse(self, name: str, *args: Any, **kwargs: Any) -> Any:
         raise NotSupportedError(feature=f"{name} of a store", reason=REFUSED[name])
-
-
-class _NoSuchAttributeError(NotSupportedError, AttributeError):
-    """Refuses an attribute, by a reason; for ``hasattr``, and tensordict's own code, there is none."""
 
 
 def _unassignable(name: str) -> NotSupportedError:

@@ -91,6 +91,13 @@ class StoreView(TensorDictCalls, Epochs):
     def __repr__(self) -> str:
         return repr_of(f"of store {self.name!r}", self.spec.root, kind="StoreView", device=self.device)
 
+    def __enter__(self) -> StoreView:
+        """Of ``with store.view(...) as part:``, as of a local tensordict."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Does nothing: what was written into the view is in the store."""
+
     # ------------------------------------------------------------------------------- reading
 
     def __getitem__(self, index: Any) -> Any:

@@ -112,6 +112,7 @@ def test_protocol_book_when_it_lists_errors_then_classes_codes_and_fields_are_th
         errors.ClosedError,
         errors.ConnectError,
         errors.DeadlineExceededError,
+        errors.NotSupportedError,
         errors.SpecMismatchError,
     ):  # they travel, and so do kinds of them
         raised[cls.__name__] = (cls.code, list(cls.defaults))
@@ -174,3 +175,8 @@ def test_key_error_when_shown_then_is_the_message_and_not_its_repr() -> None:
 
 def test_message_when_a_field_holds_braces_then_shows_them_as_they_are() -> None:
     assert "{x}" in str(errors.StoreNotFoundError(name="{x}"))
+
+
+def test_spec_mismatch_when_it_is_of_the_whole_store_then_no_key_is_named() -> None:
+    error = errors.SpecMismatchError(store="s", expected="a", actual="b")
+    assert str(error) == "store 's': expected a, got b"

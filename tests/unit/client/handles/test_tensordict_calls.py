@@ -250,3 +250,33 @@ def test_values_when_ragged_then_methods_work_too(local_client: tdserve.Client, 
     assert store.get_non_tensor("t") == td.get_non_tensor("t")
     store.set_non_tensor("t", "new")
     assert store[0]["t"] == "new"
+
+
+IN_THE_WAY: dict[str, Callable[[Any], object]] = {
+    "where": lambda store: local_td().where(mask(), local_td(), out=store),
+    "apply": lambda store: local_td().apply(lambda leaf: leaf, out=store),
+    "named_apply": lambda store: local_td().named_apply(lambda _name, leaf: leaf, out=store),
+    "pad": lambda store: tensordict.pad(store, [0, 1]),
+}
+
+
+@pytest.mark.parametrize("call", list(IN_THE_WAY.values()), ids=list(IN_THE_WAY))
+def test_store_when_tensordict_wants_a_local_one_then_told_what_to_pass(
+    store: Any, call: Callable[[Any], object]
+) -> None:
+    with pytest.raises(tdserve.UnsupportedAttributeError, match=r"to_tensordict\(\)"):
+        call(store)
+    assert difference(local_td(), store.to_tensordict()) is None
+
+
+def test_update_when_a_value_is_none_then_refused_with_what_to_do(store: Any) -> None:
+    key = next(iter(store.keys()))
+    with pytest.raises(tdserve.SpecMismatchError, match=r"got None: a key keeps its kind; remove it with del_\(\)"):
+        store.update({key: None})
+
+
+def test_view_when_used_in_a_with_statement_then_what_is_written_into_it_is_in_the_store(store: Any) -> None:
+    key = next(key for key, leaf in store.items() if isinstance(leaf, torch.Tensor))
+    with store.unsqueeze(0) as view:
+        view.set_(key, torch.ones_like(view[key]))
+    assert bool((store[key] == 1).all())
