@@ -32,6 +32,9 @@ from tdserve.v1 import control_pb2
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """Largest message that a client receives from its server: specs of a hundred thousand leaves and pages of names fit."""
 
+HANDSHAKE_MS = 5_000
+"""For one attempt to connect, at either end."""
+
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -47,7 +50,7 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     # for each attempt. Names are resolved again as often.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # despite its name, grpc's time limit for one attempt
+    ("grpc.min_reconnect_backoff_ms", HANDSHAKE_MS),  # despite its name, grpc's time limit for one attempt
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Two clients of one process must not share a connection: a fault of one must not affect the other.
     ("grpc.use_local_subchannel_pool", 1),

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from tdserve.base.addresses import join_address
 from tdserve.base.errors import LocalProtocolError, RemoteProtocolError, TDServeError, UnauthenticatedError
 from tdserve.base.logs import SparseLog
-from tdserve.control.connection import CHANNEL_OPTIONS
+from tdserve.control.connection import CHANNEL_OPTIONS, HANDSHAKE_MS
 from tdserve.control.control_pb2_grpc import ControlServiceServicer, add_ControlServiceServicer_to_server
 from tdserve.control.parts import MAX_RECEIVED_BYTES, PartJoiner
 from tdserve.control.status import abort
@@ -180,7 +180,8 @@ _SERVER_OPTIONS: dict[str, Any] = {
     "grpc.max_receive_message_length": MAX_RECEIVED_BYTES,
     # Limit for one connection: a client has its session, and a call for each thread that waits for a store.
     "grpc.max_concurrent_streams": 1_000,
-    "grpc.server_handshake_timeout_ms": 10_000,
+    # Connections that say nothing hold descriptors so long; the limit of these is raised as far as it may be.
+    "grpc.server_handshake_timeout_ms": HANDSHAKE_MS,
     # A client reopens a connection without calls at no cost.
     "grpc.max_connection_idle_ms": 60_000,
 }
