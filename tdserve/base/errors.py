@@ -8,7 +8,7 @@
     │   ├── InvalidRequestError       INVALID_ARGUMENT     argument, reason
     │   ├── SpecMismatchError         INVALID_ARGUMENT     store, key, expected, actual  also a RuntimeError
     │   │   └── StructureChangedError FAILED_PRECONDITION  (the same)
-    │   ├── StoreNotFoundError        NOT_FOUND            name
+    │   ├── StoreNotFoundError        NOT_FOUND            name, near
     │   ├── KeyNotFoundError          NOT_FOUND            store, key           also a KeyError
     │   ├── StoreExistsError          ALREADY_EXISTS       name, reason
     │   ├── KeyExistsError            ALREADY_EXISTS       store, key           also a KeyError
@@ -137,8 +137,8 @@ class StoreNotFoundError(RequestError, LookupError):
     """No store has this name (any more)."""
 
     code = "NOT_FOUND"
-    template = "there is no store {name!r}; client.stores() lists the stores"
-    defaults = {"name": ""}
+    template = "there is no store {name!r}{near}; client.stores() lists the stores"
+    defaults = {"name": "", "near": ""}
 
 
 class KeyNotFoundError(RequestError, KeyError):

@@ -41,8 +41,33 @@ def test_call_when_the_name_is_misspelt_then_warned_on_the_way_and_told_at_the_e
     assert raised.value.timeout_s == pytest.approx(0.3)
     assert f"there is no store {misspelt!r}, but {name!r}" in str(raised.value)
     assert f"store {misspelt!r}: there is none yet, but {name!r}" in caplog.text
-    with pytest.raises(tdserve.StoreNotFoundError):
+    with pytest.raises(
+        tdserve.StoreNotFoundError, match=f"there is no store {misspelt!r}, but {name!r}; client.stores"
+    ):
         CALLS[call](client, misspelt, 0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client, name: client[name],
+        lambda client, name: client.describe(name),
+        lambda client, name: client.describe(name, timeout_s=0),
+        lambda client, name: client.keys(name),
+        lambda client, name: client.delete(name),
+        lambda client, name: client.send(TD, name),
+    ],
+    ids=["getitem", "describe", "describe once", "keys", "delete", "send"],
+)
+def test_call_when_it_does_not_wait_for_a_misspelt_name_then_told_which_are_near(
+    client: tdserve.Client, name: str, call: Callable[[tdserve.Client, str], Any]
+) -> None:
+    client.init_remote(TD, name)
+    misspelt = f"{name[:-2]}{name[-1]}"
+    with pytest.raises(tdserve.StoreNotFoundError, match=f"there is no store {misspelt!r}, but {name!r}") as raised:
+        call(client, misspelt)
+    assert raised.value.name == misspelt
+    assert misspelt not in client
 
 
 def test_call_when_the_store_comes_after_the_warning_then_it_goes_on(

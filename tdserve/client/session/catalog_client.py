@@ -97,7 +97,7 @@ class CatalogClient:
             return False
         try:
             request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
-            self._call("DescribeStore", request)
+            self._ask("DescribeStore", request)
         except (StoreNotFoundError, InvalidRequestError):
             return False
         return True
@@ -216,6 +216,12 @@ class CatalogClient:
             self.requests.end(number)
 
     def _call(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
+        try:
+            return self._ask(method, request, timeout_s=timeout_s)
+        except StoreNotFoundError as error:
+            raise self.missing_names.explain(error, timeout_s) from None
+
+    def _ask(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
         self._check_usable()
         return self._connection.call(method, request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
 
@@ -295,17 +301,20 @@ class MissingNames:
                 _log.warning("a call waits for the creation of store %r: there is none yet%s", name, _list_near(near))
 
     def explain(self, error: TDServeError, timeout_s: float | None) -> TDServeError:
-        """The error itself; one of a wait with the whole call's time, one of a missing store also with near names."""
+        """The error itself; one of a wait with the whole call's time, one of a missing store with near names."""
         if type(error) is DeadlineExceededError and timeout_s is not None:
             whole = DeadlineExceededError(what=error.what, timeout_s=timeout_s)
             whole.__suppress_context__ = True
             return whole
-        if not isinstance(error, StoreNotCreatedError):
+        if not isinstance(error, (StoreNotCreatedError, StoreNotFoundError)) or error.near:
             return error
         near: list[str] | None = None
         with suppress(TDServeError):
             near = self.find_near(error.name)
-        told = StoreNotCreatedError(what=error.what, timeout_s=timeout_s, name=error.name, near=_list_near(near or ()))
+        shown = _list_near(near or ())
+        told: TDServeError = StoreNotFoundError(name=error.name, near=shown)
+        if isinstance(error, StoreNotCreatedError):
+            told = StoreNotCreatedError(what=error.what, timeout_s=timeout_s, name=error.name, near=shown)
         told.__suppress_context__ = True
         return told
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from tdserve.base.deadline import GRACE_S
-from tdserve.base.errors import ClosedError, DeadlineExceededError, StoreNotCreatedError
+from tdserve.base.errors import ClosedError, DeadlineExceededError, StoreNotCreatedError, StoreNotFoundError
 from tdserve.client.session import catalog_client
 from tdserve.client.session.catalog_client import MAX_WARNED, MIN_LOOK_S, MissingNames
 from tests.integration.processes import wait_for
@@ -71,6 +71,8 @@ def test_explain_when_names_are_near_or_the_server_is_silent_then_the_same_error
     )
     assert told.name == "polcy"
     assert str(MissingNames(silent).explain(error, 30.0)).endswith("there is no store 'polcy'")
+    missing = MissingNames(names_around).explain(StoreNotFoundError(name="polcy"), 30.0)
+    assert str(missing) == "there is no store 'polcy', but 'policy'; client.stores() lists the stores"
 
 
 def test_watch_when_the_block_lasts_then_warned_meanwhile(
