@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import shutil
 import signal
+import sys
 from contextlib import suppress
 
 KEPT_BYTES = 64 * 1024 * 1024
@@ -117,6 +119,11 @@ def _read_oom_kills(path: str) -> int:
             return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
     except OSError:
         return 0
+
+
+def own_command() -> str:
+    """Returns how a shell here runs tdserve: a virtual environment may not be on PATH."""
+    return "tdserve" if shutil.which("tdserve") else f"{sys.executable} -m tdserve"
 
 
 def raise_descriptor_limit() -> int:

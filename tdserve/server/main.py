@@ -52,6 +52,8 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
     use_small_pages()
     raise_descriptor_limit()
     _mask(config.umask)
+    if not os.path.exists(config.root):  # else it may be the root's own server that listens there, which is said
+        check_listenable(config.host, config.port)
     gc.freeze()  # what was imported stays: a collection need not look at it every time
     return asyncio.run(_serve(config, lifeline_fd))
 

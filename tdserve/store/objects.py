@@ -314,8 +314,8 @@ class Objects:
         name = self._folder.parent.name
         return CapacityError(
             what=(
-                f"non-tensor values of store {name!r}, whose max_object_bytes is {self._max_bytes} "
-                "(overwriting takes about three times the content: what it replaces stays until it is done)"
+                f"non-tensor values of store {name!r} (delete rows, or create it with more than max_object_bytes="
+                f"{self._max_bytes}; overwriting takes about three times the content)"
             ),
             asked=sum(len(value) for column in columns for value in column.values),
             free=self.free_bytes(),

@@ -13,6 +13,7 @@ from threading import Lock, Timer
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
+from tdserve.base.addresses import parse_address
 from tdserve.base.deadline import GRACE_S, Deadline
 from tdserve.base.errors import (
     ClosedError,
@@ -64,9 +65,7 @@ class CatalogClient:
     """
 
     def __init__(self, address: str, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        if not isinstance(address, str) or not address.rpartition(":")[2].isdigit():
-            raise InvalidRequestError(argument="address", reason=f"{address!r} is not of the form host:port")
-        self.address = address
+        self.address = _checked_address(address)
         self.timeout_s = checked_wait_s(timeout_s)
         self._token = _checked_token(token)
         self._pid = os.getpid()
@@ -224,6 +223,16 @@ class CatalogClient:
     def _ask(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
         self._check_usable()
         return self._connection.call(method, request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
+
+
+def _checked_address(address: object) -> str:
+    """Raises InvalidRequestError for what is no address, or has no port."""
+    if not isinstance(address, str):
+        raise InvalidRequestError(argument="address", reason=f"{address!r} is not HOST:PORT")
+    if parse_address("address", address)[1] is None:
+        reason = f"{address!r} has no port; give HOST:PORT, as the server prints it when it is ready"
+        raise InvalidRequestError(argument="address", reason=reason)
+    return address
 
 
 def _checked_token(token: object) -> str | None:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 import tdserve
 from tdserve.base.errors import InvalidRequestError, TDServeError
+from tdserve.base.machine import own_command
 from tdserve.examples.demo.options import DemoOptions
 from tdserve.examples.demo.processes import Processes, Signals
 from tdserve.examples.demo.report import SOLVED, Ending, Goal, Progress, Result, print_summary, summary, write_json
@@ -46,7 +47,9 @@ def _run_all(options: DemoOptions, folder: Path, signals: Signals) -> int:
     goal = Goal.of(options)
     processes = Processes(folder)
     with tdserve.Server(options.root or folder / "root") as server:
-        console.print(f"server {server.address}; look inside: tdserve ls --address {server.address}", highlight=False)
+        console.print(
+            f"server {server.address}; look inside: {own_command()} ls --address {server.address}", highlight=False
+        )
         try:
             # connected first: a data worker that starts beside three more processes that import torch takes long
             with tdserve.connect(server.address, transport=options.transport) as client:

@@ -100,6 +100,10 @@ def test_run_when_the_port_is_taken_then_error_says_what_to_do_and_frees_the_roo
         other.listen()
         with pytest.raises(InvalidRequestError, match="--port 0"):
             run(ServerConfig(root=str(tmp_path / "root"), port=other.getsockname()[1]))
+        assert not (tmp_path / "root").exists()
+        Root.acquire(tmp_path / "root").release()
+        with pytest.raises(InvalidRequestError, match="--port 0"):
+            run(ServerConfig(root=str(tmp_path / "root"), port=other.getsockname()[1]))
     Root.acquire(tmp_path / "root").release()
 
 

@@ -143,7 +143,7 @@ def test_objects_when_the_map_is_full_then_nothing_of_the_batch_is_stored(tmp_pa
     folder = tmp_path / "my store" / "objects"
     with Objects(folder, writable=True, max_bytes=1 << 20) as objects:
         free_bytes = objects.free_bytes()
-        with pytest.raises(CapacityError, match=r"'my store'.*1048576 \(overwriting takes") as caught:
+        with pytest.raises(CapacityError, match=r"'my store'.*max_object_bytes=1048576; overwriting takes") as caught:
             put(objects, (0, ("small",), b"1"), (0, ("big",), bytes(2 << 20)))
         assert (caught.value.asked, caught.value.free) == ((2 << 20) + 1, free_bytes)
         assert get(objects, [0], ("small",)) == [[None]]

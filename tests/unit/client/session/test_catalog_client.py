@@ -14,9 +14,9 @@ from tdserve.client.session.catalog_client import CatalogClient
 TD = TensorDict({"b": torch.zeros(4), "a": {"c": torch.zeros(4, 2)}}, [4])
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:", ":x", "host:port", 7, None])
+@pytest.mark.parametrize("address", ["", "host", "host:", ":x", "host:port", "host:99999", 7, None])
 def test_client_when_the_address_is_none_then_refused(address: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="host:port"):
+    with pytest.raises(InvalidRequestError, match="HOST:PORT"):
         CatalogClient(address)
 
 
