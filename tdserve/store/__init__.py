@@ -1,7 +1,7 @@
 """Files and mappings: the only room that owns ``mmap``, ``lmdb`` and file names. No ``OSError`` and no ``lmdb.Error``
 leaves it.
 
-What lies where (``<root>`` is the folder given to ``tdserve serve``)::
+Layout (``<root>`` is the folder given to ``tdserve serve``)::
 
     <root>/tdserve.json  tdserve.lock  nonce             root.py         who owns the root; proof of one machine
     <root>/catalog/                                      catalog_db.py   LMDB, written by the control process only
@@ -16,8 +16,8 @@ What lies where (``<root>`` is the folder given to ``tdserve serve``)::
     (a folder of the worker's choice)/*.staging          staging.py      bytes that arrived whole and are not yet
     copied in
 
-``mapping``, ``staging`` and ``versions`` make torch tensors of mapped files; the other modules need no torch, so the
+``mapping``, ``staging`` and ``versions`` make torch tensors of mapped files. The other modules need no torch, so the
 control process may import them.
 
-Importing this package does nothing: each module is imported by its own name.
+Importing this package does nothing: import each module by its own name.
 """

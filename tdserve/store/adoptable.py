@@ -1,8 +1,8 @@
-"""Reads what a folder holds that tensordict's ``memmap`` or ``save`` wrote: which structure, which file is which leaf.
+"""Reads a folder that tensordict's ``memmap`` or ``save`` wrote: its structure, and the file of each leaf.
 
-Only ``meta.json`` files are read, and of the others their sizes: control does this, without torch. Nothing is
-unpickled, no class is looked up, no symlink inside of the folder is followed. What cannot be carried is refused by its
-key, so that nothing is lost in silence.
+It reads only ``meta.json`` files, and the sizes of the others: control does this, without torch. It unpickles nothing,
+looks up no class, and follows no symlink inside the folder. It refuses, by key, whatever a store cannot keep, so that
+nothing is lost silently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tdserve.structure.tree import Path, Spec, quote
 META_FILE = "meta.json"
 
 MAX_META_BYTES = 192 * 1024 * 1024
-"""Non-tensor values lie in these files; more than this would not fit into one message to a data worker."""
+"""Non-tensor values are in these files; more than this would not fit into one message to a data worker."""
 
 _SUFFIX = ".memmap"
 _INNER_FOLDER = "_tensordict"
@@ -39,19 +39,19 @@ _CLASS = re.compile(r"<class '([^']+)'>")
 _NAMES_KEY = "_names"
 
 FileName = tuple[str, ...]
-"""Names of a file and the folders that it is in, below the one that is read."""
+"""Names of a file and of the folders above it, below the folder that is read."""
 
 
 @dataclass(frozen=True)
 class FoundFolder:
-    """What lies in a folder.
+    """The content of a folder.
 
     Attributes:
-        path: Of the folder.
-        spec: The structure of all of it.
-        files: Where each tensor leaf lies; one without elements may have no file.
-        values: Every non-tensor leaf, as ``spec.capture`` would give them.
-        device, inode: Which folder it is, whatever name leads to it.
+        path: Path of the folder.
+        spec: The structure of the whole folder.
+        files: File of each tensor leaf; a leaf without elements may have none.
+        values: Every non-tensor leaf, as ``spec.capture`` returns them.
+        device, inode: Identity of the folder, whatever its name.
     """
 
     path: str
@@ -63,8 +63,8 @@ class FoundFolder:
 
 
 def open_folder(path: str) -> int:
-    """Opens a user's folder, and follows no symlink on the way: whoever may write one of the folders above may have put
-    one there since the path was looked at.
+    """Opens a user's folder, and follows no symlink on the way: whoever may write a folder above may have put one there
+    since the path was checked.
 
     Args:
         path: Absolute, without symlinks.
@@ -80,7 +80,7 @@ def open_folder(path: str) -> int:
     fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for number, name in enumerate(names, 1):
         above, where = fd, FilePath("/", *names[:number])
-        access = os.O_PATH if number < len(names) else os.O_RDONLY  # to go through one needs no permission to list it
+        access = os.O_PATH if number < len(names) else os.O_RDONLY  # passing through needs no permission to list
         try:
             if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
                 remedy = "put the folder back, or delete the store and adopt it where it is now"
@@ -94,10 +94,10 @@ def open_folder(path: str) -> int:
 
 
 def has_meta(path: str) -> bool:
-    """Whether a folder, opened as by :func:`open_folder`, has the file in which tensordict describes it.
+    """Returns whether a folder, opened as by :func:`open_folder`, has tensordict's description file.
 
     Raises:
-        CorruptDataError, InvalidRequestError: As of :func:`open_folder`.
+        CorruptDataError, InvalidRequestError: As in :func:`open_folder`.
     """
     fd = open_folder(path)
     try:
@@ -107,18 +107,19 @@ def has_meta(path: str) -> bool:
 
 
 def read_folder(path: str, *, writable: bool) -> FoundFolder:
-    """Reads the structure of a folder, and looks whether all of its files can be opened.
+    """Reads the structure of a folder, and checks that all of its files can be opened.
 
-    10,000 leaves take about 0.3 s, so a server does it off its event loop where it can.
+    10,000 leaves take about 0.3 s, so a server does this off its event loop if it can.
 
     Args:
         path: Absolute.
         writable: Whether the files are to be written too.
 
     Raises:
-        CorruptDataError: There is no such folder, or it is incomplete: names the leaf whose file is missing or shorter
-            than its content.
-        NotSupportedError: It holds what no store can hold in place, or a file cannot be written; says which, and why.
+        CorruptDataError: There is no such folder, or it is incomplete: the error names the leaf whose file is missing
+            or shorter than its content.
+        NotSupportedError: It contains something that a store cannot keep in place, or a file cannot be written; the
+            error says which, and why.
         InvalidSpecError: Its structure contradicts itself.
         InvalidRequestError: It may not be read.
     """
@@ -132,12 +133,12 @@ def read_folder(path: str, *, writable: bool) -> FoundFolder:
         os.close(fd)
     if not isinstance(root, Node):
         raise NotSupportedError(feature=f"adopting the single value in {path}", reason="tensordicts can be stores")
-    spec = codec.decode(codec.encode(Spec(root)))  # the rules for what comes from outside
+    spec = codec.decode(codec.encode(Spec(root)))  # applies the rules for specs from outside
     return FoundFolder(path, spec, reader.files, reader.values, status.st_dev, status.st_ino)
 
 
 class _Reader:
-    """One walk over one folder; ``access`` is how each file must open."""
+    """One walk over one folder; ``access`` is the mode in which each file must open."""
 
     def __init__(self, access: int) -> None:
         self._access = access
@@ -145,7 +146,7 @@ class _Reader:
         self.values: dict[Path, Any] = {}
 
     def entry(self, fd: int, where: FilePath, names: FileName, path: Path, above: tuple[int, ...]) -> Entry:
-        """What the open folder ``fd`` holds; ``above`` is the batch size of the tensordict around it."""
+        """Returns the entry in the open folder ``fd``; ``above`` is the batch size of the tensordict around it."""
         if len(path) >= MAX_DEPTH:
             raise InvalidSpecError(reason=f"tensordicts are nested deeper than {MAX_DEPTH} levels in {where}")
         meta = _read_meta(fd, where)
@@ -180,7 +181,7 @@ class _Reader:
             )
         entries: list[tuple[str, Entry]] = []
         for key, told in meta.items():
-            if not isinstance(told, dict):  # of the format itself
+            if not isinstance(told, dict):  # an entry of the format itself
                 continue
             below = (*path, key)
             if "type" in told:
@@ -211,7 +212,7 @@ class _Reader:
         with _open_below(fd, _INNER_FOLDER, inner, path, os.O_RDONLY | os.O_DIRECTORY) as child:
             content = _read_meta(child, inner)
             if "stack_dim" in content:
-                self.entry(child, inner, names, path, above)  # says why not
+                self.entry(child, inner, names, path, above)  # raises the reason
             node = self._node(child, content, inner, (*names, _INNER_FOLDER), path, above)
         beside = {key: value for key, value in meta.items() if key != "_type"}
         self.values.update(((*path, key), value) for key, value in beside.items())
@@ -263,7 +264,8 @@ class _Reader:
         return ValueLeaf(batch_size, True)
 
     def _single_values(self, fd: int, where: FilePath, path: Path) -> list[Any]:
-        """Of a stack whose elements lie in folders of their own, as older versions of tensordict wrote it."""
+        """Returns the values of a stack whose elements have folders of their own, as older versions of tensordict wrote
+        it."""
         data: list[Any] = []
         while _exists(fd, str(len(data))):
             name = str(len(data))
@@ -274,7 +276,7 @@ class _Reader:
 
 
 def check_size(fd: int, file: FilePath, path: Path, leaf: TensorLeaf) -> None:
-    """Raises CorruptDataError unless an open file is a regular one with all of a leaf's content; it may be longer."""
+    """Raises CorruptDataError unless an open file is regular and has all of a leaf's content; it may be longer."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise _damaged_error(file, f"a regular file{_at(path)}", "something else")
@@ -301,7 +303,7 @@ def _read_meta(fd: int, where: FilePath) -> dict[str, Any]:
 
 @contextmanager
 def _open_below(folder_fd: int, name: str, file: FilePath, path: Path, access: int) -> Iterator[int]:
-    """Opens a file or folder of the one that is read; a symlink is refused by the key that it belongs to."""
+    """Opens a file or folder inside the folder that is read; refuses a symlink by the key that it belongs to."""
     if stat.S_ISLNK(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
         reason = f"{file} is a symlink; put what it leads to in its place"
         raise NotSupportedError(feature=f"adopting a symlink{_at(path)}", reason=reason)
@@ -319,7 +321,8 @@ def _open_below(folder_fd: int, name: str, file: FilePath, path: Path, access: i
 
 
 def _name_of(fd: int, key: str, suffix: str) -> str | None:
-    """Name of the file or folder of a key: as it is spelled since tensordict 0.7, else as before; None without any."""
+    """Returns the name of the file or folder of a key: as tensordict spells it since 0.7, or as before; None if there
+    is none."""
     name = encode_key(key) + suffix
     if _exists(fd, name):
         return name
@@ -352,7 +355,8 @@ def _dim_names(meta: dict[str, Any], num_dims: int) -> DimNames | None:
 
 
 def _stacked_size(data: list[Any]) -> tuple[int, ...]:
-    """Batch size of stacked values as tensordict reads them: lists of one length, one in the other, are dimensions."""
+    """Returns the batch size of stacked values as tensordict reads them: nested lists of equal length are
+    dimensions."""
     batch_size = [len(data)]
     while data and all(isinstance(item, list) for item in data) and len({len(item) for item in data}) == 1:
         batch_size.append(len(data[0]))

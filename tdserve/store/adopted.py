@@ -1,7 +1,8 @@
-"""A store whose tensors lie in a folder of the user's: which folder, which file is which leaf, may it be written.
+"""The record of a store whose tensors lie in a user's folder: the folder, the file of each leaf, whether it may be
+written.
 
-This stands in ``adopted.json`` in the store's own folder, where everybody who opens the store finds it; ``rows`` beside
-it is a symlink to the user's folder, for whoever opens the store without a server. Deleting the store removes both, and
+The record is ``adopted.json`` in the store's own folder, for every process that opens the store. ``rows`` beside it is
+a symlink to the user's folder, for programs that open the store without a server. Deleting the store removes both, and
 nothing of the user's.
 """
 
@@ -23,14 +24,14 @@ FILE_NAME = "adopted.json"
 
 @dataclass(frozen=True)
 class Adopted:
-    """What is known of an adopted folder.
+    """The record of an adopted folder.
 
     Attributes:
         path: Absolute, without symlinks.
-        read_only: Whether nobody may write the store.
-        device, inode: Which folder it was when the server last looked: under the same name another process may see
-            another one.
-        files: Where each tensor leaf lies below it; leaves without elements may have no file.
+        read_only: Whether the store must not be written.
+        device, inode: Identity of the folder when the server last checked it: another process may see another folder
+            under the same name.
+        files: File of each tensor leaf below it; leaves without elements may have none.
     """
 
     path: str
@@ -41,12 +42,12 @@ class Adopted:
 
     @classmethod
     def of(cls, found: FoundFolder, *, read_only: bool) -> Adopted:
-        """What is to be known of a folder that was read."""
+        """Returns the record of a folder that was read."""
         return cls(found.path, read_only, found.device, found.inode, tuple(sorted(found.files.items())))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Adopted | None:
-        """What a store's folder says; None when the store was not adopted.
+        """Returns the record in a store's folder; None if the store was not adopted.
 
         Raises:
             CorruptDataError: Its file is damaged.
@@ -77,7 +78,7 @@ class Adopted:
             os.replace(fresh, file)
 
     def link(self, folder: str | os.PathLike[str]) -> None:
-        """Makes a store's folder that leads to this one."""
+        """Creates a store's folder with links to this one."""
         base = FilePath(folder)
         with os_faults(base):
             base.mkdir(parents=True, exist_ok=True)
@@ -85,11 +86,11 @@ class Adopted:
         self.save(base)
 
     def check(self, spec: Spec, folder: str | os.PathLike[str]) -> None:
-        """Looks whether the user's folder is still what it was; notes which folder it is now.
+        """Checks that the user's folder is unchanged, and records its present identity.
 
         Args:
-            spec: That it had.
-            folder: Of the store.
+            spec: The structure that it had.
+            folder: Folder of the store.
 
         Raises:
             CorruptDataError: It is gone, shorter or of another structure.
@@ -113,7 +114,7 @@ class Adopted:
         """Opens the user's folder. Returns a descriptor.
 
         Raises:
-            CorruptDataError: Under this name there is another folder here, or a symlink.
+            CorruptDataError: The name leads to another folder here, or to a symlink.
         """
         try:
             fd = open_folder(self.path)
@@ -131,7 +132,7 @@ class Adopted:
         return CorruptDataError(path=self.path, expected=expected, actual=f"{actual}; {remedy}")
 
     def plan(self, spec: Spec) -> Folder:
-        """A plan of which leaf lies in which file, for the opened folder."""
+        """Returns the plan of the leaves' files in the opened folder."""
         leaves = dict(spec.tensors)
         top = Folder(".")
         folders: dict[FileName, Folder] = {(): top}
@@ -143,7 +144,7 @@ class Adopted:
 
 
 def check_adopted(folder: str | os.PathLike[str], spec: Spec) -> None:
-    """As ``Adopted.check``, of a store's folder. Raises CorruptDataError also when that says of no other one."""
+    """Like ``Adopted.check``, for a store's folder. Raises CorruptDataError also if the folder has no record."""
     adopted = Adopted.load(folder)
     if adopted is None:
         raise CorruptDataError(path=os.fspath(folder), expected=FILE_NAME, actual="no such file")
@@ -151,15 +152,15 @@ def check_adopted(folder: str | os.PathLike[str], spec: Spec) -> None:
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Whether an absolute path is a folder or lies below it; both without symlinks."""
+    """Returns whether an absolute path is a folder or lies below it; both without symlinks."""
     return os.path.commonpath((path, folder)) == folder
 
 
 def real_path(path: str) -> str:
-    """The folder that a path leads to, absolute and without symlinks, as the record of a store can hold it.
+    """Returns the folder of a path, absolute and with symlinks resolved, as a store's record can hold it.
 
     Raises:
-        InvalidRequestError: The path is relative, or names nothing that can be.
+        InvalidRequestError: The path is relative, or cannot name a folder.
     """
     if not os.path.isabs(path) or "\0" in path:
         raise InvalidRequestError(argument="path", reason=f"{path!r} is not absolute")

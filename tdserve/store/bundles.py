@@ -1,10 +1,10 @@
-"""Which paths of a store have their values in bundles, and the values there. Opaque bytes, as in ``objects``.
+"""Bundles: the values of several paths of a row, stored as one. Opaque bytes, as in ``objects``.
 
-Values of several paths that new rows are given together are kept as one (``messages.value_bundles``): in the table
-``values``, the key of a row's bundle begins with the bundle's name, 16 bytes made of its paths. The table ``paths``
-gives for this name the list of paths, and for the name of each of them with ``in`` behind it the bundle's name. A path
-is in one bundle at most. A value that a row has under the path's own name comes before the one in the row's bundle: so
-a single value is overwritten by itself, and what a bundle has is never changed, only replaced whole or taken apart.
+Values that new rows get together under several paths are stored as one (``messages.value_bundles``). In the table
+``values``, the key of a row's bundle begins with the bundle's name, 16 bytes made from its paths. The table ``paths``
+maps this name to the list of paths, and the name of each path followed by ``in`` to the bundle's name. A path is in one
+bundle at most. A value under the path's own name takes precedence over the one in the row's bundle. So a single value
+is overwritten on its own, and the content of a bundle never changes: it is only replaced as a whole or taken apart.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MEMBER = b"in"
 
 
 class Bundle(NamedTuple):
-    """Paths whose values are kept together.
+    """Paths whose values are stored together.
 
     Attributes:
-        name: In keys.
-        paths: In their order in each bundle.
+        name: Its name in keys.
+        paths: The paths, in their order in each bundle.
     """
 
     name: bytes
@@ -36,7 +36,7 @@ class Bundle(NamedTuple):
 
     @classmethod
     def of(cls, paths: Sequence[KeyPath]) -> Bundle:
-        """The bundle of these paths."""
+        """Returns the bundle of these paths."""
         return cls(name_of(tuple(paths)), tuple(paths))
 
 
@@ -46,7 +46,7 @@ class Bundles:
     Args:
         values: The table of values.
         paths: The table of paths.
-        folder: For messages.
+        folder: Its folder, for messages.
     """
 
     def __init__(self, values: Any, paths: Any, folder: str) -> None:
@@ -56,7 +56,7 @@ class Bundles:
         self._known: dict[bytes, Bundle] = {}  # a name always means the same paths
 
     def holding(self, txn: lmdb.Transaction, path: KeyPath) -> Bundle | None:
-        """The bundle that a path is in."""
+        """Returns the bundle that a path is in, if any."""
         held = txn.get(name_of(path) + _MEMBER, db=self._paths)
         if held is None:
             return None
@@ -72,7 +72,7 @@ class Bundles:
     def put(
         self, txn: lmdb.Transaction, paths: Sequence[KeyPath], tails: Sequence[bytes], bundles: Sequence[Buffer]
     ) -> None:
-        """Stores a bundle per row; nothing else is left of what the rows had under these paths."""
+        """Stores a bundle per row; removes all other values of the rows under these paths."""
         bundle = Bundle.of(paths)
         cursor = txn.cursor(db=self._values)
         for path in paths:
@@ -98,7 +98,7 @@ class Bundles:
             txn.delete(bundle.name + tail, db=self._values)
 
     def let_go(self, txn: lmdb.Transaction, path: KeyPath, going: set[KeyPath] | frozenset[KeyPath]) -> None:
-        """Has no value of a path lie in a bundle any more. What ``going`` names will be deleted next in any case."""
+        """Moves all values of a path out of bundles. Paths in ``going`` will be deleted next in any case."""
         bundle = self.holding(txn, path)
         if bundle is None:
             return
@@ -108,7 +108,7 @@ class Bundles:
             self.take_apart(txn, bundle)
 
     def take_apart(self, txn: lmdb.Transaction, bundle: Bundle) -> None:
-        """Gives every path of a bundle its values under its own name."""
+        """Moves the values of a bundle to their paths' own names."""
         names = [name_of(path) for path in bundle.paths]
         for tail, content in all_of(txn.cursor(db=self._values), bundle.name):
             unbundled = self.unbundled(bundle, [content])

@@ -1,13 +1,14 @@
 """The catalog on disk: an LMDB environment with named tables of bytes. Written by the control process only.
 
-A commit is not synced: once :meth:`CatalogDB.transaction` left its block, its content survives ``kill -9`` of the
-process, not a power loss; :meth:`CatalogDB.sync` adds that. One commit costs about 5 microseconds, a sync some 200.
+A commit is not synced: once :meth:`CatalogDB.transaction` has left its block, its content survives ``kill -9`` of the
+process, but not a loss of power; :meth:`CatalogDB.sync` adds that. One commit costs about 5 microseconds, a sync some
+200.
 
-A transaction that decides something may find no room: then nothing has changed, and the caller says so. One that only
-writes down what follows from a decision (a record that is over, the answer to what has happened) may use a reserve of
-space. Where not even that is left, its changes are *owed*: they stay in memory, are seen by every read, and go with the
-next transaction that finds room. Whatever is acknowledged later is thus never on disk without them. In the same way a
-record that is over, and does no harm, may wait for the next transaction.
+A transaction that decides something may find no room: then nothing has changed, and the caller reports that. One that
+only records the consequence of a decision (a record that is over, the answer to a finished request) may use a reserve
+of space. If even the reserve is full, its changes are *owed*: they stay in memory, every read sees them, and the next
+transaction that finds room writes them. So nothing that is acknowledged later is on disk without them. In the same way
+a record that is over and does no harm may wait for the next transaction.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MAX_KEY_BYTES = 511
 
 _SMALL_NUM_CHANGES = 4
 _SMALL_BYTES = 1 << 15
-"""More than the counters and settings of a table take, and an answer."""
+"""More than the counters and settings of a table take, together with an answer."""
 
 _Changes = dict[tuple[Table, bytes], bytes | None]
 """New values by table and key; None deletes."""
@@ -48,11 +49,12 @@ _log = logging.getLogger("tdserve.store")
 
 
 class Transaction:
-    """One atomic change of the catalog, given by :meth:`CatalogDB.transaction`: collected here, made when it ends.
+    """One atomic change of the catalog, yielded by :meth:`CatalogDB.transaction`. It collects changes, which are made
+    when it ends.
 
     Attributes:
         changes: New values by table and key; None deletes.
-        shown: What is to be done once they are on record.
+        shown: Calls to make once the changes are on record.
     """
 
     def __init__(self, db: CatalogDB) -> None:
@@ -61,7 +63,8 @@ class Transaction:
         self.shown: list[Callable[[], None]] = []
 
     def show(self, what: Callable[[], None]) -> None:
-        """Has something done right behind the commit, such as to show what it has decided; not at all if it fails."""
+        """Registers a call to make right after the commit, such as showing what was decided; it is not made if the
+        commit fails."""
         self.shown.append(what)
 
     def put(self, table: Table, key: bytes, value: bytes) -> None:
@@ -77,7 +80,7 @@ class Transaction:
         self.changes.update({(table, key): value for key, value in changes.items()})
 
     def get(self, table: Table, key: bytes) -> bytes | None:
-        """The value as this transaction leaves it, or None."""
+        """Returns the value as this transaction leaves it, or None."""
         if (table, key) in self.changes:
             return self.changes[table, key]
         return self._db.get(table, key)
@@ -89,11 +92,11 @@ class CatalogDB:
     Threads: reads are safe from any thread; changes belong to one thread.
 
     Attributes:
-        on_owed: Called when decided changes found no room, for somebody to call :meth:`settle` later.
+        on_owed: Called when decided changes found no room, so that :meth:`settle` is called later.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int = MAX_CATALOG_BYTES) -> None:
-        """Opens the catalog in folder ``path``, made if missing.
+        """Opens the catalog in folder ``path``, and creates it if it is missing.
 
         Args:
             path: ``Root.catalog_folder``.
@@ -141,12 +144,12 @@ class CatalogDB:
         """A block whose changes become durable together when it ends cleanly, and not at all when it raises.
 
         Args:
-            is_decided: It follows from what is on record, or was seen, already: it may use the reserve, and what finds
-                no room is owed.
-            frees_room: It may use the reserve, since there is more room afterwards.
+            is_decided: It follows from what is already on record, or was already seen: it may use the reserve, and
+                changes that find no room are owed.
+            frees_room: It may use the reserve, since it frees more room.
 
         Raises:
-            CapacityError: The map or the disk is full, and it was not decided. Nothing of it was stored.
+            CapacityError: The map or the disk is full, and it was not decided. Nothing was stored.
             LocalProtocolError: A key is empty or longer than 511 bytes. Nothing was stored.
         """
         txn = Transaction(self)
@@ -156,20 +159,20 @@ class CatalogDB:
             show()
 
     def put(self, table: Table, key: bytes, value: bytes) -> None:
-        """One :meth:`Transaction.put`, committed."""
+        """Commits one :meth:`Transaction.put`."""
         self._commit({(table, key): value}, takes_room=True)
 
     def delete(self, table: Table, key: bytes) -> None:
-        """Removes a record that is over, if there is one. This never fails for want of space: it is decided."""
+        """Removes a record that is over, if there is one. This is decided, so it never fails for lack of space."""
         self._commit({(table, key): None}, is_decided=True)
 
     def delete_later(self, table: Table, key: bytes) -> None:
-        """Removes a record that is over together with the next change, whichever that is, or when it closes."""
+        """Removes a record that is over, together with the next change of any kind, or at close."""
         self._owed[table, key] = None
 
     def check_room(self) -> None:
-        """Raises CapacityError when not even the reserve has room for a small transaction: to be asked before something
-        is done that it must write down."""
+        """Raises CapacityError if not even the reserve has room for a small transaction. Call it before an action that
+        has to be recorded."""
         self._room.take(_SMALL_NUM_CHANGES, _SMALL_BYTES, uses_reserve=True)
 
     @property
@@ -178,7 +181,7 @@ class CatalogDB:
         return self._is_full
 
     def settle(self) -> bool:
-        """Writes what is owed; returns whether nothing is owed any more."""
+        """Writes owed changes; returns whether none is left."""
         if self._owed:
             self._commit({}, is_decided=True)
         return not self._owed
@@ -220,7 +223,7 @@ class CatalogDB:
         txn.commit()
 
     def get(self, table: Table, key: bytes) -> bytes | None:
-        """The committed value, or None."""
+        """Returns the committed value, or None."""
         if (table, key) in self._owed:
             return self._owed[table, key]
         with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(db=self._tables[table]) as txn:
@@ -228,7 +231,7 @@ class CatalogDB:
         return None if value is None else bytes(value)
 
     def scan(self, table: Table, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
-        """Every committed record whose key starts with ``prefix``, in key order, as of one moment."""
+        """Returns every committed record whose key starts with ``prefix``, in key order, as of one moment."""
         found: dict[bytes, bytes | None] = {}
         with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(db=self._tables[table]) as txn:
             cursor = txn.cursor()
@@ -243,25 +246,25 @@ class CatalogDB:
         return [(key, value) for key, value in sorted(found.items()) if value is not None]
 
     def keys(self, table: Table) -> list[bytes]:
-        """The keys of every committed record, in order, as of one moment."""
+        """Returns the keys of every committed record, in order, as of one moment."""
         if self._owed:
             return [key for key, _ in self.scan(table)]
         with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(db=self._tables[table]) as txn:
             return [bytes(key) for key in txn.cursor().iternext(values=False)]
 
     def num_records(self, table: Table) -> int:
-        """How many records a table has on disk; costs the same for any number."""
+        """Returns how many records a table has on disk; costs the same for any number."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin() as txn:
             found: int = txn.stat(self._tables[table])["entries"]
         return found
 
     def check_readers(self) -> None:
-        """Lets go of what processes were reading that are not there any more."""
+        """Releases the read transactions of processes that have ended."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
             self._env().reader_check()
 
     def sync(self) -> None:
-        """Makes everything committed survive a power loss too. Blocks for the disk: call it off the event loop."""
+        """Makes everything committed survive a loss of power too. Blocks for the disk: call it off the event loop."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
             self._env().sync(True)
 
@@ -272,4 +275,4 @@ class CatalogDB:
 
 
 def _do_nothing() -> None:
-    """Until somebody wants to know."""
+    """The default of ``on_owed``."""

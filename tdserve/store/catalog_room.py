@@ -1,8 +1,8 @@
-"""Disk space for the catalog, taken before it is needed: what was decided must not fail for want of space.
+"""Disk space for the catalog, reserved before it is needed: recording a decision must not fail for lack of space.
 
-LMDB copies each page that a transaction changes, so that even a deletion takes free pages. The data file is therefore
-grown ahead of its use, and the last of what it has is a reserve: a change that may still be refused leaves it alone,
-and a change that somebody relies on already may use it.
+LMDB copies each page that a transaction changes, so even a deletion takes free pages. The data file is therefore grown
+ahead of its use, and the last part of it is a reserve: a change that may still be refused does not use it, and a change
+that others already rely on may.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tdserve.base.errors import CapacityError
 from tdserve.store.faults import free_bytes
 
 RESERVE_BYTES = 1 << 20
-"""Some 20 transactions that change a handful of records each, without one page that is used again."""
+"""Room for some 20 transactions that change a handful of records each, even if no page can be reused."""
 
 STEP_BYTES = 1 << 20
-"""So much the file grows at once. tmpfs takes 0.4 ms for it."""
+"""Step by which the file grows. tmpfs takes 0.4 ms for it."""
 
 _NUM_PAGES_PER_CHANGE = 8
-"""The path from the root of a table to a leaf, of which every page is copied, and what is split."""
+"""Pages that one change may copy: the path from the root of a table to a leaf, and pages that are split."""
 
 _NUM_PAGES_PER_TRANSACTION = 16
-"""The tables' roots and LMDB's list of free pages."""
+"""Pages for the tables' roots and LMDB's list of free pages."""
 
 
 class CatalogRoom:
@@ -50,16 +50,16 @@ class CatalogRoom:
         self._allocated_bytes = 0
         self._tail_bytes = 0  # at least so much is allocated behind the last page in use
         if not self._grow(self._end_bytes() + self._reserve_bytes):
-            self._grow(os.path.getsize(path))  # it has this already, unless it is a copy with holes
+            self._grow(os.path.getsize(path))  # already allocated, unless it is a copy with holes
         self._measure_tail()
 
     def take(self, num_changes: int, nbytes: int, *, uses_reserve: bool = False) -> None:
-        """Makes sure that there is room for a transaction; call it before the transaction.
+        """Ensures room for a transaction; call it before the transaction.
 
         Args:
             num_changes: Records that it puts or deletes.
             nbytes: Length of all values that it puts.
-            uses_reserve: Whether the reserve is room for it.
+            uses_reserve: Whether it may use the reserve.
 
         Raises:
             CapacityError: There is none. Nothing was changed.
@@ -79,7 +79,7 @@ class CatalogRoom:
         if self._grow(self._end_bytes() + wanted_bytes):
             self._measure_tail()
             return
-        # What was deleted left pages in the middle, one here and one there: no place for what is larger than a page.
+        # Deleted records left scattered single pages, which are no place for a value larger than a page.
         unused_bytes = self._tail_bytes + self._end_bytes() - self._used_bytes()
         usable_bytes = unused_bytes if nbytes <= self._page_nbytes else self._tail_bytes
         if usable_bytes < wanted_bytes:
@@ -87,7 +87,7 @@ class CatalogRoom:
             raise CapacityError(what=f"the catalog {self._path}: its disk, or its limit", asked=nbytes, free=free)
 
     def _grow(self, nbytes: int) -> bool:
-        """Allocates the file up to here, and a step more if there is room; returns whether it has ``nbytes``."""
+        """Allocates the file up to ``nbytes``, and a step more if there is room; returns whether it has ``nbytes``."""
         for size in (nbytes + STEP_BYTES, nbytes):
             size = min(-(-size // self._page_nbytes) * self._page_nbytes, self._max_bytes)
             if nbytes <= size <= self._allocated_bytes:
@@ -99,7 +99,7 @@ class CatalogRoom:
 
     def _allocate(self, size: int) -> bool:
         if size - self._allocated_bytes > free_bytes(self._path) and size > os.path.getsize(self._path):
-            return False  # known at once, where an attempt takes a millisecond
+            return False  # known at once; an attempt takes a millisecond
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -114,12 +114,12 @@ class CatalogRoom:
         self._tail_bytes = self._allocated_bytes - self._end_bytes()
 
     def _end_bytes(self) -> int:
-        """Where the last page in use ends."""
+        """Returns the end of the last page in use."""
         last_page: int = self._env.info()["last_pgno"]
         return (last_page + 1) * self._page_nbytes
 
     def _used_bytes(self) -> int:
-        """Bytes of the pages that hold records."""
+        """Returns the size of the pages that have records."""
         with self._env.begin() as txn:
             stats = [self._env.stat(), *(txn.stat(table) for table in self._tables)]
         num_pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)

@@ -1,7 +1,7 @@
-"""Claim files: where a local client takes rows by itself, and says which it has filled.
+"""Claim files: in them a local client claims rows by itself, and records which rows it has filled.
 
-A file belongs to one claim: a page of numbers, then a journal of records, which goes round. All are int64,
-little-endian. A number has one writer:
+A file belongs to one claim. It has a page of numbers, then a circular journal of records. All are int64, little-endian.
+Each number has one writer:
 
 =====  =======  ====================================================================
 word   writer   meaning
@@ -14,10 +14,10 @@ word   writer   meaning
 19     server   rows claimed from which on the client tells the server of every record
 =====  =======  ====================================================================
 
-A record is the number of a request and how many rows it has filled; the rows follow those of the record before. To
-claim, a client adds to word 0, and then looks at word 17; to end it, the server sets word 17, and then looks at word 0.
-With a full fence in between at both ends, at least one of the two sees what the other did: both agree on which rows are
-claimed, and neither waits for the other.
+A record is the number of a request and of the rows that it has filled; these rows follow those of the previous record.
+To claim, a client adds to word 0 and then reads word 17; to end the claim, the server sets word 17 and then reads word
+0. With a full fence in between at both ends, at least one of the two sees the other's change: both agree on which rows
+are claimed, and neither waits for the other.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tdserve.store.faults import os_faults
 from tdserve.store.mapped import map_shared
 
 FOLDER = "claims"
-"""In a store's folder."""
+"""Name of the folder of claim files in a store's."""
 
 MAX_RECORDS = 1024
-"""That the server has not taken."""
+"""Most records that the server has not taken."""
 
 LOST = -1
-"""Of ``claim``: the server has ended the claim in this very moment, and may or may not count on the rows."""
+"""Result of ``claim``: the server has ended the claim at this moment, and may or may not count the rows."""
 
 _CLAIMED, _WRITTEN = 0, 1
 _ALLOWED, _IS_OVER, _TAKEN, _BELL_AT = 16, 17, 18, 19  # two cache lines behind those of the client
@@ -48,7 +48,7 @@ _FILE_BYTES = 8 * (_NUM_WORDS + 2 * MAX_RECORDS)
 
 
 def has_fences() -> bool:
-    """Whether stores become visible in their order, and a lock is a full fence, as all this needs: on x86."""
+    """Returns whether stores become visible in order and a lock is a full fence, which claims need: on x86."""
     return os.uname().machine in ("x86_64", "AMD64")
 
 
@@ -67,13 +67,13 @@ class ClaimFile:
 
     @classmethod
     def create(cls, path: Path, num_allowed: int) -> ClaimFile:
-        """Makes the file of a claim of so many rows.
+        """Creates the file of a claim of ``num_allowed`` rows.
 
-        Its space is reserved: a mapped page for which the disk has no room ends the process.
+        Its space is reserved, since a mapped page for which the disk has no room ends the process.
 
         Raises:
-            CapacityError: The disk is full. No file stays behind.
-            CorruptDataError: There is a file already.
+            CapacityError: The disk is full. No file remains.
+            CorruptDataError: The file exists already.
         """
         with os_faults(path, asked=_FILE_BYTES):
             path.parent.mkdir(exist_ok=True)
@@ -94,7 +94,7 @@ class ClaimFile:
         """Maps an existing file.
 
         Raises:
-            CorruptDataError, InvalidRequestError: It is missing, cut short, or may not be written.
+            CorruptDataError, InvalidRequestError: It is missing, truncated, or may not be written.
         """
         with os_faults(path):
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -113,32 +113,32 @@ class ClaimFile:
 
     @property
     def num_claimed(self) -> int:
-        """Rows that the client has claimed."""
+        """Number of rows that the client has claimed."""
         return self._words[_CLAIMED]
 
     @property
     def num_written(self) -> int:
-        """Records that it has written."""
+        """Number of records that the client has written."""
         return self._words[_WRITTEN]
 
     @property
     def is_over(self) -> bool:
-        """Whether no more may be claimed."""
+        """Whether the claim has ended."""
         return bool(self._words[_IS_OVER])
 
     def fence(self) -> None:
-        """What was stored before is seen by everybody before what is stored or read from here on."""
+        """Orders memory: earlier stores are visible to all processes before later stores and loads."""
         with self._fence:
             pass
 
     # ------------------------------------------------------------ the client's
 
     def claim(self, num_rows: int) -> int | None:
-        """Takes the next rows.
+        """Claims the next rows.
 
         Returns:
-            How many were claimed before these; None where so many may not be claimed, or the server has records to take
-            first: nothing was changed; or ``LOST``.
+            How many rows were claimed before these. None if so many may not be claimed, or the server has to take
+            records first; then nothing was changed. Or ``LOST``.
         """
         words = self._words
         first = words[_CLAIMED]
@@ -150,10 +150,10 @@ class ClaimFile:
         return LOST if words[_IS_OVER] else first
 
     def write(self, request: int, num_rows: int) -> bool:
-        """The rows that were claimed last are filled: they are the server's, whatever becomes of this process.
+        """Records that the last claimed rows are filled: they are stored, whatever becomes of this process.
 
         Returns:
-            Whether the server wants to be told; else it finds it when somebody asks for the table.
+            Whether the server wants a message; otherwise it finds the record when a request needs the table.
         """
         words = self._words
         written = words[_WRITTEN]
@@ -166,32 +166,33 @@ class ClaimFile:
     # ------------------------------------------------------------ the server's
 
     def take(self, num_records: int, num_allowed: int) -> None:
-        """So many records may be written over, and so many rows be claimed in all."""
+        """Allows the client to overwrite ``num_records`` records in all, and to claim ``num_allowed`` rows in all."""
         self._words[_TAKEN], self._words[_ALLOWED] = num_records, num_allowed
 
     def ring_at(self, num_rows: int) -> None:
-        """The client tells of every record once it has claimed so many rows; look at the file after this."""
+        """Asks the client for a message per record once it has claimed ``num_rows``; read the file after this call."""
         self._words[_BELL_AT] = num_rows
         self.fence()
 
     def end(self) -> None:
-        """The client may claim no more; what ``num_claimed`` says from here on, it may fill still."""
+        """Ends the claim: the client claims no more rows, but may still fill those that ``num_claimed`` counts from
+        here on."""
         self._words[_IS_OVER] = 1
         self.fence()
 
     def record(self, number: int) -> tuple[int, int]:
-        """A record that was written and not taken: the request, and how many rows it has filled."""
+        """Returns a record that was written and not taken: its request, and the number of rows that it has filled."""
         at = number % MAX_RECORDS * 2
         return self._records[at], self._records[at + 1]
 
     def unlink(self) -> None:
-        """Removes the file; harmless when it is gone."""
+        """Removes the file, if it exists."""
         with os_faults(self.path):
             self.path.unlink(missing_ok=True)
 
 
 def remove_others(folder: Path, kept: AbstractSet[str]) -> None:
-    """Removes the claim files of a store that a crash has left, but for those of these names."""
+    """Removes a store's claim files that a crash has left, except those of these names."""
     with os_faults(folder), suppress(FileNotFoundError):
         for name in set(os.listdir(folder)) - kept:
             os.unlink(folder / name)

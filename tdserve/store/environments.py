@@ -1,12 +1,12 @@
 """The process-wide registry of LMDB environments.
 
-A second ``lmdb.open`` of the same folder in one process breaks its locks, and is refused, also in a child made by
-``fork``. So every part of this room takes environments from here, by inode, counted.
+A second ``lmdb.open`` of the same folder in one process breaks its locks and is refused, also in a child made by
+``fork``. So every part of this room takes environments from here; they are counted by inode.
 
-A child must let go of what it inherited before it can open it itself. LMDB's way to do so gives back all readers' slots
-that the parent has in the lock file, which both map: a writer would then use pages again that the parent still reads.
-So in every child, before anything else runs in it, the inherited mappings of lock files become private copies; what
-the child closes or finalizes afterwards changes only these.
+A child must release the environments that it inherited before it can open one itself. But LMDB's way of closing frees
+all reader slots of the parent in the lock file, which both map: a writer would then reuse pages that the parent still
+reads. So in every child, before anything else runs in it, the inherited mappings of lock files become private copies;
+closing and finalizing in the child then changes only these.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from tdserve.store.faults import lmdb_faults
 from tdserve.store.mapped import make_private
 
 MAX_TABLES = 16
-"""Named tables per environment. LMDB searches them one by one when it opens one; we use at most five."""
+"""Most named tables per environment. LMDB searches them linearly when it opens one; we use at most five."""
 
 MAX_READERS = 1024
-"""Concurrent read transactions of all processes. LMDB's default of 126 is few for a big actor host; 64 B each."""
+"""Most concurrent read transactions of all processes. LMDB's default of 126 is too small for a big actor host; each
+takes 64 B."""
 
 LOCK_FILE_BYTES = 64 * MAX_READERS + 128
-"""As LMDB makes it: a line of the cache for each reader, and two for what they share."""
+"""Size of LMDB's lock file: a cache line for each reader, and two shared ones."""
 
 DATA_FILE = "data.mdb"
 LOCK_FILE = "lock.mdb"
-"""LMDB's names. Readers note in the second one what they read."""
+"""LMDB's file names. Readers record what they read in the second one."""
 
 LockFile = tuple[str, int]
-"""Path and inode: what a process has mapped is told by these, and where files lie in layers only by the first."""
+"""Path and inode. These identify the mappings of a process; on layered file systems only the path does."""
 
 
 _MAGIC = 0xBEEFC0DE
 
 _META = struct.Struct("<16xI20xI92xQQ")
-"""Of a meta page of LMDB 0.9: magic, bytes of a page, the last page that is used, number of the transaction."""
+"""A meta page of LMDB 0.9: magic, page size, last used page, number of the transaction."""
 
 
 @dataclass
 class Environment:
-    """One open LMDB environment of this process, shared by everybody who acquired its folder."""
+    """One open LMDB environment of this process, shared by all users of its folder."""
 
     folder: Path
     env: lmdb.Environment
@@ -66,21 +67,23 @@ _lock = threading.Lock()
 _environments: dict[tuple[int, int], Environment] = {}
 _given_back: deque[Environment] = deque()
 _kept: list[lmdb.Environment] = []
-"""That this process inherited and could not part from its parent's: not to be closed, nor opened once more."""
+"""Inherited environments that could not be separated from the parent's: they must be neither closed nor opened
+again."""
 
 
 def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
-    """Opens the environment in ``folder``, or shares the one this process has open.
+    """Opens the environment in ``folder``, or shares the one that this process has open.
 
-    Commits are not synced: they survive ``kill -9`` of the process (the pages are the kernel's), not a power loss. A
+    Commits are not synced: they survive ``kill -9`` of the process (the pages are the kernel's), but not a loss of
+        power. A later ``env.sync(True)`` makes them survive that too. The map is not written through: on a full disk a
+        commit fails with an error instead of killing the process with SIGBUS.
     later ``env.sync(True)`` makes them survive that too. The map is not written through: on a full disk a commit
     fails with an error instead of killing the process with SIGBUS.
 
     Args:
-        folder: Made if it is missing and ``writable``.
-        writable: Readers of another process than the writer's pass False; ``lock.mdb`` must still be writable for them.
-        max_bytes: Size of the map, as the writer says. The file grows with use up to it. Readers pass 0: it is as large
-            as the writer's.
+        folder: Created if it is missing and ``writable``.
+        writable: Processes that only read pass False; ``lock.mdb`` must still be writable for them.
+        max_bytes: Size of the map, for a writer. The file grows with use up to it. Readers pass 0 and get the writer's.
 
     Raises:
         WrongStateError: This process has it open for reading only and asks for writing.
@@ -110,7 +113,7 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
             sync=False,
             metasync=False,
             readahead=False,
-            mode=0o666,  # as far as the umask lets: to read values is to write into the lock file
+            mode=0o666,  # as far as the umask allows: readers write into the lock file
         )
         opened = Environment(
             folder=folder,
@@ -125,9 +128,9 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
 
 
 def find_damage(path: Path) -> str:
-    """Returns why a data file of LMDB cannot be used, as far as its length and its first pages show, or "".
+    """Returns why a data file of LMDB is unusable, as far as its length and its first pages show, or "".
 
-    A file that was cut is not noticed by LMDB: to read what is missing ends the process with SIGBUS.
+    LMDB does not notice a truncated file: reading the missing part ends the process with SIGBUS.
     """
     nbytes = path.stat().st_size
     with open(path, "rb") as file:
@@ -143,13 +146,13 @@ def find_damage(path: Path) -> str:
 
 
 def _reserve_lock_file(path: Path) -> None:
-    """LMDB maps this file with holes: a page for which the disk has no room would end the process.
+    """Reserves the lock file. LMDB maps it with holes, and a page for which the disk has no room would end the process.
 
-    Not to be called of an environment that is open here: to close a file ends all locks of this process on it.
+    Do not call this for an environment that is open here: closing a file ends all locks of this process on it.
     """
     if path.exists() and path.stat().st_blocks * 512 >= LOCK_FILE_BYTES:
         return
-    is_new = not path.exists()  # else it has the pages that were used, and a full disk must not keep anybody out
+    is_new = not path.exists()  # otherwise its used pages exist, and a full disk must not block anybody
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         os.posix_fallocate(fd, 0, LOCK_FILE_BYTES)
@@ -177,15 +180,15 @@ def _find(folder: Path) -> Environment | None:
 
 
 def _inode(folder: Path) -> tuple[int, int]:
-    # of the file: it is not given to another one while it is open here, as the folder's is once that was deleted
+    # of the file: it is not reused while it is open here, unlike the folder's, once that is deleted
     found = os.stat(folder / DATA_FILE)
     return found.st_dev, found.st_ino
 
 
 def release(environment: Environment) -> None:
-    """Gives an acquired environment back; the last one to do so closes it. Never waits: finalizers may call it."""
+    """Returns an acquired environment; the last user closes it. Never waits, so finalizers may call it."""
     _given_back.append(environment)
-    if _lock.acquire(blocking=False):  # else whoever has it closes it, or the next one
+    if _lock.acquire(blocking=False):  # otherwise the holder of the lock closes it, or the next one
         try:
             _close_unused()
         finally:
@@ -205,7 +208,7 @@ def _close_unused() -> None:
 
 
 def _part_from_parent() -> None:
-    """In a fork: what this process does to environments that it inherited is not to reach its parent."""
+    """Called in a fork: separates inherited environments, so that this process cannot affect its parent's."""
     global _lock  # noqa: PLW0603 (another thread of the parent may have had it, which does not exist here)
     _lock = threading.Lock()
     inherited = list(_environments.values())
@@ -214,7 +217,7 @@ def _part_from_parent() -> None:
     except TDServeError:  # such as without /proc
         for environment in inherited:
             _kept.append(environment.env)
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment.env))  # the end of the process closes it neither
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment.env))  # not even the end of the process closes it
 
 
 os.register_at_fork(after_in_child=_part_from_parent)

@@ -1,4 +1,4 @@
-"""The one table that turns operating-system and LMDB faults into errors of tdserve, next to the foreign call."""
+"""The only table that maps faults of the operating system and of LMDB to errors of tdserve."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tdserve.base.errors import (
 )
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EFBIG}
-"""EFBIG is a file beyond the file system's or the process' limit; ENOMEM from mmap is ``vm.max_map_count`` reached."""
+"""EFBIG: a file beyond the limit of the file system or process. ENOMEM from mmap: ``vm.max_map_count`` is reached."""
 
 _NEARLY_FULL_BYTES = 1 << 20
-"""Free space below which an input/output error of a write is taken for a full disk."""
+"""Free space below which an input/output error of a write counts as a full disk."""
 
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -32,21 +32,21 @@ _LMDB_MISUSED = (lmdb.BadValsizeError, lmdb.BadTxnError, lmdb.InvalidParameterEr
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that this process may still write to the file system of ``path`` (or its nearest ancestor)."""
+    """Returns how many bytes this process may still write to the file system of ``path`` (or its nearest ancestor)."""
     for folder in (path, *path.parents):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # the next ancestor answers
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # ask the next ancestor
             found = os.statvfs(folder)
             return found.f_bavail * found.f_frsize
     return 0
 
 
 def as_tdserve_error(fault: OSError, path: Path, *, asked: int = 0) -> TDServeError:
-    """The error that names ``fault``: no room, not allowed, or damaged.
+    """Returns the error for ``fault``: no room, not allowed, or damaged.
 
     Args:
-        fault: What the operating system said.
+        fault: The fault of the operating system.
         path: The file or folder that was being used.
-        asked: Bytes that were to be reserved or written; 0 when the call asked for none.
+        asked: Bytes to be reserved or written; 0 if the call asked for none.
     """
     reason = fault.strerror or str(fault)
     if fault.errno in _NO_ROOM:
@@ -70,8 +70,8 @@ class lmdb_faults:  # noqa: N801 (used as a function; a generator in its place c
 
     Args:
         folder: Folder of the environment.
-        max_bytes: Size of its map, for the message when that is full.
-        asked: Bytes that the block wants to add.
+        max_bytes: Size of its map, for the message if that is full.
+        asked: Bytes that the block adds.
     """
 
     __slots__ = ("_asked", "_folder", "_max_bytes")
@@ -103,13 +103,13 @@ def _as_error(fault: lmdb.Error | OSError, folder: Path, max_bytes: int, asked: 
 
 
 def _other_lmdb_fault(fault: lmdb.Error, folder: Path, *, asked: int) -> TDServeError:
-    # lmdb raises its base class with the text of strerror() for every errno it has no class of its own for
+    # lmdb raises its base class with the text of strerror() for every errno that has no class of its own
     text = str(fault)
     for code in sorted(_NO_ROOM | _NOT_ALLOWED):
         if text.endswith(os.strerror(code)):
             return as_tdserve_error(OSError(code, os.strerror(code)), folder, asked=asked)
     free = free_bytes(folder)
     if text.endswith(os.strerror(errno.EIO)) and free < max(asked, _NEARLY_FULL_BYTES):
-        # a value of many pages fills the disk in the middle of one write; LMDB calls every short write EIO (measured)
+        # A value of many pages fills the disk in the middle of one write; LMDB calls every short write EIO (measured).
         return CapacityError(what=f"{folder} ({text})", asked=asked, free=free)
     return CorruptDataError(path=str(folder), expected="an LMDB environment", actual=text)

@@ -1,4 +1,4 @@
-"""Bringing files to the disk."""
+"""Syncs files to the disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _IN_MEMORY = ("tmpfs ", "ramfs ")
 
 
 def sync_file(path: Path) -> None:
-    """Brings a file's content, or a folder's names, to the disk, also what others wrote through their mappings."""
+    """Syncs a file's content, or a folder's names, to the disk, including what others wrote through mappings."""
     with os_faults(path):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -21,7 +21,7 @@ def sync_file(path: Path) -> None:
 
 
 def is_in_memory(path: Path) -> bool:
-    """Whether a folder lies in a file system without a disk, so that nothing in it outlives the machine's run."""
+    """Returns whether a folder is on a file system without a disk, so that its content does not survive a reboot."""
     try:
         device = os.stat(path).st_dev
         lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()

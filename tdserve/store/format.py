@@ -1,8 +1,8 @@
-"""tensordict's memmap folder format, as a plan: which leaf lies in which file. Pure; no I/O, no torch.
+"""tensordict's memmap folder format as a plan of the leaves' files. Pure: no I/O, no torch.
 
-The plan is written here and not by ``TensorDict.memmap_like``, because a tensorclass of a client cannot be imported
-in the process that makes its folder; tests compare it with what tensordict itself writes. What the format cannot
-carry goes to the folder ``extra``, in files that are numbered, with an index.
+The plan is made here and not by ``TensorDict.memmap_like``, because the process that creates the folder cannot import a
+client's tensorclass. Tests compare it with what tensordict writes. Leaves that the format cannot carry go to numbered
+files in the folder ``extra``, with an index.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ _MAX_NAME_BYTES = 255
 """NAME_MAX of every Linux file system that we know."""
 
 _MAX_PATH_BYTES = 2048
-"""Below ``rows``: tensordict opens files by their whole path, and Linux takes 4,095 bytes of it with the root's."""
+"""Longest path below ``rows``: tensordict opens files by their whole path, and Linux allows 4,095 bytes including the
+root's."""
 
 _UNREADABLE_DTYPES = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"})
-"""tensordict 0.15 writes these and then cannot read the whole folder."""
+"""tensordict 0.15 writes these dtypes, and then cannot read the whole folder."""
 
 _LOST_KEYS = frozenset({"shape", "device", "_type"})
-"""``meta.json`` holds entries of its own under these names, so a key named like that is lost."""
+"""``meta.json`` has entries of its own under these names, so a key of such a name is lost."""
 
 _NAMES_KEY = "_names"
 
@@ -45,7 +46,7 @@ class Folder:
         name: Its name in its parent.
         files: (file name, path of the leaf, the leaf).
         texts: (file name, content) of small files to write whole.
-        folders: Those inside.
+        folders: The folders inside.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Folder:
     folders: list[Folder] = field(default_factory=list)
 
     def walk(self) -> Iterator[Folder]:
-        """This folder and all inside."""
+        """Yields this folder and all folders inside."""
         yield self
         for folder in self.folders:
             yield from folder.walk()
@@ -65,8 +66,8 @@ class FolderPlan:
     """Every folder and file of a spec's tensor leaves.
 
     Attributes:
-        rows: What tensordict reads.
-        extra: The rest; None when there is none.
+        rows: The folder that tensordict reads.
+        extra: The folder of the other leaves; None if there are none.
     """
 
     rows: Folder
@@ -79,7 +80,7 @@ class FolderPlan:
 
 
 def plan(spec: Spec) -> FolderPlan:
-    """The plan of a spec; computed once per spec object."""
+    """Returns the plan of a spec; computed once per spec object."""
     made: FolderPlan | None = spec.memo.get("store.format.plan")
     if made is None:
         rows = Folder(ROWS)
@@ -92,7 +93,7 @@ def plan(spec: Spec) -> FolderPlan:
 
 
 def encode_key(key: str) -> str:
-    """A key as tensordict spells it in file names (``robust_key=True``, its default)."""
+    """Returns a key as tensordict spells it in file names (``robust_key=True``, its default)."""
     if not key:
         return "%"
     return "%2E" * len(key) if key in (".", "..") else key.translate(_UNSAFE)

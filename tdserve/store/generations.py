@@ -1,10 +1,10 @@
-"""The generation file of a store: a header, and one int64 per row. Control writes the numbers, everybody maps them.
+"""The generation file of a store: a header, and one int64 per row. Control writes the numbers, all processes map them.
 
-But for one case: a local client makes rows odd that it was let claim (:mod:`tdserve.store.claims`).
+There is one exception: a local client makes rows odd that it has claimed (:mod:`tdserve.store.claims`).
 
 Layout, little-endian: 8 bytes magic, 32 bytes store uid (hexadecimal digits), int64 num_rows, one byte deleted flag, 7
-zeros, int64 objects epoch, int64 number of the structure, zeros up to 4096, then the generations. What the numbers mean
-is the business of :mod:`tdserve.rules.replay.ring`.
+zeros, int64 objects epoch, int64 number of the structure, zeros up to 4096, then the generations.
+:mod:`tdserve.rules.replay.ring` defines what the numbers mean.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tdserve.store.mapped import Mapping, map_shared
 FILE_NAME = "generation.memmap"
 
 HEADER_BYTES = 4096
-"""One page, so that the numbers start page-aligned and a reader's header page is not the writer's busy one."""
+"""One page, so that the numbers are page-aligned and the header is apart from the pages that the writer changes."""
 
 _MAGIC = b"TDSGEN\x00\x01"
 _HEADER = struct.Struct("<8s32sq")
@@ -54,16 +54,16 @@ class Generations:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, uid: str, num_rows: int) -> Generations:
-        """Makes the file with every generation 0, its space reserved.
+        """Creates the file with every generation 0, and reserves its space.
 
         Args:
-            path: File that must not exist yet, in a folder that does.
+            path: A file that does not exist yet, in a folder that does.
             uid: 32 hexadecimal digits (:func:`tdserve.base.ids.new_uid`).
             num_rows: Rows of the store; 1 for a store without batch dimensions.
 
         Raises:
-            CapacityError: The disk is full. No file stays behind.
-            CorruptDataError: There is a file already.
+            CapacityError: The disk is full. No file remains.
+            CorruptDataError: The file exists already.
         """
         file = Path(path)
         if len(uid.encode()) != 32 or num_rows < 0:
@@ -89,7 +89,7 @@ class Generations:
         Args:
             path: The file.
             uid: Incarnation of the store that the caller means.
-            writable: Only the control process writes, and a local client that claims rows.
+            writable: Only for the control process, and for a local client that claims rows.
 
         Raises:
             CorruptDataError: The file is missing, truncated, or belongs to another store.
@@ -107,7 +107,7 @@ class Generations:
 
     @classmethod
     def replace(cls, path: str | os.PathLike[str], *, uid: str, values: npt.NDArray[np.int64], structure: int) -> None:
-        """Writes the file anew, on the disk when this returns, whatever is left of the one before.
+        """Replaces the file, whatever its state, and syncs it to the disk.
 
         Args:
             path: The file.
@@ -116,7 +116,7 @@ class Generations:
             structure: Number of the store's structure.
 
         Raises:
-            CapacityError: The disk is full. The file before stays.
+            CapacityError: The disk is full. The old file remains.
         """
         file = Path(path)
         fresh = file.with_name(file.name + ".new")
@@ -139,42 +139,42 @@ class Generations:
 
     @property
     def content_version(self) -> int:
-        """Of a tensordict store: how many writes were applied to it."""
+        """Number of writes that were applied to a tensordict store."""
         return int(self.values[-1]) // 2
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the store was deleted. True also for who had it mapped before."""
+        """Whether the store was deleted; processes that had it mapped before see that too."""
         return bool(self._mapped_header()[_DELETED_OFFSET])
 
     def mark_deleted(self) -> None:
-        """Tells everybody who maps this file that the store is gone. Call it before unlinking anything."""
+        """Shows all processes that map this file that the store is gone. Call it before unlinking anything."""
         self._mapped_header()[_DELETED_OFFSET] = 1
 
     @property
     def objects_epoch(self) -> int:
-        """How many times the store's non-tensor values have moved; names the folder that they are in now."""
+        """How often the store's non-tensor values have moved; determines the folder that they are in now."""
         return int(self._epochs()[0])
 
     def move_objects(self, epoch: int) -> None:
-        """Tells everybody who maps this file where the non-tensor values are now; survives a power loss."""
+        """Shows all processes that map this file where the non-tensor values are now; survives a loss of power."""
         self._epochs()[0] = epoch
         sync_file(self.path)
 
     @property
     def structure(self) -> int:
-        """How many times the store's structure has changed, -1 while its files are moved: who has them mapped as of
-        another number has those of another structure."""
+        """How often the store's structure has changed; -1 while its files are moved. Files that were mapped under
+        another number belong to another structure."""
         if self._header is None:
             raise ClosedError(what=f"generation file {self.path}")
         return int(self._structure[0])
 
     def move_structure(self, number: int) -> None:
-        """Tells everybody who maps this file that the files of the leaves are about to change."""
+        """Shows all processes that map this file that the files of the leaves are about to change."""
         self._structure[0] = number
 
     def close(self) -> None:
-        """Drops the mapping; calling it twice is harmless. Views taken from :attr:`values` stay usable."""
+        """Drops the mapping. Idempotent. Views taken from :attr:`values` stay usable."""
         self._header = self._values = None
 
     def _epochs(self) -> npt.NDArray[np.int64]:
@@ -187,7 +187,7 @@ class Generations:
 
 
 def is_of(path: str | os.PathLike[str], *, uid: str) -> bool:
-    """Whether the generation file of this incarnation lies there, damaged or not."""
+    """Returns whether the generation file of this incarnation is there, damaged or not."""
     try:
         with open(path, "rb") as file:
             return uid.encode() in file.read(_HEADER.size)

@@ -1,8 +1,8 @@
 """Shared mappings of files that keep no file descriptor open. No torch, no numpy.
 
-Python's ``mmap`` object keeps a duplicate of the descriptor until 3.13, so 10,000 mapped leaves would need 10,000 of
-the 1,024 descriptors that a process usually may have. This calls the C library instead; the pages are unmapped when
-the last object that views them goes, never earlier, so that no view can outlive its pages.
+Python's ``mmap`` object keeps a duplicate of the descriptor until 3.13, so 10,000 mapped leaves would need 10,000
+descriptors, where a process usually may have 1,024. This module calls the C library instead. The pages are unmapped
+with the last object that views them, never earlier, so no view can outlive its pages.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from typing import Any
 from tdserve.store.faults import as_tdserve_error, os_faults
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""Of Linux; Python names it from 3.11 on. Pages that are hardly ever written need not be promised."""
+"""Linux's flag; Python has it from 3.11 on. It avoids reserving memory for pages that are hardly ever written."""
 
 _MAP_FIXED = 0x10
-"""Of Linux, on every processor but Alpha and PA-RISC: the mapping takes the place of what is there."""
+"""Linux's flag, on every processor but Alpha and PA-RISC: the mapping replaces the one that is there."""
 
 Mapping = Any
-"""A ctypes array over the mapped bytes: it offers the buffer protocol to numpy and torch. It looks writable always;
-writing into one that was mapped for reading ends the process, so whoever hands it out marks his view read-only where
-he can."""
+"""A ctypes array over the mapped bytes: numpy and torch use it by the buffer protocol. It always looks writable, but
+writing into one that was mapped for reading ends the process; so callers mark their views read-only where they can."""
 
 
 def map_shared(fd: int, nbytes: int, *, writable: bool, path: Path) -> Mapping:
@@ -35,34 +34,36 @@ def map_shared(fd: int, nbytes: int, *, writable: bool, path: Path) -> Mapping:
 
     Args:
         fd: May be closed afterwards.
-        nbytes: At least 1 and at most the file's size: the caller checks, for a page behind the end kills with SIGBUS.
+        nbytes: At least 1 and at most the file's size, which the caller checks: a page behind the end kills with
+            SIGBUS.
         writable: Whether stores into the mapping are allowed (and reach the file).
-        path: Of the file, for the message.
+        path: Path of the file, for the message.
 
     Raises:
         CapacityError: ``vm.max_map_count`` mappings (usually 65,530) exist, or no address space is left.
-        InvalidRequestError: The file was not opened for what is asked.
+        InvalidRequestError: The file was opened in another mode.
     """
     return _map(fd, nbytes, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0), mmap.MAP_SHARED, path)
 
 
 def map_private(fd: int, nbytes: int, *, path: Path) -> Mapping:
-    """Maps an open file so that it may be written into without changing it.
+    """Maps an open file so that writes do not change it.
 
-    Pages that this process does not write are shared with everybody, and show what others write; a page that it writes
-    becomes its own. Arguments and errors as of :func:`map_shared`.
+    Pages that this process does not write are shared, and show what others write; a page that it writes becomes
+    private. Arguments and errors as in :func:`map_shared`.
     """
     return _map(fd, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_NORESERVE, path)
 
 
 def make_private(files: Collection[tuple[str, int]]) -> None:
-    """Replaces this process' shared mappings of some files by private copies of what they show now, at the same places.
+    """Replaces this process's shared mappings of some files by private copies of their present content, at the same
+    addresses.
 
     Args:
-        files: Path, as resolved, and inode of each.
+        files: Resolved path and inode of each.
 
     Raises:
-        TDServeError: The kernel does not tell the mappings, or does not make one.
+        TDServeError: The kernel does not list the mappings, or cannot make one.
     """
     if not files:
         return

@@ -29,14 +29,14 @@ def open_leaves(
 ) -> dict[Path, torch.Tensor]:
     """Maps every tensor leaf of a store; each takes one of the 65,530 mappings that a process may have.
 
-    No file is made, grown or followed through a symlink below ``folder``. Dropping the tensors unmaps the files. The
+    This creates and grows no file, and follows no symlink below ``folder``. Dropping the tensors unmaps the files. The
     leaves of an adopted store lie in the user's folder, in files that may be longer than their content.
 
     Args:
         folder: The store's folder, as given to :func:`tdserve.store.rows.create`.
         spec: The same structure.
         writable: False maps for reading: then a store into a tensor ends the process with SIGSEGV.
-        is_private: Instead, what this process writes into the tensors stays its own, and reaches no file.
+        is_private: Writes of this process into the tensors stay private, and reach no file.
 
     Returns:
         The leaves in canonical order, in their stored shape. Leaves without elements are fresh empty tensors.
@@ -44,7 +44,7 @@ def open_leaves(
     Raises:
         CorruptDataError: A file is missing, is a symlink, or has another size.
         CapacityError: The process has too many mappings or files open.
-        ReadOnlyError: It was adopted read-only, and is to be written.
+        ReadOnlyError: It was adopted read-only, and ``writable`` is set.
     """
     base = FilePath(folder)
     found: dict[Path, torch.Tensor] = {}
@@ -72,7 +72,7 @@ def open_leaves(
 
 
 def leaf_view(buffer: torch.Tensor, offset: int, leaf: TensorLeaf) -> torch.Tensor:
-    """The leaf that lies ``offset`` bytes into a uint8 buffer, which must be aligned for its dtype."""
+    """Returns the leaf at ``offset`` in a uint8 buffer, which must be aligned for its dtype."""
     dtype = to_torch(leaf.dtype)
     if not prod(leaf.shape):
         return _empty(leaf)
@@ -80,7 +80,7 @@ def leaf_view(buffer: torch.Tensor, offset: int, leaf: TensorLeaf) -> torch.Tens
 
 
 def _add_empty(found: dict[Path, torch.Tensor], spec: Spec, base: FilePath) -> None:
-    """Leaves without elements, for which tensordict makes no file."""
+    """Adds the leaves without elements, for which tensordict creates no file."""
     for path, leaf in spec.tensors:
         if path not in found and leaf.nbytes:
             raise CorruptDataError(path=str(base), expected=f"a file of leaf {quote(path)}", actual="none")
@@ -109,7 +109,7 @@ _MAPPED: dict[tuple[bool, bool], tuple[int, _Map]] = {
     (False, False): (os.O_RDONLY, _for_reading),
     (False, True): (os.O_RDONLY, _private),
 }
-"""By (writable, is_private): how a file is opened, and then mapped."""
+"""How a file is opened and mapped, by (writable, is_private)."""
 
 _Check = Callable[[int, FilePath, Path, TensorLeaf], None]
 

@@ -1,10 +1,10 @@
-"""In which folder a store's non-tensor values lie, and moving them to one without free pages.
+"""The folders of a store's non-tensor values, and their compaction into one without free pages.
 
-An environment never gives pages back. So at a start of the server, when nobody writes, one with many free pages is
-copied into a folder of its own: ``objects`` becomes ``objects.1``, that ``objects.2``. The number in the generation
-file says which one counts; raising it is the one step by which the new folder takes the old one's place, and readers
-that still have the old one open see it there. LMDB's two files are never replaced in a folder: readers of the old
-one, and the writer of the new one, would share one lock file.
+An environment never returns pages to the disk. So at a start of the server, when no process writes, an environment with
+many free pages is copied into a new folder: ``objects`` becomes ``objects.1``, that ``objects.2``. The number in the
+generation file tells which folder counts. Raising it is the one step that replaces the old folder, and readers that
+still have the old one open see it there. LMDB's two files are never replaced within a folder: readers of the old
+environment and the writer of the new one would share one lock file.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from tdserve.store.objects import Objects
 NAME = "objects"
 
 MIN_UNUSED_BYTES = 1 << 20
-"""Free pages of fewer bytes stay: looking at an environment costs more than they do."""
+"""Fewer free bytes stay: opening an environment costs more than they do."""
 
 MIN_UNUSED_SHARE = 0.25
-"""Of a file: below it a copy would write much to give back little."""
+"""Share of a file: below it a copy would write much to free little."""
 
 
 def current(store_folder: Path, epoch: int) -> Path:
-    """The folder of a store's non-tensor values, by the number in its generation file."""
+    """Returns the folder of a store's non-tensor values, by the number in its generation file."""
     return store_folder / (f"{NAME}.{epoch}" if epoch else NAME)
 
 
 def exist(store_folder: Path) -> bool:
-    """Whether a store has ever had non-tensor values."""
+    """Returns whether a store has ever had non-tensor values."""
     return any(store_folder.glob(f"{NAME}*"))
 
 
 def found(store_folder: Path) -> list[Path]:
-    """Every folder that values were ever in and that is still there."""
+    """Returns every folder that ever had the values and still exists."""
     return [path for path in store_folder.glob(f"{NAME}*") if path.name.partition(".")[0] == NAME]
 
 
 def num_bytes(store_folder: Path, epoch: int) -> int:
-    """Bytes that the values take on the disk, free pages among them; 0 before there are any."""
+    """Returns the size of the values on disk, free pages included; 0 before there are any."""
     return _file_bytes(current(store_folder, epoch))
 
 
 def compact(store_folder: Path, uid: str) -> int:
-    """Moves a store's non-tensor values to a folder without free pages, where that is worth it.
+    """Moves a store's non-tensor values to a folder without free pages, if that is worth it.
 
-    To be called when no process of the server has the store open. A crash at any moment leaves the values as they were,
-    in the old folder or in the new one; the next call removes the other.
+    Call it when no process of the server has the store open. A crash at any moment leaves the values unchanged, in the
+    old folder or in the new one; the next call removes the other.
 
     Args:
-        store_folder: Of the store.
-        uid: Its incarnation.
+        store_folder: Folder of the store.
+        uid: Incarnation of the store.
 
     Returns:
-        Bytes given back; 0 when nothing moved.
+        Freed bytes; 0 if nothing moved.
 
     Raises:
         CapacityError: There is no room for the copy. The values stay where they are.

@@ -1,4 +1,4 @@
-"""How the table of non-tensor values is laid out: a path's name, then the row. For those who have a cursor on it."""
+"""Keys of the table of non-tensor values: a path's name, then the row. For modules that have a cursor on it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _ROW_BYTES = 8
 _TAIL = np.dtype(f"V{_ROW_BYTES}")
 
 COMMON = bytes(_ROW_BYTES)
-"""Behind the name, of the value that all rows share which have none of their own."""
+"""Tail of the key of the value that is common to all rows without one of their own."""
 
 _FIRST_ROW = (1).to_bytes(8, "big")
 
 
 @lru_cache(maxsize=4096)
 def name_of(path: KeyPath | tuple[KeyPath, ...]) -> bytes:
-    """What stands for a path, or for several together, in keys."""
-    # LMDB keys have at most 511 bytes, keys of tensordicts have no limit: 128 bits name a path without collision
+    """Returns the name of a path, or of several together, in keys."""
+    # LMDB keys have at most 511 bytes, keys of tensordicts have no limit: 128 bits name a path without collisions
     return hashlib.sha256(json.dumps(path).encode()).digest()[:NAME_BYTES]
 
 
 def tails_of(rows: Rows) -> list[bytes]:
-    """The end of the key of each row."""
+    """Returns the tail of each row's key."""
     numbers = np.asarray(rows, np.int64)
     if len(numbers) and int(numbers.min()) < 0:
         raise LocalProtocolError(reason=f"row {int(numbers.min())} of a value")
@@ -45,7 +45,7 @@ def tails_of(rows: Rows) -> list[bytes]:
 
 
 def has_rows(cursor: lmdb.Cursor, name: bytes) -> bool:
-    """Whether single rows have values under a name."""
+    """Returns whether single rows have values under a name."""
     return bool(cursor.set_range(name + _FIRST_ROW)) and cursor.key()[:NAME_BYTES] == name
 
 
@@ -57,7 +57,7 @@ def clear(cursor: lmdb.Cursor, name: bytes, *, with_common: bool = False) -> Non
 
 
 def all_of(cursor: lmdb.Cursor, name: bytes) -> list[tuple[bytes, bytes]]:
-    """All values under a name, each with the end of its key."""
+    """Returns all values under a name, each with the tail of its key."""
     found = []
     more = cursor.set_range(name + COMMON)
     while more and cursor.key()[:NAME_BYTES] == name:

@@ -1,9 +1,9 @@
-"""Non-tensor values of a store: an LMDB environment by (row, key). Values are opaque bytes here; nothing is decoded.
+"""Non-tensor values of a store: an LMDB environment by (row, key). Values are opaque bytes here and never decoded.
 
-One process writes (a data worker), any process of the same machine and PID namespace may read. Two tables, for other
-tools too: ``values`` has as key 16 bytes that name the path, then 8 bytes big-endian row + 1 (0 is the value for all
-rows); ``paths`` gives for each such 16 bytes the path as a JSON list of strings. Values of several paths may lie
-together: see ``bundles``.
+One process writes (a data worker); any process of the same machine and PID namespace may read. There are two tables,
+which other tools may read too. The keys of ``values`` have 16 bytes that name the path, then 8 bytes big-endian row + 1
+(0 is the value for all rows). ``paths`` maps each such 16 bytes to the path, as a JSON list of strings. Values of
+several paths may be stored together: see ``bundles``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from tdserve.store.faults import lmdb_faults
 from tdserve.store.object_rows import COMMON, NAME_BYTES, KeyPath, Rows, all_of, clear, has_rows, name_of, tails_of
 
 COMMITS_PER_CHECK = 256
-"""A reader that was killed inside a read keeps pages from being used again until somebody looks for such readers."""
+"""Commits between two checks for killed readers: a reader that was killed inside a read keeps pages from being reused
+until the check."""
 
 _NUM_META_PAGES = 2
 
@@ -36,8 +37,8 @@ _NONE: Mapping[KeyPath, int] = MappingProxyType({})
 
 
 class ObjectColumn(NamedTuple):
-    """Values of one path: one for every row of ``rows``, or a single one for all of these; where ``rows`` is None, a
-    single one that all rows without a value of their own share."""
+    """Values of one path: one for every row of ``rows``, or one for all of these; if ``rows`` is None, one value that
+    is common to all rows without one of their own."""
 
     path: KeyPath
     rows: Rows | None
@@ -45,7 +46,7 @@ class ObjectColumn(NamedTuple):
 
 
 class FoundColumn(NamedTuple):
-    """What a path has: a value for each row that was asked for, else one for all of them; None where there is none."""
+    """Values found for a path: one per requested row, or one for all of them; None if there is none."""
 
     per_row: bool
     values: Sequence[bytes | None]
@@ -60,23 +61,23 @@ class Objects:
     def __init__(
         self, folder: str | os.PathLike[str], *, writable: bool = False, max_bytes: int = DEFAULT_MAX_OBJECT_BYTES
     ) -> None:
-        """Opens the environment in ``folder``; a writer makes it if missing.
+        """Opens the environment in ``folder``; a writer creates it if it is missing.
 
         Args:
-            folder: As ``object_folders.current`` says.
+            folder: The result of ``object_folders.current``.
             writable: Only one process of all may pass True.
-            max_bytes: Size of the map, for a writer; readers take the writer's. Address space only, the file grows
-                with use.
+            max_bytes: Size of the map, for a writer; readers take the writer's. It is address space only: the file
+                grows with use.
 
         Raises:
-            CorruptDataError: The folder is missing or holds something else.
-            WrongStateError: This process has it open for reading and now wants to write.
+            CorruptDataError: The folder is missing or has other content.
+            WrongStateError: This process has it open for reading and now asks to write.
             CapacityError, InvalidRequestError: The folder cannot be used.
         """
         self._folder = Path(folder)
         environment = environments.acquire(self._folder, writable=writable, max_bytes=max_bytes if writable else 0)
         self._environment: environments.Environment | None = environment
-        # also when nobody closes: whoever still reads in another thread is not to lose the mapping meanwhile
+        # also without close: a reader in another thread must not lose the mapping meanwhile
         self._release = weakref.finalize(self, environments.release, environment)
         self._release.atexit = False
         self._max_bytes = int(environment.env.info()["map_size"])
@@ -92,11 +93,11 @@ class Objects:
 
     @staticmethod
     def exists(folder: str | os.PathLike[str]) -> bool:
-        """Whether a writer ever made the environment in ``folder``."""
+        """Returns whether a writer has ever created the environment in ``folder``."""
         return os.path.isfile(os.path.join(folder, environments.DATA_FILE))
 
     def close(self) -> None:
-        """Closes; calling it twice is harmless. Nobody may be reading in another thread."""
+        """Closes the environment. Idempotent. No other thread may be reading."""
         self._environment = None
         self._release()
 
@@ -109,7 +110,7 @@ class Objects:
     def put_many(self, columns: Sequence[ObjectColumn], *, clear: Iterable[KeyPath] = ()) -> None:
         """Stores values in one atomic commit, replacing older ones.
 
-        A path without values of single rows keeps none when its rows are given what all of them have already.
+        A path without values of single rows stays so if its rows are given the value that is already common to all.
 
         Args:
             columns: The values, each path once.
@@ -121,12 +122,12 @@ class Objects:
         self._commit(lambda txn: self._put_columns(txn, columns, clear), columns)
 
     def put_bundles(self, paths: Sequence[KeyPath], rows: Rows, bundles: Sequence[Buffer]) -> None:
-        """Stores the values that rows have under several paths, in one atomic commit, replacing older ones.
+        """Stores the values of rows under several paths in one atomic commit, replacing older ones.
 
         Args:
-            paths: Each once; as far as possible the same ones whenever rows are given all their values.
+            paths: Each once; as far as possible always the same ones if rows are given all their values.
             rows: Each once.
-            bundles: As of ``tdserve.messages.value_bundles``, one per row; nobody looks into them here.
+            bundles: Those of ``tdserve.messages.value_bundles``, one per row; opaque here.
 
         Raises:
             CapacityError: The map or the disk is full. Nothing was stored.
@@ -137,9 +138,10 @@ class Objects:
     def move(
         self, moves: Sequence[tuple[KeyPath, KeyPath]], *, cleared: Iterable[KeyPath] = (), cleared_below: str = ""
     ) -> None:
-        """Copies all values of paths to other paths, in place of what these had, then clears paths; in one commit.
+        """Copies all values of paths to other paths, replacing those, and then clears paths; in one commit.
 
-        ``cleared_below``: also all paths that begin with this key. A path without values is not copied, so that to do
+        ``cleared_below`` also clears all paths that begin with this key. A path without values is not copied, so
+            repeating the call after the sources were cleared changes nothing.
         it again, when the sources were cleared, changes nothing.
 
         Raises:
@@ -167,10 +169,10 @@ class Objects:
         """Deletes the values of single rows in one atomic commit, also those in bundles; returns how many there were.
 
         Args:
-            wanted: Paths, and rows of each. What lies in a bundle with one of these values goes with it.
+            wanted: Paths, and rows of each. Other values in the same bundles are deleted too.
 
         Raises:
-            CapacityError: Even that takes more room than there is. Nothing was deleted.
+            CapacityError: Even that needs more room than there is. Nothing was deleted.
         """
         num_dropped = 0
 
@@ -192,9 +194,9 @@ class Objects:
         """Reads values as of one moment.
 
         Args:
-            wanted: Paths, and the rows that are asked for of each, in any order.
-            joined: Paths whose values are large, and copied into one buffer (``JoinedValues``) where all rows have
-                one; and how many bytes at the front of each are to lie apart from the rest.
+            wanted: Paths, and the requested rows of each, in any order.
+            joined: Paths whose values are large, and are copied into one buffer (``JoinedValues``) if all rows have
+                one; and the number of bytes at the front of each that are returned apart.
         """
         with (
             lmdb_faults(self._folder, max_bytes=self._max_bytes),
@@ -204,21 +206,22 @@ class Objects:
             return [reader.column(path, rows) for path, rows in wanted]
 
     def free_bytes(self) -> int:
-        """Bytes of the map that no value takes. Values of over two kilobytes need whole pages that lie in a row."""
+        """Returns the bytes of the map that no value takes. Values of over two kilobytes need contiguous whole
+        pages."""
         return max(self._max_bytes - self._used_bytes(), 0)
 
     def unused_bytes(self) -> int:
-        """Bytes of the file that no value takes: they are for values to come."""
+        """Returns the bytes of the file that no value takes; later values use them."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
             env = self._env()
             file_bytes = (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"])
         return max(file_bytes - self._used_bytes(), 0)
 
     def copy(self, folder: str | os.PathLike[str]) -> None:
-        """Writes an environment with the same values and nothing else into a folder; it survives a power loss.
+        """Writes an environment with only these values into a folder; it survives a loss of power.
 
         Args:
-            folder: Made here.
+            folder: Created here.
 
         Raises:
             CapacityError: The disk is full.
@@ -236,17 +239,17 @@ class Objects:
 
     @property
     def last_commit(self) -> int:
-        """Number of the last commit; it grows by each."""
+        """Number of the last commit; each commit raises it."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
             return int(self._env().info()["last_txnid"])
 
     def sync(self) -> None:
-        """Makes everything committed so far survive a power loss too. Blocks for the disk."""
+        """Makes everything committed so far survive a loss of power too. Blocks for the disk."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
             self._env().sync(True)
 
     def _commit(self, put: Callable[[lmdb.Transaction], None], columns: Sequence[ObjectColumn]) -> None:
-        """Puts ``columns`` in a transaction; once more, when free pages were found, where there was no room."""
+        """Puts ``columns`` in a transaction; retries once if there was no room and free pages were found."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
             try:
                 self._try(put)
@@ -266,7 +269,7 @@ class Objects:
 
     def _put_columns(self, txn: lmdb.Transaction, columns: Sequence[ObjectColumn], clears: Iterable[KeyPath]) -> None:
         cursor = txn.cursor(db=self._values)
-        tails: dict[int, list[bytes]] = {}  # many paths are given values of the same rows
+        tails: dict[int, list[bytes]] = {}  # many paths get values of the same rows
         cleared = set(clears)
         for path in cleared:
             self._bundles.let_go(txn, path, cleared)
@@ -303,7 +306,7 @@ class Objects:
         return (num_pages + _NUM_META_PAGES) * int(tables[0]["psize"])
 
     def _reclaim(self) -> None:
-        """Makes pages usable that were freed by the last commit, or that a killed reader could still see."""
+        """Makes pages usable that the last commit freed, or that a killed reader could still see."""
         env = self._env()
         env.reader_check()
         with env.begin(write=True) as txn:  # LMDB keeps what the last commit freed until the next one is done
@@ -332,10 +335,10 @@ class Objects:
 
 
 class _Reader:
-    """Reads in one transaction. What it gives are copies: the buffers of a transaction end with it.
+    """Reads in one transaction. It returns copies, since the buffers of a transaction end with it.
 
     Args:
-        wanted, joined: As of ``Objects.get_many``.
+        wanted, joined: As in ``Objects.get_many``.
     """
 
     def __init__(
@@ -350,12 +353,12 @@ class _Reader:
         self._bundles = bundles
         self._wanted = wanted
         self._joined = joined
-        self._tails: dict[int, list[bytes]] = {}  # many paths are asked for with the same rows
+        self._tails: dict[int, list[bytes]] = {}  # many paths are read for the same rows
         self._unbundled: dict[tuple[bytes, int], Unbundled] = {}
         self._copied: dict[tuple[bytes, int], dict[int, JoinedValues]] = {}
 
     def column(self, path: KeyPath, rows: Rows) -> FoundColumn:
-        """What a path has; joined where that was asked for, or it lies in bundles with others."""
+        """Returns the values of a path; joined if that was requested or if it is bundled with others."""
         txn, name = self._txn, name_of(path)
         bundle = self._bundles.holding(txn, path)
         has_own = has_rows(self._cursor, name)
@@ -373,7 +376,7 @@ class _Reader:
             found = [common if value is None else value for value in found]
             if common is not None or None not in found:
                 return FoundColumn(True, join(found, head_nbytes=self._joined[path]))
-        # each buffer goes at once: hundreds that live together wake the garbage collector
+        # Each buffer is released at once: hundreds that live together wake the garbage collector.
         return FoundColumn(True, [common if value is None else bytes(value) for value in found])
 
     def _in_bundles(self, bundle: Bundle, rows: Rows) -> Unbundled:
@@ -384,7 +387,8 @@ class _Reader:
         return unbundled
 
     def _copies(self, bundle: Bundle, rows: Rows) -> dict[int, JoinedValues]:
-        """All that is wanted of the bundles of these rows, copied together; by number of the path in the bundle."""
+        """Copies all requested values of the bundles of these rows together; returns them by number of the path in the
+        bundle."""
         copied = self._copied.get((bundle.name, id(rows)))
         if copied is None:
             numbers = {path: number for number, path in enumerate(bundle.paths)}
