@@ -1,8 +1,8 @@
-"""The files of a store whose structure changes: what has to be moved, made and removed, and doing it.
+"""Changes the files of a store whose structure changes: what to move, create and remove, and doing it.
 
-What comes is made in a folder of its own inside the store's, where nobody looks. When the catalog says what the store
-is from now on, its files are renamed into their places and those that are left over are removed; a crash in the middle
-of that is repaired by doing it again.
+New files are created in a folder of their own inside the store's, which no reader opens. Once the catalog has the new
+structure, the files are renamed into their places and leftovers are removed; a crash in between is repaired by
+repeating that.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from tdserve.store.format import Folder, plan
 from tdserve.structure.tree import Path, Spec
 
 PREFIX = "altering-"
-"""Of the folders in which what comes is made."""
+"""Prefix of the folders in which new files are created."""
 
 _KEPT = "kept"
-"""In there: leaves that are to lie elsewhere, as second names of their files."""
+"""Folder inside it: leaves that move, as second names of their files."""
 
 _TEXTS = "texts"
-"""In there: small files with their new content, by number."""
+"""Folder inside it: small files with their new content, by number."""
 
 
 @dataclass(frozen=True)
 class FileChange:
-    """What to do, in this order. All names are relative, ``/`` between folders.
+    """The steps, in this order. All names are relative, with ``/`` between folders.
 
     Attributes:
         kept: Files of the store that get a second name before anything changes: (in the store, in the folder).
-        folders: To be made in the store.
-        files: To be renamed: (in the folder, in the store), over what is there.
-        texts: Small files of the store that have another content now.
-        left_files, left_folders: Of the store that go.
+        folders: Folders to create in the store.
+        files: Files to rename, replacing existing ones: (in the folder, in the store).
+        texts: Small files of the store that get new content.
+        left_files, left_folders: Files and folders of the store to remove.
     """
 
     kept: tuple[tuple[str, str], ...]
@@ -48,23 +48,23 @@ class FileChange:
     left_folders: tuple[str, ...]
 
     def to_json(self) -> str:
-        """For the record of the change."""
+        """Returns it as text, for the record of the change."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> FileChange:
-        """What ``to_json`` wrote."""
+        """Returns the change that ``to_json`` wrote."""
         values = json.loads(text)
         pairs = ("kept", "files")
         return cls(**{name: tuple(map(tuple, value) if name in pairs else value) for name, value in values.items()})
 
 
 def file_change(old: Spec, new: Spec, origins: Mapping[Path, Path | None], added: Spec | None) -> FileChange:
-    """What has to be done to the files of a store of structure ``old``.
+    """Returns the change of the files of a store of structure ``old``.
 
     Args:
-        origins: Where each leaf of ``new`` was in ``old``; None: it comes from ``added``.
-        added: Structure of what is made in the folder.
+        origins: The path in ``old`` of each leaf of ``new``; None: it comes from ``added``.
+        added: Structure of the new files in the folder.
     """
     before, after = _Names(old), _Names(new)
     made = {} if added is None else _Names(added).files
@@ -92,11 +92,11 @@ def file_change(old: Spec, new: Spec, origins: Mapping[Path, Path | None], added
 
 
 def keep(store: FilePath, folder: FilePath, change: FileChange, new: Spec) -> None:
-    """Makes the folder, writes the small files in it, and gives the files that move their second names there, so that
-    what is left to do takes no room. Nothing that anybody sees changes.
+    """Creates the folder, writes the small files in it, and gives the files that move their second names there, so that
+    the remaining steps need no room. Nothing visible changes.
 
     Raises:
-        CapacityError, CorruptDataError: They cannot have them.
+        CapacityError, CorruptDataError: This failed.
     """
     with os_faults(folder):
         folder.mkdir(exist_ok=True)
@@ -111,16 +111,16 @@ def keep(store: FilePath, folder: FilePath, change: FileChange, new: Spec) -> No
 
 
 def carry_out(store: FilePath, folder: FilePath, change: FileChange) -> None:
-    """Gives a store the files of its new structure. To do it again does no harm.
+    """Gives a store the files of its new structure. It is safe to repeat.
 
     Raises:
-        CapacityError, CorruptDataError: It could not be finished, and has to be done again.
+        CapacityError, CorruptDataError: It could not be finished, and has to be repeated.
     """
     with os_faults(store):
         for name in change.folders:
             (store / name).mkdir(exist_ok=True)
         for made, name in change.files:
-            if (folder / made).exists():  # else it was renamed before a crash
+            if (folder / made).exists():  # otherwise it was renamed before a crash
                 os.replace(folder / made, store / name)
         for number, name in enumerate(change.texts):
             if (text := folder / _TEXTS / str(number)).exists():
@@ -128,12 +128,12 @@ def carry_out(store: FilePath, folder: FilePath, change: FileChange) -> None:
         for name in change.left_files:
             (store / name).unlink(missing_ok=True)
         for name in change.left_folders:
-            if (store / name).is_dir() and not any((store / name).iterdir()):  # somebody else's files stay
+            if (store / name).is_dir() and not any((store / name).iterdir()):  # files that are not ours stay
                 (store / name).rmdir()
 
 
 def leftovers(store: FilePath) -> list[FilePath]:
-    """Folders in which something was made that never came, or has come."""
+    """Returns folders of new files of changes that were never committed, or that are complete."""
     return sorted(store.glob(f"{PREFIX}*"))
 
 
@@ -147,7 +147,7 @@ class _Names:
 
     Attributes:
         folders: Parents first.
-        files: By leaf.
+        files: File of each leaf.
         texts: Contents of small files.
     """
 

@@ -1,4 +1,4 @@
-"""The root folder: who owns it, where things lie in it, and the proof of being on its machine."""
+"""The root folder: its owner, its layout, and the proof of being on its machine."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tdserve.store.faults import free_bytes, os_faults
 from tdserve.store.files import sync_file
 
 FORMAT_VERSION = 3
-"""Version of the whole folder layout. Every other one is refused."""
+"""Version of the whole folder layout. Any other version is refused."""
 
 ORPHANS_TIMEOUT_S = 10.0
-"""Data workers of a server that was killed leave within milliseconds; one that hangs in the kernel may never."""
+"""Time for the data workers of a killed server to end: it takes milliseconds, unless one hangs in the kernel."""
 
 _FORMAT_FILE = "tdserve.json"
 _LOCK_FILE = "tdserve.lock"
 _NONCE_FILE = "nonce"
 _NONCE_BYTES = 16
 _HOLDER_BYTES = 512
-"""Of the lock file, which stays as long as it is, so that a start on a full disk has room for its name."""
+"""Size of the lock file. It never changes, so a start on a full disk has room for its text."""
 _RUN_FILE = "run.json"
 _RUN_BYTES = 128
-"""Of it, whatever it says: see ``_HOLDER_BYTES``."""
+"""Size of the run file, for the same reason as ``_HOLDER_BYTES``."""
 _MAX_SHOWN_NAME = 60
 _SUBFOLDERS = ("catalog", "requests", "sessions", "stores")
 
@@ -42,6 +42,9 @@ class Root:
     """An acquired root folder. Build it with :meth:`acquire`, once per server process.
 
     The exclusive ``flock`` belongs to the open file: it ends with :meth:`release` or with this process, however that
+        ends, unless another process still has the file open. Processes that write below the root are given
+        :attr:`lock_fd`, so that no other server starts before the last of them has ended; start any other process by
+        ``spawn`` or ``exec``.
     ends, unless another process still holds the file open. Processes that write below the root are given
     :attr:`lock_fd`, so that no other server begins before the last of them is gone; any others are to be started by
     ``spawn`` or ``exec``.
@@ -49,7 +52,7 @@ class Root:
     Attributes:
         path: The folder, absolute.
         server_id: 32 hexadecimal digits, the same over all runs of this root.
-        nonce: Fresh with every :meth:`acquire`; a client that can read it in :attr:`nonce_path` sees the same files.
+        nonce: New with every :meth:`acquire`; a client that can read it in :attr:`nonce_path` sees the same files.
     """
 
     def __init__(self, path: Path, *, lock_fd: int, server_id: str, nonce: str, holder: dict[str, str | int]) -> None:
@@ -61,17 +64,19 @@ class Root:
 
     @classmethod
     def acquire(cls, path: str | os.PathLike[str], *, address: str = "", pid: int | None = None) -> Root:
-        """Makes the folders if needed and takes the root for this process.
+        """Creates the folders if needed and takes the root for this process.
 
         Args:
-            path: The root; made with its parents if missing.
-            address: Where the server listens, for the message to others. Often not known yet: see :meth:`set_address`.
+            path: The root; created with its parents if it is missing.
+            address: Where the server listens, for other servers' messages. Often not known yet: see
+                :meth:`set_address`.
             pid: Process named as the holder; by default this one.
 
         Raises:
-            RootInUseError: Another server holds it; its process, host and address are named. Nothing was changed.
-            CorruptDataError: The folder is of an unknown format version, or lost ``tdserve.json``. Nothing was changed.
-            CapacityError, InvalidRequestError: The folder cannot be made or written.
+            RootInUseError: Another server has it; the error names its process, host and address. Nothing was changed.
+            CorruptDataError: The folder has an unknown format version, or has lost ``tdserve.json``. Nothing was
+                changed.
+            CapacityError, InvalidRequestError: The folder cannot be created or written.
         """
         root = Path(os.path.abspath(path))
         with os_faults(root):
@@ -94,27 +99,27 @@ class Root:
         return acquired
 
     def set_address(self, address: str) -> None:
-        """Writes into the lock file where this server listens, for the message of a server that is refused."""
+        """Writes the address of this server into the lock file, for the message of a server that is refused."""
         text = json.dumps({**self._holder, "address": address}).encode()
         with os_faults(self.path, asked=len(text)):
             os.pwrite(self._held_fd(), text.ljust(_HOLDER_BYTES), 0)
 
     def lost_power(self) -> bool:
-        """Whether the machine was started anew since a server ran here that did not end in an orderly way: of what it
-        had written, any part may be missing."""
+        """Returns whether the machine was restarted since a server ran here that did not end in an orderly way: any
+        part of what it had written may be missing."""
         try:
             last = json.loads((self.path / _RUN_FILE).read_bytes())
             return not last["is_synced"] and last["boot_id"] != boot_id()
         except FileNotFoundError:
             return False
-        except (ValueError, TypeError, KeyError):  # a file that is not whole is one of these parts
+        except (ValueError, TypeError, KeyError):  # an incomplete file is one of these parts
             return True
 
     def note_run(self, *, is_synced: bool) -> None:
-        """Writes down, on the disk, on which start of the machine a server runs.
+        """Records on the disk in which boot of the machine a server runs.
 
         Args:
-            is_synced: Whether all that it has written is on the disk, and nothing more will be.
+            is_synced: Whether everything that it has written is on the disk, and nothing more will be written.
         """
         content = json.dumps({"boot_id": boot_id(), "is_synced": is_synced}).encode()
         with os_faults(self.path):
@@ -122,7 +127,7 @@ class Root:
             sync_file(self.path)
 
     def set_aside(self, name: str) -> str:
-        """Takes a folder that no store has away from under a store's name; returns where it is now."""
+        """Moves a folder that belongs to no store away from a store's name; returns its new place."""
         folder = self.store_folder(name)
         target = folder.with_name(f".lost-{name[:_MAX_SHOWN_NAME]}-{new_uid()}")
         with os_faults(folder):
@@ -130,7 +135,7 @@ class Root:
         return str(target)
 
     def release(self) -> None:
-        """Gives the root up. The folders stay; calling it twice is harmless."""
+        """Releases the root. The folders stay. Idempotent."""
         if self._lock_fd >= 0:
             with contextlib.suppress(OSError):  # the holder's name is only for messages; closing is what counts
                 os.pwrite(self._lock_fd, b" " * _HOLDER_BYTES, 0)
@@ -139,7 +144,7 @@ class Root:
 
     @property
     def lock_fd(self) -> int:
-        """Descriptor of the lock, for ``pass_fds``: the root is taken for as long as anybody has it open."""
+        """Descriptor of the lock, for ``pass_fds``: the root is taken as long as any process has it open."""
         return self._held_fd()
 
     @property
@@ -153,10 +158,10 @@ class Root:
         return self.path / "catalog"
 
     def find_catalog(self) -> Path:
-        """Returns ``catalog_folder``, where the catalog of the stores that lie here is.
+        """Returns ``catalog_folder`` if it has the catalog of the stores here.
 
         Raises:
-            CorruptDataError: There are stores and no catalog, see ``check_empty``, or one that was cut. Nothing was
+            CorruptDataError: There are stores and no catalog, see ``check_empty``, or a truncated one. Nothing was
                 changed.
         """
         path = self.catalog_folder / CATALOG_FILE
@@ -169,9 +174,9 @@ class Root:
         return self.catalog_folder
 
     def check_empty(self, actual: str) -> None:
-        """Raises CorruptDataError when stores lie here; for a catalog that knows of none, of which ``actual`` tells.
+        """Raises CorruptDataError if there are stores here; for a catalog without any, which ``actual`` describes.
 
-        To go on would serve an empty server, and give their folders to new stores of their names.
+        To continue would serve an empty server, and give these folders to new stores of the same names.
         """
         names = sorted(folder.name for folder in (self.path / "stores").iterdir() if not folder.name.startswith("."))
         if names:
@@ -182,7 +187,7 @@ class Root:
 
     @property
     def synced_folder(self) -> Path:
-        """Folder of what the last sync has brought to the disk, beside what lies with the stores."""
+        """Folder of what the last sync has written, apart from files in the stores' folders."""
         return self.path / "synced"
 
     @property
@@ -192,11 +197,11 @@ class Root:
 
     @property
     def requests_folder(self) -> Path:
-        """Folder of what requests under way have sent ahead, and of what is still to be applied after a crash."""
+        """Folder of content that requests under way have sent ahead, or that is still to be applied after a crash."""
         return self.path / "requests"
 
     def empty_requests(self) -> None:
-        """Removes what the requests of an earlier server have left behind."""
+        """Removes leftovers of the requests of an earlier server."""
         for path in self.requests_folder.iterdir():
             path.unlink(missing_ok=True)
 
@@ -206,31 +211,31 @@ class Root:
         return self.path / _NONCE_FILE
 
     def store_folder(self, name: str) -> Path:
-        """Folder of the store ``name``; not made here.
+        """Returns the folder of the store ``name``; it is not created here.
 
         Raises:
-            InvalidRequestError: No store may have this name.
+            InvalidRequestError: The name is invalid.
         """
         return self.path / "stores" / check_store_name(name)
 
     def move_to_trash(self, name: str, uid: str) -> None:
-        """Takes a store's folder out of the way, so that the name is free at once and a crash leaves no half store."""
+        """Moves a store's folder away, so that the name is free at once and a crash leaves no incomplete store."""
         folder = self.store_folder(name)
         if folder.exists():
             folder.rename(self._trash(uid))
 
     def empty_trash(self, uid: str) -> None:
-        """Removes what :meth:`move_to_trash` has put away of this store; ``"*"`` of all."""
+        """Removes this store's folders that :meth:`move_to_trash` has moved; ``"*"`` for all stores."""
         for trash in self._trash("").parent.glob(self._trash(uid).name):
             shutil.rmtree(trash, ignore_errors=True)
 
     def free_bytes(self) -> int:
-        """Bytes that may still be written below the root."""
+        """Returns the bytes that may still be written below the root."""
         with os_faults(self.path):
             return free_bytes(self.path)
 
     def _trash(self, uid: str) -> Path:
-        """No store's name begins with a dot."""
+        """Returns a folder for deleted stores; no store's name begins with a dot."""
         return self.path / "stores" / f".deleted-{uid}"
 
     def _held_fd(self) -> int:
@@ -253,7 +258,7 @@ def _lock_or_refuse(lock_fd: int, root: Path) -> None:
 
 
 def _is_gone(content: bytes) -> bool:
-    """Whether the holder was killed, and only processes that it had started still keep the lock."""
+    """Returns whether the holder was killed, and only processes that it started still keep the lock."""
     try:
         holder = json.loads(content)
         if holder["host"] != socket.gethostname():
@@ -283,12 +288,12 @@ def _make_folder(root: Path) -> None:
 
 
 def _check_format(root: Path) -> str:
-    """Returns the server id; writes it when the root is new."""
+    """Returns the server id; writes it if the root is new."""
     path = root / _FORMAT_FILE
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        # a root that lost this file may be of any format: opening it as new would hide the stores it has
+        # a root without this file may have any format: opening it as new would hide its stores
         if (root / "catalog").exists():
             raise CorruptDataError(path=str(path), expected="a file, since there is a catalog", actual="none") from None
         server_id = new_uid()
@@ -311,7 +316,7 @@ def _write_format(path: Path, server_id: str) -> None:
 
 
 def _replace(path: Path, content: bytes, *, is_synced: bool = False) -> None:
-    # a new file and a rename: whoever reads meanwhile sees the old content or the new one, never half
+    # a new file and a rename: a concurrent reader sees the old content or the new one
     fresh = path.with_name(path.name + ".new")
     try:
         fresh.write_bytes(content)
@@ -319,7 +324,7 @@ def _replace(path: Path, content: bytes, *, is_synced: bool = False) -> None:
         fresh.unlink(missing_ok=True)
         if not path.exists() or path.stat().st_size != len(content):
             raise
-        with path.open("r+b") as file:  # a full disk has room for what is as long as it was
+        with path.open("r+b") as file:  # a full disk has room for content of the same length
             file.write(content)
         fresh = path
     if is_synced:

@@ -1,4 +1,4 @@
-"""Files of one entry per row beside a store's generations: what control's rules know of the rows. Plain numbers."""
+"""Files of one entry per row beside a store's generations, for control's rules. Plain numbers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ FOLDER = "columns"
 def open_column(
     store_folder: str | os.PathLike[str], name: str, dtype: np.dtype[Any], shape: tuple[int, ...]
 ) -> npt.NDArray[Any]:
-    """Maps a column for writing; makes its file, of zeros and with its space reserved, when there is none.
+    """Maps a column for writing; creates its file, of zeros and with its space reserved, if there is none.
 
-    What is written survives the process at once, and a loss of power once the kernel has written it back.
+    Written values survive the process at once, and a loss of power once the kernel has written them back.
 
     Args:
-        store_folder: Of the store.
-        name: Of the column; a file name of letters, digits and ``-``.
+        store_folder: Folder of the store.
+        name: Name of the column; a file name of letters, digits and ``-``.
         dtype: Little-endian numbers.
         shape: ``[num_rows, ...]``, at least one element.
 
     Raises:
-        CapacityError: The disk is full. No file stays behind.
+        CapacityError: The disk is full. No file remains.
         CorruptDataError: The file has another size.
     """
     if not name.replace("-", "").replace("_", "").isalnum() or not prod(shape):

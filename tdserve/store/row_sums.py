@@ -1,8 +1,8 @@
-"""A number per row that tells whether its bytes are those that it was made of. For damage, not for malice.
+"""Checksums of rows, against damage and not against malice.
 
 Multilinear hashing: every eight bytes are multiplied by a 64-bit weight, their upper half once more by another one, and
-all products are added. Rows that differ get the same number with a probability of 2**-33; rows of zeros get 0. numpy
-does it at 2 to 3 GB/s, for rows of any length and without a call for each of them.
+all products are added. Different rows get the same number with a probability of 2**-33; rows of zeros get 0. numpy does
+this at 2 to 3 GB/s, for rows of any length and without a call per row.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 Sums = NDArray[np.uint64]
 
 _SEGMENT_BYTES = 1 << 16
-"""Of a row: every segment of a longer one uses the same weights, which so stay in the processor's cache."""
+"""Segment of a long row: all segments use the same weights, which so stay in the processor's cache."""
 
 _CHUNK_BYTES = 1 << 20
 
 
 def sum_rows(table: NDArray[np.uint8], seed: int) -> Sums:
-    """The number of each row.
+    """Returns the checksum of each row.
 
     Args:
         table: ``[num_rows, row_nbytes]``.
-        seed: Rows of different tables are told apart by it.
+        seed: Distinguishes rows of different tables.
     """
     num_rows, nbytes = table.shape
     sums: Sums = np.zeros(num_rows, np.uint64)
@@ -44,7 +44,7 @@ def sum_rows(table: NDArray[np.uint8], seed: int) -> Sums:
 
 
 def sum_of(*numbers: int) -> np.uint64:
-    """An odd number, by which sums of different origins are multiplied before they are added."""
+    """Returns an odd number by which sums of one origin are multiplied before sums of different origins are added."""
     mixed = _mix(np.array([(number + 1) & 0xFFFFFFFFFFFFFFFF for number in numbers], np.uint64))
     total = np.uint64(0)
     for each in mixed:
@@ -69,7 +69,7 @@ def _weights() -> tuple[Sums, Sums]:
 
 
 def _mix(numbers: Sums) -> Sums:
-    """splitmix64: the same on every machine and with every version of numpy."""
+    """Applies splitmix64, which is the same on every machine and with every version of numpy."""
     with np.errstate(over="ignore"):
         mixed: Sums = numbers * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

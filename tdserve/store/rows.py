@@ -1,4 +1,4 @@
-"""Makes the folders of a store's tensor leaves, with their space reserved. No torch: control does this.
+"""Creates the folders of a store's tensor leaves, and reserves their space. No torch: control does this.
 
 :mod:`tdserve.store.mapping` opens them.
 """
@@ -16,20 +16,20 @@ from tdserve.structure.tree import Path, Spec
 
 
 def create(folder: str | os.PathLike[str], spec: Spec) -> list[Path]:
-    """Makes ``<folder>/rows`` and, where needed, ``<folder>/extra``: every leaf zero, its space reserved.
+    """Creates ``<folder>/rows`` and, if needed, ``<folder>/extra``: every leaf is zero, its space reserved.
 
-    On tmpfs reserving takes 0.4 s per GiB, so a server does it off its event loop. 10,000 leaves take about 0.5 s.
+    On tmpfs reserving takes 0.4 s per GiB, so a server does this off its event loop. 10,000 leaves take about 0.5 s.
 
     Args:
-        folder: The store's folder; made if missing. It must have neither ``rows`` nor ``extra`` yet.
-        spec: Complete structure of what is stored, its row dimension included.
+        folder: The store's folder; created if it is missing. It must have neither ``rows`` nor ``extra`` yet.
+        spec: Complete structure of what is stored, including its row dimension.
 
     Returns:
-        Paths of the leaves in ``extra``: those that ``TensorDict.load_memmap`` will not show.
+        Paths of the leaves in ``extra``, which ``TensorDict.load_memmap`` will not show.
 
     Raises:
-        CapacityError: The disk is full. Nothing stays behind.
-        CorruptDataError, InvalidRequestError: The folder cannot be used. Nothing stays behind.
+        CapacityError: The disk is full. Nothing remains.
+        CorruptDataError, InvalidRequestError: The folder cannot be used. Nothing remains.
     """
     base = FilePath(folder)
     free = free_bytes(base)
@@ -57,7 +57,7 @@ def create(folder: str | os.PathLike[str], spec: Spec) -> list[Path]:
 
 
 def extra_paths(spec: Spec) -> tuple[Path, ...]:
-    """The leaves of a structure that ``TensorDict.load_memmap`` does not show."""
+    """Returns the leaves of a structure that ``TensorDict.load_memmap`` does not show."""
     return plan(spec).extra_paths
 
 

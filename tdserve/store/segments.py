@@ -1,9 +1,9 @@
-"""Memory that one process fills and another reads where it lies, again and again: anonymous files, mapped by both.
+"""Memory that one process fills repeatedly and another reads in place: anonymous files that both map.
 
-The receiver opens such a file through ``/proc`` and needs nothing from the sender but a few numbers. What it does not
-need any more it marks so in the segment itself, and the sender fills it anew: its pages are there already, which
-fresh ones cost more than the copy into them. The receiver keeps segments mapped for the same reason. Nothing has a
-name, so nothing is left behind when a process is killed.
+The receiver opens such a file through ``/proc`` and needs only a few numbers from the sender. When it has finished, it
+marks that in the segment, and the sender refills it: its pages exist, while fresh ones cost more than the copy into
+them. The receiver keeps segments mapped for the same reason. The files have no names, so nothing remains when a process
+is killed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tdserve.base.errors import CorruptDataError, PeerLostError
 
 HEADER_NBYTES = 4096
 NUM_MARKS = 256
-"""How often the content of one segment can be with receivers at the same time."""
+"""Most simultaneous uses of the content of one segment by receivers."""
 
 MAX_KEPT = 128
 MAX_KEPT_NBYTES = 512 * 1024 * 1024
-"""Of segments that a receiver keeps mapped for the next time; what is in use stays mapped in any case."""
+"""Segments that a receiver keeps mapped for the next use; segments in use stay mapped in any case."""
 
 END_TIMEOUT_S = 1.0
-"""For the rest of a process that is being killed."""
+"""Time for a process that is being killed to end."""
 
 _ID_AT = NUM_MARKS
 _ID_NBYTES = 16
@@ -38,20 +38,20 @@ Bytes = NDArray[np.uint8]
 
 
 class Loan(np.ndarray):
-    """A view that torch keeps alive for as long as any tensor uses the memory."""
+    """A view that torch keeps alive as long as a tensor uses the memory."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a receiver must know.
+    """The numbers that a receiver needs.
 
     Attributes:
-        pid: Of the sender.
-        fd: The file there.
-        uid: Of the segment; another file may have its number by now.
-        mark: Which mark says that this receiver uses it.
-        nbytes: Of the content.
-        capacity_nbytes: Of the segment.
+        pid: Process id of the sender.
+        fd: Descriptor of the file there.
+        uid: Id of the segment; the descriptor may belong to another file by now.
+        mark: Number of this receiver's mark.
+        nbytes: Size of the content.
+        capacity_nbytes: Size of the segment.
     """
 
     pid: int
@@ -80,15 +80,15 @@ class Segment:
 
     @property
     def is_with_others(self) -> bool:
-        """Whether a receiver uses the content, or is going to."""
+        """Returns whether a receiver uses the content, or will use it."""
         return bool(self._memory[:NUM_MARKS].any())
 
     def content(self, nbytes: int) -> Loan:
-        """The first bytes of its memory."""
+        """Returns the first bytes of its memory."""
         return self._memory[HEADER_NBYTES : HEADER_NBYTES + nbytes].view(Loan)
 
     def send(self, nbytes: int) -> Sent | None:
-        """Marks the content as used by one more receiver; None where it has too many."""
+        """Marks the content as used by one more receiver; None if it has too many."""
         free = np.flatnonzero(self._memory[:NUM_MARKS] == 0)
         if not len(free):
             return None
@@ -98,11 +98,11 @@ class Segment:
 
 
 def receive(sent: Sent) -> Loan:
-    """The content as the sender has it. When the last view of it is dropped, the sender may fill the segment anew.
+    """Returns the sender's content in place. When its last view is dropped, the sender may refill the segment.
 
     Raises:
         PeerLostError: The sender has ended.
-        CorruptDataError: The number is that of another file.
+        CorruptDataError: The descriptor belongs to another file.
     """
     memory = _MAPPED.get(sent)
     loan = memory[HEADER_NBYTES : HEADER_NBYTES + sent.nbytes].view(Loan)
@@ -111,7 +111,7 @@ def receive(sent: Sent) -> Loan:
 
 
 class MappedSegments:
-    """Segments of others, mapped: those that were used last. Threads: safe."""
+    """The most recently used mapped segments of other processes. Threads: safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -121,7 +121,7 @@ class MappedSegments:
         return len(self._kept)
 
     def get(self, sent: Sent) -> Bytes:
-        """The whole of a segment. Raises as ``receive``."""
+        """Returns the whole segment. Raises as ``receive``."""
         key = sent.pid, sent.uid
         with self._lock:
             memory = self._kept.pop(key, None)
@@ -134,7 +134,7 @@ class MappedSegments:
         return memory
 
     def _drop_ended(self) -> None:
-        """Whose senders are gone will not be filled again."""
+        """Drops segments whose senders have ended: they will not be refilled."""
         ended = {pid for pid in {pid for pid, _ in self._kept} if not os.path.exists(f"/proc/{pid}/fd")}
         for key in [key for key in self._kept if key[0] in ended]:
             del self._kept[key]
@@ -151,7 +151,7 @@ def _map(sent: Sent) -> Bytes:
             memory: Bytes = np.frombuffer(mmap.mmap(fd, HEADER_NBYTES + sent.capacity_nbytes), np.uint8)
         finally:
             os.close(fd)
-    except (OSError, ValueError) as error:  # no such process or file; a shorter one
+    except (OSError, ValueError) as error:  # no such process or file, or a shorter one
         _await_end(sent.pid)
         raise PeerLostError(peer=f"process {sent.pid}", reason=str(error)) from error
     if memory[_ID_AT : _ID_AT + _ID_NBYTES].tobytes() != sent.uid:
@@ -160,8 +160,8 @@ def _map(sent: Sent) -> Bytes:
 
 
 def _await_end(pid: int) -> None:
-    """A process that is being killed has no files any more while it still counts as alive: whoever is told that
-    something of it is missing, and looks, is to find that it has ended."""
+    """Waits for the end of a process that is being killed: its files are gone while it still counts as alive, and a
+    caller that gets the error and then checks the process should find that it has ended."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
@@ -171,5 +171,5 @@ def _await_end(pid: int) -> None:
 
 
 def _give_back(memory: Bytes, mark: int, pid: int) -> None:
-    if os.getpid() == pid:  # what a forked child drops, its parent may use still
+    if os.getpid() == pid:  # the parent may still use what a forked child drops
         memory[mark] = 0

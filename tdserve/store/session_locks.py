@@ -1,7 +1,8 @@
-"""Lock files of local sessions: held by a client for as long as it may write into mapped rows, whatever happens to it.
+"""Lock files of local sessions: a client holds its lock as long as it may write into mapped rows, whatever happens to
+it.
 
-A ``flock`` belongs to the open file: it ends when the process has ended, however it ended, not while it is stopped, and
-it outlives a restart of the server. Time proves nothing.
+A ``flock`` belongs to the open file. It ends when the process has ended in any way, but not while it is stopped, and it
+outlives a restart of the server. Time proves nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class SessionLock:
 
     @classmethod
     def hold(cls, folder: Path, name: str) -> SessionLock | None:
-        """Makes and locks the file ``name``; None where this process may not write in the folder.
+        """Creates and locks the file ``name``; None if this process may not write in the folder.
 
         Raises:
-            ConnectError: The folder is gone, or somebody else has the file.
+            ConnectError: The folder is gone, or another process has the file.
         """
         path = folder / name
         try:
@@ -45,22 +46,22 @@ class SessionLock:
         return cls(fd)
 
     def release(self) -> None:
-        """Says that nothing more will be written. Idempotent."""
+        """Releases the lock: nothing more will be written. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 def is_held(folder: Path, name: str) -> bool:
-    """Whether the process behind a session may still write. A file that is gone is held by nobody.
+    """Returns whether the process of a session may still write. A missing file counts as not held.
 
     Raises:
-        CorruptDataError, InvalidRequestError: The file cannot be looked at.
+        CorruptDataError, InvalidRequestError: The file cannot be checked.
     """
     path = folder / name
     with os_faults(path):
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)  # it may be another user's
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)  # it may belong to another user
         except FileNotFoundError:
             return False
         try:
@@ -73,7 +74,7 @@ def is_held(folder: Path, name: str) -> bool:
 
 
 def remove(folder: Path, name: str) -> None:
-    """Removes the files of a session that is over."""
+    """Removes the files of a session that has ended."""
     for path in (folder / name, spool_path(folder, name)):
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -1,9 +1,10 @@
-"""Spool files: where values lie that are too many for a message, until the worker that writes values fetches them.
+"""Spool files: they hold values that are too many for a message, until the worker that writes values reads them.
 
-A local client fills one of its session's; for one elsewhere, the worker that receives them fills one of the store's.
+A local client fills the one of its session; for a remote client, the worker that receives the values fills one of the
+store's.
 
-The pages are used again and again, so that nothing is touched for the first time while values are written. A worker
-reads the file and never maps it: a client may cut it short at any time.
+Pages are reused, so that writing values does not touch fresh ones. A worker reads the file and never maps it, since a
+client may truncate it at any time.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ _SUFFIX = ".values"
 _STEP_BYTES = 1 << 16
 
 _MAX_PARTS = 1024
-"""IOV_MAX of Linux: so many buffers are written in one call."""
+"""IOV_MAX of Linux: the most buffers that one call writes."""
 
 
 class Spool:
-    """A client's end; it is made when it is first needed. Threads: safe.
+    """A client's end; created when it is first needed. Threads: safe.
 
     Args:
-        folder: Of the sessions.
-        lock_name: The session's.
+        folder: Folder of the sessions.
+        lock_name: Name of the session's lock.
     """
 
     def __init__(self, folder: Path, lock_name: str) -> None:
@@ -42,10 +43,10 @@ class Spool:
         self._free: dict[int, list[int]] = {}
 
     def put(self, parts: Sequence[Buffer], nbytes: int) -> tuple[int, int]:
-        """Puts content, given in parts, into the file; returns where it begins, and how many bytes it has.
+        """Writes content, given in parts, into the file; returns its offset and size.
 
         Args:
-            nbytes: Of all parts together.
+            nbytes: Size of all parts together.
 
         Raises:
             CapacityError, InvalidRequestError: The file cannot be written.
@@ -59,7 +60,7 @@ class Spool:
                 if self._fd < 0:
                     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                     self._fd = os.open(self._path, flags, 0o644)
-                fd = os.dup(self._fd)  # another thread may close the file, and another file get its number
+                fd = os.dup(self._fd)  # another thread may close the file, and its number be reused
             places = self._free.get(size)
             offset = places.pop() if places else self._end
             self._end = max(self._end, offset + size)
@@ -71,7 +72,7 @@ class Spool:
         return offset, nbytes
 
     def free(self, offset: int, nbytes: int) -> None:
-        """The content there is not needed any more."""
+        """Frees content that is not needed any more."""
         with self._lock:
             self._free.setdefault(_size_class(nbytes), []).append(offset)
 
@@ -88,7 +89,7 @@ def _write(fd: int, parts: Sequence[Buffer], nbytes: int, offset: int) -> None:
     written = 0
     for first in range(0, len(parts), _MAX_PARTS):
         written += os.pwritev(fd, parts[first : first + _MAX_PARTS], offset + written)
-    if written < nbytes:  # a signal, or more than the kernel writes at once: some part of it, and what followed
+    if written < nbytes:  # a signal, or more than the kernel writes at once
         content = memoryview(b"".join(parts))
         written = 0
         while written < nbytes:
@@ -96,18 +97,18 @@ def _write(fd: int, parts: Sequence[Buffer], nbytes: int, offset: int) -> None:
 
 
 def spool_path(folder: Path, lock_name: str) -> Path:
-    """The spool file that belongs to a session's lock."""
+    """Returns the spool file that belongs to a session's lock."""
     return folder / f"{lock_name}{_SUFFIX}"
 
 
 def remove_spool(path: str) -> None:
-    """Removes a spool file; harmless when there is none."""
+    """Removes a spool file, if it exists."""
     with os_faults(Path(path)):
         Path(path).unlink(missing_ok=True)
 
 
 def read_spooled(path: str, offset: int, nbytes: int) -> bytes:
-    """What a client has put into its spool file.
+    """Returns what a client has written into its spool file.
 
     Raises:
         RemoteProtocolError: It is not there.
@@ -128,13 +129,14 @@ def read_spooled(path: str, offset: int, nbytes: int) -> bytes:
 
 
 class SpoolWriter:
-    """A worker's end of a file that holds one block of values of a client elsewhere; it is written over each time.
+    """A worker's end of a file that holds one block of values of a remote client; each block overwrites the previous
+    one.
 
     Args:
-        path: The file; its folder is made if missing.
+        path: The file; its folder is created if it is missing.
 
     Raises:
-        CapacityError, InvalidRequestError: It cannot be made.
+        CapacityError, InvalidRequestError: It cannot be created.
     """
 
     def __init__(self, path: str) -> None:
@@ -144,7 +146,7 @@ class SpoolWriter:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
     def write(self, offset: int, content: memoryview) -> None:
-        """Puts a piece of the block into its place.
+        """Writes a piece of the block at its place.
 
         Raises:
             CapacityError: The disk is full.

@@ -1,4 +1,5 @@
-"""Staging files: bytes that arrived whole and are not yet where they belong. They outlive their worker."""
+"""Staging files: they hold bytes that have arrived completely until these are copied to their place. They outlive their
+worker."""
 
 from __future__ import annotations
 
@@ -15,21 +16,22 @@ _SUFFIX = ".staging"
 
 _MIN_NBYTES = 1 << 20
 _MAX_STEP_NBYTES = 64 << 20
-"""Grown at least to the first, then by doubling, from the second on in steps of it: few reservations, little waste."""
+"""A file grows at least to the first, then by doubling, and in steps of the second beyond it: few reservations, little
+waste."""
 
 
 class Staging:
     """A staging file, mapped and reused from write to write.
 
     Attributes:
-        path: The file; what a successor needs to find the bytes again.
+        path: The file; a successor needs it to find the bytes.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, name: str = "0") -> None:
-        """Names the file ``<folder>/<name>.staging``; the folder is made if missing. Nothing is reserved yet.
+        """Names the file ``<folder>/<name>.staging``; creates the folder if it is missing. Nothing is reserved yet.
 
         Args:
-            folder: Anywhere on the disk whose space the writes may take.
+            folder: A folder on the disk whose space the writes may take.
             name: One per concurrent write: the file holds one write at a time.
         """
         if not name or "/" in name:
@@ -41,7 +43,7 @@ class Staging:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], nbytes: int, *, name: str = "0") -> Staging:
-        """A staging file with room for ``nbytes``; an existing one keeps its content."""
+        """Returns a staging file with room for ``nbytes``; an existing one keeps its content."""
         staging = cls(folder, name=name)
         staging.reserve(nbytes)
         return staging
@@ -52,12 +54,13 @@ class Staging:
         return 0 if self._buffer is None else self._buffer.numel()
 
     def reserve(self, nbytes: int) -> torch.Tensor:
-        """The first ``nbytes`` as a uint8 tensor over the shared mapping; the file grows if needed and never shrinks.
+        """Returns the first ``nbytes`` as a uint8 tensor over the shared mapping; the file grows if needed and never
+        shrinks.
 
-        What an earlier call returned stays valid and shows the same bytes.
+        Tensors of earlier calls stay valid and show the same bytes.
 
         Raises:
-            CapacityError: The disk is full. The file is as before.
+            CapacityError: The disk is full. The file is unchanged.
         """
         if self._buffer is None or self._buffer.numel() < nbytes:
             self._grow(nbytes)
@@ -66,7 +69,7 @@ class Staging:
         return self._buffer[:nbytes]
 
     def remove(self) -> None:
-        """Unlinks the file; tensors taken from it stay usable. Calling it twice is harmless."""
+        """Unlinks the file; tensors taken from it stay usable. Idempotent."""
         self._buffer = None
         with os_faults(self.path):
             self.path.unlink(missing_ok=True)
@@ -81,7 +84,7 @@ class Staging:
                 try:
                     os.posix_fallocate(fd, 0, max(wanted, found))
                 except OSError:
-                    os.ftruncate(fd, found)  # give back what was reserved before the disk was full
+                    os.ftruncate(fd, found)  # return what was reserved before the disk was full
                     raise
                 mapping = map_shared(fd, max(wanted, found), writable=True, path=self.path)
                 self._buffer = torch.frombuffer(mapping, dtype=torch.uint8)

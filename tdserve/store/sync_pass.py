@@ -1,7 +1,7 @@
-"""One pass that brings what stores hold to the disk, in an order that a loss of power at any moment respects.
+"""One pass that syncs stores to the disk, in an order that is safe against a loss of power at any moment.
 
-First the catalog is copied as of one moment; then every store's rows and versions are synced and noted; then the copy
-takes the place of the last one. So whatever the copy knows of has reached the disk before it.
+First it copies the catalog as of one moment, then it syncs and records every store's rows and versions, then the copy
+replaces the previous one. So everything that the copy lists has reached the disk before it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tdserve.store.version_marks import sync_versions
 from tdserve.store.watermark import SyncedStore, sync_store
 
 COPY_FILE = "catalog.mdb"
-"""In the folder of what was synced."""
+"""Name of the copy in the folder of synced files."""
 
 
 @dataclass(frozen=True)
 class SyncedWeights:
-    """Versions of one weights store that are to be synced.
+    """Versions of one weights store to sync.
 
     Attributes:
         uid: Incarnation of the store.
-        folder: Of the version files.
-        records: What is to be known of each version, by its number; opaque.
+        folder: Folder of the version files.
+        records: Record of each version, by its number; opaque.
     """
 
     uid: str
@@ -44,8 +44,8 @@ class Pass:
 
     Attributes:
         catalog: Folder of the catalog.
-        target: Folder of what was synced.
-        stores, weights: Those that may have changed since the last pass.
+        target: Folder of synced files.
+        stores, weights: Stores that may have changed since the last pass.
     """
 
     catalog: str
@@ -54,13 +54,13 @@ class Pass:
     weights: Sequence[SyncedWeights] = ()
 
     def run(self) -> dict[str, str]:
-        """Does it; blocks for the disk.
+        """Makes the pass; blocks for the disk.
 
         Returns:
-            By uid of a store, why it was not synced; the others were.
+            The reason for each store that was not synced, by uid; all others were.
 
         Raises:
-            TDServeError: The catalog could not be copied; the last copy stays.
+            TDServeError: The catalog could not be copied; the previous copy stays.
         """
         target = Path(self.target)
         with os_faults(target):
@@ -86,7 +86,7 @@ class Pass:
 
 
 def put_back(target: Path, catalog: Path) -> bool:
-    """After a loss of power: the copy takes the catalog's place; returns whether there is one. What was there stays
+    """Replaces the catalog by the copy, after a loss of power; returns whether there is a copy. The old catalog stays
     beside it, under another name."""
     copy = target / COPY_FILE
     with os_faults(copy):

@@ -1,8 +1,7 @@
-"""A copy of a store's non-tensor values as they were at a sync, whole on the disk.
+"""A complete copy of a store's non-tensor values as of a sync.
 
-LMDB's files without a sync for each commit have no order on the disk: a loss of power may leave an environment that
-does not open, or one with pages of different moments. So after one it is not looked at again; this copy takes its
-place.
+Without a sync per commit, LMDB's files reach the disk in no order: a loss of power may leave an environment that does
+not open, or one with pages of different moments. So it is not read after a loss of power; this copy replaces it.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ from tdserve.store.objects import Objects
 from tdserve.store.row_sums import Sums, sum_of
 
 NAME = "synced-values"
-"""Folder in a store's."""
+"""Name of the folder in a store's."""
 
 _SOURCE_FILE = "source.json"
-"""In it: which commit of which environment was copied."""
+"""File in it that names the copied commit and environment."""
 
 _FIRST_SEED = 1 << 32
-"""Leaves of tensors have smaller ones."""
+"""First seed of values; tensor leaves have smaller ones."""
 
 _MAX_ELEMENTS_AT_ONCE = 4096
 
 ValueLeafRows = tuple[KeyPath, int]
-"""Path of a non-tensor leaf, and how many values one row has of it."""
+"""Path of a non-tensor leaf, and its number of values per row."""
 
 
 class ValueCopy:
     """The copy of one store.
 
     Args:
-        store_folder: Of the store.
+        store_folder: Folder of the store.
     """
 
     def __init__(self, store_folder: str | os.PathLike[str]) -> None:
@@ -52,13 +51,13 @@ class ValueCopy:
         self.folder = self._store_folder / NAME
 
     def refresh(self, epoch: int) -> None:
-        """Copies the values again, if there were commits since the last time.
+        """Copies the values again if there were commits since the last copy.
 
         Args:
-            epoch: From the generation file: says in which folder the values are.
+            epoch: Number in the generation file that determines the folder of the values.
 
         Raises:
-            CapacityError: There is no room for the copy; the last one stays.
+            CapacityError: There is no room for the copy; the previous one stays.
             CorruptDataError: The values cannot be read.
         """
         live = object_folders.current(self._store_folder, epoch)
@@ -77,7 +76,7 @@ class ValueCopy:
                 shutil.rmtree(fresh, ignore_errors=True)
 
     def add_sums(self, sums: Sums, rows: NDArray[np.int64], leaves: Sequence[ValueLeafRows]) -> None:
-        """Adds to the number of each row what its values give."""
+        """Adds the checksums of its values to each row's."""
         if not Objects.exists(self.folder):
             return
         with Objects(self.folder) as objects:
@@ -94,9 +93,9 @@ class ValueCopy:
                     sums[part] += (each.reshape(-1, num_each) * weights).sum(axis=1, dtype=np.uint64)
 
     def restore(self) -> None:
-        """After a loss of power: puts the copy into the place of the values, of epoch 0; without one there are none."""
+        """Replaces the values by the copy, with epoch 0, after a loss of power; without a copy there are no values."""
         with os_faults(self._store_folder):
-            (self.folder / _SOURCE_FILE).unlink(missing_ok=True)  # its numbers begin anew
+            (self.folder / _SOURCE_FILE).unlink(missing_ok=True)  # its numbers start again
             for folder in object_folders.found(self._store_folder):
                 shutil.rmtree(folder)
             if Objects.exists(self.folder):

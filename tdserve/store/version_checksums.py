@@ -1,8 +1,8 @@
-"""Checksums of the leaves of a version: by them both ends tell which leaves have not changed. No torch.
+"""Checksums of the leaves of a version, by which both ends find out which leaves have not changed. No torch.
 
-A checksum has 64 bits: the CRC-32 of the bytes, and a sum of their words folded to 32 bits. One alone would take a
-changed leaf for an unchanged one every four thousand million times, which is not rare enough for a thousand leaves
-that are published every second.
+A checksum has 64 bits: the CRC-32 of the bytes, and a sum of their words folded to 32 bits. One of these alone would
+take a changed leaf for an unchanged one once in four thousand million times, which is not rare enough for a thousand
+leaves that are published every second.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK_NBYTES = 1024 * 1024
-"""Stays in the cache for the second look; both looks let other threads go on."""
+"""Chunk that stays in the cache for the second pass; both passes let other threads run."""
 
 DTYPE = "<u8"
-"""Of checksums as they travel."""
+"""Dtype of checksums in messages."""
 
 _WORD_NBYTES = 8
 _LOW = 0xFFFFFFFF
 
 
 def leaf_checksum(content: NDArray[np.uint8], between: Callable[[], None] | None = None) -> int:
-    """The checksum of one leaf.
+    """Returns the checksum of one leaf.
 
     Args:
         content: Its bytes, contiguous.
-        between: Called before every chunk, and may raise to end it.
+        between: Called before every chunk; may raise to stop.
     """
     crc = total = 0
     for start in range(0, len(content), CHUNK_NBYTES):
@@ -42,7 +42,7 @@ def leaf_checksum(content: NDArray[np.uint8], between: Callable[[], None] | None
 
 
 def _sum_of(chunk: NDArray[np.uint8]) -> int:
-    """Words of 8 bytes, little-endian, added modulo 2^64; the last is filled up with zeros."""
+    """Returns the sum modulo 2^64 of words of 8 bytes, little-endian; the last is padded with zeros."""
     num_whole = len(chunk) // _WORD_NBYTES * _WORD_NBYTES
     rest = int.from_bytes(chunk[num_whole:].tobytes(), "little")
     return int(np.add.reduce(np.frombuffer(chunk[:num_whole].data, "<u8"), dtype=np.uint64)) + rest

@@ -1,7 +1,7 @@
-"""A version's file as one end of a transfer: messages lie in it as they travel, or nearly so.
+"""A version's file as source or sink of a transfer: messages have the same layout as the file, or nearly so.
 
-Made out by positions, once for a structure: to make a view of every leaf of two thousand takes longer than to move
-thirty megabytes.
+Positions are computed once per structure: making a view of each of two thousand leaves takes longer than moving thirty
+megabytes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tdserve.structure.tree import Spec
 
 
 class _Span(NamedTuple):
-    """Bytes of neighbouring leaves, which lie in one piece in the file and in a message.
+    """Bytes of neighbouring leaves that are contiguous in the file and in a message.
 
     Attributes:
-        begin, end: In the file.
-        offset: In the message.
+        begin, end: Positions in the file.
+        offset: Position in the message.
     """
 
     begin: int
@@ -32,18 +32,18 @@ class _Span(NamedTuple):
 
 
 _Positions = dict[int, list[_Span]]
-"""The leaves of every message, by its offset in the layout."""
+"""The leaves of every message, by the message's offset in the layout."""
 
 
 class VersionEnd:
-    """Source and sink.
+    """A source and sink: the content of a version's file.
 
     Args:
-        content: The bytes of all leaves, as ``VersionFile.content``.
-        spec: Of the file.
-        sent: Of what travels: the same, or some of its leaves.
-        layout: Of that.
-        trailing: Of a source: gives the bytes of a slot behind the leaves.
+        content: The bytes of all leaves, ``VersionFile.content``.
+        spec: Structure of the file.
+        sent: Structure of what travels: the same, or some of its leaves.
+        layout: Layout of that.
+        trailing: For a source: returns the bytes of a slot behind the leaves.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class VersionEnd:
         self._positions = positions
 
     def direct(self, message: Message) -> torch.Tensor | None:
-        """The file's own memory, where the message lies in it as a whole."""
+        """Returns the file's own memory if it has the whole message in one piece."""
         spans = self._positions[message.offset]
         if len(spans) != 1 or spans[0].end - spans[0].begin != message.nbytes:
             return None
@@ -97,10 +97,10 @@ def _positions(spec: Spec, layout: Layout) -> _Positions:
 
 
 def _spans(message: Message, starts: list[int]) -> Iterator[_Span]:
-    """Where the leaves of a message lie, neighbours taken together.
+    """Returns the places of the leaves of a message, with neighbours merged.
 
     Args:
-        starts: Where each leaf begins in the file.
+        starts: Start of each leaf in the file.
     """
     last: _Span | None = None
     for slot, start, stop, offset in message.parts:

@@ -1,9 +1,9 @@
 """The safetensors layout of a version file, computed from a spec. Pure: no I/O, no torch.
 
-A file is: header length (8 bytes, little-endian), header (JSON, padded with spaces so that the data starts at a
-multiple of 4,096 bytes), data. safetensors allows no holes, so the leaves are packed, those with the largest elements
-first: each is then aligned for its own dtype. What the format cannot say (nesting, dtypes it has no name for) stands
-as JSON in its metadata, under ``tdserve``.
+A file has a header length (8 bytes, little-endian), a header (JSON, padded with spaces so that the data starts at a
+multiple of 4,096 bytes), and data. safetensors allows no holes, so the leaves are packed, those with the largest
+elements first: each is then aligned for its own dtype. What the format cannot express (nesting, dtypes that it has no
+name for) is JSON in its metadata, under ``tdserve``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LENGTH = struct.Struct("<Q")
 OWN_KEY = "tdserve"
 
 _SLACK_BYTES = 1024
-"""Room for the next version's metadata to be longer than this one's, so that the file can be recycled in place."""
+"""Room for longer metadata in the next version, so that the file can be recycled in place."""
 
 _MAX_HEADER_BYTES = 100_000_000
 """safetensors' own limit."""
@@ -54,16 +54,16 @@ _STAND_INS: dict[str, tuple[str, tuple[int, ...]]] = {
     "complex128": ("I64", (2,)),
     "float8_e8m0fnu": ("U8", ()),
 }
-"""Dtypes that ``safetensors.torch`` cannot load: their integers, and the dimensions that this adds."""
+"""Dtypes that ``safetensors.torch`` cannot load: the integers that replace them, and the dimensions that this adds."""
 
 
 def version_layout(spec: Spec) -> list[tuple[Path, int, int]]:
-    """Every tensor leaf as (path, offset, nbytes), in file order; offsets count from the start of the data."""
+    """Returns every tensor leaf as (path, offset, nbytes), in file order; offsets count from the start of the data."""
     return list(layout_of(spec).slots)
 
 
 def layout_of(spec: Spec) -> VersionLayout:
-    """The layout of a spec; computed once per spec object."""
+    """Returns the layout of a spec; computed once per spec object."""
     made: VersionLayout | None = spec.memo.get("store.version_format.layout")
     if made is None:
         made = spec.memo["store.version_format.layout"] = VersionLayout(spec)
@@ -78,7 +78,7 @@ class VersionLayout:
 
     @cached_property
     def slots(self) -> tuple[tuple[Path, int, int], ...]:
-        """As :func:`version_layout`."""
+        """The result of :func:`version_layout`."""
         offset = 0
         slots: list[tuple[Path, int, int]] = []
         for path, leaf in sorted(self.spec.tensors, key=lambda item: (-ITEMSIZE[item[1].dtype], item[0])):
@@ -93,7 +93,7 @@ class VersionLayout:
 
     @cached_property
     def _frame(self) -> tuple[bytes, bytes]:
-        """The header before and after the caller's metadata: equal for every version of this spec."""
+        """The header before and after the caller's metadata: the same for every version of this spec."""
         own = _dump(_describe(self.spec))
         head = f'{{"__metadata__":{{{_dump(OWN_KEY)}:{_dump(own)}'
         leaves = dict(self.spec.tensors)
@@ -104,13 +104,13 @@ class VersionLayout:
         return head.encode(), f"}}{tensors}}}".encode()
 
     def header(self, metadata: dict[str, str]) -> bytes:
-        """The JSON header, without padding."""
+        """Returns the JSON header, without padding."""
         head, tail = self._frame
         middle = "".join(f",{_dump(_own_name(key))}:{_dump(value)}" for key, value in metadata.items())
         return head + middle.encode() + tail
 
     def parse(self, header: bytes, *, path: str) -> dict[str, str]:
-        """The caller's metadata of a header, padded or not.
+        """Returns the caller's metadata from a header, padded or not.
 
         Raises:
             CorruptDataError: It is not the header of a version of this spec. ``path`` is only for the message.
@@ -128,13 +128,13 @@ class VersionLayout:
 
 
 def data_start(header: bytes) -> int:
-    """Where the data of a fresh file starts: after the header and some room, at a multiple of 4,096 bytes."""
+    """Returns the start of the data in a fresh file: after the header and some room, at a multiple of 4,096 bytes."""
     needed = LENGTH.size + len(header) + _SLACK_BYTES
     return -(-needed // DATA_ALIGNMENT_BYTES) * DATA_ALIGNMENT_BYTES
 
 
 def check_header_nbytes(nbytes: int, file_nbytes: int, *, path: str) -> None:
-    """Raises CorruptDataError unless a header of ``nbytes`` can lie in a file of ``file_nbytes``."""
+    """Raises CorruptDataError unless a header of ``nbytes`` fits into a file of ``file_nbytes``."""
     is_inside = 2 <= nbytes <= min(_MAX_HEADER_BYTES, file_nbytes - LENGTH.size)
     if not is_inside or (LENGTH.size + nbytes) % DATA_ALIGNMENT_BYTES:
         expected = f"an aligned header inside the file's {file_nbytes} bytes"
@@ -142,7 +142,7 @@ def check_header_nbytes(nbytes: int, file_nbytes: int, *, path: str) -> None:
 
 
 def escape(path: Path) -> str:
-    """A path as one name: keys joined by dots, dots and backslashes in keys escaped; never ``__metadata__``."""
+    """Returns a path as one name: keys joined by dots, dots and backslashes in keys escaped; never ``__metadata__``."""
     name = ".".join(key.replace("\\", "\\\\").replace(".", "\\.") for key in path)
     return "\\" + name if name == "__metadata__" else name
 

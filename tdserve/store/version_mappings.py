@@ -22,12 +22,12 @@ from tdserve.structure.tree import Path, Spec, TensorLeaf
 
 
 class _Run(NamedTuple):
-    """Leaves of one dtype that lie one behind the other, in groups of neighbours of one shape.
+    """Contiguous leaves of one dtype, in groups of neighbours of one shape.
 
     Attributes:
-        begin: Of the first, counted from the start of the data; ``end`` is that of the last.
-        num_elements: Of each group.
-        shapes: Of each group: how many leaves it has, and the shape of one.
+        begin: Start of the first leaf, from the start of the data; ``end`` is the end of the last.
+        num_elements: Number of elements of each group.
+        shapes: Number of leaves of each group, and the shape of one.
     """
 
     dtype: torch.dtype
@@ -38,7 +38,7 @@ class _Run(NamedTuple):
     shapes: list[tuple[int, tuple[int, ...]]]
 
     def add(self, path: Path, shape: tuple[int, ...]) -> None:
-        """The next leaf; it has at least one element."""
+        """Adds the next leaf; it has at least one element."""
         self.paths.append(path)
         if self.shapes and self.shapes[-1][1] == shape:
             self.shapes[-1] = (self.shapes[-1][0] + 1, shape)
@@ -48,8 +48,8 @@ class _Run(NamedTuple):
             self.num_elements.append(math.prod(shape))
 
     def views(self, content: torch.Tensor) -> list[torch.Tensor]:
-        """The leaves in these bytes. One call for all groups and one for each: a call for each leaf takes as long again
-        as all the rest of handing out a version of thousands."""
+        """Returns the leaves in these bytes, by one call for all groups and one per group: a call per leaf would take
+        as long as all other work on a version of thousands."""
         found: list[torch.Tensor] = []
         groups = content[self.begin : self.end].view(self.dtype).split_with_sizes(self.num_elements)
         for group, (num_leaves, shape) in zip(groups, self.shapes, strict=True):
@@ -65,20 +65,20 @@ class VersionMapping:
 
     Attributes:
         fd: Its own descriptor: shows when the file was unlinked, and carries the writer's lock.
-        writable: Whether the mapping is.
+        writable: Whether the mapping is writable.
     """
 
     def __init__(self, fd: int, *, writable: bool, path: FilePath) -> None:
         self.writable = writable
         self._mapping = map_shared(fd, os.fstat(fd).st_size, writable=writable, path=path)
         self._buffer = torch.frombuffer(self._mapping, dtype=torch.uint8)
-        # a description of its own, for a duplicate would share the lock of whoever gave us the descriptor
+        # a description of its own: a duplicate would share the lock of the caller's descriptor
         self.fd = os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         self._views: tuple[bytes, int, dict[Path, torch.Tensor]] | None = None
 
     @classmethod
     def private(cls, fd: int, *, path: FilePath) -> VersionMapping:
-        """A mapping for one user, whose writes nobody else sees; it is not in the registry."""
+        """Returns a mapping for one user, whose writes stay private; it is not in the registry."""
         mapping = cls.__new__(cls)
         mapping.writable = False
         mapping._mapping = map_private(fd, os.fstat(fd).st_size, path=path)
@@ -92,12 +92,12 @@ class VersionMapping:
         weakref.finalize(self._mapping, call, argument).atexit = False
 
     def content(self) -> npt.NDArray[np.uint8]:
-        """The bytes of all leaves, one behind the other."""
+        """The bytes of all leaves, concatenated."""
         found: npt.NDArray[np.uint8] = self._buffer.numpy()[self._start() :]
         return found
 
     def leaves(self, spec: Spec) -> dict[Path, torch.Tensor]:
-        """The leaves as views, made once per structure: 2,000 of them take a millisecond."""
+        """Returns the leaves as views, made once per structure: 2,000 of them take a millisecond."""
         start = self._start()
         if self._views is None or self._views[:2] != (spec.fingerprint, start):
             self._views = (spec.fingerprint, start, leaf_views(self._buffer[start:], spec))
@@ -107,13 +107,13 @@ class VersionMapping:
         return LENGTH.size + int.from_bytes(bytes(self._buffer[: LENGTH.size].tolist()), "little")
 
     def close(self) -> None:
-        """Closes the descriptor; the pages go with the last view of them."""
+        """Closes the descriptor; the pages go with their last view."""
         os.close(self.fd)
 
 
 def leaf_views(content: torch.Tensor, spec: Spec) -> dict[Path, torch.Tensor]:
-    """The leaves in canonical order as views of bytes that lie as a version's file has them, each like a tensor of its
-    own.
+    """Returns the leaves in canonical order as views of bytes in the layout of a version's file, each like a tensor of
+    its own.
 
     Args:
         content: uint8, aligned for the widest dtype.
@@ -126,8 +126,8 @@ def leaf_views(content: torch.Tensor, spec: Spec) -> dict[Path, torch.Tensor]:
 
 
 def _runs(spec: Spec) -> tuple[list[_Run], dict[Path, int]]:
-    """How to make views of all leaves that have elements with few calls, and where each of them is among these, in
-    canonical order; kept with the spec."""
+    """Returns the runs that make views of all leaves with elements in few calls, and the place of each leaf among
+    these, in canonical order; kept with the spec."""
     kept: tuple[list[_Run], dict[Path, int]] | None = spec.memo.get(_Run)
     if kept is None:
         runs: list[_Run] = []
@@ -154,7 +154,7 @@ _mappings: dict[tuple[int, int], VersionMapping] = {}
 
 
 def acquire(fd: int, *, writable: bool, path: FilePath) -> VersionMapping:
-    """The mapping of an open file, the same as before if this process has one that allows what is asked.
+    """Returns the mapping of an open file; if this process has one that allows ``writable``, that one.
 
     Raises:
         CapacityError: The process has too many mappings. ``path`` is only for the message.
@@ -171,7 +171,7 @@ def acquire(fd: int, *, writable: bool, path: FilePath) -> VersionMapping:
 
 
 def drop_unlinked() -> None:
-    """Forgets the files that nobody can open any more, whoever unlinked them, so that their space is freed."""
+    """Drops files that have been unlinked by any process, so that their space is freed."""
     with _lock:
         for inode, mapping in list(_mappings.items()):
             if os.fstat(mapping.fd).st_nlink == 0:

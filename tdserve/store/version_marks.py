@@ -1,4 +1,4 @@
-"""Which version files have reached the disk, and checksums that tell after a loss of power whether they are whole."""
+"""Records which version files have reached the disk, with checksums that verify them after a loss of power."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CHUNK_BYTES = 1 << 20
 
 
 def sync_versions(folder: Path, records: Mapping[int, str]) -> None:
-    """Brings versions to the disk, and notes them; one that is retired meanwhile is left out.
+    """Syncs versions to the disk and records them; one that is retired meanwhile is left out.
 
     Args:
-        folder: Of a weights store's versions.
-        records: What is to be known of each version, by its number.
+        folder: Folder of a weights store's versions.
+        records: Record of each version, by its number.
 
     Raises:
-        CorruptDataError, CapacityError: They cannot be read, or it cannot be noted.
+        CorruptDataError, CapacityError: They cannot be read, or the record cannot be written.
     """
     before = _read_marks(folder)
     noted = {}
@@ -49,7 +49,7 @@ def sync_versions(folder: Path, records: Mapping[int, str]) -> None:
 
 
 def whole_versions(folder: Path) -> dict[int, str]:
-    """After a loss of power: the records of the versions whose files are as they were synced."""
+    """Returns the records of the versions whose files are unchanged since their sync; for use after a loss of power."""
     return {
         int(number): record
         for number, (record, checksum) in _read_marks(folder).items()
@@ -66,7 +66,7 @@ def _read_marks(folder: Path) -> dict[str, list[str]]:
 
 
 def _checksum(path: Path, *, syncs: bool) -> str:
-    """Of a version's file and of that with its values; "" where it is no version any more."""
+    """Returns the checksum of a version's file and its values; "" if the version does not exist any more."""
     try:
         found = [_checksum_of(path, syncs=syncs)]
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def _checksum(path: Path, *, syncs: bool) -> str:
 
 
 def _checksum_of(path: Path, *, syncs: bool) -> str:
-    """Raises FileNotFoundError when the file has no longer this name at the end."""
+    """Returns the checksum; raises FileNotFoundError if the file does not have this name any more at the end."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if syncs:

@@ -1,5 +1,4 @@
-"""Names of version files in their states, and the changes of name that need no mapping. No torch: control may retire
-and discard.
+"""Names of version files in each state, and renames that need no mapping. No torch: control may retire and discard.
 
 ``<n>.safetensors.part`` is being written, ``<n>.safetensors`` is a version, ``<n>.retired`` waits to be recycled;
 ``<n>.values`` holds a version's non-tensor values.
@@ -18,36 +17,36 @@ PART = ".part"
 
 
 def part_name(final: Path) -> Path:
-    """Name while it is written."""
+    """Returns the name while it is written."""
     return final.with_name(final.name + PART)
 
 
 def retired_name(final: Path) -> Path:
-    """Name while it waits to be recycled."""
+    """Returns the name while it waits to be recycled."""
     return final.with_suffix(".retired")
 
 
 def values_name(final: Path) -> Path:
-    """Name of the file with its non-tensor values."""
+    """Returns the name of the file with its non-tensor values."""
     return final.with_suffix(".values")
 
 
 def retire(path: str | os.PathLike[str]) -> None:
-    """Takes a version away from under its name and keeps its file for recycling; nothing happens without a file."""
+    """Renames a version's file so that it can be recycled; does nothing if there is no file."""
     final = Path(path)
     with os_faults(final):
         values_name(final).unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # it was retired, or given up, before a restart
+        with contextlib.suppress(FileNotFoundError):  # it was retired, or abandoned, before a restart
             os.replace(final, retired_name(final))
 
 
 def tidy(folder: Path, *, kept: set[int], free: set[int]) -> None:
-    """Brings the files after a restart in line with what is on record: a crash came between the two.
+    """Brings the files in line with the catalog after a restart, since a crash may have come in between.
 
     Args:
-        folder: Of a weights store's versions.
+        folder: Folder of a weights store's versions.
         kept: Numbers that stay as they are.
-        free: Numbers whose files are to be recycled. Files of all others go.
+        free: Numbers whose files are to be recycled. All other files are removed.
     """
     with os_faults(folder):
         numbers = {path.name.partition(".")[0] for path in folder.iterdir()}
@@ -59,10 +58,10 @@ def tidy(folder: Path, *, kept: set[int], free: set[int]) -> None:
 
 
 def discard(path: str | os.PathLike[str]) -> None:
-    """Removes every file of a version, in whatever state it is. Who has it mapped may go on; its space is freed after
-    them.
+    """Removes every file of a version, in whatever state. Processes that have it mapped may continue; its space is
+    freed after them.
 
-    A process that mapped it forgets the mapping with its next :meth:`~tdserve.store.versions.VersionFile.create` or
+    A process that mapped it drops the mapping with its next :meth:`~tdserve.store.versions.VersionFile.create` or
     ``open``.
     """
     final = Path(path)

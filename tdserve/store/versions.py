@@ -1,11 +1,11 @@
-"""Version files: one published version of a weights store each, in safetensors' layout, mapped and recycled.
+"""Version files: one file per published version of a weights store, in safetensors' layout, mapped and recycled.
 
-Life of a file: ``<n>.safetensors.part`` while it is written, ``<n>.safetensors`` once sealed, ``<n>.retired`` when
-nobody needs the version any more, then ``.part`` again under the next version's name. Filling touched pages is four
-to ten times faster than filling fresh ones, so a retired file keeps its inode *and* its mapping in this process.
+A file is ``<n>.safetensors.part`` while it is written, ``<n>.safetensors`` once sealed, ``<n>.retired`` when the
+version is not needed any more, then ``.part`` again under the next version's name. Filling touched pages is four to ten
+times faster than filling fresh ones, so a retired file keeps its inode *and* its mapping in this process.
 
-Who reads holds a shared ``flock`` until :meth:`VersionFile.close`; who writes an exclusive one until
-:meth:`VersionFile.seal`. A retired file that is still locked by a reader is not rewritten but unlinked.
+A reader holds a shared ``flock`` until :meth:`VersionFile.close`, a writer an exclusive one until
+:meth:`VersionFile.seal`. A retired file that a reader still locks is unlinked instead of rewritten.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class VersionFile:
     Attributes:
         path: Its name once sealed, ``<n>.safetensors``.
         spec: Its structure.
-        metadata: What the publisher said of this version.
-        was_recycled: Whether its pages had been a version before (so that filling it is fast).
+        metadata: The publisher's metadata of this version.
+        was_recycled: Whether its pages belonged to an earlier version (so filling it is fast).
     """
 
     def __init__(
@@ -60,16 +60,17 @@ class VersionFile:
 
     @property
     def leaves(self) -> dict[Path, torch.Tensor]:
-        """Every tensor leaf in canonical order, views of the mapping. Shared by all users: not to be changed."""
+        """Every tensor leaf in canonical order, as views of the mapping. All users share them: they must not be
+        changed."""
         return self._mapping.leaves(self.spec)
 
     @property
     def content(self) -> npt.NDArray[np.uint8]:
-        """The bytes of all leaves, in the order of :func:`version_layout`, one behind the other."""
+        """The bytes of all leaves, concatenated in the order of :func:`version_layout`."""
         return self._mapping.content()
 
     def leaf_contents(self) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes of every leaf in canonical order, each cut out when it is its turn."""
+        """Yields the bytes of every leaf in canonical order, each cut out in its turn."""
         content, offsets = self.content, layout_of(self.spec).offsets
         for path, leaf in self.spec.tensors:
             yield content[offsets[path] : offsets[path] + leaf.nbytes]
@@ -83,17 +84,17 @@ class VersionFile:
         metadata: dict[str, str] | None = None,
         recycles: str | os.PathLike[str] | None = None,
     ) -> VersionFile:
-        """Makes the file of a new version under ``<path>.part``, to be filled through :attr:`leaves` and then sealed.
+        """Creates the file of a new version under ``<path>.part``, to be filled through :attr:`leaves` and then sealed.
 
         Args:
             path: Final name, ``<n>.safetensors``. An unfinished file of that name is replaced.
             spec: Structure of the version.
             metadata: Strings that any reader of safetensors sees.
-            recycles: Path that a retired version had, or None. It is gone afterwards in any case: its file is reused if
-                it has the right size and nobody reads it, else unlinked.
+            recycles: Path of a retired version, or None. It is gone afterwards in any case: its file is reused if it
+                has the right size and no reader, otherwise unlinked.
 
         Raises:
-            CapacityError: The disk is full. No new file stays behind.
+            CapacityError: The disk is full. No new file remains.
             CorruptDataError, InvalidRequestError: The folder cannot be used.
         """
         final = FilePath(path)
@@ -114,7 +115,7 @@ class VersionFile:
 
         Raises:
             CorruptDataError: The file is missing, truncated, or of another structure.
-            WrongStateError: The version was retired in this very moment.
+            WrongStateError: The version was retired at this moment.
             CapacityError: The process has too many files or mappings open.
         """
         final = FilePath(path)
@@ -134,12 +135,12 @@ class VersionFile:
 
     @classmethod
     def map(cls, path: str | os.PathLike[str], spec: Spec) -> VersionFile:
-        """Opens a sealed version as views for a user, under a shared lock for as long as any of its tensors lives.
+        """Opens a sealed version as views for a user, under a shared lock as long as any of its tensors lives.
 
-        The mapping is private: what the user writes into the tensors stays in his process.
+        The mapping is private: the user's writes into the tensors stay in this process.
 
         Raises:
-            CorruptDataError, WrongStateError, CapacityError: As of :meth:`open`.
+            CorruptDataError, WrongStateError, CapacityError: As in :meth:`open`.
         """
         final = FilePath(path)
         with os_faults(final):
@@ -156,13 +157,13 @@ class VersionFile:
         return opened
 
     def seal(self) -> None:
-        """Gives the filled file its final name, at once and whole. Control then makes the version visible."""
+        """Gives the filled file its final name, in one step. Control then makes the version visible."""
         with os_faults(self.path):
             os.replace(part_name(self.path), self.path)
             fcntl.flock(self._mapping.fd, fcntl.LOCK_UN)
 
     def write_values(self, content: bytes) -> None:
-        """Stores the version's non-tensor values, opaque bytes, beside it. To be called before :meth:`seal`."""
+        """Stores the version's non-tensor values, opaque bytes, beside it. Call it before :meth:`seal`."""
         target = values_name(self.path)
         fresh = target.with_name(target.name + PART)
         with os_faults(target, asked=len(content)):
@@ -170,13 +171,13 @@ class VersionFile:
             os.replace(fresh, target)
 
     def read_values(self) -> bytes | None:
-        """The bytes of :meth:`write_values`, or None when there were none."""
+        """Returns the bytes of :meth:`write_values`, or None if there were none."""
         with os_faults(values_name(self.path)), contextlib.suppress(FileNotFoundError):
             return values_name(self.path).read_bytes()
         return None
 
     def close(self) -> None:
-        """Ends a reader's lock; harmless when called twice, or on a file created here. Leaves stay mapped."""
+        """Ends a reader's lock. Idempotent, and without effect on a file created here. Leaves stay mapped."""
         if self._reader_fd >= 0:
             os.close(self._reader_fd)
             self._reader_fd = -1
@@ -197,7 +198,8 @@ def _create_fresh(part: FilePath, spec: Spec, header: bytes) -> VersionMapping:
     part.unlink(missing_ok=True)
     fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        # As the server's umask made the folder: a client that makes this one may have another umask and user.
+        # With the permissions of the folder, from the server's umask: a client that creates this file may have another
+        # umask and user.
         os.fchmod(fd, os.stat(part.parent).st_mode & 0o666)
         os.posix_fallocate(fd, 0, nbytes)
         _write_header(fd, header, start)
@@ -212,12 +214,12 @@ def _create_fresh(part: FilePath, spec: Spec, header: bytes) -> VersionMapping:
 
 
 def _recycle(retired: FilePath, part: FilePath, spec: Spec, header: bytes) -> VersionMapping | None:
-    """The mapping of the retired file under its new name; None if it cannot be reused, and then it is gone."""
+    """Returns the mapping of the retired file under its new name; None if it cannot be reused, and then it is gone."""
     try:
         fd = os.open(retired, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    except PermissionError:  # of a user who is not in the server's group
+    except PermissionError:  # the user is not in the server's group
         retired.unlink(missing_ok=True)
         return None
     try:

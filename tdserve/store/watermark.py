@@ -1,14 +1,14 @@
-"""Which rows of a store have reached the disk, and how to tell after a loss of power whether they still are whole.
+"""Records which rows of a store have reached the disk, and finds out after a loss of power whether they are whole.
 
-A loss of power leaves any of the pages that were written since the last sync, and not the others: a row may be torn
-under a generation that says it is whole, or lie half overwritten under the generation that it had before. So this file
-has, for every row, the generation that it had at the last sync and a number made of its content (``row_sums``). A row
-whose content still gives this number is whole; nothing else is believed. Entries are judged one by one, so it does not
-matter which of them, or of anything else, had reached the disk.
+After a loss of power any subset of the pages that were written since the last sync may be on the disk. So a row may be
+torn although its generation is even, or be half overwritten under its old generation. Therefore this file has, for
+every row, its generation at the last sync and a checksum of its content (``row_sums``). A row whose content still
+matches is whole; no other evidence counts. Each entry is checked on its own, so it does not matter which of them, or of
+other files' pages, had reached the disk.
 
 Layout, little-endian: 8 bytes magic, 32 bytes store uid (hexadecimal digits), int64 number of entries, 32 bytes SHA-256
-of what the numbers are made of, zeros up to 4096; then int64 generation and uint64 number for each row, and one entry
-more for the store's own number.
+of the description of what the checksums cover, zeros up to 4096; then int64 generation and uint64 checksum per row, and
+one more entry for the store's own number.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _MAX_ROWS_AT_ONCE = 1 << 20
 _PIECE_BYTES = 1 << 22
 
 SUMMED_COLUMNS = ("sequence", "written")
-"""What control keeps of a row and never changes without moving its generation. The others may be some writes old."""
+"""Columns of a row that control never changes without changing its generation. The others may be some writes old."""
 
 
 @dataclass(frozen=True)
 class SyncedStore:
-    """What is to be known of a store to bring its rows to the disk.
+    """The description of a store that is needed to sync its rows.
 
     Attributes:
         uid: Incarnation.
-        folder: Of the store, absolute.
-        num_rows: Without the store's own number.
-        structure: Number of the structure that the other fields are of.
-        leaves: File of each tensor leaf, below the folder, and bytes of one row.
-        values: Path of each non-tensor leaf, and values of one row.
+        folder: Absolute folder of the store.
+        num_rows: Number of rows, without the store's own number.
+        structure: Number of the structure that the other fields describe.
+        leaves: File of each tensor leaf, below the folder, and its bytes per row.
+        values: Path of each non-tensor leaf, and its values per row.
     """
 
     uid: str
@@ -74,7 +74,7 @@ class SyncedStore:
 
     @classmethod
     def of(cls, spec: Spec, *, uid: str, folder: str, structure: int) -> SyncedStore:
-        """Of a store with files of its own; ``spec`` is as stored, rows included."""
+        """Returns the description of a store with files of its own; ``spec`` is as stored, rows included."""
         planned = plan(spec)
         num_rows = spec.num_rows
         tops = [top for top in (planned.rows, planned.extra) if top is not None]
@@ -84,21 +84,21 @@ class SyncedStore:
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> SyncedStore:
-        """What ``dataclasses.asdict`` and JSON have made of one."""
+        """Returns the description that ``dataclasses.asdict`` and JSON have encoded."""
         leaves = tuple((str(name), int(nbytes)) for name, nbytes in told["leaves"])
         values = tuple((tuple(path), int(num_each)) for path, num_each in told["values"])
         return cls(**{**told, "leaves": leaves, "values": values})
 
     def digest(self) -> bytes:
-        """Of all that the numbers of its rows are made of."""
+        """Returns the digest of all that the checksums of its rows cover."""
         made_of = [self.structure, self.leaves, self.values, [path.name for path, _ in self._columns()]]
         return hashlib.sha256(json.dumps(made_of).encode()).digest()
 
     def sum_rows(self, rows: NDArray[np.int64], values: ValueCopy | None) -> Sums:
-        """The numbers of some rows, as their files are now.
+        """Returns the checksums of some rows, as their files are now.
 
         Raises:
-            CorruptDataError: A file is missing or short.
+            CorruptDataError: A file is missing or truncated.
         """
         sums: Sums = np.zeros(len(rows), np.uint64)
         for seed, (path, nbytes) in enumerate((*self._leaf_files(), *self._columns())):
@@ -111,10 +111,10 @@ class SyncedStore:
         return sums
 
     def sync_files(self, *, with_folders: bool) -> None:
-        """Brings everything that was written to the store's files to the disk, but for values and the watermark.
+        """Syncs the store's files to the disk, except for values and the watermark.
 
         Args:
-            with_folders: Also that they are there.
+            with_folders: Syncs the folders too.
         """
         columns = Path(self.folder, COLUMNS_FOLDER)
         others = sorted(columns.iterdir()) if columns.is_dir() else []
@@ -122,7 +122,7 @@ class SyncedStore:
             sync_file(path)
         if with_folders:
             for folder, folders, names in os.walk(self.folder):
-                # Those of keys that are being added go any moment; their files are synced when they have their place.
+                # Files of keys that are being added may move at any moment; they are synced once they have their place.
                 folders[:] = [each for each in folders if not each.startswith(restructuring.PREFIX)]
                 sync_file(Path(folder))
                 for name in names:
@@ -146,7 +146,7 @@ class Watermark:
     """The mapped file of one store.
 
     Attributes:
-        was_empty: Whether nothing was known when it was opened.
+        was_empty: Whether nothing was recorded when it was opened.
     """
 
     def __init__(self, path: Path, entries: NDArray[Any], *, was_empty: bool) -> None:
@@ -156,10 +156,10 @@ class Watermark:
 
     @classmethod
     def open(cls, store: SyncedStore, *, makes: bool) -> Watermark:
-        """Maps it.
+        """Maps the file.
 
         Args:
-            makes: Whether one that is missing, or of another structure, is made anew, with nothing known.
+            makes: Whether to create a new, empty one if it is missing or of another structure.
 
         Raises:
             CorruptDataError: It is missing, or of another store or structure.
@@ -184,32 +184,32 @@ class Watermark:
 
     @property
     def generations(self) -> NDArray[np.int64]:
-        """That the rows had, then the store's own number."""
+        """Generations of the rows, then the store's own number."""
         found: NDArray[np.int64] = self._entries["generation"]
         return found
 
     @property
     def sums(self) -> Sums:
-        """Of the rows' content."""
+        """Checksums of the rows' content."""
         found: Sums = self._entries["sum"]
         return found
 
     def put(self, rows: NDArray[np.int64], generations: NDArray[np.int64], sums: Sums | int) -> None:
-        """Notes what rows are from now on; to be synced."""
+        """Records rows as they are from now on; the caller syncs the file."""
         self._entries["generation"][rows] = generations
         self._entries["sum"][rows] = sums
 
 
 def sync_store(store: SyncedStore) -> int:
-    """Brings the rows of a store to the disk, and notes which they are. Others may write to them meanwhile.
+    """Syncs the rows of a store to the disk, and records which they are. Other processes may write them meanwhile.
 
-    What is whole and on record when this begins is whole after a loss of power, unless it is written again.
+    A row that is whole and on record when this begins is whole after a loss of power, unless it is written again.
 
     Returns:
-        How many rows had changed.
+        Number of rows that had changed.
 
     Raises:
-        CorruptDataError: The store's files are missing or damaged, such as those of a store that was deleted meanwhile.
+        CorruptDataError: The store's files are missing or damaged, for example because it was deleted meanwhile.
         CapacityError: The disk is full.
     """
     generations = Generations.open(Path(store.folder, GENERATION_FILE), uid=store.uid)
@@ -238,10 +238,11 @@ def sync_store(store: SyncedStore) -> int:
 
 
 def find_whole(store: SyncedStore) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """After a loss of power: which rows are as they were at the last sync, and all generations of then.
+    """Returns which rows are unchanged since the last sync, and all generations of that sync; for use after a loss of
+    power.
 
     Raises:
-        CorruptDataError: Nothing is known, or a file is missing: no row is whole.
+        CorruptDataError: Nothing was recorded, or a file is missing: no row is whole.
     """
     watermark = Watermark.open(store, makes=False)
     copy = ValueCopy(store.folder) if store.values else None
@@ -275,7 +276,7 @@ def _map_table(path: Path, num_rows: int, nbytes: int) -> NDArray[np.uint8]:
 
 
 def _pieces(table: NDArray[np.uint8], rows: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
-    """The rows of a table, sorted ones, some at a time: neighbours as they lie, others copied together."""
+    """Yields sorted rows of a table in pieces: neighbours in place, others copied together."""
     step = max(1, _PIECE_BYTES // table.shape[1])
     for first in range(0, len(rows), step):
         some = rows[first : first + step]
