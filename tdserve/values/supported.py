@@ -6,7 +6,7 @@ What is not in the set is refused, subclasses too: a value that came back as som
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import chain
 from typing import Any
 
@@ -38,8 +38,8 @@ _ARRAY_KINDS = frozenset("biufcSUMm")
 UNPORTABLE = frozenset("gG")
 """NumPy's dtype.char of long double and its complex: their bytes mean something else on another machine."""
 
-_MANY = 10_000
-"""A level of more containers than that may be the same few, many times over."""
+_MANY, _DEEP = 1000, 8
+"""More containers than that on one level, or levels below that one, may be the same few, many times over."""
 
 
 def check_values(values: Collection[Any], *, key: str = "") -> None:
@@ -54,7 +54,7 @@ def check_values(values: Collection[Any], *, key: str = "") -> None:
     """
     level: Collection[Any] = values
     kinds = set(map(type, level))
-    for _ in range(MAX_DEPTH + 1):
+    for depth in range(MAX_DEPTH + 1):
         if ATOMS.issuperset(kinds):
             return
         for kind in kinds - ATOMS - _CONTAINERS:
@@ -62,18 +62,12 @@ def check_values(values: Collection[Any], *, key: str = "") -> None:
                 if type(value) is kind:
                     _check_other(value, key)
         held = [value for value in level if type(value) in _CONTAINERS] if kinds - _CONTAINERS else level
-        if len(held) > _MANY:
+        if len(held) > _MANY or depth > _DEEP:
             held = list({id(value): value for value in held}.values())
-        kinds = set(map(type, _content(held)))
-        level = [] if ATOMS.issuperset(kinds) else list(_content(held))
+        content = [*held, *(value.values() for value in held if type(value) is dict)]  # of a dict first its keys
+        kinds = set(map(type, chain.from_iterable(content)))
+        level = [] if ATOMS.issuperset(kinds) else list(chain.from_iterable(content))
     raise _refusal(f"the value at key {key!r}", "its containers are nested too deep")
-
-
-def _content(containers: Collection[Any]) -> Iterable[Any]:
-    """What containers hold, the keys of dicts too."""
-    found = chain.from_iterable(containers)  # of a dict its keys
-    dicts = [value for value in containers if type(value) is dict]
-    return chain(found, chain.from_iterable(map(dict.values, dicts))) if dicts else found
 
 
 def _check_other(value: Any, key: str) -> None:
