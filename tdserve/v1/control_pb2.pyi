@@ -172,7 +172,7 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., local: _Optional[_Union[LocalRoot, _Mapping]] = ..., gpu: _Optional[str] = ..., why_not_nccl: _Optional[str] = ..., interface: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class LocalRoot(_message.Message):
-    __slots__ = ("root", "nonce", "device", "inode", "pid_namespace", "lock_name", "key", "takes_bundles")
+    __slots__ = ("root", "nonce", "device", "inode", "pid_namespace", "lock_name", "key")
     ROOT_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -180,7 +180,6 @@ class LocalRoot(_message.Message):
     PID_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     LOCK_NAME_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
-    TAKES_BUNDLES_FIELD_NUMBER: _ClassVar[int]
     root: str
     nonce: str
     device: int
@@ -188,22 +187,19 @@ class LocalRoot(_message.Message):
     pid_namespace: str
     lock_name: str
     key: bytes
-    takes_bundles: bool
-    def __init__(self, root: _Optional[str] = ..., nonce: _Optional[str] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., pid_namespace: _Optional[str] = ..., lock_name: _Optional[str] = ..., key: _Optional[bytes] = ..., takes_bundles: bool = ...) -> None: ...
+    def __init__(self, root: _Optional[str] = ..., nonce: _Optional[str] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., pid_namespace: _Optional[str] = ..., lock_name: _Optional[str] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("session", "key", "is_read_only", "lacks_values", "reads_bundles")
+    __slots__ = ("session", "key", "is_read_only", "lacks_values")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     IS_READ_ONLY_FIELD_NUMBER: _ClassVar[int]
     LACKS_VALUES_FIELD_NUMBER: _ClassVar[int]
-    READS_BUNDLES_FIELD_NUMBER: _ClassVar[int]
     session: int
     key: bytes
     is_read_only: bool
     lacks_values: bool
-    reads_bundles: bool
-    def __init__(self, session: _Optional[int] = ..., key: _Optional[bytes] = ..., is_read_only: bool = ..., lacks_values: bool = ..., reads_bundles: bool = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., key: _Optional[bytes] = ..., is_read_only: bool = ..., lacks_values: bool = ...) -> None: ...
 
 class Written(_message.Message):
     __slots__ = ("columns", "failure")

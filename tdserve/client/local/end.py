@@ -110,14 +110,12 @@ class LocalEnd:
         root: The server's root folder, as this process sees it.
         is_read_only: Whether this process may not write the files.
         lacks_values: Whether it cannot read non-tensor values by itself.
-        takes_bundles: Whether the server takes the values of a new row in one bundle.
     """
 
     def __init__(self, root: FilePath, *, lock: SessionLock | None, spool: Spool | None, lacks_values: bool) -> None:
         self.root = root
         self.is_read_only = lock is None
         self.lacks_values = lacks_values
-        self.takes_bundles = False
         self._lock = lock
         self._spool = spool
         self._socket: SocketEnd | None = None
@@ -159,7 +157,6 @@ class LocalEnd:
             # To read values is to write into a lock file, by process id.
             lacks_values = lock is None or not said.pid_namespace or said.pid_namespace != pid_namespace()
             end = cls(folder, lock=lock, spool=spool, lacks_values=lacks_values)
-            end.takes_bundles = said.takes_bundles
             end._attach(welcome, on_message, on_lost)
         except BaseException:
             if lock is not None:
@@ -315,7 +312,6 @@ class LocalEnd:
             key=welcome.local.key,
             is_read_only=self.is_read_only,
             lacks_values=self.lacks_values,
-            reads_bundles=True,
         )
         self._socket.start()
         try:

@@ -115,8 +115,8 @@ class Outgoing:
 
     def _may_bundle(self) -> bool:
         """Whether these are new rows that lack no value, and the worker takes them as they will be kept."""
-        local, spec = self._session.local, self._captured[0].spec
-        if local is None or not local.takes_bundles or not self._is_extend or not may_bundle(spec):
+        spec = self._captured[0].spec
+        if self._session.local is None or not self._is_extend or not may_bundle(spec):
             return False
         return self._target.stored is not None and len(spec.values) == len(self._target.stored.values)
 

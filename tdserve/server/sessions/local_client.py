@@ -56,7 +56,6 @@ class Invitation:
             pid_namespace=pid_namespace(),
             lock_name=self.lock_name,
             key=self.key,
-            takes_bundles=True,
         )
 
 
@@ -88,7 +87,7 @@ class LocalClient:
         self._is_gone = is_gone
         self._writing: dict[int, asyncio.Future[control_pb2.Written] | InlineFuture[control_pb2.Written]] = {}
         self._is_lost = False
-        self.lacks_values = attach.lacks_values or not attach.reads_bundles
+        self.lacks_values = attach.lacks_values
         self.lock_name = lock_name
 
     @property

@@ -51,7 +51,7 @@ class LocalPeer:
     ) -> None:
         self._world = world
         self._number = number
-        self._attach = control_pb2.Attach(is_read_only=is_read_only, lacks_values=lacks_values, reads_bundles=True)
+        self._attach = control_pb2.Attach(is_read_only=is_read_only, lacks_values=lacks_values)
         self._invitation = Invitation.make()
         self._messages: list[control_pb2.ServerMessage] = []
         self._reader = FrameReader()
