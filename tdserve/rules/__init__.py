@@ -1,1 +1,1 @@
-"""What the server decides, and by which rules: plain objects without I/O, clock and threads."""
+"""The server's rules: plain objects without I/O, clock and threads."""

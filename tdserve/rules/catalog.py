@@ -1,4 +1,4 @@
-"""Which stores there are: their records, in memory and sorted by name. Writing them down is the caller's."""
+"""The records of all stores, in memory and sorted by name. The caller writes them to the disk."""
 
 from __future__ import annotations
 
@@ -18,53 +18,54 @@ StoreKind = Literal["tensordict", "replay", "weights"]
 
 Durability = Literal["process", "disk"]
 DURABILITIES: tuple[Durability, ...] = get_args(Durability)
-"""``process``: the end of any process, and what was written before the last sync a loss of power too. ``disk``: also a
-loss of power."""
+"""``process``: writes survive the end of any process, and those before the last sync a loss of power too. ``disk``:
+writes also survive a loss of power."""
 
 DEFAULT_MAX_OBJECT_BYTES = 1 << 30
-"""A million strings of a kilobyte. Costs address space only, of which a process has 128 TiB."""
+"""Room for a million strings of a kilobyte. It costs address space only, of which a process has 128 TiB."""
 
 _OBJECT_BYTES_LIMITS = (1 << 20, 1 << 42)
 _OBJECT_BYTES_STEP = 1 << 16
 """A multiple of every page size."""
 
 OTHER_STRUCTURE = "its structure differs"
-"""What ``matches`` says where only the structures themselves tell more."""
+"""Result of ``matches`` if only the structures themselves show the difference."""
 
 _AFTER_FOLDER = "\0"
-"""No path and no name has it."""
+"""No path and no name contains it."""
 
 _USUAL = "the default"
-"""Of a setting that the JSON leaves out."""
+"""Text for a setting that the JSON leaves out."""
 
 MAX_PAGE_SIZE = 10_000
-"""Names of one page at most: with names of 200 bytes half of the 4 MiB that a gRPC message may have by default."""
+"""Most names of one page: names of 200 bytes then take half of the 4 MiB that a gRPC message may have by default."""
 
 
 @dataclass(frozen=True)
 class StoreRecord:
-    """What the catalog knows of one store. What changes with every write is kept elsewhere.
+    """The catalog's record of one store. State that changes with every write is kept elsewhere.
 
     Attributes:
         name: Its key.
-        kind: How it is used.
-        uid: Of this incarnation; one that was deleted and created again has another.
-        fingerprint: Of the spec: tensordict as stored, replay of one row, weights empty before the first version.
+        kind: Kind of the store.
+        uid: Id of this incarnation; a store that was deleted and created again has another.
+        fingerprint: Fingerprint of the spec: for a tensordict store, of what is stored; for a replay, of one row; for
+            weights, empty before the first version.
         num_rows: Rows of the mapping: first batch dimension or 1, capacity of a replay, 0 for weights.
-        capacity: Rows of a replay table, else 0.
-        nbytes: Of all tensors.
+        capacity: Rows of a replay table, otherwise 0.
+        nbytes: Size of all tensors.
         created_s: Seconds since the epoch.
-        settings: Of a replay table, canonical JSON, else "".
-        extra: Leaves that lie in ``extra/``, dotted.
-        loading: Created, but its first content is still under way: nobody else sees it, its name is taken.
-        version: Content version of a tensordict, raised by every write of the whole.
-        max_object_bytes: Size that its non-tensor values may grow to; 0 asks for whatever there is, or the default.
+        settings: Settings of a replay table, as canonical JSON; otherwise "".
+        extra: Dotted paths of leaves in ``extra/``.
+        loading: Whether its first content is still under way: it is invisible to other clients, and its name is taken.
+        version: Content version of a tensordict store, raised by every write of the whole.
+        max_object_bytes: Size limit of its non-tensor values; 0 takes the existing limit, or the default.
         share_non_tensor: Whether clients show the non-tensor leaves of a tensordict live.
-        adopted: The user's folder that the tensors lie in, absolute; "" when they lie in the store's own.
+        adopted: Absolute path of the user's folder with the tensors; "" if they are in the store's own.
         read_only: Whether every write is refused.
-        structure: How many times its structure has changed.
-        order: Names the order of its keys among those with this fingerprint; "" is the first that came.
-        durability: What a write that was acknowledged survives, one of ``DURABILITIES``; "" is no wish.
+        structure: How often its structure has changed.
+        order: Identifies the order of its keys among those with this fingerprint; "" is the first one seen.
+        durability: What an acknowledged write survives, one of ``DURABILITIES``; "" is the default.
     """
 
     name: str
@@ -88,17 +89,17 @@ class StoreRecord:
     durability: str = "process"
 
     def to_bytes(self) -> bytes:
-        """The record for the disk: JSON, equal for equal records."""
+        """Returns the record for the disk: JSON, equal for equal records."""
         values = {**dataclasses.asdict(self), "fingerprint": base64.b64encode(self.fingerprint).decode("ascii")}
         # ASCII throughout: keys of leaves may be unicode that UTF-8 refuses
         return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StoreRecord:
-        """The record that :meth:`to_bytes` wrote.
+        """Returns the record that :meth:`to_bytes` wrote.
 
         Raises:
-            CorruptDataError: The bytes are no record.
+            CorruptDataError: The bytes are not a record.
         """
         try:
             values = json.loads(data)
@@ -117,7 +118,7 @@ class Catalog:
     """The records of all stores, by name.
 
     Args:
-        records: Those that were written down.
+        records: Records from the disk.
 
     Raises:
         StoreExistsError: Two records have one name.
@@ -140,17 +141,17 @@ class Catalog:
         return name in self._records and not self._records[str(name)].loading
 
     def __iter__(self) -> Iterator[StoreRecord]:
-        """All records, loading ones too, in no order."""
+        """Yields all records, loading ones too, in no order."""
         return iter(tuple(self._records.values()))
 
     def __repr__(self) -> str:
         return f"<Catalog {len(self._visible)} stores, {len(self._records) - len(self._visible)} loading>"
 
     def add(self, record: StoreRecord) -> None:
-        """Takes a store in.
+        """Adds a store.
 
         Raises:
-            StoreExistsError: The name is taken, maybe by a store that is still loading. Nothing was changed.
+            StoreExistsError: The name is taken, perhaps by a store that is still loading. Nothing was changed.
         """
         present = self._records.get(record.name)
         if present is not None:
@@ -163,7 +164,7 @@ class Catalog:
             insort(self._visible, record.name)
 
     def replace(self, record: StoreRecord) -> None:
-        """Changes the record of a store; one that ends ``loading`` becomes visible.
+        """Replaces the record of a store; if the new one is not ``loading``, the store becomes visible.
 
         Raises:
             StoreNotFoundError: There is no such store, or it is another incarnation. Nothing was changed.
@@ -178,7 +179,7 @@ class Catalog:
             del self._visible[bisect_left(self._visible, record.name)]
 
     def remove(self, name: str) -> StoreRecord:
-        """Takes a store out, loading ones too, and returns its record.
+        """Removes a store, also one that is loading, and returns its record.
 
         Raises:
             StoreNotFoundError: There is none. Nothing was changed.
@@ -194,18 +195,18 @@ class Catalog:
         return record
 
     def name_of(self, uid: str) -> str | None:
-        """The name of the store of this incarnation, loading or not; None when there is none."""
+        """Returns the name of the store of this incarnation, loading or not; None if there is none."""
         return self._names.get(uid)
 
     def is_taken(self, name: str) -> bool:
-        """Whether a store has this name, maybe one that is still loading."""
+        """Returns whether a store has this name, even one that is still loading."""
         return name in self._records
 
     def get(self, name: str, *, with_loading: bool = False) -> StoreRecord:
-        """The record of a store.
+        """Returns the record of a store.
 
         Raises:
-            StoreNotFoundError: There is none, or it is loading and ``with_loading`` is not said.
+            StoreNotFoundError: There is none, or it is loading and ``with_loading`` is False.
         """
         record = self._records.get(name)
         if record is None or (record.loading and not with_loading):
@@ -213,7 +214,7 @@ class Catalog:
         return record
 
     def overlapping(self, folder: str) -> list[StoreRecord]:
-        """Stores that were adopted from a folder, from one below it or from one above it, loading ones too.
+        """Returns the stores that were adopted from a folder, from one below it or from one above it, loading ones too.
 
         Args:
             folder: Absolute and without symlinks.
@@ -227,15 +228,15 @@ class Catalog:
         return found
 
     def page(self, prefix: str = "", *, after: str = "", size: int = 0) -> tuple[list[str], str]:
-        """A page of names, sorted by code point.
+        """Returns a page of names, sorted by code point.
 
         Args:
-            prefix: Names begin with it.
-            after: The last name of the page before; it need not exist any more. ``""`` begins.
-            size: Names at most; 0 is the most there may be, 10,000.
+            prefix: Prefix of the names.
+            after: The last name of the previous page, which need not exist any more; ``""`` for the first page.
+            size: Most names; 0 is the limit of 10,000.
 
         Returns:
-            Names, and the ``after`` of the next page; ``""`` when this was the last.
+            Names, and the ``after`` of the next page; ``""`` if this was the last.
 
         Raises:
             InvalidRequestError: ``size`` is negative.
@@ -251,7 +252,7 @@ class Catalog:
         return names, names[-1] if names and begin + size < end else ""
 
     def names_around(self, name: str, size: int) -> list[str]:
-        """So many names at most around one, in their order; itself if it is visible.
+        """Returns at most ``size`` names around one, in order; including itself if it is visible.
 
         Raises:
             InvalidRequestError: ``size`` is negative.
@@ -262,23 +263,23 @@ class Catalog:
 
 
 def _below(folder: str) -> str:
-    """What the paths of a folder and of all below it begin with."""
+    """Returns the common prefix of the keys of a folder and of all folders below it."""
     return folder.rstrip("/") + "/"
 
 
 def _folder_key(record: StoreRecord) -> str:
-    """The folder of an adopted store, and its name: sorted, those below a folder follow one another."""
+    """Returns the sort key of an adopted store, its folder and name: all stores below a folder are neighbours."""
     return f"{_below(record.adopted)}{_AFTER_FOLDER}{record.name}"
 
 
 def _around(begin: int, size: int, total: int) -> slice:
-    """So many places, or all there are, with one of them in the middle where that can be."""
+    """Returns a slice of ``size`` places, or all there are, with the given one in the middle if possible."""
     first = max(min(begin - size // 2, total - size), 0)
     return slice(first, first + size)
 
 
 def checked_max_object_bytes(asked: int | None) -> int:
-    """The limit that a store gets when a client asks for this one; 0 or None is no wish, and gives 0.
+    """Returns the limit for a store when a client asks for this one; 0 or None asks for none, and returns 0.
 
     Raises:
         InvalidRequestError: It is too small to hold anything, or larger than an address space.
@@ -295,7 +296,7 @@ def checked_max_object_bytes(asked: int | None) -> int:
 
 
 def checked_durability(asked: str | None) -> str:
-    """What a store gets when a client asks for this; "" or None is no wish, and gives "".
+    """Returns the durability for a store when a client asks for this one; "" or None asks for none, and returns "".
 
     Raises:
         InvalidRequestError: There is no such durability.
@@ -306,7 +307,7 @@ def checked_durability(asked: str | None) -> str:
 
 
 def matches(existing: StoreRecord, asked: StoreRecord) -> str | None:
-    """Why an existing store is not the one that was asked for with ``exists_ok``; ``None`` when it is."""
+    """Returns why an existing store is not the requested one (``exists_ok``); ``None`` if it is."""
     if existing.kind != asked.kind:
         return f"it is a {existing.kind} store, asked is {asked.kind}"
     if existing.kind != "weights" and existing.fingerprint != asked.fingerprint:
@@ -323,7 +324,7 @@ def matches(existing: StoreRecord, asked: StoreRecord) -> str | None:
 
 
 def _other_settings(existing: str, asked: str) -> str:
-    """Which settings of a table differ, by their names."""
+    """Returns the names of the settings in which two tables differ."""
     mine, theirs = _named_settings(existing), _named_settings(asked)
     names = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
     others = [name for name in names if name.endswith(".kind")]
@@ -337,7 +338,7 @@ def _other_settings(existing: str, asked: str) -> str:
 
 
 def _named_settings(text: str) -> dict[str, str]:
-    """The settings of a canonical JSON, each by its part and name."""
+    """Returns the settings of a canonical JSON, each by its part and name."""
     found: dict[str, str] = {}
     for part, value in (json.loads(text) if text else {}).items():
         fields = {f"{part}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {part: value}
@@ -346,12 +347,12 @@ def _named_settings(text: str) -> dict[str, str]:
 
 
 def why_read_only(adopted: str) -> str:
-    """The reason of a ReadOnlyError, by the folder that was adopted."""
+    """Returns the reason of a ReadOnlyError for an adopted folder."""
     return f"it was adopted with read_only=True from {adopted}; delete it and adopt it again to write"
 
 
 def _end_of_prefix(names: list[str], prefix: str, begin: int) -> int:
-    """Where the names that begin with a prefix end: they stand together, so halving finds it."""
+    """Returns the end of the names that begin with a prefix; they are neighbours, so a binary search finds it."""
     return bisect_left(names, True, lo=begin, key=lambda name: not name.startswith(prefix))
 
 

@@ -1,6 +1,6 @@
-"""The transports whose content moves over a channel between a client and its data worker, and the choice of one.
+"""The transports whose content moves over a channel between a client and its data worker, and the choice among them.
 
-``tdserve.transport.session_channels`` has the other half of this table: how the channel of each is opened.
+``tdserve.transport.session_channels`` has the other half of this table: it opens the channel of each.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ChannelTransport:
-    """What is decided by of one of them.
+    """The properties of one of them that decisions depend on.
 
     Attributes:
-        num_descriptors: That a session takes at its worker.
-        is_reopened: Whether another channel takes the place of one that is lost.
+        num_descriptors: Descriptors that a session takes at its worker.
+        is_reopened: Whether a lost channel is replaced by another.
         needs_device: Whether each end has a GPU of its own.
     """
 
@@ -26,6 +26,6 @@ class ChannelTransport:
 
 CHANNEL_TRANSPORTS: Mapping[str, ChannelTransport] = {
     "gloo": ChannelTransport(num_descriptors=2, is_reopened=True, needs_device=False),
-    # One descriptor more for gloo; what NCCL takes was not measured.
+    # One descriptor more for gloo; NCCL's need was not measured.
     "nccl": ChannelTransport(num_descriptors=8, is_reopened=False, needs_device=True),
 }

@@ -1,9 +1,9 @@
-"""Who gets a version of weights from whom, so that the server need not send it to everybody. Touches nothing.
+"""Decides which client gets a version of weights from which, so that the server need not send it to all. No I/O.
 
-Pullers of one version form a *tree*: the first few get it from the server and are its roots, further ones from pullers
-that keep what they have got (*relays*), as soon as these have the first part of it. Each end sends to at most
-``fanout`` others at once. A puller that its relay fails (stopped, killed, out of reach) is sent to another one, and in
-the end to the server, whatever the server has to do then: so nobody waits for a relay for ever.
+Pullers of one version form a *tree*. The first few get it from the server and are its roots. Later ones get it from
+pullers that keep what they have received (*relays*), as soon as these have its first part. Each end sends to at most
+``fanout`` others at once. If a relay fails a puller (stopped, killed, out of reach), the puller is sent to another one,
+and finally to the server, whatever else the server has to do: so no puller waits for a relay for ever.
 
 ::
 
@@ -18,28 +18,30 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
 SERVER = 0
-"""Stands for the server where the number of a session is asked for."""
+"""Stands for the server instead of the number of a session."""
 
 AUTOMATIC_FANOUT = 4
-"""Two would do for the last puller, and leaves no relay for one that dies; eight halves what a relay gives to each."""
+"""Two would suffice for the last puller, but leave no relay if one dies; eight halves what a relay gives to each."""
 
 AUTOMATIC_ABOVE = 8
-"""Pullers of the last two versions. Fewer are served sooner than pairs of them are formed."""
+"""Pullers of the last two versions above which there are trees. Fewer are served faster directly, since links take time
+to form."""
 
 MAX_TRIES = 2
-"""Relays that fail one call before it goes to the server, and calls that fail one relay before it is left alone."""
+"""Relays that may fail one call before it goes to the server, and calls that may fail one relay before it is left
+out."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """From whom a puller gets a version.
+    """The source of a version for a puller.
 
     Attributes:
-        link: Names this decision from now on; 0 where nothing more is said of it.
+        link: Number of this decision; 0 if nothing follows it.
         relay: Session that sends it, or ``SERVER``.
-        kept: Link over which that session has got it.
-        keeps: Whether the puller shall keep it, to pass it on.
-        secret: What the two clients prove to each other; given by whoever carries the decision out.
+        kept: Link over which that session has received it.
+        keeps: Whether the puller keeps it, to pass it on.
+        secret: Secret that the two clients prove to each other; set by the caller that carries the decision out.
     """
 
     link: int = 0
@@ -59,7 +61,7 @@ class _Link:
     kept: int
     tree: _Tree
     is_over: bool = False
-    has_failed: bool = False  # as its puller says
+    has_failed: bool = False  # as its puller reports
 
 
 @dataclass(eq=False)
@@ -85,7 +87,7 @@ class _Tree:
     content: Hashable
     relays: dict[int, _Relay] = field(default_factory=dict)
     from_server: set[int] = field(default_factory=set)
-    num_links: int = 0  # that are not over
+    num_links: int = 0  # that have not ended
     num_placed: int = 0
 
 
@@ -93,8 +95,8 @@ class Fanout:
     """Decides for one weights store.
 
     Args:
-        fanout: To how many each end sends a version at once; 0 lets the number of pullers decide.
-        numbers: Of links, where those of several stores are to differ.
+        fanout: Number of clients to which each end sends a version at once; 0 derives it from the number of pullers.
+        numbers: Numbers for links, so that those of several stores differ.
     """
 
     def __init__(self, fanout: int = 0, *, numbers: Iterator[int] | None = None) -> None:
@@ -104,7 +106,7 @@ class Fanout:
         self._links: dict[int, _Link] = {}
         self._pullers: dict[int, set[int]] = {}  # of the last two versions
         self._apart: set[tuple[int, int]] = set()  # pairs of sessions that cannot reach one another
-        self._unconnected: dict[int, set[int]] = {}  # of pullers that have reached nobody: whom they have tried
+        self._unconnected: dict[int, set[int]] = {}  # relays tried by pullers that have reached none
 
     def __repr__(self) -> str:
         relays = sum(len(tree.relays) for tree in self._trees.values())
@@ -112,31 +114,31 @@ class Fanout:
 
     @property
     def limit(self) -> int:
-        """To how many each end sends a version at once now; 0: there are no trees."""
+        """Number of clients to which each end sends a version at once now; 0: there are no trees."""
         if self.fanout:
             return self.fanout
         return AUTOMATIC_FANOUT if len(set().union(*self._pullers.values())) > AUTOMATIC_ABOVE else 0
 
     @property
     def num_links(self) -> int:
-        """Links that are not over."""
+        """Number of links that have not ended."""
         return sum(tree.num_links for tree in self._trees.values())
 
     @property
     def contents(self) -> set[Hashable]:
-        """Names of the bytes that are on their way, or kept by relays."""
+        """Names of the contents that are under way, or kept by relays."""
         return {tree.content for tree in self._trees.values()}
 
     def place(
         self, version: int, content: Hashable, puller: int, *, num_waiting: int = 0, num_failed: int = 0
     ) -> Placement | None:
-        """Says from whom a puller gets a version; None when it has to wait until a link is over.
+        """Returns the source of a version for a puller; None if it has to wait until a link ends.
 
         Args:
             version: Its number.
-            content: Names its bytes: pullers of one version may get different ones of it.
+            content: Name of its bytes: pullers of one version may get different ones.
             puller: Its session.
-            num_waiting: Pullers that wait to be placed, this one not counted.
+            num_waiting: Other pullers that wait to be placed.
             num_failed: Relays that have failed this call.
         """
         self._count(version, puller)
@@ -158,41 +160,42 @@ class Fanout:
         return None
 
     def puller_of(self, link: int) -> int | None:
-        """The session that gets a version over a link which is not over."""
+        """Returns the session that receives over a link that has not ended."""
         found = self._links.get(link)
         return None if found is None or found.is_over else found.puller
 
     def source_of(self, link: int) -> int | None:
-        """The session that sends over a link which is not over."""
+        """Returns the session that sends over a link that has not ended."""
         found = self._links.get(link)
         return None if found is None or found.is_over else found.source
 
     def came_from_server(self, link: int, puller: int) -> bool:
-        """Whether the server sent it to this puller, over or not."""
+        """Returns whether the server sent the version of a link, ended or not, to this puller."""
         found = self._links.get(link)
         return found is not None and (found.source, found.puller) == (SERVER, puller)
 
     def content_of(self, link: int) -> tuple[int, Hashable] | None:
-        """The version that goes over a link, over or not, and the name of its bytes; None of unknown links."""
+        """Returns the version of a link, ended or not, and the name of its bytes; None for unknown links."""
         found = self._links.get(link)
         return None if found is None else (found.tree.version, found.tree.content)
 
     def holds(self, session: int, link: int) -> None:
-        """A puller that keeps a version has the first part of it."""
+        """Notes that a puller that keeps a version has its first part."""
         found = self._links.get(link)
         relay = found.tree.relays.get(session) if found is not None else None
         if relay is not None and relay.link == link:
             relay.is_ready = True
 
     def passed(self, link: int) -> None:
-        """A relay sends nothing more over a link: it has room for another puller, whatever this one says."""
+        """Notes that a relay sends nothing more over a link: it has room for another puller, whatever this one
+        reports."""
         found = self._links.get(link)
         source = found.tree.relays.get(found.source) if found is not None else None
         if source is not None:
             source.links.discard(link)
 
     def end(self, link: int, *, is_whole: bool) -> None:
-        """A link is over: its puller has all of the version, or one of its ends has given up."""
+        """Ends a link: its puller has the whole version, or one of its ends has given up."""
         found = self._links.get(link)
         if found is None or found.is_over:
             return
@@ -208,13 +211,14 @@ class Fanout:
                 self._unconnected.pop(found.puller, None)
         if relay is not None and relay.link == link:
             relay.is_ready = relay.is_whole = is_whole
-            if not is_whole:  # it lets go of what it has got, and whoever gets it from there notices
+            if not is_whole:  # it drops what it has, and pullers that get it from there notice
                 del tree.relays[found.puller]
 
     def failed(self, puller: int, link: int, *, was_connected: bool) -> None:
-        """A puller gives a link up: it could not reach the relay, or nothing (or nothing right) comes from it.
+        """Notes that a puller gives a link up: it could not reach the relay, or receives nothing, or nothing valid,
+        from it.
 
-        Of a pair that did not connect either end may be the reason: who has failed with several is left alone.
+        If a pair did not connect, either end may be the reason: one that has failed with several is left out.
         """
         found = self._links.get(link)
         if found is None or found.puller != puller or found.source == SERVER or found.has_failed:
@@ -233,7 +237,7 @@ class Fanout:
             relay.is_trusted = relay.is_trusted and len(relay.unreached) < MAX_TRIES
 
     def lose(self, session: int) -> list[Placement]:
-        """A session has ended.
+        """Removes a session that has ended.
 
         Returns:
             Links whose pullers get nothing more from it, as placements.
@@ -255,7 +259,7 @@ class Fanout:
         return orphans
 
     def forget(self, newest: int) -> list[Placement]:
-        """Forgets trees of versions before ``newest`` over which nothing moves any more.
+        """Drops trees of versions before ``newest`` over which nothing moves any more.
 
         Returns:
             Relays that need not keep theirs any longer: session and link.
@@ -263,7 +267,7 @@ class Fanout:
         return self._cut(lambda tree: tree.version < newest)
 
     def rest(self) -> list[Placement]:
-        """Forgets every tree over which nothing moves: who comes later begins another. Returns as ``forget``."""
+        """Drops every tree over which nothing moves; later pullers begin another. Returns as ``forget``."""
         return self._cut(lambda tree: True)
 
     def _cut(self, is_meant: Callable[[_Tree], bool]) -> list[Placement]:
@@ -297,23 +301,24 @@ class Fanout:
         return Placement(number, source, kept, keeps)
 
     def _shall_keep(self, tree: _Tree, puller: int, num_waiting: int) -> bool:
-        """Whether there are not enough relays for all pullers that are to be expected, each ``limit`` at once."""
+        """Returns whether there are too few relays for all expected pullers, at ``limit`` each."""
         if puller in tree.relays:
-            return False  # it asks once more; what it has, or gets, is passed on already
+            return False  # it asks again; what it has, or gets, is already passed on
         before = self._pullers.get(max((v for v in self._pullers if v < tree.version), default=0), ())
         num_expected = max(len(before), tree.num_placed + num_waiting + 1)
         return sum(1 for _ in _alive(tree)) * self.limit < num_expected - 1
 
     def _num_from_server(self, tree: _Tree) -> int:
-        """Pullers to which the server sends now, but for those that are stopped or slow, as others have found out."""
+        """Returns the number of pullers to which the server sends now, except those that others have found stopped or
+        slow."""
         pullers = (tree.relays.get(self._links[link].puller) for link in tree.from_server)
         return sum(relay is None or relay.is_trusted for relay in pullers)
 
     def _may_serve(self, tree: _Tree, relay: _Relay, puller: int) -> bool:
-        """Whether a relay will, sooner or later, have room for this puller."""
+        """Returns whether a relay will eventually have room for this puller."""
         if relay.session == puller or (relay.session, puller) in self._apart:
             return False
-        while not relay.is_whole:  # what comes from the puller itself cannot go to it
+        while not relay.is_whole:  # a version cannot go back to the puller that it comes from
             if relay.source == puller:
                 return False
             above = tree.relays.get(relay.source)
@@ -327,5 +332,5 @@ class Fanout:
 
 
 def _alive(tree: _Tree) -> Iterator[_Relay]:
-    """Relays that are not known to be stopped, slow or out of reach."""
+    """Yields the relays that are not known to be stopped, slow or out of reach."""
     return (relay for relay in tree.relays.values() if relay.is_trusted)

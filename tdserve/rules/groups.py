@@ -1,11 +1,11 @@
-"""Who is in a group, epoch by epoch: the rule alone. No I/O, no clock, no torch.
+"""Membership of a group, epoch by epoch: the rule alone. No I/O, no clock, no torch.
 
-An epoch has members with ranks; it never changes. A member that goes ends it for all of them. The next one is formed of
-those that ask for it::
+An epoch has members with ranks and never changes. A member that leaves ends it for all. The next one is formed of the
+members that ask for it::
 
     first epoch     as soon as world_size members have asked
-    each next one   as soon as all that live of the last epoch have asked; with world_size, as soon as so many of them
-                    have. Who is new is admitted then: behind them, and with world_size as far as there is room
+    each next one   as soon as all living members of the last epoch have asked; with world_size, as soon as that many
+                    of them have. Then newcomers are admitted, behind them; with world_size, as far as there is room
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from dataclasses import dataclass
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, WrongStateError
 
 MAX_WORLD_SIZE = 4096
-"""Every member has a connection to every other."""
+"""Most members: each has a connection to every other."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What a member asks for.
+    """One member's request to be in the next epoch.
 
     Attributes:
         member: Its number, unique.
-        world_size: Members of the epoch; 0: not said.
-        rank: Wanted in the first epoch; None: any.
+        world_size: Members of the epoch; 0: not given.
+        rank: Requested rank in the first epoch; None: any.
         backend: How content moves among the members.
-        device: Machine-wide name of its GPU, where the backend needs one.
-        epoch: The last that it was in; 0: none.
-        last_rank: In there.
-        last_world_size: Of that epoch.
-        above: Numbers up to this one it takes for those of epochs that are over.
+        device: Machine-wide name of its GPU, if the backend needs one.
+        epoch: The last epoch that it was in; 0: none.
+        last_rank: Its rank there.
+        last_world_size: The size of that epoch.
+        above: Number up to which it takes epochs for old ones.
     """
 
     member: int
@@ -58,7 +58,7 @@ class GroupRule:
     """One group.
 
     Args:
-        name: For errors.
+        name: Its name, for errors.
     """
 
     def __init__(self, name: str) -> None:
@@ -73,33 +73,33 @@ class GroupRule:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody is in it, or wants to be."""
+        """Whether the group has no members, and none asks."""
         return not self._living and not self._asks
 
     @property
     def epoch(self) -> Epoch:
-        """The last one that was formed; number 0 before the first."""
+        """The last epoch that was formed; number 0 before the first."""
         return self._epoch
 
     def others(self, member: int, epoch: int) -> list[int]:
-        """Living members of an epoch beside this one; none when it is not the last one, or this one is not in it."""
+        """Returns the other living members of an epoch; none if it is not the last one, or this member is not in it."""
         if epoch != self._epoch.number or member not in self._living:
             return []
         return [other for other in self._epoch.members if other in self._living and other != member]
 
     def is_living(self, member: int) -> bool:
-        """Whether it is in the last epoch, and has not gone."""
+        """Returns whether it is in the last epoch, and has not left."""
         return member in self._living
 
     def rank_of(self, member: int) -> int:
-        """In the last epoch."""
+        """Returns its rank in the last epoch."""
         return self._epoch.members.index(member)
 
     def ask(self, ask: Ask) -> None:
-        """A member asks to be in the next epoch.
+        """Adds a member's request to be in the next epoch.
 
         Raises:
-            InvalidRequestError: It contradicts itself, or another that asks. Nothing was changed.
+            InvalidRequestError: It contradicts itself or another request. Nothing was changed.
             WrongStateError: This member asks already. Nothing was changed.
         """
         if ask.member in self._asks:
@@ -116,19 +116,20 @@ class GroupRule:
         self._asks[ask.member] = ask
 
     def withdraw(self, member: int) -> None:
-        """It does not ask any more."""
+        """Withdraws a member's request."""
         self._asks.pop(member, None)
 
     def leave(self, member: int) -> None:
-        """It is gone, or has closed the group: neither in an epoch nor asking."""
+        """Removes a member that has gone or closed the group, and its request."""
         self._asks.pop(member, None)
         self._living.discard(member)
 
     def form(self) -> Epoch | None:
-        """The next epoch, if it can be formed now; to be called after every change.
+        """Returns the next epoch if it can be formed now; called after every change.
 
         Raises:
-            NotSupportedError: Two of its members share a GPU, which the backend cannot. None of them asks any more.
+            NotSupportedError: Two of its members share a GPU, which the backend does not allow. The requests of all
+                members are withdrawn.
         """
         chosen = self._first() if not self._living else self._following()
         if not chosen:
@@ -142,7 +143,7 @@ class GroupRule:
         return self._epoch
 
     def missing(self) -> str:
-        """What the next epoch waits for, for messages."""
+        """Returns what the next epoch waits for, for messages."""
         if not self._living:
             return f"{len(self._asks)} of {self._first_size()} members have asked"
         silent = [str(rank) for rank, member in enumerate(self._epoch.members) if self._is_silent(member)]
@@ -154,7 +155,7 @@ class GroupRule:
         return member in self._living and member not in self._asks
 
     def _check_agree(self, ask: Ask, other: Ask) -> None:
-        """Raises unless two asks of one kind (of members, or of newcomers) can be granted together."""
+        """Raises unless two requests of one kind (of members, or of newcomers) can be granted together."""
         if ask.backend != other.backend:
             reason = f"{ask.backend!r}, another member of group {self.name!r} has asked for {other.backend!r}"
             raise InvalidRequestError(argument="backend", reason=reason)
@@ -170,7 +171,7 @@ class GroupRule:
         return said or max((ask.last_world_size for ask in self._asks.values()), default=0)
 
     def _first(self) -> list[Ask]:
-        """Who is in an epoch that follows none, by rank."""
+        """Returns the members of a first epoch, by rank."""
         size = self._first_size()
         if not size or len(self._asks) < size:
             return []
@@ -186,7 +187,7 @@ class GroupRule:
         return max((ask.world_size for ask in self._asks.values() if ask.member in self._living), default=0)
 
     def _following(self) -> list[Ask]:
-        """Who is in the epoch that follows the last one, by rank."""
+        """Returns the members of the epoch after the last one, by rank."""
         known = [self._asks[member] for member in self._epoch.members if member in self._living & self._asks.keys()]
         newcomers = [ask for ask in self._asks.values() if ask.member not in self._living]
         is_all = len(known) == len(self._living)
@@ -199,7 +200,7 @@ class GroupRule:
 
 
 def _last_place(ask: Ask) -> tuple[bool, int]:
-    """Who was in an epoch before comes first, in the same order; the sort keeps the others as they are."""
+    """Returns the sort key: earlier members come first, in the same order; the sort keeps the others in order."""
     return ask.epoch == 0, ask.last_rank
 
 

@@ -1,4 +1,4 @@
-"""When the content of a session goes from GPU to GPU."""
+"""Decides whether the content of a session moves from GPU to GPU."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from __future__ import annotations
 def why_not_nccl(
     asked: str, *, client_gpu: str, worker_gpu: str, why_no_gpu: str = "", is_one_machine: bool = False
 ) -> str:
-    """Why the content of a session does not go by NCCL; "" when it does. Both ends apply it before they touch NCCL.
+    """Returns why the content of a session does not go by NCCL; "" if it does. Both ends ask before they call NCCL.
 
     Args:
         asked: The client's transport.
-        client_gpu, worker_gpu: What tells the GPU of either end from all others; "" where there is none.
+        client_gpu, worker_gpu: Unique ids of the GPUs of both ends; "" if there is none.
         why_no_gpu: Why the worker has none.
-        is_one_machine: Whether one kernel runs both ends.
+        is_one_machine: Whether both ends run on one kernel.
     """
     if asked not in ("auto", "nccl"):
         return f"{asked!r} was asked for"

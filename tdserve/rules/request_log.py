@@ -1,4 +1,4 @@
-"""The memory of requests that were answered, so that a retry changes nothing twice. The rule alone."""
+"""The log of answered requests, so that a retry changes nothing twice. The rule alone."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tdserve.base.errors import WrongStateError
 class RequestLog:
     """Answers to requests that changed something, by client and request, so that a retry is answered and not repeated.
 
-    An answer is kept until its client says that it will not send the request again, or is gone for good. Nothing is
-    forgotten because there are many, or because others came later: only the client knows what it may still retry.
+    An answer is kept until its client reports that it will not send the request again, or is gone for good. Neither the
+    number of answers nor later requests evict one: only the client knows what it may still retry.
     """
 
     def __init__(self) -> None:
         self._answers: dict[bytes, dict[int, bytes]] = {}
-        self._over: dict[bytes, tuple[int, Collection[int]]] = {}  # by client, what it has said last, see `forget`
+        self._over: dict[bytes, tuple[int, Collection[int]]] = {}  # by client, its last report, see `forget`
 
     @classmethod
     def restore(cls, entries: Iterable[tuple[bytes, int, bytes]]) -> RequestLog:
-        """A log with the entries that were written down, in any order."""
+        """Returns a log with entries from the disk, in any order."""
         log = cls()
         for client_id, request, answer in entries:
             log.record(client_id, request, answer)
@@ -33,27 +33,27 @@ class RequestLog:
         return f"<RequestLog {len(self)} answers of {len(self._answers)} clients>"
 
     def seen(self, client_id: bytes, request: int) -> bytes | None:
-        """The answer that this request got; ``None`` when it has none."""
+        """Returns the answer of this request; ``None`` if it has none."""
         return self._answers.get(client_id, {}).get(request)
 
     def is_over(self, client_id: bytes, request: int) -> bool:
-        """Whether the client has said that it will not ask for this any more: what still comes is an attempt that was
-        overtaken by another, whose answer is forgotten."""
+        """Returns whether the client has reported that it will not repeat this request: another attempt has overtaken
+        any that still arrives, and the answer is dropped."""
         below, but_for = self._over.get(client_id, (0, ()))
         return request < below and request not in but_for
 
     def num_kept(self, client_id: bytes) -> int:
-        """How many answers are kept for a client."""
+        """Returns how many answers are kept for a client."""
         return len(self._answers.get(client_id, ()))
 
     def check_new(self, client_id: bytes, request: int) -> None:
-        """Raises WrongStateError when the request was answered before."""
+        """Raises WrongStateError if the request was answered before."""
         if request in self._answers.get(client_id, ()):
             raise WrongStateError(state="answered", event=f"second answer to request {request}")
 
     def record(self, client_id: bytes, request: int, answer: bytes, *, instead_of: int | None = None) -> None:
-        """Remembers an answer, and forgets that of ``instead_of``. Raises WrongStateError as ``check_new``; nothing was
-        changed then."""
+        """Keeps an answer, and drops that of ``instead_of``. Raises WrongStateError as ``check_new``; then nothing was
+        changed."""
         self.check_new(client_id, request)
         answers = self._answers.setdefault(client_id, {})
         answers[request] = answer
@@ -61,7 +61,7 @@ class RequestLog:
             answers.pop(instead_of, None)
 
     def forget(self, client_id: bytes, below: int, but_for: Collection[int] = ()) -> list[int]:
-        """Forgets what the client will not send again.
+        """Drops answers to requests that the client will not repeat.
 
         Args:
             below: All requests with lower numbers,
@@ -70,7 +70,7 @@ class RequestLog:
         Returns:
             The requests whose answers were kept, to be erased where they are written down.
         """
-        if below >= self._over.get(client_id, (0, ()))[0]:  # they may overtake one another
+        if below >= self._over.get(client_id, (0, ()))[0]:  # reports may overtake one another
             self._over[client_id] = (below, but_for)
         answers = self._answers.get(client_id, {})
         forgotten = [request for request in answers if request < below and request not in but_for]
@@ -79,12 +79,12 @@ class RequestLog:
         return forgotten
 
     def forget_client(self, client_id: bytes) -> list[int]:
-        """The client is gone for good: forgets all of it, and returns the requests whose answers were kept."""
+        """Drops everything of a client that is gone for good, and returns the requests whose answers were kept."""
         self._over.pop(client_id, None)
         return list(self._answers.pop(client_id, {}))
 
     def entries(self) -> Iterator[tuple[bytes, int, bytes]]:
-        """Client, request and answer of all that is kept."""
+        """Yields client, request and answer of everything kept."""
         for client_id, answers in self._answers.items():
             for request, answer in answers.items():
                 yield client_id, request, answer

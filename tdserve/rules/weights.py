@@ -1,10 +1,10 @@
-"""Which versions of published weights exist, who reads them, and which file may be written again. Touches no file.
+"""Decides which versions of published weights exist, counts their readers, and chooses files to recycle. No I/O.
 
-A version's life: begun -> committed (kept, readable) -> retired (beyond the last K) -> pooled once nobody reads it ->
-recycled as the file of a later version, or dropped. Version numbers only grow and are never used twice.
+Life of a version: begun -> committed (kept, readable) -> retired (beyond the last K) -> pooled once it has no reader ->
+recycled as the file of a later version, or dropped. Version numbers only grow and are never reused.
 
-Of the last versions it also knows the checksums of the leaves, once somebody has made them, so that a reader who has
-one of them gets the leaves that differ.
+It also keeps the checksums of the leaves of the last versions, once they were computed, so that a reader that has one
+of these versions gets only the leaves that differ.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from tdserve.base.errors import CorruptDataError, InvalidRequestError, WrongStat
 from tdserve.base.integers import check_integer
 
 DEFAULT_KEEP = 2
-"""The newest, and the one before it for readers that are still at it when the newest appears."""
+"""The newest, and the one before it for readers that still need it when the newest appears."""
 
 MAX_METADATA_BYTES = 1 << 20
-"""They are for small values, such as the number of a step; the catalog keeps those of all kept versions."""
+"""Metadata are small values, such as the number of a step; the catalog has those of all kept versions."""
 
 MAX_CHECKSUMMED = 8
-"""Versions whose checksums are known: a reader that is further behind gets everything."""
+"""Versions whose checksums are kept: a reader further behind gets everything."""
 
 MIN_SHARE = 1 / 8
-"""Of a version must be unchanged: to verify that costs the reader about a third of receiving it."""
+"""Share of a version that must be unchanged: verifying it costs the reader about a third of receiving it."""
 
 PATIENCE = 4
-"""Versions in a row that had less of those before them, or a successor before that was known, after which the next
-ones are looked at more rarely."""
+"""Consecutive versions with a smaller unchanged share, or with a successor before it was known, after which later ones
+are compared less often."""
 
 MAX_PASSED_OVER = 64
-"""Versions between two looks, at most: so late it is noticed that from now on most leaves stay as they are."""
+"""Most versions between two comparisons: it may take that long to notice that most leaves stay unchanged."""
 
 
 STEP_AFTER_LOSS = 1_000_000
-"""After a loss of power, versions are counted on so far behind the last one that is known of: nobody has published so
-many since then."""
+"""Step of version numbers after a loss of power: no client has published so many since the last known version."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,11 @@ class VersionRecord:
     """One committed version.
 
     Attributes:
-        version: From 1 upwards.
-        nbytes: Of its tensors.
+        version: Its number, from 1 upwards.
+        nbytes: Size of its tensors.
         created_s: When it became visible, seconds since the epoch.
         metadata: The publisher's, opaque.
-        fingerprint: Of its structure; a file is recycled only for an equal one.
+        fingerprint: Fingerprint of its structure; a file is recycled only for an equal one.
         order: Names the order of its keys among those with this fingerprint.
     """
 
@@ -86,11 +85,11 @@ class Publishing:
 
 @dataclass(frozen=True)
 class Checksums:
-    """Of the leaves of one version.
+    """Checksums of the leaves of one version.
 
     Attributes:
         fingerprint: Of its structure.
-        content: Opaque, of equal length for every leaf, in canonical order.
+        content: Opaque checksums of equal length per leaf, in canonical order.
     """
 
     fingerprint: bytes
@@ -100,18 +99,19 @@ class Checksums:
 class Versions:
     """Decides for one weights store.
 
-    With no reader at hand, every publish from number ``keep + 2`` on recycles a file. Methods that return *drops*
-    name versions whose files, if there are any, the caller deletes.
+    Without readers, every publish from number ``keep + 2`` on recycles a file. Methods that return *drops* name
+    versions whose files, if there are any, the caller deletes.
 
     Args:
         keep: Committed versions that stay readable, at least 1.
 
     Attributes:
-        fanout: To how many each end sends a version at once, where clients pass it on; 0 leaves that to the server.
-        wants_checksums: Whether readers come who could use them.
-        is_mostly_unchanged: Whether the last version of which it is known had at least half of the one before it.
-        mixes_orders: Whether there were versions that differ in the order of their keys only: who knows a fingerprint
-            may not know the order.
+        fanout: Number of clients to which each end sends a version at once, if clients pass it on; 0 leaves that to the
+            server.
+        wants_checksums: Whether there are readers that could use them.
+        is_mostly_unchanged: Whether the last compared version had at least half of the one before it.
+        mixes_orders: Whether there were versions that differ only in the order of their keys: then a known fingerprint
+            does not determine the order.
     """
 
     def __init__(self, keep: int = DEFAULT_KEEP) -> None:
@@ -140,7 +140,7 @@ class Versions:
 
     @property
     def newest(self) -> VersionRecord | None:
-        """The version with the highest number that is committed, ``None`` before the first."""
+        """The committed version with the highest number, ``None`` before the first."""
         return self._kept[next(reversed(self._kept))] if self._kept else None
 
     @property
@@ -156,7 +156,7 @@ class Versions:
 
     @property
     def structures(self) -> set[tuple[bytes, str]]:
-        """Fingerprint and order of keys of every version that is readable, or being written."""
+        """Returns fingerprint and key order of every version that is readable, or being written."""
         several: tuple[VersionRecord | Publishing, ...] = (*self._kept.values(), *self._open.values())
         return {(each.fingerprint, each.order) for each in several}
 
@@ -166,16 +166,16 @@ class Versions:
         return not (self._kept or self._open)
 
     def num_readers(self, version: int) -> int:
-        """Readers that acquired the version and did not release it."""
+        """Returns the number of readers that acquired the version and did not release it."""
         return self._num_readers.get(version, 0)
 
     def begin(self, *, fingerprint: bytes, order: str = "") -> Publishing:
-        """Begins a version. Its number is taken from now on: write the state down before the file."""
+        """Begins a version. Its number is taken from now on: record the state before the file."""
         self._last_begun += 1
         recycles = next((version for version, has in self._pool.items() if has == fingerprint), None)
         if recycles is not None:
             del self._pool[recycles]
-        # A changed structure seldom changes back: what cannot be recycled now only fills the disk.
+        # A changed structure seldom changes back: files that cannot be recycled now only fill the disk.
         drops = tuple(version for version, has in self._pool.items() if has != fingerprint)
         for version in drops:
             del self._pool[version]
@@ -186,7 +186,7 @@ class Versions:
     def commit(self, publishing: Publishing, now_s: float, *, nbytes: int, metadata: bytes = b"") -> tuple[int, ...]:
         """Makes a version readable and retires those beyond the last K.
 
-        Of two that are written at once the one begun later is the newer, whichever is committed first.
+        If two are written at once, the one that began later is the newer, whichever is committed first.
 
         Returns:
             Drops.
@@ -205,10 +205,10 @@ class Versions:
         return self._retire()
 
     def abort(self, publishing: Publishing) -> tuple[int, ...]:
-        """Gives a version up; its number stays used.
+        """Abandons a version; its number stays used.
 
         Returns:
-            Drops: the version itself, and the one it recycled, whose file may or may not have been renamed yet.
+            Drops: the version itself, and the one that it recycled, whose file may or may not have been renamed yet.
 
         Raises:
             WrongStateError: It was committed or aborted before. Nothing was changed.
@@ -229,7 +229,7 @@ class Versions:
         return self._retire()
 
     def get(self, version: int) -> VersionRecord:
-        """A readable version.
+        """Returns a readable version.
 
         Raises:
             InvalidRequestError: It is not kept (any more), or was never committed.
@@ -251,19 +251,19 @@ class Versions:
             raise
 
     def acquire(self, version: int) -> VersionRecord:
-        """As :meth:`get`, and keeps its file as it is until :meth:`release`."""
+        """Like :meth:`get`; also keeps its file unchanged until :meth:`release`."""
         record = self.get(version)
         self._num_readers[version] = self._num_readers.get(version, 0) + 1
         return record
 
     def release(self, version: int) -> tuple[int, ...]:
-        """Ends what one :meth:`acquire` began.
+        """Ends one :meth:`acquire`.
 
         Returns:
             Drops.
 
         Raises:
-            WrongStateError: Nobody reads this version. Nothing was changed.
+            WrongStateError: This version has no reader. Nothing was changed.
         """
         if not self._num_readers.get(version):
             raise WrongStateError(state="read by nobody", event=f"release of version {version}")
@@ -277,7 +277,8 @@ class Versions:
         return self._trim()
 
     def set_checksums(self, version: int, content: bytes) -> bool:
-        """Keeps the checksums of a version's leaves; False if it is not kept any more, and nothing was changed."""
+        """Keeps the checksums of a version's leaves; returns False, and changes nothing, if the version is not kept any
+        more."""
         record = self._kept.get(version)
         if record is None:
             return False
@@ -286,14 +287,14 @@ class Versions:
         return True
 
     def is_worth_checksums(self, version: int) -> bool:
-        """Whether a version should get checksums: all do, until those of some in a row were made in vain."""
+        """Returns whether a version should get checksums: all do, until those of several in a row were useless."""
         return version >= self._next_checksummed
 
     def note_unchanged(self, version: int, before: int, *, share: float) -> None:
-        """Learns what share of a version's bytes the one ``before`` had too.
+        """Notes which share of a version's bytes the version ``before`` had too.
 
-        Where that is too little, time after time, as when a whole network is trained, their checksums are work for
-        nothing, just when readers come: ever more versions are passed over between two that are compared.
+        If it is too small time after time, as when a whole network is trained, checksums are wasted work just when
+        readers come: more and more versions are passed over between two that are compared.
         """
         self.is_mostly_unchanged = share >= 0.5
         if share >= MIN_SHARE:
@@ -302,10 +303,10 @@ class Versions:
             self._note_in_vain(version)
 
     def note_superseded(self, version: int) -> None:
-        """A version had a successor before its checksums were made, and has none.
+        """Notes that a version had a successor before its checksums were made, and so gets none.
 
-        Where that happens time after time, they are work for nothing too, and take from the publishes and pulls of a
-        fast sequence of versions; unless most leaves stay as they are, when readers wait for them.
+        If that happens time after time, they are wasted work too, and slow down the publishes and pulls of a fast
+        sequence of versions. The exception is if most leaves stay unchanged: then readers wait for them.
         """
         if not self.is_mostly_unchanged:
             self._note_in_vain(version)
@@ -316,15 +317,15 @@ class Versions:
         self._next_checksummed = version + num_passed_over if self._num_in_vain >= PATIENCE else 0
 
     def checksums(self, version: int) -> Checksums | None:
-        """Those of a version, which may be retired by now; None when they are not known."""
+        """Returns the checksums of a version, which may be retired by now; None if they are not known."""
         return self._checksums.get(version)
 
     def checksums_before(self, version: int) -> tuple[int, Checksums] | None:
-        """The last version before one of which they are known, and they."""
+        """Returns the last version before this one whose checksums are known, and its checksums."""
         return next((each for each in reversed(self._checksums.items()) if each[0] < version), None)
 
     def state(self) -> dict[str, Any]:
-        """All that a restart needs, as JSON knows it."""
+        """Returns all that a restart needs, as JSON values."""
         free = {**self._held, **self._pool}
         return {
             "keep": self._keep,
@@ -344,13 +345,14 @@ class Versions:
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Versions:
-        """Versions as they were. Readers are gone with the server; what was begun and not committed never was.
+        """Restores versions. Readers are gone with the server; versions that were not committed do not exist.
 
-        After a crash between a renaming and the writing of the state a file to recycle may be missing: then a fresh
+        After a crash between a rename and the record of the state, a file to recycle may be missing: then a fresh one
+            replaces it. Files of versions that are not in :attr:`files` are leftovers.
         one takes its place. Files of no version in :attr:`files` are left over and can go.
 
         Raises:
-            CorruptDataError: The state is none of :meth:`state`.
+            CorruptDataError: The state is not one of :meth:`state`.
         """
         try:
             versions = cls(state["keep"])
@@ -387,7 +389,7 @@ class Versions:
         return self._trim()
 
     def _trim(self) -> tuple[int, ...]:
-        """More free files than versions that could need one at once are a waste of disk."""
+        """Drops free files: more than the versions that could need one at once are a waste of disk."""
         drops = []
         while len(self._pool) > self._keep + 1:
             version = next(iter(self._pool))
@@ -397,7 +399,7 @@ class Versions:
 
 
 def check_metadata(metadata: bytes) -> None:
-    """Raises InvalidRequestError when a version's metadata are too long for the catalog."""
+    """Raises InvalidRequestError if a version's metadata are too long for the catalog."""
     if len(metadata) > MAX_METADATA_BYTES:
         reason = (
             f"it takes {len(metadata)} bytes, at most {MAX_METADATA_BYTES} may; put large things into the tensordict"
