@@ -1,11 +1,15 @@
-"""What the control process sends on a local link, piece by piece."""
+"""What the control process sends on a local link, piece by piece; and a link that there is not."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import pytest
+
+from tdserve.base.errors import ConnectError
 from tdserve.control.framing import frame
-from tdserve.control.local import LocalLink
+from tdserve.control.local import SOCKET_NAME, LocalLink, SocketEnd
 from tdserve.v1 import control_pb2
 
 
@@ -43,3 +47,10 @@ def test_link_when_several_messages_come_at_once_then_what_they_are_answered_lea
 
     framed = {number: frame(answer(number).SerializeToString()) for number in (1, 2, 3, 7)}
     assert asyncio.run(scenario()) == [framed[1] + framed[2], framed[7], framed[3], b"closed"]
+
+
+def test_connect_when_nobody_listens_then_connect_error_names_the_socket(tmp_path: Path) -> None:
+    with pytest.raises(ConnectError, match=SOCKET_NAME):
+        SocketEnd(tmp_path, on_message=print, on_end=print)
+    with pytest.raises(ConnectError):
+        SocketEnd(tmp_path / "none", on_message=print, on_end=print)
