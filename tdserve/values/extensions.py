@@ -107,7 +107,7 @@ def _read_array(content: bytes) -> np.ndarray[Any, Any]:
 
 
 def _array_of(dtype: np.dtype[Any], shape: tuple[int, ...], data: bytearray) -> np.ndarray[Any, Any]:
-    if dtype.itemsize == 0 or any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != len(data):
+    if dtype.itemsize == 0 or math.prod(shape) * dtype.itemsize != len(data):
         raise _no_array(dtype, f"{len(data)} bytes for the shape {list(shape)[:64]}")
     try:
         array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, buffer=data)

@@ -221,6 +221,9 @@ TIMESTAMP = b"\xd6\xff\x00\x00\x00\x01"
         b"\x81" * 5000 + b"\xc0" * 5001,
         (b"\x81\x92" + MARK) * 600 + b"\xc0" * 601,  # tuples in keys of keys
         (b"\x92" + MARK) * 65 + b"\xc0",
+        b"\x82" + ((b"\x92" + MARK) * 1000 + b"\xc0\xc0") * 2,  # a key twice that Python cannot compare
+        b"\x92\xc6\x00\x30\x00\x00" + bytes(0x300000) + MARK,  # of more bytes than are gone through first
+        b"\x93\xc6\x00\x30\x00\x00" + bytes(0x300000) + b"\xc0",
     ],
 )
 def test_decode_when_record_is_hostile_then_raises_the_peers_error_also_among_others(wire: bytes) -> None:
