@@ -36,7 +36,7 @@ gRPC could not stop."""
 _Message = TypeVar("_Message")
 
 
-class _Traffic:
+class _ForkGate:
     """Counts the messages being sent and the streams being read, and tells whether more may follow."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class _Traffic:
             self._changed.notify_all()
 
 
-_current = [_Traffic()]
+_current = [_ForkGate()]
 """The one of this process, in a list so that a child can replace it."""
 
 
@@ -181,5 +181,5 @@ def _go_on() -> None:
 
 
 def _begin_anew() -> None:
-    _current.append(_Traffic())  # what ends in threads that are not here counts in the old one
+    _current.append(_ForkGate())  # what ends in threads that are not here counts in the old one
     del _current[:-1]

@@ -233,7 +233,7 @@ class OpenStores:
         otherwise."""
         self._granted[store.name] = store
 
-    def granted(self, name: str) -> MappedStore | None:
+    def find_granted(self, name: str) -> MappedStore | None:
         """Returns the tensordict store of a name if control has let a client read it and it has not been deleted or
         altered since."""
         store = self._granted.get(name)

@@ -48,7 +48,7 @@ class Slot:
         return self.nbytes // self.shape[0] if self.shape and self.shape[0] else self.nbytes
 
 
-class Part(NamedTuple):
+class LeafPart(NamedTuple):
     """Bytes ``[start, stop)`` of slot number ``slot``, lying ``offset`` bytes into their message."""
 
     slot: int
@@ -63,7 +63,7 @@ class Message:
 
     offset: int
     nbytes: int
-    parts: tuple[Part, ...]
+    parts: tuple[LeafPart, ...]
 
     @cached_property
     def gaps(self) -> tuple[tuple[int, int], ...]:
@@ -125,7 +125,7 @@ class Layout:
         """The cut: large leaves alone in pieces of at most 4 MiB, runs of small ones together; covers every leaf
         once."""
         messages: list[Message] = []
-        run: list[Part] = []
+        run: list[LeafPart] = []
         for number, slot in enumerate(self.slots):
             is_trailing = number >= self.num_leaves
             if slot.nbytes >= LARGE_LEAF_BYTES and not is_trailing:
@@ -136,7 +136,7 @@ class Layout:
                 _close_run(messages, run, self.slots)
             if slot.nbytes:
                 start = self.slots[run[0].slot].offset if run else slot.offset
-                run.append(Part(number, 0, slot.nbytes, slot.offset - start))
+                run.append(LeafPart(number, 0, slot.nbytes, slot.offset - start))
         _close_run(messages, run, self.slots)
         return tuple(messages)
 
@@ -180,7 +180,7 @@ def _rank(leaf: TensorLeaf, is_packed: bool) -> tuple[bool, int]:
     return leaf.nbytes >= LARGE_LEAF_BYTES, -ITEMSIZE[leaf.dtype] if is_packed else 0
 
 
-def _close_run(messages: list[Message], run: list[Part], slots: tuple[Slot, ...]) -> None:
+def _close_run(messages: list[Message], run: list[LeafPart], slots: tuple[Slot, ...]) -> None:
     if run:
         first, last = slots[run[0].slot], slots[run[-1].slot]
         messages.append(Message(first.offset, _end(last) - first.offset, tuple(run)))
@@ -198,7 +198,7 @@ def _cut_large(number: int, slot: Slot) -> list[Message]:
         Message(
             slot.offset + start,
             min(step, slot.nbytes - start),
-            (Part(number, start, min(start + step, slot.nbytes), 0),),
+            (LeafPart(number, start, min(start + step, slot.nbytes), 0),),
         )
         for start in range(0, slot.nbytes, step)
     ]

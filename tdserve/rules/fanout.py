@@ -52,14 +52,14 @@ class Placement:
 
 
 @dataclass(eq=False)
-class _Link:
+class _RelayLink:
     """One puller's way to one version."""
 
     number: int
     puller: int
     source: int
     kept: int
-    tree: _Tree
+    tree: _RelayTree
     is_over: bool = False
     has_failed: bool = False  # as its puller reports
 
@@ -80,7 +80,7 @@ class _Relay:
 
 
 @dataclass(eq=False)
-class _Tree:
+class _RelayTree:
     """The pullers of one content of a version."""
 
     version: int
@@ -102,8 +102,8 @@ class Fanout:
     def __init__(self, fanout: int = 0, *, numbers: Iterator[int] | None = None) -> None:
         self.fanout = fanout
         self._numbers = itertools.count(1) if numbers is None else numbers
-        self._trees: dict[Hashable, _Tree] = {}
-        self._links: dict[int, _Link] = {}
+        self._trees: dict[Hashable, _RelayTree] = {}
+        self._links: dict[int, _RelayLink] = {}
         self._pullers: dict[int, set[int]] = {}  # of the last two versions
         self._apart: set[tuple[int, int]] = set()  # pairs of sessions that cannot reach one another
         self._unconnected: dict[int, set[int]] = {}  # relays tried by pullers that have reached none
@@ -145,7 +145,7 @@ class Fanout:
         limit = self.limit
         if not limit:
             return Placement()
-        tree = self._trees.setdefault(content, _Tree(version, content))
+        tree = self._trees.setdefault(content, _RelayTree(version, content))
         if num_failed >= MAX_TRIES or len(self._unconnected.get(puller, ())) >= MAX_TRIES:
             return self._join(tree, puller, None, keeps=False)
         has_room = self._num_from_server(tree) < limit
@@ -186,7 +186,7 @@ class Fanout:
         if relay is not None and relay.link == link:
             relay.is_ready = True
 
-    def passed(self, link: int) -> None:
+    def note_sent(self, link: int) -> None:
         """Notes that a relay sends nothing more over a link: it has room for another puller, whatever this one
         reports."""
         found = self._links.get(link)
@@ -214,7 +214,7 @@ class Fanout:
             if not is_whole:  # it drops what it has, and pullers that get it from there notice
                 del tree.relays[found.puller]
 
-    def failed(self, puller: int, link: int, *, was_connected: bool) -> None:
+    def note_failure(self, puller: int, link: int, *, was_connected: bool) -> None:
         """Notes that a puller gives a link up: it could not reach the relay, or receives nothing, or nothing valid,
         from it.
 
@@ -270,7 +270,7 @@ class Fanout:
         """Drops every tree over which nothing moves; later pullers begin another. Returns as ``forget``."""
         return self._cut(lambda tree: True)
 
-    def _cut(self, is_meant: Callable[[_Tree], bool]) -> list[Placement]:
+    def _cut(self, is_meant: Callable[[_RelayTree], bool]) -> list[Placement]:
         released = []
         for tree in list(self._trees.values()):
             if tree.num_links or not is_meant(tree):
@@ -286,10 +286,10 @@ class Fanout:
         for old in sorted(self._pullers)[:-2]:
             del self._pullers[old]
 
-    def _join(self, tree: _Tree, puller: int, relay: _Relay | None, *, keeps: bool) -> Placement:
+    def _join(self, tree: _RelayTree, puller: int, relay: _Relay | None, *, keeps: bool) -> Placement:
         number = next(self._numbers)
         source, kept = (SERVER, 0) if relay is None else (relay.session, relay.link)
-        self._links[number] = _Link(number, puller, source, kept, tree)
+        self._links[number] = _RelayLink(number, puller, source, kept, tree)
         tree.num_links += 1
         tree.num_placed += 1
         if relay is None:
@@ -300,7 +300,7 @@ class Fanout:
             tree.relays[puller] = _Relay(puller, number, source, 1 if relay is None else relay.depth + 1)
         return Placement(number, source, kept, keeps)
 
-    def _shall_keep(self, tree: _Tree, puller: int, num_waiting: int) -> bool:
+    def _shall_keep(self, tree: _RelayTree, puller: int, num_waiting: int) -> bool:
         """Returns whether there are too few relays for all expected pullers, at ``limit`` each."""
         if puller in tree.relays:
             return False  # it asks again; what it has, or gets, is already passed on
@@ -308,13 +308,13 @@ class Fanout:
         num_expected = max(len(before), tree.num_placed + num_waiting + 1)
         return sum(1 for _ in _alive(tree)) * self.limit < num_expected - 1
 
-    def _num_from_server(self, tree: _Tree) -> int:
+    def _num_from_server(self, tree: _RelayTree) -> int:
         """Returns the number of pullers to which the server sends now, except those that others have found stopped or
         slow."""
         pullers = (tree.relays.get(self._links[link].puller) for link in tree.from_server)
         return sum(relay is None or relay.is_trusted for relay in pullers)
 
-    def _may_serve(self, tree: _Tree, relay: _Relay, puller: int) -> bool:
+    def _may_serve(self, tree: _RelayTree, relay: _Relay, puller: int) -> bool:
         """Returns whether a relay will eventually have room for this puller."""
         if relay.session == puller or (relay.session, puller) in self._apart:
             return False
@@ -327,10 +327,10 @@ class Fanout:
             relay = above
         return True
 
-    def _can_serve(self, tree: _Tree, relay: _Relay, puller: int) -> bool:
+    def _can_serve(self, tree: _RelayTree, relay: _Relay, puller: int) -> bool:
         return relay.is_ready and len(relay.links) < self.limit and self._may_serve(tree, relay, puller)
 
 
-def _alive(tree: _Tree) -> Iterator[_Relay]:
+def _alive(tree: _RelayTree) -> Iterator[_Relay]:
     """Yields the relays that are not known to be stopped, slow or out of reach."""
     return (relay for relay in tree.relays.values() if relay.is_trusted)

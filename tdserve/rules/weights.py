@@ -65,7 +65,7 @@ class VersionRecord:
 
 
 @dataclass(frozen=True, eq=False)
-class Publishing:
+class UnfinishedVersion:
     """A version that is being written.
 
     Attributes:
@@ -84,7 +84,7 @@ class Publishing:
 
 
 @dataclass(frozen=True)
-class Checksums:
+class VersionChecksums:
     """Checksums of the leaves of one version.
 
     Attributes:
@@ -117,12 +117,12 @@ class Versions:
     def __init__(self, keep: int = DEFAULT_KEEP) -> None:
         self._keep = _checked_keep(keep)
         self._last_begun = 0
-        self._open: dict[int, Publishing] = {}
+        self._open: dict[int, UnfinishedVersion] = {}
         self._kept: dict[int, VersionRecord] = {}  # ascending by version
         self._held: dict[int, bytes] = {}  # retired, still read: fingerprint
         self._pool: dict[int, bytes] = {}  # retired, free: fingerprint, longest retired first
         self._num_readers: dict[int, int] = {}
-        self._checksums: dict[int, Checksums] = {}  # ascending by version
+        self._checksums: dict[int, VersionChecksums] = {}  # ascending by version
         self.fanout = 0
         self.wants_checksums = False
         self.is_mostly_unchanged = False
@@ -157,7 +157,7 @@ class Versions:
     @property
     def structures(self) -> set[tuple[bytes, str]]:
         """Returns fingerprint and key order of every version that is readable, or being written."""
-        several: tuple[VersionRecord | Publishing, ...] = (*self._kept.values(), *self._open.values())
+        several: tuple[VersionRecord | UnfinishedVersion, ...] = (*self._kept.values(), *self._open.values())
         return {(each.fingerprint, each.order) for each in several}
 
     @property
@@ -169,7 +169,7 @@ class Versions:
         """Returns the number of readers that acquired the version and did not release it."""
         return self._num_readers.get(version, 0)
 
-    def begin(self, *, fingerprint: bytes, order: str = "") -> Publishing:
+    def begin(self, *, fingerprint: bytes, order: str = "") -> UnfinishedVersion:
         """Begins a version. Its number is taken from now on: record the state before the file."""
         self._last_begun += 1
         recycles = next((version for version, has in self._pool.items() if has == fingerprint), None)
@@ -179,11 +179,13 @@ class Versions:
         drops = tuple(version for version, has in self._pool.items() if has != fingerprint)
         for version in drops:
             del self._pool[version]
-        publishing = Publishing(self._last_begun, recycles, fingerprint, drops, order)
+        publishing = UnfinishedVersion(self._last_begun, recycles, fingerprint, drops, order)
         self._open[publishing.version] = publishing
         return publishing
 
-    def commit(self, publishing: Publishing, now_s: float, *, nbytes: int, metadata: bytes = b"") -> tuple[int, ...]:
+    def commit(
+        self, publishing: UnfinishedVersion, now_s: float, *, nbytes: int, metadata: bytes = b""
+    ) -> tuple[int, ...]:
         """Makes a version readable and retires those beyond the last K.
 
         If two are written at once, the one that began later is the newer, whichever is committed first.
@@ -204,7 +206,7 @@ class Versions:
         self._kept = dict(sorted(self._kept.items()))
         return self._retire()
 
-    def abort(self, publishing: Publishing) -> tuple[int, ...]:
+    def abort(self, publishing: UnfinishedVersion) -> tuple[int, ...]:
         """Abandons a version; its number stays used.
 
         Returns:
@@ -282,7 +284,7 @@ class Versions:
         record = self._kept.get(version)
         if record is None:
             return False
-        self._checksums[version] = Checksums(record.fingerprint, content)
+        self._checksums[version] = VersionChecksums(record.fingerprint, content)
         self._checksums = dict(sorted(self._checksums.items())[-MAX_CHECKSUMMED:])
         return True
 
@@ -316,11 +318,11 @@ class Versions:
         num_passed_over = min(2 ** max(self._num_in_vain - PATIENCE, 0), MAX_PASSED_OVER)
         self._next_checksummed = version + num_passed_over if self._num_in_vain >= PATIENCE else 0
 
-    def checksums(self, version: int) -> Checksums | None:
+    def checksums(self, version: int) -> VersionChecksums | None:
         """Returns the checksums of a version, which may be retired by now; None if they are not known."""
         return self._checksums.get(version)
 
-    def checksums_before(self, version: int) -> tuple[int, Checksums] | None:
+    def checksums_before(self, version: int) -> tuple[int, VersionChecksums] | None:
         """Returns the last version before this one whose checksums are known, and its checksums."""
         return next((each for each in reversed(self._checksums.items()) if each[0] < version), None)
 
@@ -365,7 +367,7 @@ class Versions:
                 versions._kept[number] = VersionRecord(number, nbytes, created_s, *content)
             versions._pool = {number: _bytes(fingerprint) for number, fingerprint in state["free"]}
             for number, fingerprint, content in sorted(state.get("checksums", ())):
-                versions._checksums[number] = Checksums(_bytes(fingerprint), _bytes(content))
+                versions._checksums[number] = VersionChecksums(_bytes(fingerprint), _bytes(content))
         except (KeyError, TypeError, ValueError) as fault:
             raise CorruptDataError(
                 path="state of versions", expected="a state", actual=str(dict(state))[:200]
@@ -376,7 +378,7 @@ class Versions:
             )
         return versions
 
-    def _close(self, publishing: Publishing, event: str) -> None:
+    def _close(self, publishing: UnfinishedVersion, event: str) -> None:
         if self._open.get(publishing.version) is not publishing:
             raise WrongStateError(state="closed", event=f"{event} of version {publishing.version}")
         del self._open[publishing.version]

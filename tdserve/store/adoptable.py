@@ -127,7 +127,7 @@ def read_folder(path: str, *, writable: bool) -> FoundFolder:
     fd = open_folder(path)
     try:
         status = os.fstat(fd)
-        reader = _Reader(os.O_RDWR if writable else os.O_RDONLY)
+        reader = _FolderReader(os.O_RDWR if writable else os.O_RDONLY)
         root = reader.entry(fd, where, (), (), ())
     finally:
         os.close(fd)
@@ -137,7 +137,7 @@ def read_folder(path: str, *, writable: bool) -> FoundFolder:
     return FoundFolder(path, spec, reader.files, reader.values, status.st_dev, status.st_ino)
 
 
-class _Reader:
+class _FolderReader:
     """One walk over one folder; ``access`` is the mode in which each file must open."""
 
     def __init__(self, access: int) -> None:

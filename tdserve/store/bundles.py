@@ -111,7 +111,7 @@ class Bundles:
         """Moves the values of a bundle to their paths' own names."""
         names = [name_of(path) for path in bundle.paths]
         for tail, content in all_of(txn.cursor(db=self._values), bundle.name):
-            unbundled = self.unbundled(bundle, [content])
+            unbundled = self.unbundle(bundle, [content])
             for number, name in enumerate(names):
                 txn.put(name + tail, next(unbundled.column(number)) or b"", overwrite=False, db=self._values)
         self._forget(txn, bundle)
@@ -122,7 +122,7 @@ class Bundles:
             txn.delete(name_of(path) + _MEMBER, db=self._paths)
         txn.delete(bundle.name, db=self._paths)
 
-    def unbundled(self, bundle: Bundle, bundles: Sequence[Buffer | None]) -> Unbundled:
+    def unbundle(self, bundle: Bundle, bundles: Sequence[Buffer | None]) -> Unbundled:
         """What is in bundles of rows.
 
         Raises:

@@ -202,7 +202,7 @@ class Objects:
             lmdb_faults(self._folder, max_bytes=self._max_bytes),
             self._env().begin(db=self._values, buffers=True) as txn,
         ):
-            reader = _Reader(txn, self._bundles, wanted, joined)
+            reader = _ObjectReader(txn, self._bundles, wanted, joined)
             return [reader.column(path, rows) for path, rows in wanted]
 
     def free_bytes(self) -> int:
@@ -334,7 +334,7 @@ class Objects:
         return self._environment.env
 
 
-class _Reader:
+class _ObjectReader:
     """Reads in one transaction. It returns copies, since the buffers of a transaction end with it.
 
     Args:
@@ -383,7 +383,7 @@ class _Reader:
         unbundled = self._unbundled.get((bundle.name, id(rows)))
         if unbundled is None:
             found = list(map(self._txn.get, map(bundle.name.__add__, self._tails_of(rows))))
-            unbundled = self._unbundled[bundle.name, id(rows)] = self._bundles.unbundled(bundle, found)
+            unbundled = self._unbundled[bundle.name, id(rows)] = self._bundles.unbundle(bundle, found)
         return unbundled
 
     def _copies(self, bundle: Bundle, rows: Rows) -> dict[int, JoinedValues]:

@@ -66,8 +66,8 @@ def file_change(old: Spec, new: Spec, origins: Mapping[Path, Path | None], added
         origins: The path in ``old`` of each leaf of ``new``; None: it comes from ``added``.
         added: Structure of the new files in the folder.
     """
-    before, after = _Names(old), _Names(new)
-    made = {} if added is None else _Names(added).files
+    before, after = _FileNames(old), _FileNames(new)
+    made = {} if added is None else _FileNames(added).files
     kept: list[tuple[str, str]] = []
     files: list[tuple[str, str]] = []
     for path, name in after.files.items():
@@ -105,7 +105,7 @@ def keep(store: FilePath, folder: FilePath, change: FileChange, new: Spec) -> No
             for name, second in change.kept:
                 os.link(store / name, folder / second, follow_symlinks=False)
         (folder / _TEXTS).mkdir()
-        texts = _Names(new).texts
+        texts = _FileNames(new).texts
         for number, name in enumerate(change.texts):
             (folder / _TEXTS / str(number)).write_bytes(texts[name])
 
@@ -142,7 +142,7 @@ def remove(folder: FilePath) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Names:
+class _FileNames:
     """Every file of a structure, by relative names.
 
     Attributes:

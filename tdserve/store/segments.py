@@ -42,7 +42,7 @@ class Loan(np.ndarray):
 
 
 @dataclass(frozen=True)
-class Sent:
+class SegmentReference:
     """The numbers that a receiver needs.
 
     Attributes:
@@ -87,17 +87,17 @@ class Segment:
         """Returns the first bytes of its memory."""
         return self._memory[HEADER_NBYTES : HEADER_NBYTES + nbytes].view(Loan)
 
-    def send(self, nbytes: int) -> Sent | None:
+    def send(self, nbytes: int) -> SegmentReference | None:
         """Marks the content as used by one more receiver; None if it has too many."""
         free = np.flatnonzero(self._memory[:NUM_MARKS] == 0)
         if not len(free):
             return None
         mark = int(free[0])
         self._memory[mark] = 1
-        return Sent(os.getpid(), self._fd, self._uid, mark, nbytes, self.nbytes)
+        return SegmentReference(os.getpid(), self._fd, self._uid, mark, nbytes, self.nbytes)
 
 
-def receive(sent: Sent) -> Loan:
+def receive(sent: SegmentReference) -> Loan:
     """Returns the sender's content in place. When its last view is dropped, the sender may refill the segment.
 
     Raises:
@@ -120,7 +120,7 @@ class MappedSegments:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, sent: Sent) -> Bytes:
+    def get(self, sent: SegmentReference) -> Bytes:
         """Returns the whole segment. Raises as ``receive``."""
         key = sent.pid, sent.uid
         with self._lock:
@@ -143,7 +143,7 @@ class MappedSegments:
 _MAPPED = MappedSegments()
 
 
-def _map(sent: Sent) -> Bytes:
+def _map(sent: SegmentReference) -> Bytes:
     path = f"/proc/{sent.pid}/fd/{sent.fd}"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -21,7 +21,7 @@ from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Path, Spec, TensorLeaf
 
 
-class _Run(NamedTuple):
+class _LeafRun(NamedTuple):
     """Contiguous leaves of one dtype, in groups of neighbours of one shape.
 
     Attributes:
@@ -125,23 +125,23 @@ def leaf_views(content: torch.Tensor, spec: Spec) -> dict[Path, torch.Tensor]:
     return {path: found[order[path]] if path in order else _empty(leaf) for path, leaf in spec.tensors}
 
 
-def _runs(spec: Spec) -> tuple[list[_Run], dict[Path, int]]:
+def _runs(spec: Spec) -> tuple[list[_LeafRun], dict[Path, int]]:
     """Returns the runs that make views of all leaves with elements in few calls, and the place of each leaf among
     these, in canonical order; kept with the spec."""
-    kept: tuple[list[_Run], dict[Path, int]] | None = spec.memo.get(_Run)
+    kept: tuple[list[_LeafRun], dict[Path, int]] | None = spec.memo.get(_LeafRun)
     if kept is None:
-        runs: list[_Run] = []
+        runs: list[_LeafRun] = []
         leaves = dict(spec.tensors)
         for path, offset, nbytes in layout_of(spec).slots:
             if not nbytes:
                 continue
             dtype = to_torch(leaves[path].dtype)
             if not runs or runs[-1].dtype is not dtype or runs[-1].end != offset:
-                runs.append(_Run(dtype, offset, offset, [], [], []))
+                runs.append(_LeafRun(dtype, offset, offset, [], [], []))
             runs[-1].add(path, leaves[path].shape)
             runs[-1] = runs[-1]._replace(end=offset + nbytes)
         places = {path: number for number, path in enumerate(path for run in runs for path in run.paths)}
-        kept = spec.memo[_Run] = runs, {path: places[path] for path, _ in spec.tensors if path in places}
+        kept = spec.memo[_LeafRun] = runs, {path: places[path] for path, _ in spec.tensors if path in places}
     return kept
 
 

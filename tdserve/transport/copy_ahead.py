@@ -37,13 +37,13 @@ def fill(source: Source, message: Message, pool: BufferPool) -> _Filled:
     return buffer, True
 
 
-def filled(messages: Sequence[Message], source: Source, pool: BufferPool) -> Generator[_Filled, None, None]:
+def fill_each(messages: Sequence[Message], source: Source, pool: BufferPool) -> Generator[_Filled, None, None]:
     """Yields every message as ``fill`` returns it, when the caller asks for it."""
     return (fill(source, message, pool) for message in messages)
 
 
-def filled_ahead(messages: Sequence[Message], source: Source, pool: BufferPool) -> Generator[_Filled, None, None]:
-    """Like ``filled``, but fills the others in a separate thread if the first of many has to be copied. The caller
+def fill_ahead(messages: Sequence[Message], source: Source, pool: BufferPool) -> Generator[_Filled, None, None]:
+    """Like ``fill_each``, but fills the others in a separate thread if the first of many has to be copied. The caller
     closes the generator, which then no longer uses the source."""
     rest = iter(messages)
     for message in rest:

@@ -22,11 +22,11 @@ from typing import Any, cast
 import torch
 
 from tdserve.base.errors import DeadlineExceededError, PeerLostError, TDServeError
+from tdserve.transport.blocking_threads import BlockingThreads
 from tdserve.transport.channel import PerMessage, Work
 from tdserve.transport.proven import close_pairs, form_proven
 from tdserve.transport.proving import Bond
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
-from tdserve.transport.waiters import Waiters
 
 WORKER_RANK = 0
 CLIENT_RANK = 1
@@ -90,7 +90,7 @@ class GlooChannel:
         self._closing = RLock()
         self._ended_by = ""
         self._is_ended = Event()
-        self.waiters = Waiters(f"tdserve-gloo-{peer}")
+        self.waiters = BlockingThreads(f"tdserve-gloo-{peer}")
         self._group, self._rendezvous = form_proven(kv_store, rank, 2, host=host, bond=bond, timeout_s=timeout_s)
 
     def send(self, buffer: torch.Tensor, tag: int) -> _GlooWork:

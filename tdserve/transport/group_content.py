@@ -21,7 +21,7 @@ PAIR_TAG = 2
 """Tag of calls between two members: at each of them they may fall between different collectives."""
 
 
-class Wire:
+class GroupWire:
     """One call's use of a link.
 
     Args:
@@ -51,7 +51,7 @@ class Wire:
             self.link.wait_all(works, self._deadline.remaining_s or 0.0)
 
 
-def send_content(wire: Wire, messages: Sequence[Message], source: Source, peers: Sequence[int]) -> None:
+def send_content(wire: GroupWire, messages: Sequence[Message], source: Source, peers: Sequence[int]) -> None:
     """Sends every message to each of some ranks. Raises PeerLostError or DeadlineExceededError; then the link is
     closed."""
     under_way: deque[LinkWork] = deque()
@@ -65,7 +65,9 @@ def send_content(wire: Wire, messages: Sequence[Message], source: Source, peers:
     wire.wait(under_way)
 
 
-def recv_content(wire: Wire, messages: Sequence[Message], sink: Sink, peer: int, onward: Sequence[int] = ()) -> None:
+def recv_content(
+    wire: GroupWire, messages: Sequence[Message], sink: Sink, peer: int, onward: Sequence[int] = ()
+) -> None:
     """Receives every message from a rank, and forwards each to others as soon as it arrives.
 
     Raises:
@@ -96,7 +98,7 @@ def recv_content(wire: Wire, messages: Sequence[Message], sink: Sink, peer: int,
     wire.wait(going)
 
 
-def _make_room(wire: Wire, under_way: deque[LinkWork], num_more: int) -> None:
+def _make_room(wire: GroupWire, under_way: deque[LinkWork], num_more: int) -> None:
     if len(under_way) + num_more > MESSAGES_UNDER_WAY:
         count = max(len(under_way) + num_more - MESSAGES_UNDER_WAY, min(MESSAGES_AT_ONCE, len(under_way)))
         wire.wait([under_way.popleft() for _ in range(min(count, len(under_way)))])

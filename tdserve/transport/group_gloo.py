@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 from tdserve.base.errors import DeadlineExceededError, PeerLostError
+from tdserve.transport.blocking_threads import BlockingThreads
 from tdserve.transport.gloo import LARGE_SEND_BYTES
 from tdserve.transport.proven import close_pairs, form_proven
 from tdserve.transport.proving import Bond
 from tdserve.transport.rendezvous import KVStore
-from tdserve.transport.waiters import Waiters
 
 LARGE_BYTES = LARGE_SEND_BYTES
 """A message of this size or more may be split in transmission, so the wait for it, in either direction, is made
@@ -98,7 +98,7 @@ class GroupLink:
         self._peers = peers or [f"rank {number} of group {name!r}" for number in range(world_size)]
         self._kv_store = kv_store
         self._lock = Lock()
-        self._waiters = Waiters(f"tdserve-group-{name}")
+        self._threads = BlockingThreads(f"tdserve-group-{name}")
         self._num_large = ([0] * world_size, [0] * world_size)  # under way to each rank, and from it
         self._group, self._rendezvous = form_proven(
             kv_store, rank, world_size, host=host, bond=bond, timeout_s=timeout_s
@@ -151,7 +151,7 @@ class GroupLink:
             # A wait for a half transmitted message is not notified of a dead peer, so it is made interruptible.
             if not any(work.is_large for work in works):
                 block()
-            elif not self._waiters.wait(block):
+            elif not self._threads.wait(block):
                 raise PeerLostError(peer=self._peers[waited_for], reason="the link was closed during a transfer")
         except RuntimeError as error:
             self.close()
@@ -169,7 +169,7 @@ class GroupLink:
         self._kv_store.close()
         if group is not None:
             close_pairs(group, self.rank, self.world_size)
-        self._waiters.close()
+        self._threads.close()
 
     def _open_group(self) -> Any:
         group = self._group

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 from tdserve.base.errors import ConnectError, DeadlineExceededError, NotSupportedError, PeerLostError
+from tdserve.transport.blocking_threads import BlockingThreads
 from tdserve.transport.graveyard import GRAVEYARD
 from tdserve.transport.nccl_groups import abort_group, make_group
 from tdserve.transport.rendezvous import KVStore
-from tdserve.transport.waiters import Waiters
 
 POLL_S = 0.0002
 """Pause between two checks of a call under way: no wait of NCCL has a deadline."""
@@ -59,7 +59,7 @@ class NcclLink:
         self._name = name
         self._kv_store = kv_store
         self._lock = Lock()
-        self._waiters = Waiters(f"tdserve-group-{name}-nccl")
+        self._threads = BlockingThreads(f"tdserve-group-{name}-nccl")
         self._ending: Thread | None = None
         self._under_way: Sequence[torch.Tensor] = ()
         try:
@@ -103,7 +103,7 @@ class NcclLink:
             self._ending = GRAVEYARD.bury(
                 lambda: abort_group(group), keeps=self._under_way, name=f"tdserve-group-{self._name}-abort"
             )
-        self._waiters.close()
+        self._threads.close()
 
     def join(self, timeout_s: float) -> None:
         """Waits for the end of ``close``."""
@@ -139,7 +139,7 @@ class NcclLink:
         timer.daemon = True
         timer.start()
         try:
-            if not self._waiters.wait(begin):
+            if not self._threads.wait(begin):
                 raise PeerLostError(peer=f"group {self._name!r}", reason="the link was closed")
         finally:
             timer.cancel()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tdserve.transport.group_content import Wire
+from tdserve.transport.group_content import GroupWire
 from tdserve.transport.group_gloo import LinkWork
 from tdserve.transport.sources_sinks import as_bytes
 from tdserve.transport.stream import MESSAGES_UNDER_WAY
@@ -42,7 +42,7 @@ def reduction_of(op: str, dtype: torch.dtype) -> Reduction:
     return lambda target, other: by_numpy(target.numpy(), other.numpy(), out=target.numpy())
 
 
-def all_reduce_ring(wire: Wire, flat: torch.Tensor, op: str) -> None:
+def all_reduce_ring(wire: GroupWire, flat: torch.Tensor, op: str) -> None:
     """Reduces a contiguous one-dimensional CPU tensor over all ranks, in place; all ranks pass equal sizes.
 
     Args:

@@ -20,7 +20,7 @@ from tdserve.transport.channel import PerMessage, Work
 _Queue = deque["_LoopbackWork"]
 
 
-class _Wire:
+class _LoopbackState:
     """The state that two ends share: sends and receives that have not met yet, by direction and tag."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class LoopbackChannel:
 
     transport = "loopback"
 
-    def __init__(self, wire: _Wire, rank: int, *, peer: str) -> None:
+    def __init__(self, wire: _LoopbackState, rank: int, *, peer: str) -> None:
         self.wire = wire
         self.peer = peer
         self._rank = rank
@@ -90,7 +90,7 @@ class LoopbackChannel:
     @classmethod
     def pair(cls) -> tuple[LoopbackChannel, LoopbackChannel]:
         """Returns two connected ends."""
-        wire = _Wire()
+        wire = _LoopbackState()
         return cls(wire, 0, peer="end 1 of the loopback"), cls(wire, 1, peer="end 0 of the loopback")
 
     def send(self, buffer: torch.Tensor, tag: int) -> _LoopbackWork:

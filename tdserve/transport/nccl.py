@@ -30,7 +30,7 @@ from tdserve.transport.graveyard import GRAVEYARD
 from tdserve.transport.nccl_groups import abort_group, make_group
 from tdserve.transport.ordered import PIECE_BYTES, PIECES_UNDER_WAY
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
-from tdserve.transport.staging_pool import Slot, StagingPool
+from tdserve.transport.staging_pool import StagingPool, StagingSlot
 
 POLL_S = 0.0001
 """Pause between two checks of a piece under way, which takes some hundred microseconds; no wait of NCCL has a
@@ -50,7 +50,7 @@ _pools: dict[torch.device, StagingPool] = {}
 """Staging memory by GPU, for the life of the process."""
 
 
-class Gpu(Protocol):
+class WireGpu(Protocol):
     """The operations of a GPU that a wire needs; see ``CudaGpu``."""
 
     device: torch.device
@@ -183,7 +183,7 @@ class NcclWire:
         kv_store: KVStore,
         rank: int,
         *,
-        gpu: Gpu,
+        gpu: WireGpu,
         staging: StagingPool,
         peer: str,
         timeout_s: float = CONNECT_TIMEOUT_S,
@@ -243,7 +243,7 @@ class NcclWire:
 
         return self._begin(start, piece, source=pinned)
 
-    def posted(self, buffer: torch.Tensor) -> Any:
+    def mark_post(self, buffer: torch.Tensor) -> Any:
         """Returns a mark behind the work that this thread has already queued for memory on this GPU; a receive comes
         after it."""
         return self._gpu.mark() if buffer.device == self._gpu.device else None
@@ -297,7 +297,7 @@ class NcclWire:
         self._starting = None
         self._staging.give_back(self._slots)
 
-    def _next_slot(self) -> Slot:
+    def _next_slot(self) -> StagingSlot:
         """Returns the slot whose piece was finished first: there are at least as many slots as pieces under way."""
         self._num_begun += 1
         return self._slots[self._num_begun % len(self._slots)]
@@ -360,8 +360,8 @@ def prepare_staging(device: str, *, num_ready: int) -> StagingPool:
     return pool
 
 
-def _make_slot(device: torch.device) -> Slot:
-    return Slot(
+def _make_slot(device: torch.device) -> StagingSlot:
+    return StagingSlot(
         torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True),
         torch.empty(PIECE_BYTES, dtype=torch.uint8, device=device),
     )

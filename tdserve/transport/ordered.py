@@ -62,9 +62,9 @@ class Wire(Protocol):
         """Starts to send a uint8 tensor. Raises PeerLostError."""
 
     def recv(self, piece: torch.Tensor, after: object) -> Moving:
-        """Starts to receive into a uint8 tensor; ``after`` is the mark that ``posted`` returned for it."""
+        """Starts to receive into a uint8 tensor; ``after`` is the mark that ``mark_post`` returned for it."""
 
-    def posted(self, buffer: torch.Tensor) -> object:
+    def mark_post(self, buffer: torch.Tensor) -> object:
         """Returns a mark in the order of the calling thread's work; called in the thread that posts a receive."""
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class OrderedChannel:
     def recv(self, buffer: torch.Tensor, tag: int) -> Work:
         """See Channel. The buffer may lie on the wire's own GPU."""
         if len(buffer) >= LARGE_BYTES:
-            after = self._wire.posted(buffer)
+            after = self._wire.mark_post(buffer)
             return self._post(_Large(self, (self._direction(False), tag), buffer, is_send=False, after=after))
         if buffer.device.type == "cpu":
             return self._small_work(self._small.recv, buffer, tag)

@@ -19,7 +19,7 @@ MAX_POOLED_BYTES = 512 * 1024 * 1024
 """Idle memory that is kept; beyond it, buffers of the sizes that were requested least recently are freed."""
 
 
-class _Loan(np.ndarray):
+class _PooledView(np.ndarray):
     """A view that torch keeps alive as long as a tensor uses the memory; its end returns the buffer."""
 
 
@@ -56,7 +56,7 @@ class BufferPool:
             self._idle_nbytes -= size
         except IndexError:
             memory = _allocate_aligned(size)
-        loan = memory[:nbytes].view(_Loan)
+        loan = memory[:nbytes].view(_PooledView)
         weakref.finalize(loan, self._give_back, memory).atexit = False
         return torch.from_numpy(loan)
 

@@ -67,7 +67,7 @@ _FORMING_FAULTS = (RuntimeError, ValueError, IndexError, OverflowError, MemoryEr
 _log = logging.getLogger("tdserve.transport")
 
 
-class _Device:
+class _GlooDevice:
     def __init__(self, host: str) -> None:
         self.device = dist.ProcessGroupGloo.create_device(hostname=host)
         self.num_unformed = 0
@@ -99,16 +99,16 @@ class _Refusals:
 
 
 refusals = _Refusals()
-_devices: dict[tuple[str, int], _Device] = {}  # no lock, which a fork could find taken: operations are atomic
+_devices: dict[tuple[str, int], _GlooDevice] = {}  # no lock, which a fork could find taken: operations are atomic
 
 
-def gloo_device(host: str, pid: int) -> _Device:
+def gloo_device(host: str, pid: int) -> _GlooDevice:
     """Returns the gloo device (one thread, one event loop) of an address and process: a hundred groups share it."""
     found = _devices.get((host, pid))
     if found is None:
         if len(_devices) >= _MAX_DEVICES:
             _devices.pop(next(iter(_devices)), None)
-        found = _devices.setdefault((host, pid), _Device(host))
+        found = _devices.setdefault((host, pid), _GlooDevice(host))
     return found
 
 
@@ -127,7 +127,7 @@ def leave_all_devices() -> None:
     _devices.clear()
 
 
-def _leave(device: _Device, host: str, pid: int) -> None:
+def _leave(device: _GlooDevice, host: str, pid: int) -> None:
     """Gives the next group another device, whose port and numbers no stranger knows."""
     if _devices.get((host, pid)) is device:
         _devices.pop((host, pid), None)
@@ -223,14 +223,14 @@ def form_proven(
     raise AssertionError("there is always another attempt")
 
 
-def _device_at(host: str, pid: int) -> _Device:
+def _device_at(host: str, pid: int) -> _GlooDevice:
     try:
         return gloo_device(host, pid)
     except _FORMING_FAULTS as fault:
         raise ConnectError(address=host, reason=f"gloo: {_first_line(fault)}") from fault
 
 
-def _connect(kv_store: KVStore, rank: int, world_size: int, device: _Device, timeout_s: float) -> Any:
+def _connect(kv_store: KVStore, rank: int, world_size: int, device: _GlooDevice, timeout_s: float) -> Any:
     options = gloo_options(device.device, timeout_s, num_threads=0)
     kv_store.timeout_s = timeout_s
     return dist.ProcessGroupGloo(kv_store, rank, world_size, options)

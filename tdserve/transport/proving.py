@@ -61,7 +61,7 @@ class Bond:
             expected, received = f"a secret of {SECRET_BYTES} bytes", f"{len(self.secret)} bytes"
             raise RemoteProtocolError(expected=expected, received=received)
 
-    def narrowed(self, part: str) -> Bond:
+    def narrow(self, part: str) -> Bond:
         """Returns the bond of another group of the same ends."""
         return replace(self, purpose=f"{self.purpose} {part}")
 
@@ -75,7 +75,7 @@ class Bond:
 def session_bond(secret: bytes, session: int, *, is_mail: bool = False, channel_number: int = 0) -> Bond:
     """Returns the bond of a session's group for mail, or of one of its groups for content."""
     bond = Bond(secret, f"session {session} {'mail' if is_mail else 'content'}")
-    return bond.narrowed(f"channel {channel_number}") if channel_number else bond
+    return bond.narrow(f"channel {channel_number}") if channel_number else bond
 
 
 def link_bond(secret: bytes, link: int) -> Bond:

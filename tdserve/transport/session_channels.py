@@ -64,7 +64,7 @@ def _open_nccl(end: ChannelEnd) -> OrderedChannel:
     with ExitStack() as unfinished:
         small = _open_gloo(end)
         unfinished.callback(small.close)
-        mail = _open_gloo(replace(end, kv_store=Branch(end.kv_store, "order"), bond=end.bond.narrowed("order")))
+        mail = _open_gloo(replace(end, kv_store=Branch(end.kv_store, "order"), bond=end.bond.narrow("order")))
         unfinished.callback(mail.close)
         branch = Branch(end.kv_store, "nccl")
         wire = open_wire(branch, end.rank, device=end.device, peer=end.peer, timeout_s=end.timeout_s)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.messages.layout import ALIGNMENT_BYTES, Layout, Message, Part
+from tdserve.messages.layout import ALIGNMENT_BYTES, Layout, LeafPart, Message
 
 
 class Source(Protocol):
@@ -77,7 +77,7 @@ Trailer = Callable[[], Sequence[NDArray[Any]]]
 moved."""
 
 
-class Trailing:
+class TrailingColumns:
     """The trailing columns of a layout, made when the first of them is filled."""
 
     def __init__(self, layout: Layout, trailer: Trailer | None) -> None:
@@ -115,7 +115,7 @@ class LeafEnd:
     def __init__(
         self,
         tensors: Sequence[torch.Tensor],
-        trailing: Trailing | None = None,
+        trailing: TrailingColumns | None = None,
         *,
         contents: Sequence[NDArray[np.uint8]] = (),
         targets: Sequence[memoryview] = (),
@@ -207,7 +207,7 @@ class JoinedEnd:
             at = part.offset + part.stop - part.start
         np.concatenate(pieces, out=staging.numpy())
 
-    def _bytes_of(self, part: Part) -> list[NDArray[np.uint8]]:
+    def _bytes_of(self, part: LeafPart) -> list[NDArray[np.uint8]]:
         found, at = [], 0
         for piece in self._pieces[part.slot]:
             first, end = max(part.start - at, 0), min(part.stop - at, len(piece))
@@ -229,7 +229,7 @@ class IndexedEnd:
     def __init__(self, layout: Layout, take: Callable[[int], torch.Tensor], trailing: Trailer | None = None) -> None:
         self._layout = layout
         self._take = take
-        self._trailing = Trailing(layout, trailing)
+        self._trailing = TrailingColumns(layout, trailing)
         self._slot = -1
         self._content = torch.empty(0, dtype=torch.uint8)
 
@@ -278,7 +278,7 @@ class RowEnd:
         self._layout = layout
         self._tables = tables
         self._rows = rows
-        self._trailing = Trailing(layout, trailing)
+        self._trailing = TrailingColumns(layout, trailing)
         num_rows = len(rows)
         self._first = int(rows[0]) if num_rows else 0
         is_dense = num_rows > 0 and int(rows[-1]) - self._first == num_rows - 1
@@ -298,7 +298,7 @@ class RowEnd:
             for start in range(0, slot.nbytes, step) if step else ():
                 stop = min(start + step, slot.nbytes)
                 target = buffer[slot.offset + start : slot.offset + stop]
-                found.append(partial(self._gather, Part(number, start, stop, 0), target))
+                found.append(partial(self._gather, LeafPart(number, start, stop, 0), target))
         return found
 
     def direct(self, message: Message) -> torch.Tensor | None:
@@ -322,13 +322,13 @@ class RowEnd:
         for part in message.parts:
             self._scatter(part, content[part.offset : part.offset + part.stop - part.start])
 
-    def _run(self, part: Part) -> NDArray[np.uint8]:
+    def _run(self, part: LeafPart) -> NDArray[np.uint8]:
         """Returns the bytes of a part if they are contiguous."""
         table = self._tables[part.slot]
         start = self._first * table.shape[1]
         return table.reshape(-1)[start + part.start : start + part.stop]
 
-    def _gather(self, part: Part, target: NDArray[np.uint8]) -> None:
+    def _gather(self, part: LeafPart, target: NDArray[np.uint8]) -> None:
         table, rows = self._tables[part.slot], self._rows
         row_nbytes = table.shape[1]
         first, offset = divmod(part.start, row_nbytes)
@@ -343,7 +343,7 @@ class RowEnd:
         else:  # "clip" copies straight into ``out``; control guarantees that every row is in range
             table.take(rows[first:last], axis=0, out=target.reshape(last - first, row_nbytes), mode="clip")
 
-    def _scatter(self, part: Part, content: NDArray[np.uint8]) -> None:
+    def _scatter(self, part: LeafPart, content: NDArray[np.uint8]) -> None:
         table, rows = self._tables[part.slot], self._rows
         row_nbytes = table.shape[1]
         first, offset = divmod(part.start, row_nbytes)
@@ -365,7 +365,7 @@ def row_table(leaf: torch.Tensor) -> NDArray[np.uint8]:
     return flat.reshape(len(leaf), -1) if len(leaf) else flat.reshape(0, 0)
 
 
-def _spans(row_nbytes: int, part: Part) -> list[tuple[int, int, int]]:
+def _spans(row_nbytes: int, part: LeafPart) -> list[tuple[int, int, int]]:
     """Cuts a byte range into (position of the row, first byte, end byte) per row that it touches."""
     spans, at = [], part.start
     while at < part.stop:

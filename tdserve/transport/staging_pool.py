@@ -16,7 +16,7 @@ from tdserve.base.errors import CapacityError
 
 
 @dataclass(frozen=True)
-class Slot:
+class StagingSlot:
     """Staging memory of one piece.
 
     Attributes:
@@ -43,7 +43,7 @@ class StagingPool:
     """
 
     def __init__(
-        self, make: Callable[[], Slot], *, what: str, set_size: int, num_ready: int = 1, max_sets: int = 16
+        self, make: Callable[[], StagingSlot], *, what: str, set_size: int, num_ready: int = 1, max_sets: int = 16
     ) -> None:
         self._make = make
         self._what = what
@@ -51,7 +51,7 @@ class StagingPool:
         self._max_sets = max_sets
         self._changed = Condition()
         self._num_made = 0
-        self._free: list[Sequence[Slot]] = []
+        self._free: list[Sequence[StagingSlot]] = []
         self.prepare(num_ready)
 
     @property
@@ -64,7 +64,7 @@ class StagingPool:
         while self._may_make(min(num_ready, self._max_sets)):
             self.give_back(self._make_set())
 
-    def take(self, timeout_s: float) -> Sequence[Slot]:
+    def take(self, timeout_s: float) -> Sequence[StagingSlot]:
         """Returns a set for one wire; if all are taken, waits for one that is given back.
 
         Raises:
@@ -81,7 +81,7 @@ class StagingPool:
                 raise CapacityError(what=f"sets of {self._what}, of which {self._num_made} are in use", asked=1, free=0)
             return self._free.pop()
 
-    def give_back(self, slots: Sequence[Slot]) -> None:
+    def give_back(self, slots: Sequence[StagingSlot]) -> None:
         """Takes a set back, which no kernel may write any more."""
         with self._changed:
             self._free.append(slots)
@@ -95,7 +95,7 @@ class StagingPool:
             self._num_made += 1
             return True
 
-    def _make_set(self) -> Sequence[Slot]:
+    def _make_set(self) -> Sequence[StagingSlot]:
         try:
             return [self._make() for _ in range(self._set_size)]
         except BaseException:

@@ -13,7 +13,7 @@ import torch
 from tdserve.base.errors import DeadlineExceededError
 from tdserve.messages.layout import Message
 from tdserve.transport.channel import Channel, PerMessage, Work
-from tdserve.transport.copy_ahead import filled, filled_ahead
+from tdserve.transport.copy_ahead import fill_ahead, fill_each
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import Sink, Source
 
@@ -103,9 +103,9 @@ def send_messages(
         return sum(is_staged for _, is_staged in oldest)
 
     if tells_of_others:
-        made, max_staged, num_at_once = filled(messages, source, pool), MESSAGES_UNDER_WAY, MESSAGES_AT_ONCE
+        made, max_staged, num_at_once = fill_each(messages, source, pool), MESSAGES_UNDER_WAY, MESSAGES_AT_ONCE
     else:
-        made, max_staged, num_at_once = filled_ahead(messages, source, pool), FILLED_UNDER_WAY, 1
+        made, max_staged, num_at_once = fill_ahead(messages, source, pool), FILLED_UNDER_WAY, 1
     with closing(made):
         for number in range(1, len(messages) + 1):
             if tells_of_others and under_way and num_direct and number == len(messages):

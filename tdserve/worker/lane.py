@@ -157,7 +157,7 @@ class Lane:
             raise PeerLostError(peer=f"the client of session {self.session}", reason="its channel is not open")
         return channel
 
-    def prepared(self, order: worker_pb2.Order, values: bytes, *, values_nbytes: int = 0) -> None:
+    def report_prepared(self, order: worker_pb2.Order, values: bytes, *, values_nbytes: int = 0) -> None:
         """Reports the values of a read to control, or their size if they follow its tensors on the channel."""
         report = worker_pb2.Report(order=order.order, session=self.session)
         report.prepared.values, report.prepared.values_nbytes = values, values_nbytes

@@ -36,7 +36,7 @@ from tdserve.structure.dtypes import NAMES
 from tdserve.structure.torch_types import indexable, to_torch
 from tdserve.structure.tree import Path
 from tdserve.structure.version_subset import converted, decode_numbers, only_leaves
-from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, Trailing
+from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, TrailingColumns
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
 from tdserve.worker.lane import Lane
@@ -78,7 +78,7 @@ def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
                 layout, lambda slot: file.leaves[slots[slot].path].to(to_torch(slots[slot].dtype)), _whole
             )
         else:
-            source = VersionEnd(file.content, spec, sent, layout, Trailing(layout, _whole).column)
+            source = VersionEnd(file.content, spec, sent, layout, TrailingColumns(layout, _whole).column)
         inline, tells_of_others = wanted.inline, False  # a version's file does not change
         return answer(lane, order, layout, source, values=values, inline=inline, tells_of_others=tells_of_others)
 

@@ -29,7 +29,7 @@ Send = Callable[[int, Sequence[Message], Source], None]
 
 
 @dataclass
-class Counts:
+class ReadCounts:
     """Counts of answers: inline, and over the channel."""
 
     num_inline: int = 0
@@ -50,12 +50,12 @@ class SmallReads:
         self._stores = stores
         self._inline_bytes = inline_bytes
         self._lock = Lock()
-        self._counts = Counts()
+        self._counts = ReadCounts()
 
-    def take_counts(self) -> Counts:
+    def take_counts(self) -> ReadCounts:
         """Returns the counts since the last call."""
         with self._lock:
-            counts, self._counts = self._counts, Counts()
+            counts, self._counts = self._counts, ReadCounts()
             return counts
 
     def answer(self, content: bytes, send: Send | None = None, *, channel_number: int = 0) -> bytes | None:
@@ -75,7 +75,7 @@ class SmallReads:
             return None
 
     def _answer(self, request: int, asked: control_pb2.ReadRequest, send: Send | None) -> bytes | None:
-        store = self._stores.granted(asked.store)
+        store = self._stores.find_granted(asked.store)
         if store is None or asked.fingerprint != store.spec.fingerprint or asked.HasField("newer_than"):
             return None
         plan = plan_read(store, asked)

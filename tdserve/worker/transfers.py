@@ -44,9 +44,9 @@ def answer(
     if inline and not are_sent:
         return worker_pb2.Worked(inline=pack(layout.messages, source), values=values)
     if are_sent:
-        lane.prepared(order, b"", values_nbytes=len(values))
+        lane.report_prepared(order, b"", values_nbytes=len(values))
     elif not order.is_accepted:
-        lane.prepared(order, values)
+        lane.report_prepared(order, values)
     _send(lane, order, layout.messages, source, tells_of_others=tells_of_others)
     nbytes_moved = sum(layout.message_nbytes)
     if are_sent:  # behind all of the layout, whose last message describes what was sent before it

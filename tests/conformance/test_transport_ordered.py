@@ -35,7 +35,7 @@ class GlooWire:
         assert after == "posted"
         return _OnWire(self._channel.recv(piece, 1))
 
-    def posted(self, buffer: torch.Tensor) -> object:
+    def mark_post(self, buffer: torch.Tensor) -> object:
         return "posted"
 
     def close(self) -> None:

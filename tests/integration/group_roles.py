@@ -16,7 +16,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.config import check_transport
 from tdserve.client.groups.group import Group
-from tdserve.transport.group_content import Wire
+from tdserve.transport.group_content import GroupWire
 from tdserve.transport.group_gloo import LinkWork
 from tests.integration.processes import wait_for
 
@@ -50,16 +50,16 @@ def number_in(td: Any) -> int:
 
 def strike_in_wait(at: int, signal_number: int) -> None:
     """From here on, the wait of this number for bytes of a group is one in which this process gets a signal."""
-    plain, num_waits = Wire.wait, 0
+    plain, num_waits = GroupWire.wait, 0
 
-    def wait(self: Wire, works: Sequence[LinkWork]) -> None:
+    def wait(self: GroupWire, works: Sequence[LinkWork]) -> None:
         nonlocal num_waits
         num_waits += 1
         if num_waits == at:
             os.kill(os.getpid(), signal_number)
         plain(self, works)
 
-    Wire.wait = wait  # type: ignore[method-assign]
+    GroupWire.wait = wait  # type: ignore[method-assign]
 
 
 def survive(say: Say, address: str, name: str, size: int, rounds: int, *, transport: str = "gloo") -> None:

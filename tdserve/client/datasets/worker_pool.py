@@ -19,7 +19,7 @@ import torch
 from tensordict import TensorDict
 from torch.multiprocessing.reductions import reduce_storage
 
-from tdserve.store.segments import Segment, Sent, receive
+from tdserve.store.segments import Segment, SegmentReference, receive
 from tdserve.structure.compact import Tree, put_together, taken_apart
 from tdserve.transport.pool import BufferPool, size_class
 
@@ -56,7 +56,7 @@ class WorkerPool(BufferPool):
         weakref.finalize(loan, self._in_use.pop, address, None).atexit = False
         return torch.from_numpy(loan)
 
-    def send(self, storage: torch.UntypedStorage) -> Sent | None:
+    def send(self, storage: torch.UntypedStorage) -> SegmentReference | None:
         """Says where a receiver finds memory of this pool; None for any other."""
         segment = self._in_use.get(storage.data_ptr())
         if segment is None:
@@ -92,9 +92,9 @@ def _pool_of(pid: int) -> WorkerPool:
     return pool
 
 
-def _put_together(sent: Sent, tree: Tree) -> TensorDict:
+def _put_together(sent: SegmentReference, tree: Tree) -> TensorDict:
     return put_together(_receive_storage(sent), tree)
 
 
-def _receive_storage(sent: Sent) -> torch.UntypedStorage:
+def _receive_storage(sent: SegmentReference) -> torch.UntypedStorage:
     return torch.from_numpy(receive(sent)).untyped_storage()

@@ -23,7 +23,7 @@ from tdserve.base.errors import (
 from tdserve.control.status import decode_failure, encode_failure
 from tdserve.structure import codec
 from tdserve.structure.tree import Spec
-from tdserve.transport.group_content import Wire
+from tdserve.transport.group_content import GroupWire
 from tdserve.transport.group_gloo import LinkWork
 from tdserve.v1 import group_pb2
 
@@ -37,7 +37,7 @@ _LENGTH = struct.Struct("<Q")
 _ROOM_BYTES = PAGE_BYTES - _LENGTH.size
 
 
-def post_note(wire: Wire, content: bytes, peers: Sequence[int]) -> list[LinkWork]:
+def post_note(wire: GroupWire, content: bytes, peers: Sequence[int]) -> list[LinkWork]:
     """Starts to send a note to each of some ranks."""
     page = bytearray(PAGE_BYTES)
     _LENGTH.pack_into(page, 0, len(content))
@@ -48,7 +48,7 @@ def post_note(wire: Wire, content: bytes, peers: Sequence[int]) -> list[LinkWork
     return [wire.post(buffer, peer) for peer in peers for buffer in buffers]
 
 
-def recv_notes(wire: Wire, peers: Sequence[int], sent: Sequence[LinkWork] = ()) -> list[bytes]:
+def recv_notes(wire: GroupWire, peers: Sequence[int], sent: Sequence[LinkWork] = ()) -> list[bytes]:
     """The next note of each of some ranks, in their order.
 
     Args:
@@ -130,7 +130,7 @@ def describe_structure(call: group_pb2.GroupCall, spec: Spec, fingerprint: bytes
         call.spec.CopyFrom(codec.encode(spec))
 
 
-def meet(wire: Wire) -> None:
+def meet(wire: GroupWire) -> None:
     """Returns once every member has come here.
 
     Raises:
@@ -145,7 +145,7 @@ def meet(wire: Wire) -> None:
 
 
 def agree(
-    wire: Wire, call: group_pb2.GroupCall, *, known: Known, check: Check | None, own: TDServeError | None
+    wire: GroupWire, call: group_pb2.GroupCall, *, known: Known, check: Check | None, own: TDServeError | None
 ) -> Agreed:
     """A call of all members.
 
@@ -192,7 +192,7 @@ def agree(
 
 
 def agree_pair(
-    wire: Wire,
+    wire: GroupWire,
     peer: int,
     call: group_pb2.GroupCall,
     *,

@@ -16,7 +16,7 @@ from tdserve.client.groups.parts import Given, Taken
 from tdserve.client.groups.reducing import Reducing
 from tdserve.client.session.calls import SessionClient
 from tdserve.structure.tree import Spec, check_matches
-from tdserve.transport.group_content import CALL_TAG, PAIR_TAG, Wire
+from tdserve.transport.group_content import CALL_TAG, PAIR_TAG, GroupWire
 from tdserve.v1 import group_pb2
 
 _Part = TypeVar("_Part", Given, Taken, Reducing)
@@ -81,7 +81,7 @@ class GroupCalls:
     @contextmanager
     def _call(
         self, call: group_pb2.GroupCall, make: Callable[[], _Part], timeout_s: float | None, **ranks: int
-    ) -> Iterator[tuple[Wire, Mover, _Part, Agreed]]:
+    ) -> Iterator[tuple[GroupWire, Mover, _Part, Agreed]]:
         """A call of all members: agrees, and lets the block move the content."""
         deadline, epoch = self._client.deadline(timeout_s), self._epoch
         epoch.check()
@@ -95,7 +95,7 @@ class GroupCalls:
                     describe_structure(call, part.spec, part.fingerprint, epoch.known)
                 if isinstance(part, Given) and call.kind != "scatter":
                     call.values_nbytes.append(part.values_nbytes)
-            wire = Wire(link, CALL_TAG, deadline, self._client.pool)
+            wire = GroupWire(link, CALL_TAG, deadline, self._client.pool)
             check = part.check if part is not None and not is_chosen else None
             agreed = agree(wire, call, known=epoch.known, check=check, own=own)
             if agreed.failure is None and part is not None:
@@ -110,7 +110,7 @@ class GroupCalls:
         given, own = self._made(self._given(td), {})
         call = group_pb2.GroupCall(kind=kind)
         with epoch.call(deadline, f"{kind}()", dst) as link:
-            wire = Wire(link, PAIR_TAG, deadline, self._client.pool)
+            wire = GroupWire(link, PAIR_TAG, deadline, self._client.pool)
             if given is not None:
                 describe_structure(call, given.spec, given.fingerprint, epoch.told[dst])
                 call.values_nbytes.append(given.values_nbytes)
@@ -128,7 +128,7 @@ class GroupCalls:
         taken, own = self._made(self._taken(out), {})
         call = group_pb2.GroupCall(kind=kind, fingerprint=b"" if taken is None else taken.fingerprint)
         with epoch.call(deadline, f"{kind}()", src) as link:
-            wire = Wire(link, PAIR_TAG, deadline, self._client.pool)
+            wire = GroupWire(link, PAIR_TAG, deadline, self._client.pool)
             check = _refuse if taken is None else taken.check
             told, heard = epoch.told[src], epoch.heard[src]
             agreed = agree_pair(wire, src, call, told=told, heard=heard, check=check, own=own)

@@ -16,7 +16,7 @@ from tdserve.client.groups.agreement import Known, meet
 from tdserve.client.groups.losses import Losses
 from tdserve.client.session.session import Session
 from tdserve.transport.channel_opener import Forming
-from tdserve.transport.group_content import CALL_TAG, Wire
+from tdserve.transport.group_content import CALL_TAG, GroupWire
 from tdserve.transport.group_gloo import GroupLink
 from tdserve.transport.group_nccl import NcclLink
 from tdserve.transport.pool import BufferPool
@@ -161,7 +161,7 @@ class GroupEpoch:
         with self._changed:
             self._link = link
         try:
-            meet(Wire(link, CALL_TAG, deadline, pool))
+            meet(GroupWire(link, CALL_TAG, deadline, pool))
         except TDServeError as error:
             raise self._end(error, deadline) from error
         with self._changed:

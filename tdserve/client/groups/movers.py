@@ -12,7 +12,7 @@ from tdserve.client.groups.reducing import Reducing
 from tdserve.messages.content import values_messages
 from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tdserve.structure.tree import Spec
-from tdserve.transport.group_content import Wire, recv_content, send_content
+from tdserve.transport.group_content import GroupWire, recv_content, send_content
 from tdserve.transport.group_nccl import NcclLink
 from tdserve.transport.group_ring import all_reduce_ring
 from tdserve.transport.sources_sinks import as_bytes
@@ -21,43 +21,43 @@ from tdserve.transport.sources_sinks import as_bytes
 class Mover(Protocol):
     """Moves the content of one call; every method ends the link when it fails."""
 
-    def give(self, wire: Wire, given: Given, peer: int) -> None:
+    def give(self, wire: GroupWire, given: Given, peer: int) -> None:
         """Sends to one rank."""
 
-    def take(self, wire: Wire, taken: Taken, spec: Spec, values_nbytes: int, peer: int) -> None:
+    def take(self, wire: GroupWire, taken: Taken, spec: Spec, values_nbytes: int, peer: int) -> None:
         """Receives from one rank."""
 
-    def broadcast_from(self, wire: Wire, given: Given) -> None:
+    def broadcast_from(self, wire: GroupWire, given: Given) -> None:
         """Sends to all ranks."""
 
-    def broadcast_to(self, wire: Wire, taken: Taken, spec: Spec, values_nbytes: int, src: int) -> None:
+    def broadcast_to(self, wire: GroupWire, taken: Taken, spec: Spec, values_nbytes: int, src: int) -> None:
         """Receives from the source, or from another that passes it on."""
 
-    def reduce(self, wire: Wire, reducing: Reducing, op: str) -> None:
+    def reduce(self, wire: GroupWire, reducing: Reducing, op: str) -> None:
         """Reduces over all ranks."""
 
 
 class HostMover:
     """Over the link; what lies on a GPU is copied."""
 
-    def give(self, wire: Wire, given: Given, peer: int) -> None:
+    def give(self, wire: GroupWire, given: Given, peer: int) -> None:
         send_content(wire, given.messages, given.source(), [peer])
 
-    def take(self, wire: Wire, taken: Taken, spec: Spec, values_nbytes: int, peer: int) -> None:
+    def take(self, wire: GroupWire, taken: Taken, spec: Spec, values_nbytes: int, peer: int) -> None:
         recv_content(wire, messages_of(spec, values_nbytes), taken.sink(spec, values_nbytes, wire.pool), peer)
 
-    def broadcast_from(self, wire: Wire, given: Given) -> None:
+    def broadcast_from(self, wire: GroupWire, given: Given) -> None:
         messages = given.messages
         way = route(wire.link.rank, wire.link.rank, wire.link.world_size, sum(message.nbytes for message in messages))
         send_content(wire, messages, given.source(), way.children)
 
-    def broadcast_to(self, wire: Wire, taken: Taken, spec: Spec, values_nbytes: int, src: int) -> None:
+    def broadcast_to(self, wire: GroupWire, taken: Taken, spec: Spec, values_nbytes: int, src: int) -> None:
         messages = messages_of(spec, values_nbytes)
         way = route(wire.link.rank, src, wire.link.world_size, sum(message.nbytes for message in messages))
         parent = src if way.parent is None else way.parent
         recv_content(wire, messages, taken.sink(spec, values_nbytes, wire.pool), parent, way.children)
 
-    def reduce(self, wire: Wire, reducing: Reducing, op: str) -> None:
+    def reduce(self, wire: GroupWire, reducing: Reducing, op: str) -> None:
         for flat in reducing.flats():
             all_reduce_ring(wire, flat, "sum" if op == "mean" else op)
 
@@ -78,23 +78,23 @@ class DeviceMover:
     def _remaining_s(self) -> float:
         return self._deadline.remaining_s or 0.0
 
-    def give(self, wire: Wire, given: Given, peer: int) -> None:
+    def give(self, wire: GroupWire, given: Given, peer: int) -> None:
         self._nccl.send(DeviceLeaves(given.tensors).flats, peer, self._remaining_s)
         send_content(wire, values_messages(given.values_nbytes), given.values_source(), [peer])
 
-    def take(self, wire: Wire, taken: Taken, spec: Spec, values_nbytes: int, peer: int) -> None:
+    def take(self, wire: GroupWire, taken: Taken, spec: Spec, values_nbytes: int, peer: int) -> None:
         leaves = DeviceLeaves(taken.tensors_on(self._nccl.device, spec))
         self._nccl.recv(leaves.flats, peer, self._remaining_s)
         leaves.spread()
         recv_content(wire, values_messages(values_nbytes), taken.values_sink(values_nbytes, wire.pool), peer)
 
-    def broadcast_from(self, wire: Wire, given: Given) -> None:
+    def broadcast_from(self, wire: GroupWire, given: Given) -> None:
         self._nccl.broadcast(DeviceLeaves(given.tensors).flats, wire.link.rank, self._remaining_s)
         messages = values_messages(given.values_nbytes)
         way = route(wire.link.rank, wire.link.rank, wire.link.world_size, given.values_nbytes)
         send_content(wire, messages, given.values_source(), way.children)
 
-    def broadcast_to(self, wire: Wire, taken: Taken, spec: Spec, values_nbytes: int, src: int) -> None:
+    def broadcast_to(self, wire: GroupWire, taken: Taken, spec: Spec, values_nbytes: int, src: int) -> None:
         leaves = DeviceLeaves(taken.tensors_on(self._nccl.device, spec))
         self._nccl.broadcast(leaves.flats, src, self._remaining_s)
         leaves.spread()
@@ -103,7 +103,7 @@ class DeviceMover:
         sink = taken.values_sink(values_nbytes, wire.pool)
         recv_content(wire, values_messages(values_nbytes), sink, parent, way.children)
 
-    def reduce(self, wire: Wire, reducing: Reducing, op: str) -> None:
+    def reduce(self, wire: GroupWire, reducing: Reducing, op: str) -> None:
         self._nccl.all_reduce(reducing.flats(), "sum" if op == "mean" else op, self._remaining_s)
 
 

@@ -210,7 +210,7 @@ class LocalEnd:
 
     def known(self, name: str, spec: Spec) -> MappedStore | None:
         """The store of this name and structure, if this client has read it before and it is still the same."""
-        store = self._stores.granted(name)
+        store = self._stores.find_granted(name)
         if store is None:
             self._stores.forget_deleted()
         return store if store is not None and store.spec.fingerprint == spec.fingerprint else None

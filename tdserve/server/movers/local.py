@@ -8,7 +8,7 @@ from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.row_numbers import spread
 from tdserve.messages.selection.selection import from_message
 from tdserve.rules.replay.plans import RowsPlan
-from tdserve.rules.weights import Publishing
+from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.surroundings import Surroundings
 from tdserve.server.movers.values import values_of
 from tdserve.server.opened_store import OpenedStore
@@ -136,7 +136,7 @@ class LocalMover(Mover):
         return control_pb2.Done(accepted=accepted)
 
     async def put_version(
-        self, request: int, entry: OpenedStore, publishing: Publishing, spec: Spec, content: control_pb2.Content
+        self, request: int, entry: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
     ) -> None:
         """The client makes the file. One that is cut short is unlinked, whoever still fills it."""
         self._client.check_writes(f"publishing {entry.name!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tdserve.messages.content import rows_layout
 from tdserve.rules.replay.plans import RowsPlan
-from tdserve.rules.weights import Publishing
+from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.surroundings import Surroundings
 from tdserve.server.movers.values import values_of
 from tdserve.server.opened_store import OpenedStore
@@ -130,7 +130,7 @@ class RemoteMover(Mover):
         return await self._traffic.read(session, request, order, accepted, announces=False)
 
     async def put_version(
-        self, request: int, entry: OpenedStore, publishing: Publishing, spec: Spec, content: control_pb2.Content
+        self, request: int, entry: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
     ) -> None:
         """The session's worker makes the file."""
         order = self._session.order(request, is_accepted=bool(content.message_nbytes))

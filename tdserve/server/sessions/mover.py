@@ -11,7 +11,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.rules.replay.claims import Claims
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.replay.reservation import Reservation
-from tdserve.rules.weights import Publishing, VersionRecord
+from tdserve.rules.weights import UnfinishedVersion, VersionRecord
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.store.catalog_db import Transaction
@@ -155,7 +155,7 @@ class Mover(ABC):
 
     @abstractmethod
     async def put_version(
-        self, request: int, entry: OpenedStore, publishing: Publishing, spec: Spec, content: control_pb2.Content
+        self, request: int, entry: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
     ) -> None:
         """Makes the file of a version that nobody sees yet.
 

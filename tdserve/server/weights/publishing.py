@@ -6,7 +6,7 @@ import time
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, CorruptDataError
-from tdserve.rules.weights import Publishing as UnfinishedVersion, VersionRecord, check_metadata
+from tdserve.rules.weights import UnfinishedVersion, VersionRecord, check_metadata
 from tdserve.server import inline_tasks
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore

@@ -109,7 +109,7 @@ class Relays:
         store = self._store(entry)
         store.fanout.fanout = entry.weight_versions().fanout
         for each in asked.failed:
-            store.fanout.failed(session.number, each.link, was_connected=each.was_connected)
+            store.fanout.note_failure(session.number, each.link, was_connected=each.was_connected)
         if asked.failed:
             self._on_moved(store)
         self._members.setdefault(session.number, _Member(session)).uids.add(entry.record.uid)
@@ -184,7 +184,7 @@ class Relays:
         if kind == "holds":
             store.fanout.holds(session.number, link)
         elif kind == "ended" and store.fanout.source_of(link) == session.number:
-            store.fanout.passed(link)
+            store.fanout.note_sent(link)
         elif kind == "ended" and store.fanout.puller_of(link) == session.number:
             store.fanout.end(link, is_whole=False)
         elif kind == "whole":
@@ -210,7 +210,7 @@ class Relays:
         await inline_tasks.in_task()
         expected = await self._checksums(session, store, *found, asked.timeout_s)
         if expected != asked.checksums:
-            store.fanout.failed(session.number, asked.link, was_connected=True)
+            store.fanout.note_failure(session.number, asked.link, was_connected=True)
             self._on_moved(store)
             path = f"version {found[0]} of {entry.name!r}, passed on by another client"
             raise CorruptDataError(path=path, expected=expected.hex()[:64], actual=asked.checksums.hex()[:64])

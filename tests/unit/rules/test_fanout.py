@@ -92,7 +92,7 @@ def test_failed_when_nothing_came_then_the_relay_is_left_alone_and_another_serve
     fanout = Fanout(2)
     grown(fanout, 1, 2)
     first = placed(fanout, 3)
-    fanout.failed(3, first.link, was_connected=True)
+    fanout.note_failure(3, first.link, was_connected=True)
     others = [placed(fanout, puller, num_failed=1).relay for puller in (3, 4)]
     assert first.relay not in others
 
@@ -100,7 +100,7 @@ def test_failed_when_nothing_came_then_the_relay_is_left_alone_and_another_serve
 def test_failed_when_all_relays_have_then_the_server_sends_again() -> None:
     fanout = Fanout(1)
     grown(fanout, 1)
-    fanout.failed(2, placed(fanout, 2).link, was_connected=True)
+    fanout.note_failure(2, placed(fanout, 2).link, was_connected=True)
     assert placed(fanout, 2, num_failed=1).relay == SERVER
 
 
@@ -109,7 +109,7 @@ def test_failed_when_a_pair_cannot_connect_then_it_is_not_tried_again_but_others
     for version in (1, 2):
         fanout.end(grown(fanout, 1, version=version)[1].link, is_whole=True)
         if version == 1:
-            fanout.failed(2, placed(fanout, 2).link, was_connected=False)
+            fanout.note_failure(2, placed(fanout, 2).link, was_connected=False)
         assert placed(fanout, 2, version=version, num_failed=1).relay == SERVER
         assert placed(fanout, 3, version=version).relay == 1
 
@@ -120,7 +120,7 @@ def test_failed_when_several_cannot_reach_a_relay_then_it_is_left_alone() -> Non
     for puller in range(10, 10 + MAX_TRIES):
         below = placed(fanout, puller)
         assert below.relay == 1
-        fanout.failed(puller, below.link, was_connected=False)
+        fanout.note_failure(puller, below.link, was_connected=False)
     assert placed(fanout, 20).relay == SERVER
 
 
@@ -128,7 +128,7 @@ def test_failed_when_a_puller_reaches_nobody_then_it_gets_all_versions_from_the_
     fanout = Fanout(2)
     grown(fanout, 1, 2)
     for number in range(MAX_TRIES):
-        fanout.failed(3, placed(fanout, 3, num_failed=number).link, was_connected=False)
+        fanout.note_failure(3, placed(fanout, 3, num_failed=number).link, was_connected=False)
     assert placed(fanout, 3).relay == SERVER
     assert {placed(fanout, puller).relay for puller in (4, 5)} == {1, 2}
 
@@ -143,8 +143,8 @@ def test_failed_when_it_is_no_link_of_the_puller_then_nothing_happens() -> None:
     fanout = Fanout(1)
     grown(fanout, 1)
     below = placed(fanout, 2)
-    fanout.failed(9, below.link, was_connected=True)
-    fanout.failed(2, 77, was_connected=True)
+    fanout.note_failure(9, below.link, was_connected=True)
+    fanout.note_failure(2, 77, was_connected=True)
     assert fanout.puller_of(below.link) == 2
     assert fanout.source_of(below.link) == 1
 
@@ -161,7 +161,7 @@ def test_passed_when_a_relay_is_through_then_it_serves_the_next() -> None:
     grown(fanout, 1)
     below = placed(fanout, 2)
     assert fanout.place(1, 1, 3) is None
-    fanout.passed(below.link)
+    fanout.note_sent(below.link)
     assert placed(fanout, 3).relay == 1
     assert fanout.puller_of(below.link) == 2
 

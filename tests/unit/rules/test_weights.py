@@ -8,7 +8,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, WrongStateError
-from tdserve.rules.weights import MAX_CHECKSUMMED, MAX_PASSED_OVER, MIN_SHARE, Publishing, Versions
+from tdserve.rules.weights import MAX_CHECKSUMMED, MAX_PASSED_OVER, MIN_SHARE, UnfinishedVersion, Versions
 
 
 class _AgainstFiles(RuleBasedStateMachine):
@@ -20,7 +20,7 @@ class _AgainstFiles(RuleBasedStateMachine):
         super().__init__()
         self.versions = Versions(2)
         self.files: dict[int, bytes] = {}  # version -> structure of its file
-        self.open: dict[int, Publishing] = {}
+        self.open: dict[int, UnfinishedVersion] = {}
         self.committed: list[int] = []
         self.readers: dict[int, int] = {}
         self.last = 0
@@ -35,7 +35,7 @@ class _AgainstFiles(RuleBasedStateMachine):
         return [record.version for record in self.versions.kept]
 
     @rule(target=publishings, fingerprint=st.sampled_from([b"a", b"a", b"b"]))
-    def begin(self, fingerprint: bytes) -> Publishing:
+    def begin(self, fingerprint: bytes) -> UnfinishedVersion:
         publishing = self.versions.begin(fingerprint=fingerprint)
         assert publishing.version > self.last, "a number was used twice"
         self.last = publishing.version
@@ -48,7 +48,7 @@ class _AgainstFiles(RuleBasedStateMachine):
         self.open[publishing.version] = publishing
         return publishing
 
-    def _is_open(self, publishing: Publishing, event: Any) -> bool:
+    def _is_open(self, publishing: UnfinishedVersion, event: Any) -> bool:
         if self.open.pop(publishing.version, None) is publishing:
             return True
         with pytest.raises(WrongStateError):
@@ -56,7 +56,7 @@ class _AgainstFiles(RuleBasedStateMachine):
         return False
 
     @rule(publishing=publishings)
-    def commit(self, publishing: Publishing) -> None:
+    def commit(self, publishing: UnfinishedVersion) -> None:
         if self._is_open(publishing, lambda: self.versions.commit(publishing, 1.0, nbytes=8)):
             drops = self.versions.commit(publishing, float(publishing.version), nbytes=8)
             self.committed.append(publishing.version)
@@ -65,7 +65,7 @@ class _AgainstFiles(RuleBasedStateMachine):
                 assert self.versions.newest == self.versions.get(publishing.version)
 
     @rule(publishing=publishings)
-    def abort(self, publishing: Publishing) -> None:
+    def abort(self, publishing: UnfinishedVersion) -> None:
         if self._is_open(publishing, lambda: self.versions.abort(publishing)):
             self._delete(self.versions.abort(publishing))
             assert publishing.version not in self.files

@@ -9,10 +9,18 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import CorruptDataError, PeerLostError
-from tdserve.store.segments import MAX_KEPT, MAX_KEPT_NBYTES, NUM_MARKS, MappedSegments, Segment, Sent, receive
+from tdserve.store.segments import (
+    MAX_KEPT,
+    MAX_KEPT_NBYTES,
+    NUM_MARKS,
+    MappedSegments,
+    Segment,
+    SegmentReference,
+    receive,
+)
 
 
-def _sent(segment: Segment, nbytes: int) -> Sent:
+def _sent(segment: Segment, nbytes: int) -> SegmentReference:
     sent = segment.send(nbytes)
     assert sent is not None
     return sent

@@ -13,7 +13,7 @@ import torch
 from tdserve.transport.nccl import NcclWire
 from tdserve.transport.ordered import PIECE_BYTES, PIECES_UNDER_WAY
 from tdserve.transport.rendezvous import KVStore
-from tdserve.transport.staging_pool import Slot, StagingPool
+from tdserve.transport.staging_pool import StagingPool, StagingSlot
 
 TIMEOUT_S = 20.0
 
@@ -87,8 +87,8 @@ class Passed:
 
 
 def make_staging(max_sets: int = 2) -> StagingPool:
-    def make_slot() -> Slot:
-        return Slot(torch.zeros(PIECE_BYTES, dtype=torch.uint8), torch.zeros(PIECE_BYTES, dtype=torch.uint8))
+    def make_slot() -> StagingSlot:
+        return StagingSlot(torch.zeros(PIECE_BYTES, dtype=torch.uint8), torch.zeros(PIECE_BYTES, dtype=torch.uint8))
 
     return StagingPool(make_slot, what="staging memory", set_size=PIECES_UNDER_WAY, max_sets=max_sets)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from tdserve.base.deadline import Deadline
-from tdserve.transport.group_content import CALL_TAG, Wire
+from tdserve.transport.group_content import CALL_TAG, GroupWire
 from tdserve.transport.group_gloo import GroupLink
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import KVStore
@@ -43,9 +43,9 @@ class Links:
 
         self.links = [future.result(TIMEOUT_S) for future in [self._threads.submit(make, rank) for rank in range(size)]]
 
-    def each(self, call: Callable[[Wire], _Result], *, timeout_s: float = TIMEOUT_S) -> list[_Result]:
+    def each(self, call: Callable[[GroupWire], _Result], *, timeout_s: float = TIMEOUT_S) -> list[_Result]:
         """What a call gives at each rank, all of them at once."""
-        wires = [Wire(link, CALL_TAG, Deadline.after(timeout_s), BufferPool()) for link in self.links]
+        wires = [GroupWire(link, CALL_TAG, Deadline.after(timeout_s), BufferPool()) for link in self.links]
         return [future.result(TIMEOUT_S) for future in [self._threads.submit(call, wire) for wire in wires]]
 
     def close(self) -> None:

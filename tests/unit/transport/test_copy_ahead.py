@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.messages.layout import Message, Part
-from tdserve.transport.copy_ahead import MESSAGES_AHEAD, MIN_APART_BYTES, filled, filled_ahead
+from tdserve.messages.layout import LeafPart, Message
+from tdserve.transport.copy_ahead import MESSAGES_AHEAD, MIN_APART_BYTES, fill_ahead, fill_each
 from tdserve.transport.pool import BufferPool
 
 NUM_MESSAGES = 8
 NBYTES = MIN_APART_BYTES // NUM_MESSAGES
-MESSAGES = [Message(number * NBYTES, NBYTES, (Part(number, 0, NBYTES, 0),)) for number in range(NUM_MESSAGES)]
+MESSAGES = [Message(number * NBYTES, NBYTES, (LeafPart(number, 0, NBYTES, 0),)) for number in range(NUM_MESSAGES)]
 TIMEOUT_S = 5.0
 
 
@@ -45,7 +45,7 @@ def heads(made: Iterator[tuple[torch.Tensor, bool]]) -> list[tuple[int, bool]]:
     return [(int(buffer[0]), is_copied) for buffer, is_copied in made]
 
 
-@pytest.mark.parametrize("make", [filled, filled_ahead])
+@pytest.mark.parametrize("make", [fill_each, fill_ahead])
 @pytest.mark.parametrize("num_direct", [0, 3, NUM_MESSAGES])
 def test_filled_when_some_lie_in_place_then_all_come_in_order(make: object, num_direct: int) -> None:
     assert callable(make)
@@ -55,7 +55,7 @@ def test_filled_when_some_lie_in_place_then_all_come_in_order(make: object, num_
 
 def test_filled_ahead_when_the_first_is_sent_then_the_next_are_filled_by_another_thread_but_not_all() -> None:
     source = Leaves()
-    with closing(filled_ahead(MESSAGES, source, BufferPool())) as made:
+    with closing(fill_ahead(MESSAGES, source, BufferPool())) as made:
         next(made)
         assert source.threads == [current_thread().name]
         next(made)
@@ -70,12 +70,12 @@ def test_filled_ahead_when_the_first_is_sent_then_the_next_are_filled_by_another
 
 def test_filled_ahead_when_there_is_little_then_no_thread() -> None:
     source = Leaves()
-    assert len(heads(filled_ahead(MESSAGES[:-1], source, BufferPool()))) == NUM_MESSAGES - 1
+    assert len(heads(fill_ahead(MESSAGES[:-1], source, BufferPool()))) == NUM_MESSAGES - 1
     assert set(source.threads) == {current_thread().name}
 
 
 def test_filled_ahead_when_one_cannot_be_read_then_those_before_it_come_and_then_the_error() -> None:
-    with closing(filled_ahead(MESSAGES, Leaves(fails_at=4), BufferPool())) as made:
+    with closing(fill_ahead(MESSAGES, Leaves(fails_at=4), BufferPool())) as made:
         assert [int(next(made)[0][0]) for _ in range(4)] == [0, 1, 2, 3]
         with pytest.raises(InvalidRequestError):
             next(made)

@@ -7,7 +7,7 @@ import torch
 
 from tdserve.base.errors import DeadlineExceededError, PeerLostError
 from tdserve.messages.layout import Message
-from tdserve.transport.group_content import Wire, recv_content, send_content
+from tdserve.transport.group_content import GroupWire, recv_content, send_content
 from tdserve.transport.sources_sinks import FlatEnd
 from tests.unit.transport.links import linked
 
@@ -34,7 +34,7 @@ class Staged(FlatEnd):
 def test_content_when_passed_on_then_every_rank_has_all_of_it(end: type[FlatEnd], onward: dict[int, list[int]]) -> None:
     parents = {child: parent for parent, children in onward.items() for child in children}
 
-    def move(wire: Wire) -> torch.Tensor:
+    def move(wire: GroupWire) -> torch.Tensor:
         rank = wire.link.rank
         if rank == 0:
             send_content(wire, MESSAGES, FlatEnd(numbers()), onward[0])
@@ -49,7 +49,7 @@ def test_content_when_passed_on_then_every_rank_has_all_of_it(end: type[FlatEnd]
 
 
 def test_content_when_a_rank_in_the_middle_goes_then_those_before_and_behind_it_raise() -> None:
-    def move(wire: Wire) -> None:
+    def move(wire: GroupWire) -> None:
         rank = wire.link.rank
         if rank == 1:
             recv_content(wire, MESSAGES[:3], FlatEnd(torch.zeros(1 << 23, dtype=torch.uint8)), 0, [2])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tdserve.base.errors import ConnectError, DeadlineExceededError, PeerLostError
-from tdserve.transport.group_content import Wire
+from tdserve.transport.group_content import GroupWire
 from tdserve.transport.group_gloo import LARGE_BYTES, GroupLink
 from tdserve.transport.rendezvous import KVStore
 from tests.integration.processes import wait_for
@@ -21,7 +21,7 @@ def ones(nbytes: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("nbytes", [1, 3_000_000])
 def test_send_when_to_every_other_then_each_gets_what_was_sent(nbytes: int) -> None:
-    def exchange(wire: Wire) -> list[int]:
+    def exchange(wire: GroupWire) -> list[int]:
         rank, others = wire.link.rank, [peer for peer in range(3) if peer != wire.link.rank]
         into = [torch.zeros(nbytes, dtype=torch.uint8) for _ in others]
         works = [wire.expect(buffer, peer) for buffer, peer in zip(into, others, strict=True)]
@@ -35,7 +35,7 @@ def test_send_when_to_every_other_then_each_gets_what_was_sent(nbytes: int) -> N
 
 @pytest.mark.parametrize("nbytes", [8, 3_000_000])
 def test_wait_when_nothing_comes_then_deadline_and_every_rank_sees_a_lost_peer(nbytes: int) -> None:
-    def wait(wire: Wire) -> float:
+    def wait(wire: GroupWire) -> float:
         begin_s = time.monotonic()
         if wire.link.rank == 1:
             with pytest.raises(DeadlineExceededError, match="rank 2 of group 'g'"):
@@ -66,7 +66,7 @@ def test_close_when_another_thread_waits_for_a_large_message_then_it_is_let_go()
 
 
 def test_close_when_a_large_message_has_not_begun_then_the_other_rank_is_told_by_gloo() -> None:
-    def wait_or_close(wire: Wire) -> None:
+    def wait_or_close(wire: GroupWire) -> None:
         if wire.link.rank == 0:
             with pytest.raises(PeerLostError):
                 wire.wait([wire.expect(ones(3_000_000), 1)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tdserve.transport import group_ring
-from tdserve.transport.group_content import Wire
+from tdserve.transport.group_content import GroupWire
 from tdserve.transport.group_ring import all_reduce_ring
 from tests.unit.transport.links import Links, linked
 
@@ -25,7 +25,7 @@ def numbers(numel: int) -> torch.Tensor:
 def test_all_reduce_when_added_then_every_rank_has_the_sum(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_ring, "PIECE_BYTES", 4 * PIECE)
 
-    def reduce(wire: Wire) -> list[torch.Tensor]:
+    def reduce(wire: GroupWire) -> list[torch.Tensor]:
         flats = [numbers(numel) * (wire.link.rank + 1) for numel in SIZES]
         for flat in flats:
             all_reduce_ring(wire, flat, "sum")
@@ -55,7 +55,7 @@ def test_all_reduce_when_of_any_dtype_then_bitwise_the_same_everywhere(
         return
     inputs = [torch.randint(0, 9, (1000,), generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(3)]
 
-    def reduce(wire: Wire) -> torch.Tensor:
+    def reduce(wire: GroupWire) -> torch.Tensor:
         flat = inputs[wire.link.rank].clone()
         all_reduce_ring(wire, flat, op)
         return flat

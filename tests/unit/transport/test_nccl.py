@@ -36,7 +36,7 @@ def test_branch_when_several_pairs_share_a_rendezvous_then_each_finds_its_own() 
     with ThreadPoolExecutor(4) as threads:
         forming = [
             [
-                threads.submit(GlooChannel, store, rank, host="127.0.0.1", bond=BOND.narrowed(str(number)), peer="it")
+                threads.submit(GlooChannel, store, rank, host="127.0.0.1", bond=BOND.narrow(str(number)), peer="it")
                 for store, rank in zip(pair, (WORKER_RANK, CLIENT_RANK), strict=True)
             ]
             for number, pair in enumerate(branches)
@@ -101,7 +101,7 @@ def test_wire_when_pieces_move_then_they_arrive_and_both_sets_come_back(device: 
         sender, receiver = wires[number % 2], wires[1 - number % 2]
         sent = torch.full((1000 + number,), number, dtype=torch.uint8)
         received = torch.zeros_like(sent)
-        coming = receiver.recv(received, receiver.posted(received))
+        coming = receiver.recv(received, receiver.mark_post(received))
         sender.send(sent).finish()
         coming.finish(TIMEOUT_S)
         assert torch.equal(received, sent)

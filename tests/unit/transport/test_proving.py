@@ -92,7 +92,7 @@ def test_prove_when_all_know_the_secret_then_all_are_content(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [Bond(new_secret(), BOND.purpose), Bond(SECRET, "another purpose"), BOND.narrowed("order")]
+    "other", [Bond(new_secret(), BOND.purpose), Bond(SECRET, "another purpose"), BOND.narrow("order")]
 )
 def test_prove_when_secret_or_purpose_differ_then_neither_is_content(other: Bond) -> None:
     assert [type(each) for each in prove_all([BOND, other])] == [UnprovenError, UnprovenError]

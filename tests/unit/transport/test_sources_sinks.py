@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, Message, Part, Trailing as Column
+from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, LeafPart, Message, Trailing as Column
 from tdserve.structure.tree import Node, Spec, TensorLeaf
 from tdserve.transport.sources_sinks import (
     FlatEnd,
@@ -16,7 +16,7 @@ from tdserve.transport.sources_sinks import (
     LeafEnd,
     RowEnd,
     Source,
-    Trailing,
+    TrailingColumns,
     as_bytes,
     row_table,
 )
@@ -46,7 +46,7 @@ def test_ends_when_filled_then_what_memory_held_between_the_parts_is_gone(kind: 
     columns = [np.array([5]), np.array([6])]
     tables, contents = [row_table(leaf) for leaf in leaves], [as_bytes(leaf).numpy() for leaf in leaves]
     ends: dict[str, Source] = {
-        "leaves": LeafEnd(leaves, Trailing(layout, lambda: columns)),
+        "leaves": LeafEnd(leaves, TrailingColumns(layout, lambda: columns)),
         "joined": JoinedEnd([[each] for each in (*contents, *(column.view(np.uint8) for column in columns))]),
         "indexed": IndexedEnd(layout, lambda slot: leaves[slot], lambda: columns),
         "rows": RowEnd(layout, tables, np.array([2, 0, 1]), lambda: columns),
@@ -227,8 +227,8 @@ def test_joined_when_pieces_fill_a_message_then_one_after_the_other() -> None:
 
 def test_joined_when_a_message_lies_inside_one_piece_then_sent_from_its_place() -> None:
     pieces = [(np.arange(10, dtype=np.uint8), np.arange(10, 30, dtype=np.uint8))]
-    inside = Message(0, 5, (Part(0, 12, 17, 0),))
-    across = Message(0, 5, (Part(0, 8, 13, 0),))
+    inside = Message(0, 5, (LeafPart(0, 12, 17, 0),))
+    across = Message(0, 5, (LeafPart(0, 8, 13, 0),))
     end = JoinedEnd(pieces)
     direct = end.direct(inside)
     assert direct is not None

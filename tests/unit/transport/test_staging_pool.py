@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tdserve.base.errors import CapacityError
-from tdserve.transport.staging_pool import Slot, StagingPool
+from tdserve.transport.staging_pool import StagingPool, StagingSlot
 
 TIMEOUT_S = 20.0
 
@@ -18,11 +18,11 @@ class Maker:
         self.num_made = 0
         self.is_full = False
 
-    def __call__(self) -> Slot:
+    def __call__(self) -> StagingSlot:
         if self.is_full:
             raise RuntimeError("out of memory")
         self.num_made += 1
-        return Slot(torch.zeros(1), torch.zeros(1))
+        return StagingSlot(torch.zeros(1), torch.zeros(1))
 
 
 def pool_of(maker: Maker, *, num_ready: int, max_sets: int) -> StagingPool:

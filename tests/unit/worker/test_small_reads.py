@@ -15,7 +15,7 @@ from tdserve.rules.tags import tag_of
 from tdserve.transport.sources_sinks import FlatEnd, Source
 from tdserve.transport.stream import pack, unpack
 from tdserve.v1 import content_pb2, control_pb2
-from tdserve.worker.small_reads import SENT, Counts, SmallReads
+from tdserve.worker.small_reads import SENT, ReadCounts, SmallReads
 from tests.unit.worker.peer import INLINE_BYTES, UID, StoredTensorDict
 
 REQUEST = 9
@@ -79,8 +79,8 @@ def test_answer_when_the_read_is_small_then_the_content_as_control_would_have_it
     assert answer.request == REQUEST
     assert answer.done.accepted == control_pb2.Accepted(fingerprint=store.spec.fingerprint, version=1)
     assert columns(store, index, answer.done.inline) == (rows, [ReadStatus.WHOLE, 1, 0, 0, 0, 0, 0, 0])
-    assert reads.take_counts() == Counts(num_inline=1, nbytes_inline=len(answer.done.inline))
-    assert reads.take_counts() == Counts()
+    assert reads.take_counts() == ReadCounts(num_inline=1, nbytes_inline=len(answer.done.inline))
+    assert reads.take_counts() == ReadCounts()
 
 
 def test_answer_when_a_write_was_committed_meanwhile_then_its_content_and_version(
@@ -128,7 +128,7 @@ def test_answer_when_control_must_be_asked_then_none(
     reads: SmallReads, store: StoredTensorDict, make: Callable[[StoredTensorDict], bytes]
 ) -> None:
     assert reads.answer(make(store)) is None
-    assert reads.take_counts() == Counts()
+    assert reads.take_counts() == ReadCounts()
 
 
 def test_answer_when_the_size_is_exactly_the_limit_then_given(stores: OpenStores, store: StoredTensorDict) -> None:
@@ -184,7 +184,7 @@ def test_answer_when_the_client_waits_for_the_content_then_that_is_the_answer(
     ((tag, content),) = sent
     assert tag == tag_of(REQUEST)
     assert columns(store, (), content) == ([0, 1, 2, 3, 4, 5], [ReadStatus.WHOLE, 1, 0, 0, 0, 0, 0, 0])
-    assert reads.take_counts() == Counts(num_sent=1, nbytes_sent=sum(layout.message_nbytes))
+    assert reads.take_counts() == ReadCounts(num_sent=1, nbytes_sent=sum(layout.message_nbytes))
 
 
 @pytest.mark.parametrize(
@@ -214,4 +214,4 @@ def test_answer_when_the_channel_is_busy_or_a_row_is_written_then_control_is_ask
     assert reads.answer(message(read)) is None
     store.generations.values[-1] = 3
     assert reads.answer(message(read), lambda *_: pytest.fail("something was sent")) is None
-    assert reads.take_counts() == Counts()
+    assert reads.take_counts() == ReadCounts()

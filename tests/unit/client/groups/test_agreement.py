@@ -10,7 +10,7 @@ from tdserve.client.groups.parts import fingerprint_of
 from tdserve.control.status import decode_failure, encode_failure
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec, check_matches
-from tdserve.transport.group_content import Wire
+from tdserve.transport.group_content import GroupWire
 from tdserve.v1 import group_pb2
 from tests.unit.transport.links import linked
 
@@ -86,7 +86,7 @@ def test_known_when_a_structure_was_told_then_it_is_not_told_again_and_one_that_
 def play(specs: list[Spec], own: dict[int, TDServeError]) -> list[Agreed]:
     """What members agree on that hold these structures; the call is a gather."""
 
-    def agree_here(wire: Wire) -> Agreed:
+    def agree_here(wire: GroupWire) -> Agreed:
         rank = wire.link.rank
         known = Known({})
         call = group_pb2.GroupCall(kind="gather", fingerprint=fingerprint_of(specs[rank]), values_nbytes=[rank])
@@ -127,7 +127,7 @@ def test_agree_pair_when_structures_are_compared_then_both_come_to_the_same(
 ) -> None:
     told, heard = Known({}), Known({})
 
-    def agree_here(wire: Wire) -> Agreed:
+    def agree_here(wire: GroupWire) -> Agreed:
         if wire.link.rank == 0:
             call = group_pb2.GroupCall(kind="send", values_nbytes=[9])
             describe_structure(call, SPEC, fingerprint_of(SPEC), told)

@@ -17,7 +17,7 @@ from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClient
 from tdserve.client.groups import epoch as group_epoch
 from tdserve.client.groups.epoch import LOST_GRACE_S, GroupEpoch
 from tdserve.client.groups.group import Group
-from tdserve.transport.group_content import CALL_TAG, Wire
+from tdserve.transport.group_content import CALL_TAG, GroupWire
 from tests.integration.processes import wait_for
 from tests.unit.client.groups.teams import Team, content, number_in
 
@@ -111,7 +111,7 @@ def test_call_when_a_member_leaves_that_has_finished_it_then_the_others_finish_i
                     return []
                 wait_for(lambda: epoch.is_lost, "the news of the leave")
                 assert epoch._grace is None  # nothing is going to close the link
-                wire, into = Wire(link, CALL_TAG, deadline, group._client.pool), torch.zeros(3, dtype=torch.uint8)
+                wire, into = GroupWire(link, CALL_TAG, deadline, group._client.pool), torch.zeros(3, dtype=torch.uint8)
                 wire.wait([wire.expect(into, 1 - group.rank), wire.post(torch.full_like(into, 7), 1 - group.rank)])
             return into.tolist()
 

@@ -7,14 +7,14 @@ import torch
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.client.groups.agreement import PAGE_BYTES, post_note, recv_notes
-from tdserve.transport.group_content import Wire
+from tdserve.transport.group_content import GroupWire
 from tests.unit.transport.links import linked
 
 SIZES = (0, 1, PAGE_BYTES - 9, PAGE_BYTES - 8, PAGE_BYTES - 7, 100_000)
 
 
 def test_notes_when_of_any_length_then_they_arrive_in_the_order_of_the_ranks() -> None:
-    def exchange(wire: Wire) -> list[bytes]:
+    def exchange(wire: GroupWire) -> list[bytes]:
         found = []
         for nbytes in SIZES:
             if wire.link.rank == 0:
@@ -29,7 +29,7 @@ def test_notes_when_of_any_length_then_they_arrive_in_the_order_of_the_ranks() -
 
 
 def test_note_when_its_length_is_absurd_then_remote_protocol_error() -> None:
-    def exchange(wire: Wire) -> None:
+    def exchange(wire: GroupWire) -> None:
         if wire.link.rank == 0:
             with pytest.raises(RemoteProtocolError):
                 recv_notes(wire, [1])

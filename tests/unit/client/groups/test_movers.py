@@ -6,7 +6,7 @@ import torch
 from tdserve.client.groups.movers import DeviceLeaves, HostMover
 from tdserve.client.groups.parts import Given, Taken
 from tdserve.messages.layout import LARGE_LEAF_BYTES
-from tdserve.transport.group_content import Wire
+from tdserve.transport.group_content import GroupWire
 from tests.unit.client.groups.teams import LARGE, SMALL, content, number_in
 from tests.unit.transport.links import linked
 
@@ -32,7 +32,7 @@ def test_device_leaves_when_of_all_sizes_then_small_ones_are_one_flat_and_all_ar
 def test_host_mover_when_it_gives_and_broadcasts_then_taken_whole(num_floats: int) -> None:
     mover = HostMover()
 
-    def play(wire: Wire) -> list[int]:
+    def play(wire: GroupWire) -> list[int]:
         given = Given(content(wire.link.rank, num_floats), name="g", allow_pickle=False)
         found = []
         for src in range(3):

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, WrongStateError
-from tdserve.rules.weights import Publishing
+from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.weights.unpublished import Unpublished
 from tdserve.store.session_locks import SessionLock
@@ -29,19 +29,19 @@ def deadline(timeout_s: float = 20.0) -> Deadline:
     return Deadline.after(timeout_s)
 
 
-async def begin(unpublished: Unpublished) -> tuple[OpenedStore, Publishing]:
+async def begin(unpublished: Unpublished) -> tuple[OpenedStore, UnfinishedVersion]:
     """What a publish does before its content comes."""
     entry = await unpublished.store("w", SPEC, deadline())
     return entry, entry.weight_versions().begin(fingerprint=SPEC.fingerprint)
 
 
-def fail(unpublished: Unpublished, begun: tuple[OpenedStore, Publishing], writer: str = "") -> None:
+def fail(unpublished: Unpublished, begun: tuple[OpenedStore, UnfinishedVersion], writer: str = "") -> None:
     """What it does when no content comes."""
     begun[0].weight_versions().abort(begun[1])
     unpublished.give_up(begun[0], writer)
 
 
-def commit(world: World, unpublished: Unpublished, begun: tuple[OpenedStore, Publishing]) -> int:
+def commit(world: World, unpublished: Unpublished, begun: tuple[OpenedStore, UnfinishedVersion]) -> int:
     """What it does when its content is there."""
     entry, publishing = begun
     entry.weight_versions().commit(publishing, 1.0, nbytes=12)

@@ -1,4 +1,4 @@
-"""tdserve/transport/waiters.py: callers get what their calls end in, or are let go."""
+"""tdserve/transport/blocking_threads.py: callers get what their calls end in, or are let go."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tdserve.transport.waiters import Waiters
+from tdserve.transport.blocking_threads import BlockingThreads
 
 
 def test_wait_when_the_call_ends_then_so_does_the_wait() -> None:
-    waiters = Waiters("test-waiter")
+    waiters = BlockingThreads("test-waiter")
     seen: list[str] = []
     assert waiters.wait(lambda: seen.append(threading.current_thread().name))
     assert seen == ["test-waiter"]
@@ -21,7 +21,7 @@ def test_wait_when_the_call_ends_then_so_does_the_wait() -> None:
 
 
 def test_close_when_a_call_blocks_then_its_caller_is_let_go_and_the_thread_ends_with_the_call() -> None:
-    waiters = Waiters("test-blocked")
+    waiters = BlockingThreads("test-blocked")
     has_begun, may_end = threading.Event(), threading.Event()
 
     def block() -> None:
@@ -40,13 +40,13 @@ def test_close_when_a_call_blocks_then_its_caller_is_let_go_and_the_thread_ends_
 
 
 def test_wait_when_closed_then_is_not_begun() -> None:
-    waiters = Waiters("test-closed")
+    waiters = BlockingThreads("test-closed")
     waiters.close()
     assert waiters.wait(lambda: 1 // 0) is False
 
 
 def test_wait_when_several_then_none_waits_for_another() -> None:
-    waiters = Waiters("test-several")
+    waiters = BlockingThreads("test-several")
     both = threading.Barrier(2)
     with ThreadPoolExecutor(2) as callers:
         assert list(callers.map(waiters.wait, [lambda: both.wait(30.0)] * 2)) == [True, True]

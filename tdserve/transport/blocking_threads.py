@@ -10,7 +10,7 @@ _Outcome = BaseException | bool
 _RETURNED, _LET_GO = True, False
 
 
-class Waiters:
+class BlockingThreads:
     """Threads for the blocking calls of one channel: made on demand, reused, ended by ``close``.
 
     Args:
@@ -21,7 +21,7 @@ class Waiters:
         self._name = name
         self._lock = Lock()
         self._is_closed = False
-        self._idle: list[_Waiter] = []
+        self._idle: list[_BlockingThread] = []
         self._outcomes: set[SimpleQueue[_Outcome]] = set()
 
     def wait(self, block: Callable[[], object]) -> bool:
@@ -39,7 +39,7 @@ class Waiters:
             if self._is_closed:
                 return _LET_GO
             self._outcomes.add(outcome)
-            waiter = self._idle.pop() if self._idle else _Waiter(self._name)
+            waiter = self._idle.pop() if self._idle else _BlockingThread(self._name)
         waiter.calls.put((block, outcome))
         found = outcome.get()
         with self._lock:
@@ -64,7 +64,7 @@ class Waiters:
             waiter.calls.put(None)
 
 
-class _Waiter(Thread):
+class _BlockingThread(Thread):
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
         self.calls: SimpleQueue[tuple[Callable[[], object], SimpleQueue[_Outcome]] | None] = SimpleQueue()
