@@ -1,5 +1,5 @@
-"""The rules of replay tables: which rows a writer may fill, which a reader gets, and who must wait.
+"""The rules of replay tables: which rows a writer may fill, which rows a reader gets, and which calls must wait.
 
-Plain objects without I/O, clock or threads. Randomness comes in as a ``numpy.random.Generator``; whoever calls owns the
-mapped generations and writes down the states that these objects hand out.
+Plain objects without I/O, clock or threads. Randomness is passed in as a ``numpy.random.Generator``. The caller owns
+the mapped generations and records the states that these objects return.
 """

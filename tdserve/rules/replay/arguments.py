@@ -10,10 +10,10 @@ from tdserve.base.errors import InvalidRequestError
 
 
 def finite_number(argument: str, value: Any) -> float:
-    """A finite number of at least 0 as the float that it is, so that 1 and 1.0 are one setting and one text.
+    """Returns a finite number of at least 0 as a float, so that 1 and 1.0 are the same setting and the same text.
 
     Raises:
-        InvalidRequestError: It is no such number. Nothing was changed.
+        InvalidRequestError: It is not such a number. Nothing was changed.
     """
     reason = f"{str(value)[:80]} is not a finite number of at least 0"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -24,4 +24,4 @@ def finite_number(argument: str, value: Any) -> float:
         raise InvalidRequestError(argument=argument, reason=reason) from fault
     if not math.isfinite(number) or number < 0:
         raise InvalidRequestError(argument=argument, reason=reason)
-    return abs(number)  # -0.0 equals 0.0 and is another text
+    return abs(number)  # -0.0 equals 0.0 and has another text

@@ -1,4 +1,4 @@
-"""The claim of a writer that takes the next rows of a ring by itself, as its table and its session see it."""
+"""The claim of a writer that takes the next rows of a ring by itself, as its table and its session use it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from typing import Protocol
 
 
 class Claims(Protocol):
-    """Rows that one writer may claim. Nobody else changes their generations before the claim is taken back."""
+    """Rows that one writer may claim. Nothing else changes their generations before the claim is taken back."""
 
     @property
     def num(self) -> int:
-        """Tells it from other claims of this writer."""
+        """Number that distinguishes it from other claims of this writer."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is taken back, and nothing that was claimed is open."""
+        """Whether it is taken back, and all claimed rows are settled."""
 
     def catch_up(self) -> None:
-        """Brings the table up to what the writer has done: rows that it has claimed are out of every sample, rows that
-        it has filled are live."""
+        """Brings the table up to date with the writer: claimed rows leave all samples, filled rows become live."""
 
     def check_committed(self) -> None:
-        """Raises CapacityError when rows that the writer has filled could not be made live at the last look."""
+        """Raises CapacityError if filled rows could not be made live at the last attempt."""
 
     def take_back(self) -> None:
-        """As :meth:`catch_up`, and nothing more may be claimed: only rows that are being filled are still the
-        writer's."""
+        """Like :meth:`catch_up`, and ends the claim: only rows that are being filled still belong to the writer."""
 
     def abandon(self) -> None:
-        """As :meth:`take_back`, and the writer is known to fill nothing more: what is open is anybody's."""
+        """Like :meth:`take_back`, when the writer is known to be gone: unfilled rows become free."""

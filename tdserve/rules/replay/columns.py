@@ -1,4 +1,4 @@
-"""What control keeps of each row beside its generation, so that rules can decide without reading content."""
+"""Columns that control keeps of each row beside its generation, so that rules can decide without reading content."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 MakeColumn = Callable[[str, "np.dtype[Any]", tuple[int, ...]], NDArray[Any]]
-"""Gives the array of a column by name, dtype and shape: zeros at first, as it was left after a restart."""
+"""Returns the array of a column by name, dtype and shape: zeros at first, its old content after a restart."""
 
 
 def in_memory(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Columns that end with the process."""
+    """Returns a column in memory, which ends with the process."""
     return np.zeros(shape, dtype)
 
 
 class Columns:
-    """Arrays of one entry per row, made when they are first needed; whoever owns the table decides where they lie.
+    """Arrays of one entry per row, made when they are first needed; the owner of the table decides where they lie.
 
     Rows that were never written have zeros. Entries of a row count from its commit on.
 
     Args:
-        capacity: Rows.
-        make: Gives the arrays.
+        capacity: Number of rows.
+        make: Returns the arrays.
 
     Attributes:
-        trajectories: The table's ``Trajectories``, which row follows which; None where its sampler does not need it.
+        trajectories: The table's ``Trajectories``, which link its rows; None if its sampler needs none.
     """
 
     def __init__(self, capacity: int, make: MakeColumn = in_memory) -> None:
@@ -38,22 +38,22 @@ class Columns:
 
     @property
     def sequence(self) -> NDArray[np.int64]:
-        """Counts committed rows of the table: greater is newer."""
+        """Place of the row's commit in the table: greater is newer."""
         return self.array("sequence", np.int64)
 
     @property
     def priority(self) -> NDArray[np.float64]:
-        """As it was given, at least 0."""
+        """Priority as given, at least 0."""
         return self.array("priority", np.float64)
 
     @property
     def times_sampled(self) -> NDArray[np.int64]:
-        """How often a row was handed out."""
+        """How often the row was sampled."""
         return self.array("times_sampled", np.int64)
 
     @property
     def previous(self) -> NDArray[np.int64]:
-        """One more than the number of the row before in the same trajectory; 0: there is none."""
+        """One more than the number of the previous row in the same trajectory; 0: there is none."""
         return self.array("previous", np.int64)
 
     @property
@@ -62,7 +62,7 @@ class Columns:
         return self.array("is_end", np.bool_)
 
     def array(self, name: str, dtype: Any, width: int = 0) -> NDArray[Any]:
-        """A column by name: ``[capacity]``, or ``[capacity, width]``."""
+        """Returns a column by name: ``[capacity]``, or ``[capacity, width]``."""
         found = self._arrays.get(name)
         if found is None:
             shape = (self.capacity, width) if width else (self.capacity,)

@@ -1,4 +1,4 @@
-"""Draws rows and counts how often each was handed out, so that none is handed out too often."""
+"""Draws rows and counts how often each was sampled, so that none exceeds its limit."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _NONE: Rows = np.empty(0, np.int64)
 
 
 class Draw(NamedTuple):
-    """What was drawn.
+    """The result of a draw.
 
     Attributes:
-        drawn: Rows and what is known of them.
-        spent: Those that were handed out for the last time; no view has them any more.
+        drawn: Rows and their columns.
+        spent: Rows that were sampled for the last time; no selector has them any more.
     """
 
     drawn: Drawn
@@ -35,9 +35,9 @@ class Drawing:
     """The draws of one table.
 
     Args:
-        settings: Of the table.
-        columns: Of the table.
-        views: Told of rows that were handed out for the last time.
+        settings: Settings of the table.
+        columns: Columns of the table.
+        views: Selectors of the table; they drop rows that were sampled for the last time.
     """
 
     def __init__(self, settings: Settings, columns: Columns, views: Views) -> None:
@@ -50,7 +50,7 @@ class Drawing:
         self._has_policy = POLICY_VERSION_KEY in self._added
 
     def draw(self, selector: Selector, num_rows: int, *, num_batches: int, rng: np.random.Generator) -> Draw | None:
-        """Draws batches, one after the other; ``None``, and nothing was changed, when not all of them can be had."""
+        """Draws batches in turn; returns ``None``, and changes nothing, if not all of them can be drawn."""
         draws: list[Draw] = []
         for _ in range(num_batches):
             try:
@@ -58,7 +58,7 @@ class Drawing:
             except InvalidRequestError:
                 if not draws:
                     raise
-                found = None  # too many only after those before: one batch alone can be had
+                found = None  # too many only after the batches before: one batch alone is possible
             if found is None:
                 for draw in draws:
                     self.undo(draw.drawn.rows, draw.spent)
@@ -67,8 +67,8 @@ class Drawing:
         return draws[0] if num_batches == 1 else Draw(_join([each.drawn for each in draws]), _cat(draws))
 
     def draw_distinct(self, selector: Selector, num_rows: int, *, rng: np.random.Generator) -> Draw | None:
-        """Draws rows each of which comes once, whatever the sampler; ``None``, and nothing was changed, when there are
-        too few. They are the selector's no more."""
+        """Draws different rows, whatever the sampler, and removes them from the selector; returns ``None``, and changes
+        nothing, if there are too few."""
         pieces: list[Drawn] = []
         missing = num_rows
         while missing:
@@ -84,7 +84,7 @@ class Drawing:
         return Draw(self._count(pieces[0] if len(pieces) == 1 else _join(pieces)), _NONE)
 
     def undo(self, rows: Rows, spent: Rows) -> None:
-        """Takes back that rows were handed out; of ``spent`` those that are live."""
+        """Undoes a draw of rows; of ``spent`` for those that are live."""
         if self._counts_samples:
             np.subtract.at(self._columns.times_sampled, rows, 1)
         if len(spent):
@@ -121,12 +121,12 @@ class Drawing:
             columns["priority"] = self._columns.priority[rows].astype(np.float32)
         if self._has_policy:
             columns[POLICY_VERSION_KEY] = self._columns.array(POLICY_VERSION_KEY, np.int64)[rows]
-        # In the order in which they travel: the reader knows it from the settings alone.
+        # In the order in which they travel: the reader derives it from the settings alone.
         return Drawn(rows, {name: columns[name] for name in ADDED_DTYPES if name in columns})
 
 
 def _occurrence(rows: Rows) -> NDArray[np.int64]:
-    """How often each row stands before its own place."""
+    """Returns how often each row occurs before its own place."""
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     is_first = np.ones(len(rows), np.bool_)

@@ -1,8 +1,8 @@
-"""The order in which an epoch visits the rows of a store, and each reader's share of it. Nothing is kept anywhere.
+"""The order in which a dataset epoch visits the rows of a store, and each reader's share of it. Nothing is stored.
 
-An order is a function of (seed, epoch, number of rows) and of nothing else: whoever computes it, on whatever machine,
-gets the same. So readers that have never heard of one another divide an epoch among them, and one that was interrupted
-goes on where it was.
+An order is a function of (seed, epoch, number of rows) only: it is the same in every process and on every machine. So
+readers that do not know of one another divide an epoch among them, and a reader that was interrupted continues where it
+was.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 
 MAX_SORTED_ROWS = 1 << 16
-"""Up to here an order is sorted once, half a megabyte; beyond it each part is computed when it is asked for."""
+"""Up to this number of rows an order is sorted once, in half a megabyte; beyond it each part is computed on demand."""
 
 NUM_ROUNDS = 6
-"""Of the cipher; four make it a permutation that no test of mere statistics tells from a random one. Even."""
+"""Rounds of the cipher; four already give a permutation that no statistical test distinguishes from a random one.
+Even."""
 
 Rows = NDArray[np.int64]
 _Words = NDArray[np.uint64]
@@ -33,35 +34,35 @@ class EpochOrder(Protocol):
     """A permutation of the rows."""
 
     def rows(self, start: int, stop: int) -> Rows | slice:
-        """The rows that stand at places ``start`` to ``stop`` of the order."""
+        """Returns the rows at places ``start`` to ``stop`` of the order."""
 
 
 @dataclass(frozen=True)
 class InOrder:
-    """The rows as they are numbered."""
+    """The rows in the order of their numbers."""
 
     def rows(self, start: int, stop: int) -> slice:
-        """As of :class:`EpochOrder`."""
+        """See :class:`EpochOrder`."""
         return slice(start, stop)
 
 
 class Sorted:
-    """A few rows in random order: by random numbers of theirs, each order as probable as any other."""
+    """A few rows in random order, sorted by a random number each: every order has the same probability."""
 
     def __init__(self, num_rows: int, *, seed: int, epoch: int) -> None:
         (key,) = _keys(1, seed, epoch, num_rows)
         self._order: Rows = np.argsort(_mix(np.arange(num_rows, dtype=np.uint64), key), kind="stable")
 
     def rows(self, start: int, stop: int) -> Rows:
-        """As of :class:`EpochOrder`."""
+        """See :class:`EpochOrder`."""
         return self._order[start:stop]
 
 
 class Enciphered:
-    """Many rows in random order, in no memory: the row at a place is the place, enciphered.
+    """Many rows in random order, without memory: the row at a place is the place, enciphered.
 
-    A Feistel network enciphers numbers of k bits, where 2**k is at least the number of rows and less than twice that;
-    what comes out too large is enciphered again, until it is a row. 100 million rows cost what a thousand do.
+    A Feistel network enciphers numbers of k bits, where 2**k is at least the number of rows and less than twice that. A
+    result that is too large is enciphered again, until it is a row. 100 million rows cost as much as a thousand.
     """
 
     def __init__(self, num_rows: int, *, seed: int, epoch: int) -> None:
@@ -71,7 +72,7 @@ class Enciphered:
         self._keys = _keys(NUM_ROUNDS, seed, epoch, num_rows)
 
     def rows(self, start: int, stop: int) -> Rows:
-        """As of :class:`EpochOrder`."""
+        """See :class:`EpochOrder`."""
         found = self._encipher(np.arange(start, stop, dtype=np.uint64))
         outside = np.flatnonzero(found >= self._num_rows)
         while len(outside):
@@ -90,16 +91,16 @@ class Enciphered:
 
 
 def epoch_order(sampler: Any, num_rows: int, *, epoch: int) -> EpochOrder:
-    """The order that a sampler means.
+    """Returns the order that a sampler defines.
 
     Args:
-        sampler: ``Fifo()`` or None for the rows as they are numbered, ``WithoutReplacement(seed=)`` for a random order;
-            without a seed it is that of seed 0.
-        num_rows: Of the store.
-        epoch: At least 0; each has an order of its own.
+        sampler: ``Fifo()`` or None for the order of row numbers, ``WithoutReplacement(seed=)`` for a random order;
+            without a seed it has seed 0.
+        num_rows: Rows of the store.
+        epoch: Number of the epoch, at least 0; each has an order of its own.
 
     Raises:
-        InvalidRequestError: Another sampler: it would draw rows twice, or leave some out.
+        InvalidRequestError: It is another sampler, which would draw rows twice, or leave some out.
     """
     epoch = check_integer("epoch", epoch, 0)
     if sampler is None or isinstance(sampler, Fifo):
@@ -112,9 +113,9 @@ def epoch_order(sampler: Any, num_rows: int, *, epoch: int) -> EpochOrder:
 
 
 def share_of(num_rows: int, *, rank: int, world_size: int) -> range:
-    """The places of an order that one of several readers visits; those of all readers are all places, each once.
+    """Returns the places of an order that one of several readers visits; all readers together visit each place once.
 
-    Where they do not divide evenly some readers have one more than others.
+    If they do not divide evenly, some readers have one place more than others.
 
     Raises:
         InvalidRequestError: There is no such reader.
@@ -127,14 +128,14 @@ def share_of(num_rows: int, *, rank: int, world_size: int) -> range:
 
 
 def _keys(num_keys: int, *parts: int) -> list[np.uint64]:
-    """Random words that are a function of some integers, however large."""
+    """Returns random words that are a function of some integers, however large."""
     text = ",".join(map(str, parts)).encode()
     digest = hashlib.blake2b(text, digest_size=8 * num_keys).digest()
     return [np.uint64(word) for word in np.frombuffer(digest, "<u8")]
 
 
 def _mix(words: _Words, key: np.uint64) -> _Words:
-    """Each word as a random one: the finaliser of splitmix64."""
+    """Maps each word to a random one: the finaliser of splitmix64."""
     with np.errstate(over="ignore"):
         mixed: _Words = words * np.uint64(0x9E3779B97F4A7C15) + key
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

@@ -1,4 +1,4 @@
-"""Whole groups: all rows of one value of a key, of which a sample takes a fixed number each or none."""
+"""Whole groups: a group has all rows with one value of a key; a sample takes a fixed number of them or none."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _MAX_STEPS = 512
 
 
 class GroupSelector:
-    """Draws different complete groups, each complete one with the same probability. A selector.
+    """A selector that draws different complete groups, each with the same probability.
 
-    A group is complete when at least ``group_size`` of its rows are members; a sample takes the ``group_size`` oldest
-    of them, adjacent and oldest first. Groups are numbered while they have members; the rows of one are linked, oldest
-    first where they came in order, as they mostly do; a group in which one came back late is sorted when it is drawn.
-    Adding, removing and drawing cost as much as the rows that are concerned. Memory: 73 bytes per row of capacity.
+    A group is complete if at least ``group_size`` of its rows are members; a sample takes its ``group_size`` oldest,
+    adjacent and oldest first. Groups have a number while they have members. The rows of one are linked, oldest first if
+    they came in order, as they mostly do; a group to which a row came back late is sorted when it is drawn. Adding,
+    removing and drawing cost as much as the rows concerned. Memory: 73 bytes per row of capacity.
 
     Args:
-        columns: Of the table.
-        group_ids: Value of each row, int64; shared with whoever owns the table. A row's value counts when it is added.
-        group_size: Rows of a group, at least 1.
+        columns: Columns of the table.
+        group_ids: Value of each row, int64; shared with the owner of the table. A row's value counts when it is added.
+        group_size: Rows per group, at least 1.
 
     Raises:
         InvalidRequestError: ``group_size`` is below 1 or above the capacity.
@@ -42,7 +42,7 @@ class GroupSelector:
         self._group_ids = group_ids
         self._size = group_size
         self._num_members = 0
-        # One entry more than rows, as -1 leads there: what is no row is no gap in a group either.
+        # One entry more than rows, for the number -1: it stands for no row, and no gap of a group.
         self._group: Rows = np.full(capacity + 1, _NONE, np.int64)
         self._group[-1] = 0
         self._after: Rows = np.full(capacity + 1, _NONE, np.int64)
@@ -64,11 +64,11 @@ class GroupSelector:
 
     @property
     def num_complete(self) -> int:
-        """Groups that may be drawn."""
+        """Number of groups that may be drawn."""
         return len(self._complete)
 
     def add(self, rows: Rows) -> None:
-        """Takes rows in, each once and none a member; their group's value is written already.
+        """Adds rows, each once and none a member; the value of their group is already written.
 
         Raises:
             LocalProtocolError: A row is a member. Nothing was changed.
@@ -100,7 +100,7 @@ class GroupSelector:
         self._complete.add(groups[(before < self._size) & (before + counts >= self._size)])
 
     def remove(self, rows: Rows) -> None:
-        """Drops rows, each named once; those that are no members are ignored."""
+        """Removes rows, each named once; rows that are not members are ignored."""
         rows = rows[self._group[rows] != _NONE]
         if not len(rows):
             return
@@ -117,13 +117,13 @@ class GroupSelector:
             self._unused.append(empty)
 
     def update(self, rows: Rows) -> None:
-        """Priorities do not matter here."""
+        """Does nothing: priorities do not matter here."""
 
     def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
-        """Chooses ``num_rows / group_size`` different groups; None while fewer are complete.
+        """Chooses ``num_rows / group_size`` different groups; None if fewer are complete.
 
         Raises:
-            InvalidRequestError: ``num_rows`` is no multiple of ``group_size``, or above the capacity. Nothing was
+            InvalidRequestError: ``num_rows`` is not a multiple of ``group_size``, or above the capacity. Nothing was
                 changed.
         """
         num_groups, rest = divmod(num_rows, self._size)
@@ -139,7 +139,7 @@ class GroupSelector:
         return Drawn(self._oldest(self._choose(num_groups, rng)), {})
 
     def _number(self, value: int) -> int:
-        """Number of the group of this value, a new one if it has no members."""
+        """Returns the number of the group of this value, a new one if it has no members."""
         group = self._group_of_id.get(value)
         if group is None:
             group = self._unused.pop() if self._unused else len(self._group_of_id)
@@ -148,9 +148,9 @@ class GroupSelector:
         return group
 
     def _unlink(self, rows: Rows, group: Rows) -> None:
-        """Takes rows, which are no members any more, out of their groups' links, however many are neighbours."""
+        """Removes rows, which are not members any more, from the links of their groups, however many are neighbours."""
         for links in (self._after, self._before):
-            # What leads to a removed row leads on to where that one leads: each round doubles the reach.
+            # A link to a removed row is replaced by that row's own link: each round doubles the reach.
             while (is_gone := self._group[links[rows]] == _NONE).any():
                 gone = rows[is_gone]
                 links[gone] = links[links[gone]]
@@ -163,7 +163,7 @@ class GroupSelector:
         self._last[group[is_last]] = before[is_last]
 
     def _choose(self, num_groups: int, rng: np.random.Generator) -> Rows:
-        """Different complete groups, every choice with the same probability."""
+        """Returns different complete groups, every choice with the same probability."""
         if 2 * num_groups > len(self._complete):
             return rng.permutation(self._complete.rows())[:num_groups]
         drawn: Rows = np.empty(0, np.int64)
@@ -174,7 +174,7 @@ class GroupSelector:
         return drawn[:num_groups]
 
     def _oldest(self, groups: Rows) -> Rows:
-        """The oldest rows of each group, as many as a sample takes."""
+        """Returns the oldest rows of each group, as many as a sample takes."""
         unsorted = groups[~self._is_sorted[groups]]
         is_long = self._num_rows[unsorted] > _MAX_STEPS
         for group in unsorted[is_long].tolist():
@@ -186,7 +186,7 @@ class GroupSelector:
         return oldest
 
     def _walk(self, groups: Rows, num_steps: int) -> Rows:
-        """The first rows of each group as they are linked, a column per group; -1 behind the last."""
+        """Returns the first rows of each group by their links, a column per group; -1 behind the last."""
         walked: Rows = np.empty((num_steps, len(groups)), np.int64)
         walked[0] = self._first[groups]
         for step in range(1, num_steps):
@@ -194,7 +194,7 @@ class GroupSelector:
         return walked
 
     def _sort(self, groups: Rows, rows: Rows) -> None:
-        """Links all rows of groups anew, a column of them per group, oldest first."""
+        """Links all rows of groups again, a column of them per group, oldest first."""
         age = np.where(rows == _NONE, np.iinfo(np.int64).max, self._columns.sequence[rows])
         rows = np.take_along_axis(rows, np.argsort(age, axis=0), axis=0)
         self._after[rows[:-1]], self._before[rows[1:]] = rows[1:], rows[:-1]

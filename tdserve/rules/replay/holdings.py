@@ -1,4 +1,4 @@
-"""The rows that a table has, and all that is kept with them."""
+"""The rows of a table, and all state that is kept with them."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ if TYPE_CHECKING:
 
 
 class Holdings:
-    """The rows of one table: where they lie, which can be read, which a sample may draw. Everything a restart needs.
+    """The rows of one table: where they lie, which can be read, which a sample may draw. Has everything a restart
+    needs.
 
     Args:
-        name: Of the store, for errors.
-        capacity: Rows.
+        name: Name of the store, for errors.
+        capacity: Number of rows.
         generations: One int64 per row, written in place.
         settings: Sampler, remover and limiter.
-        make_column: Gives the arrays of one entry per row that outlive the process.
-        num_keys: Leaves of a row.
+        make_column: Returns arrays of one entry per row that outlive the process.
+        num_keys: Leaves per row.
 
     Attributes:
-        ring: Which rows are whose.
-        columns: What is known of each row.
-        views: Which rows a sample may draw.
-        is_closed: Whether no more rows are taken in.
+        ring: Decides which rows writers fill.
+        columns: Columns of the rows.
+        views: Decides which rows a sample may draw.
+        is_closed: Whether the table accepts no more rows.
         num_coming: Rows whose commit is on record, and which are not visible yet.
-        num_suspended: Rows that are in no sample for some turns, although they are there and nobody holds them.
-        claims: Of the writer that takes rows by itself; None when nobody does.
+        num_suspended: Rows that are left out of samples for some turns, although they are live and not held.
+        claims: Claims of the writer that takes rows by itself; None if there is none.
 
     Raises:
-        InvalidRequestError: The capacity is below 1, or the settings would never let anything through.
+        InvalidRequestError: The capacity is below 1, or the settings would never let any row through.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Holdings:
         num_keys: int = 1,
         first_generation: int = 2,
     ) -> Self:
-        """A table as it was. Arguments and errors as of :meth:`Ring.restore`; there is a row per generation."""
+        """Restores a table. Arguments and errors as of :meth:`Ring.restore`; there is a row per generation."""
         table = cls.__new__(cls)
         kept = no_rows() if held is None else held
         ring = Ring.restore(
@@ -108,9 +109,9 @@ class Holdings:
         self.columns = Columns(ring.capacity, make_column)
         self.claims: Claims | None = None
         self.is_closed = bool(state.get("is_closed", False))
-        self._is_reserving = False  # for one writer, in several turns: nobody else gets rows meanwhile
+        self._is_reserving = False  # for one writer, in several turns: no other writer gets rows meanwhile
         self.num_coming = self.num_suspended = 0
-        self._arriving: list[tuple[int, int]] = []  # first and behind the last, less 1, of sequences not on record
+        self._arriving: list[tuple[int, int]] = []  # first, and end less 1, of sequences not on record
         self._generations: Rows = np.asarray(generations)
         self._samples = int(state.get("samples", 0))
         self._cleared = (int(state.get("cleared_inserts", 0)), int(state.get("cleared_samples", 0)))
@@ -122,7 +123,7 @@ class Holdings:
         self._needs = frozenset(settings.columns)
         self._evictor = settings.remover.evictor(self.columns, ring.capacity)
         live = ring.live_rows()
-        if "priority" in self._needs and len(live):  # updates are not on record but in the column
+        if "priority" in self._needs and len(live):  # updates are only in the column, not on record
             self._highest = max(self._highest, float(self.columns.priority[live].max()))
         if settings.sampler.uses_trajectories:
             self.columns.trajectories = Trajectories(self.columns, ring.capacity)
@@ -138,7 +139,7 @@ class Holdings:
         self._live = LiveRows(ring.capacity)
         self._drawing = Drawing(settings, self.columns, self.views)
         self._live.add(np.union1d(live, held[self._generations[held] & 1 == 1]))
-        if settings.max_times_sampled:  # those of a sample that was cut short can be had once more
+        if settings.max_times_sampled:  # rows of an interrupted sample can be sampled once more
             times = self.columns.times_sampled
             times[live] = np.minimum(times[live], settings.max_times_sampled - 1)
         self._enter(live[np.argsort(self.columns.sequence[live], kind="stable")])
@@ -151,7 +152,7 @@ class Holdings:
 
     @property
     def counts(self) -> Counts:
-        """What the limiter looks at."""
+        """Returns the counts for the limiter."""
         inserts, samples = self._cleared
         return Counts(
             num_rows=len(self.ring),
@@ -162,7 +163,7 @@ class Holdings:
         )
 
     def live_rows(self) -> Rows:
-        """Numbers of the rows that may be read, sorted; also of those to which somebody writes just now."""
+        """Returns the numbers of the rows that may be read, sorted; including rows that are being written."""
         return self._live.rows()
 
     @property
@@ -171,11 +172,11 @@ class Holdings:
         return self.ring.inserts - self._reset_inserts
 
     def is_live(self, rows: Rows | slice) -> NDArray[np.bool_]:
-        """Which of these rows may be read; also those to which somebody writes just now."""
+        """Returns which of these rows may be read; including rows that are being written."""
         return self._live.contains(rows)
 
     def check_live(self, rows: Rows) -> None:
-        """Raises SelectionError unless all of these row numbers are live rows."""
+        """Raises SelectionError unless all of these are numbers of live rows."""
         self.check_numbers(rows)
         is_live = self._live.contains(rows)
         if not is_live.all():
@@ -193,20 +194,20 @@ class Holdings:
             raise SelectionError(selection=str(bad), reason=reason)
 
     def suspend(self, rows: Rows) -> None:
-        """Takes live rows, each named once, out of every sample: what takes long of :meth:`hold`. They may still leave
-        the table. To be followed by :meth:`hold` or :meth:`resume`."""
+        """Removes live rows, each named once, from every sample; the slow part of :meth:`hold`. They may still leave
+        the table. Call :meth:`hold` or :meth:`resume` next."""
         self.views.suspend(rows)
         if self._evictor is not None:
             self._evictor.remove(rows)
 
     def resume(self, rows: Rows) -> None:
-        """Ends :meth:`suspend`, but for rows that have left, or whose successors are in the samples already."""
+        """Ends :meth:`suspend`, except for rows that have left, or whose successors are already in samples."""
         rows = rows[self._live.contains(rows) & (self._generations[rows] & 1 == 0)]
         rows = rows[~self.views.contains(rows)]
         self._enter(rows)
 
     def hold(self, rows: Rows) -> None:
-        """Makes rows, each named once, unreadable while leaves of them are written.
+        """Makes rows, each named once, unreadable while some of their leaves are written.
 
         Raises:
             SelectionError: A row is not live. Nothing was changed.
@@ -217,35 +218,35 @@ class Holdings:
         self.suspend(rows)
 
     def let_go(self, rows: Rows, keys: Sequence[int]) -> Rows:
-        """Ends :meth:`hold`: these leaves of the rows are written; of rows that have left meanwhile, nothing is.
+        """Ends :meth:`hold`: these leaves of the rows are written; for rows that have left meanwhile, nothing is.
 
         Returns:
-            The rows that have not, for :meth:`resume`: no sample has them yet.
+            The rows that have not left, for :meth:`resume`: no sample has them yet.
         """
-        self.views.note_written(rows[self.ring.is_held(rows)], keys)  # first: who sees an even row sees this too
+        self.views.note_written(rows[self.ring.is_held(rows)], keys)  # first: an even row must show this
         return self.ring.let_go(rows)
 
     def remove(self, rows: Rows) -> None:
-        """Takes live rows, each named once, out of the table; the next writers get them. Who writes to one of them in
-        this moment may finish it."""
+        """Removes live rows, each named once, from the table; the next writers get them. A write to one of them that is
+        under way may finish."""
         if self.claims is not None:
             self.claims.take_back()
-            rows = rows[self._live.contains(rows)]  # others were claimed in this moment
+            rows = rows[self._live.contains(rows)]  # others were claimed at this moment
         self._leave(rows)
         self.ring.free(rows)
 
     def drop(self, rows: Rows) -> None:
-        """Ends :meth:`hold` of rows, each named once, that nobody will write whole any more: they leave the table."""
+        """Ends :meth:`hold` of rows, each named once, that will never be complete: they leave the table."""
         self.remove(rows[self._live.contains(rows)])
         self.ring.let_go(rows)
 
     def take_back_claims(self) -> None:
-        """From here on nobody takes rows by himself: before generations are changed, or the rules of who may write."""
+        """Ends the claims of writers: before generations change, or the rules of who may write."""
         if self.claims is not None:
             self.claims.take_back()
 
     def claim(self, num_rows: int) -> Reservation:
-        """As :meth:`Ring.claim`. The rows are out of every sample from now on."""
+        """Like :meth:`Ring.claim`. The rows are left out of every sample from now on."""
         rows = self.ring.next_rows(num_rows)
         reservation = self.ring.claim(rows, self._live.contains(rows))
         if len(reservation.evicted):
@@ -253,8 +254,7 @@ class Holdings:
         return reservation
 
     def discard(self, max_lag: int) -> int:
-        """Takes rows out of the table that are more versions of its policy old, but for those that somebody holds on
-        lease; returns how many."""
+        """Removes rows whose lag is above ``max_lag``, except rows on lease; returns how many."""
         staleness = self.views.staleness
         if staleness is None:
             return 0
@@ -267,7 +267,7 @@ class Holdings:
         return len(rows)
 
     def state(self) -> dict[str, Any]:
-        """What the generations and columns do not tell and :meth:`restore` needs."""
+        """Returns the state that generations and columns do not have and that :meth:`restore` needs."""
         inserts, samples = self._cleared
         changed: dict[str, Any] = {"settings": self._changed_settings} if self._changed_settings else {}
         staleness = self.views.staleness
@@ -301,7 +301,7 @@ class Holdings:
             self._evictor.add(rows)
 
     def _leave(self, rows: Rows) -> None:
-        self._live.remove(self._live.members_of(rows))  # what was handed out for the last time is none already
+        self._live.remove(self._live.members_of(rows))  # those sampled for the last time are gone
         self.views.leave(rows)
         if self._evictor is not None:
             self._evictor.remove(rows)

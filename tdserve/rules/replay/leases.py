@@ -1,4 +1,4 @@
-"""Rows that were handed to somebody and are not acknowledged yet. Whose they are afterwards is the table's matter."""
+"""Leases: rows that were handed out and are not acknowledged yet. The table decides what becomes of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NONE = 0
 
 @dataclass
 class _Lease:
-    """Rows of one grant; those that were taken or forgotten since are still named, ``num_left`` are held."""
+    """Rows of one grant; rows that were taken or forgotten since are still listed, ``num_left`` are held."""
 
     owner: int
     request: int
@@ -27,13 +27,14 @@ class _Lease:
 
 
 class Leases:
-    """Who holds which rows, for each consumer apart: several consumers may hold a row, one owner each.
+    """Records which owner holds which rows, separately for each consumer: several consumers may hold a row, with one
+    owner each.
 
-    Every operation is vectorised over the rows; a row that is named twice in one call counts once. Memory: 8 bytes per
-    row of those parts of the table of which some were ever held, for each consumer that ever held one.
+    Every operation is vectorised over the rows; a row that is named twice in one call counts once. Memory: for each
+    consumer, 8 bytes per row of those parts of the table of which it ever held rows.
 
     Args:
-        capacity: Rows. Room for all of them costs nothing before it is used; what grows instead is copied.
+        capacity: Number of rows. Room for all of them costs nothing before it is used; growing arrays are copied.
     """
 
     def __init__(self, capacity: int = 0) -> None:
@@ -50,23 +51,23 @@ class Leases:
 
     @property
     def num_leased(self) -> int:
-        """Rows that are held, counted once for each consumer."""
+        """Number of held rows, counted once for each consumer."""
         return self._num_leased
 
     def grant(self, owner: int, rows: Rows, consumer: str, *, request: int = 0) -> int:
-        """Hands rows out.
+        """Grants a lease of rows.
 
         Args:
-            owner: Who answers for them: a session.
+            owner: The session that is responsible for them.
             rows: Row numbers.
-            consumer: On whose account; ``""`` where there are no consumers.
-            request: Of the owner, in answer to which; 0: none by which the lease could be released.
+            consumer: The consumer that gets them; ``""`` if there are no consumers.
+            request: The owner's request that they answer; 0: none by which the lease could be released.
 
         Returns:
-            Number of the lease; they count from 1.
+            Number of the lease; numbers count from 1.
 
         Raises:
-            LocalProtocolError: A row is held already for this consumer. Nothing was changed.
+            LocalProtocolError: A row is already held for this consumer. Nothing was changed.
         """
         rows = each_once(rows)
         if self._numbers_of(consumer, rows).any():
@@ -89,8 +90,8 @@ class Leases:
             The rows, sorted, each once.
 
         Raises:
-            WrongStateError: The owner does not hold all of them: never did, did so already, or they were forgotten. It
-                says how many. Nothing was changed.
+            WrongStateError: The owner does not hold all of them: it never did, has already ended their leases, or they
+                were forgotten. The error says how many. Nothing was changed.
         """
         rows = each_once(rows)
         is_held = self.held_by(owner, rows, consumer)
@@ -103,20 +104,20 @@ class Leases:
         return rows
 
     def releasing(self, owner: int, *, piece_rows: int, request: int = 0) -> Iterator[tuple[str, Rows]]:
-        """Ends all leases of an owner that went away, or that of one request whose answer never reached it, a piece at
-        a time: between two pieces others may do anything.
+        """Ends all leases of an owner that went away, or those of one request whose answer never reached it, a piece at
+        a time: between two pieces other calls may do anything.
 
         Args:
-            piece_rows: At most so many rows at a time.
-            request: As of ``grant``; 0: all.
+            piece_rows: Most rows per piece.
+            request: As in ``grant``; 0: all.
 
         Returns:
-            Its rows and their consumer, those that it got first first; sorted within a piece.
+            Its rows and their consumer, in the order of their grants; sorted within a piece.
         """
         numbers = (self._of_request.get((owner, request), _NONE),) if request else tuple(self._of_owner.get(owner, ()))
         for number in numbers:
             lease = self._leases.get(number)
-            if lease is None:  # others have ended it meanwhile
+            if lease is None:  # it has ended meanwhile
                 continue
             for start in range(0, len(lease.rows), piece_rows):
                 rows = lease.rows[start : start + piece_rows]
@@ -125,20 +126,20 @@ class Leases:
                 yield lease.consumer, rows
 
     def forget(self, rows: Rows) -> None:
-        """Ends the leases of rows that went away, whoever holds them; rows that nobody holds are ignored."""
+        """Ends all leases of rows that have gone; rows that are not held are ignored."""
         rows = each_once(rows)
         for consumer in self._numbers:
             self._end(consumer, rows[self.holds(rows, consumer)])
 
     def holds(self, rows: Rows, consumer: str | None = None) -> NDArray[np.bool_]:
-        """Which of the rows somebody holds, for this consumer; ``None``: for any."""
+        """Returns which of the rows are held for this consumer; ``None``: for any."""
         is_held = np.zeros(len(rows), np.bool_)
         for each in self._numbers if consumer is None else (consumer,):
             is_held |= self._numbers_of(each, rows) != _NONE
         return is_held
 
     def held_by(self, owner: int, rows: Rows, consumer: str) -> NDArray[np.bool_]:
-        """Which of the rows this owner holds for this consumer."""
+        """Returns which of the rows this owner holds for this consumer."""
         found = self._numbers_of(consumer, rows)
         mine = self._of_owner.get(owner, {})
         if len(found) and int(np.count_nonzero(found == found[0])) == len(found):  # of one lease, as mostly
@@ -148,7 +149,7 @@ class Leases:
         return is_mine[place]
 
     def _numbers_of(self, consumer: str, rows: Rows) -> Rows:
-        """Lease of each row, 0 where there is none."""
+        """Returns the lease of each row, 0 if there is none."""
         numbers = self._numbers.get(consumer)
         if numbers is None or not len(rows):
             return np.zeros(len(rows), np.int64)

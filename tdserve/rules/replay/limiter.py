@@ -1,4 +1,5 @@
-"""Who must wait. A limiter is a setting and decides from counts alone, so that it can be asked after every change."""
+"""Limiters: which calls must wait. A limiter is a setting and decides from counts alone, so it can be asked after every
+change."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from tdserve.rules.replay.arguments import finite_number
 
 @dataclass(frozen=True)
 class Counts:
-    """What a limiter may look at.
+    """The counts that a limiter decides from.
 
     Attributes:
         num_rows: Live rows.
         inserts: Rows ever committed.
         samples: Rows ever sampled.
-        capacity: Rows that fit.
-        reserved: Rows that writers hold now and have not committed. Whoever wants to insert counts them as inserted,
-            so that writers at the same time stay within the bounds together.
+        capacity: Most rows.
+        reserved: Rows that writers hold now and have not committed. A limiter counts them as inserted when it decides
+            on an insert, so that concurrent writers stay within the bounds together.
     """
 
     num_rows: int
@@ -35,11 +36,11 @@ class Counts:
 
 
 class Limiter(ABC):
-    """What every limiter has: a frozen dataclass whose fields go into JSON.
+    """Base of all limiters: a frozen dataclass whose fields go into JSON.
 
     Attributes:
-        kind: Its name there.
-        blocks_writers: Whether writers ever wait for it. Where none does, extends may be stored together.
+        kind: Its name in JSON.
+        blocks_writers: Whether writers ever wait for it. If not, extends may be stored together.
     """
 
     kind: ClassVar[str]
@@ -49,51 +50,51 @@ class Limiter(ABC):
         """Refuses a setting under which no sample could ever be drawn, or rows would be lost.
 
         Raises:
-            InvalidRequestError: As said, with the reason.
+            InvalidRequestError: The setting is refused, with the reason.
         """
 
     def check_times_sampled(self, max_times_sampled: int) -> None:  # noqa: B027 (some refuse nothing)
         """Refuses a table whose rows leave it too early for this setting.
 
         Args:
-            max_times_sampled: After so many samples a row leaves; 0: never.
+            max_times_sampled: Number of samples after which a row leaves; 0: never.
 
         Raises:
-            InvalidRequestError: As said, with the reason.
+            InvalidRequestError: The setting is refused, with the reason.
         """
 
     def check_sample(self, capacity: int, num_rows: int) -> None:  # noqa: B027 (some refuse nothing)
         """Refuses a sample of more rows than may ever be drawn at once.
 
         Raises:
-            InvalidRequestError: As said. Nothing was changed.
+            InvalidRequestError: There are too many. Nothing was changed.
         """
 
     def check_insert(self, capacity: int, num_rows: int) -> None:  # noqa: B027 (some refuse nothing)
         """Refuses a write of more rows than may ever be inserted at once.
 
         Raises:
-            InvalidRequestError: As said. Nothing was changed.
+            InvalidRequestError: There are too many. Nothing was changed.
         """
 
     @abstractmethod
     def can_sample(self, counts: Counts, num_rows: int) -> bool:
-        """Whether ``num_rows`` may be drawn now."""
+        """Returns whether ``num_rows`` may be drawn now."""
 
     @abstractmethod
     def can_insert(self, counts: Counts, num_rows: int) -> bool:
-        """Whether ``num_rows`` may be reserved now."""
+        """Returns whether ``num_rows`` may be reserved now."""
 
     @abstractmethod
     def why_sample(self, counts: Counts, table: str, num_rows: int) -> str:
-        """What a sample waits for, for the error of one that waited too long."""
+        """Returns what a sample waits for, for the error when it has waited too long."""
 
     @abstractmethod
     def why_insert(self, counts: Counts, table: str, num_rows: int) -> str:
-        """What a write waits for, for the error of one that waited too long."""
+        """Returns what a write waits for, for the error when it has waited too long."""
 
     def max_batch_rows(self, capacity: int) -> int:
-        """Rows that a writer may send together, so that it and those who sample do not wait for each other."""
+        """Returns how many rows a writer may send together, so that it and samples do not wait for each other."""
         return capacity
 
 
@@ -102,7 +103,7 @@ class MinSize(Limiter):
     """Samples wait until the table has enough rows; writers never wait.
 
     Attributes:
-        min_size: Live rows, at least 1: from nothing nothing can be drawn.
+        min_size: Live rows, at least 1, since nothing can be drawn from an empty table.
     """
 
     min_size: int = 1
@@ -122,39 +123,39 @@ class MinSize(Limiter):
         _check_min_size(self.min_size, capacity)
 
     def can_sample(self, counts: Counts, num_rows: int) -> bool:
-        """Whether ``num_rows`` may be drawn now."""
+        """Returns whether ``num_rows`` may be drawn now."""
         return counts.num_rows >= self.min_size
 
     def can_insert(self, counts: Counts, num_rows: int) -> bool:
-        """Whether ``num_rows`` may be reserved now."""
+        """Returns whether ``num_rows`` may be reserved now."""
         return True
 
     def why_sample(self, counts: Counts, table: str, num_rows: int) -> str:
-        """What a sample waits for, for the error of one that waited too long."""
+        """Returns what a sample waits for, for the error when it has waited too long."""
         need = "" if self.can_sample(counts, num_rows) else f"needs a size of {self.min_size}"
         return _waiting("sample", counts, table, num_rows, self, need)
 
     def why_insert(self, counts: Counts, table: str, num_rows: int) -> str:
-        """What a write waits for, for the error of one that waited too long."""
+        """Returns what a write waits for, for the error when it has waited too long."""
         return _waiting("insert", counts, table, num_rows, self, "")
 
 
 @dataclass(frozen=True)
 class SampleToInsertRatio(Limiter):
-    """Holds ``samples / inserts`` near a ratio: whoever is ahead waits for the others.
+    """Keeps ``samples / inserts`` near a ratio: the side that is ahead waits for the other.
 
-    With ``diff = inserts * ratio - samples``, which is ``min_size * ratio`` when the table has just been filled far
-    enough, an insert is let through if diff is afterwards at most ``min_size * ratio + error_buffer``, and a sample if
-    it is afterwards at least ``min_size * ratio - error_buffer`` and the table has ``min_size`` live rows. Inserts into
-    a table of fewer than ``min_size`` rows always pass. Rows that were overwritten have been inserted all the
-    same. The counts are whole numbers and the ratio counts as it is written (0.1 is a tenth), so nothing drifts.
+    Let ``diff = inserts * ratio - samples``; it is ``min_size * ratio`` when the table has just been filled far enough.
+    An insert passes if diff is afterwards at most ``min_size * ratio + error_buffer``. A sample passes if diff is
+    afterwards at least ``min_size * ratio - error_buffer`` and the table has ``min_size`` live rows. Inserts into a
+    table of fewer than ``min_size`` rows always pass. Rows that were overwritten still count as inserted. The counts
+    are whole numbers and the ratio counts as it is written (0.1 is a tenth), so nothing drifts.
 
     Attributes:
         ratio: Rows sampled per row inserted, above 0.
         min_size: Live rows that a sample needs, at least 1.
-        error_buffer: By how many sampled rows diff may be off, either way; must be given. At least half of what the
-            largest sample and the largest write move it, ``(num_rows + ratio * num_written) / 2``, or those two may
-            wait for each other.
+        error_buffer: Sampled rows by which diff may deviate in either direction; required. It is at least half of the
+            change of diff by the largest sample and the largest write, ``(num_rows + ratio * num_written) / 2``;
+            otherwise those two may wait for each other.
     """
 
     ratio: float
@@ -175,20 +176,20 @@ class SampleToInsertRatio(Limiter):
 
     @cached_property
     def _steps(self) -> tuple[int, int, int]:
-        """By how much one insert and one sample move diff, and the error buffer, in the ratio's smallest unit."""
+        """The change of diff by one insert and by one sample, and the error buffer, in the ratio's smallest unit."""
         ratio = Fraction(repr(self.ratio))
         return ratio.numerator, ratio.denominator, int(Fraction(repr(self.error_buffer)) * ratio.denominator)
 
     def check(self, capacity: int) -> None:
-        """Refuses a setting under which everybody would soon wait for ever, even with single rows.
+        """Refuses a setting under which all calls would soon wait for ever, even with single rows.
 
         Raises:
             InvalidRequestError: ``min_size`` is above the capacity, or ``error_buffer`` too small.
         """
         _check_min_size(self.min_size, capacity)
         insert, sample, buffer = self._steps
-        # diff moves among whole numbers by +insert and -sample, which have no common divisor. Coming back to where it
-        # was takes insert + sample different places; with fewer it ends where neither step is allowed.
+        # diff is a whole number that changes by +insert and -sample, which have no common divisor. A cycle takes insert
+        # + sample different values; with fewer, diff gets stuck where neither step is allowed.
         if 2 * buffer + 1 < insert + sample:
             enough = max(1.0, self.ratio)
             reason = (
@@ -201,7 +202,7 @@ class SampleToInsertRatio(Limiter):
         """Refuses rows that leave before the ratio is reached.
 
         Raises:
-            InvalidRequestError: As said.
+            InvalidRequestError: They do.
         """
         if 0 < max_times_sampled < self.ratio:
             reason = (
@@ -214,7 +215,7 @@ class SampleToInsertRatio(Limiter):
         """Refuses a sample that is wider than the window.
 
         Raises:
-            InvalidRequestError: As said. Nothing was changed.
+            InvalidRequestError: There are too many. Nothing was changed.
         """
         _, sample, buffer = self._steps
         if num_rows * sample > 2 * buffer:
@@ -236,14 +237,14 @@ class SampleToInsertRatio(Limiter):
             raise InvalidRequestError(argument="num_rows", reason=reason)
 
     def can_sample(self, counts: Counts, num_rows: int) -> bool:
-        """Whether ``num_rows`` may be drawn now."""
+        """Returns whether ``num_rows`` may be drawn now."""
         insert, sample, buffer = self._steps
         after = counts.inserts * insert - (counts.samples + num_rows) * sample
         return counts.num_rows >= self.min_size and after >= self.min_size * insert - buffer
 
     def can_insert(self, counts: Counts, num_rows: int) -> bool:
-        """Whether ``num_rows`` may be reserved now."""
-        # Below min_size nothing is sampled, and only inserts help: also one that goes beyond it.
+        """Returns whether ``num_rows`` may be reserved now."""
+        # Below min_size there are no samples, and only inserts help, even one that goes beyond it.
         if counts.num_rows + counts.reserved < self.min_size:
             return True
         insert, sample, buffer = self._steps
@@ -251,7 +252,7 @@ class SampleToInsertRatio(Limiter):
         return after <= self.min_size * insert + buffer
 
     def why_sample(self, counts: Counts, table: str, num_rows: int) -> str:
-        """What a sample waits for, for the error of one that waited too long."""
+        """Returns what a sample waits for, for the error when it has waited too long."""
         need = ""
         if not self.can_sample(counts, num_rows):
             low = self.min_size * self.ratio - self.error_buffer
@@ -262,7 +263,7 @@ class SampleToInsertRatio(Limiter):
         return _waiting("sample", counts, table, num_rows, self, need)
 
     def why_insert(self, counts: Counts, table: str, num_rows: int) -> str:
-        """What a write waits for, for the error of one that waited too long."""
+        """Returns what a write waits for, for the error when it has waited too long."""
         need = ""
         if not self.can_insert(counts, num_rows):
             high = self.min_size * self.ratio + self.error_buffer
@@ -289,10 +290,10 @@ class SampleToInsertRatio(Limiter):
 
 @dataclass(frozen=True)
 class Queue(Limiter):
-    """Writers wait while the table is full, samples while it has fewer rows than they want.
+    """Writers wait while the table is full, samples while it has fewer rows than they ask for.
 
     Attributes:
-        max_size: Rows, those that writers hold included; at least 1.
+        max_size: Most rows, including those that writers hold; at least 1.
     """
 
     max_size: int
@@ -303,7 +304,7 @@ class Queue(Limiter):
         object.__setattr__(self, "max_size", check_integer("max_size", self.max_size, 1))
 
     def check(self, capacity: int) -> None:
-        """Refuses a queue that is longer than its table: rows would be overwritten before anybody took them.
+        """Refuses a queue that is longer than its table: rows would be overwritten before they are taken.
 
         Raises:
             InvalidRequestError: ``max_size`` is above the capacity.
@@ -329,26 +330,26 @@ class Queue(Limiter):
         self._check_rows("insert", num_rows)
 
     def can_sample(self, counts: Counts, num_rows: int) -> bool:
-        """Whether ``num_rows`` may be drawn now."""
+        """Returns whether ``num_rows`` may be drawn now."""
         return counts.num_rows >= num_rows
 
     def can_insert(self, counts: Counts, num_rows: int) -> bool:
-        """Whether ``num_rows`` may be reserved now."""
+        """Returns whether ``num_rows`` may be reserved now."""
         return counts.num_rows + counts.reserved + num_rows <= self.max_size
 
     def why_sample(self, counts: Counts, table: str, num_rows: int) -> str:
-        """What a sample waits for, for the error of one that waited too long."""
+        """Returns what a sample waits for, for the error when it has waited too long."""
         need = "" if self.can_sample(counts, num_rows) else f"needs a size of {num_rows}"
         return _waiting("sample", counts, table, num_rows, self, need)
 
     def why_insert(self, counts: Counts, table: str, num_rows: int) -> str:
-        """What a write waits for, for the error of one that waited too long."""
+        """Returns what a write waits for, for the error when it has waited too long."""
         room = self.max_size - num_rows
         need = "" if self.can_insert(counts, num_rows) else f"needs a size, reserved rows included, of at most {room}"
         return _waiting("insert", counts, table, num_rows, self, need)
 
     def max_batch_rows(self, capacity: int) -> int:
-        """Half of the queue, so that a batch finds room while takers wait for another half."""
+        """Returns half of the queue, so that a batch finds room while takers wait for another half."""
         return max(1, self.max_size // 2)
 
     def _check_rows(self, event: str, num_rows: int) -> None:

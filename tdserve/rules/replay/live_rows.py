@@ -1,4 +1,4 @@
-"""The set of row numbers that may be read, from which a row is drawn in constant time. Knows nothing of generations."""
+"""The set of row numbers that may be read; a row is drawn from it in constant time. Independent of generations."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ Rows = NDArray[np.int64]
 _ABSENT = -1
 
 _MIN_RUN = 512
-"""Fewer rows are looked at one by one sooner than it is found out whether they follow one another."""
+"""Fewer rows are handled one by one, which is faster than finding out whether they are consecutive."""
 
 
 def compact(rows: Rows) -> slice | Rows:
-    """The rows as what indexes arrays fastest: a slice where they are very many and follow one another, as those of
-    most writers do. What it indexes then is a view."""
+    """Returns the rows in the form that indexes arrays fastest: a slice if they are very many and consecutive, as those
+    of most writers are. Indexing then returns a view."""
     if len(rows) < _MIN_RUN or int(rows[-1]) - int(rows[0]) != len(rows) - 1 or not is_run(rows):
         return rows
     return slice(int(rows[0]), int(rows[-1]) + 1)
 
 
 class LiveRows:
-    """A set of row numbers below a capacity; every operation is vectorised over the rows it is given.
+    """A set of row numbers below a capacity; every operation is vectorised over its rows.
 
-    The members lie densely in an array, in no order; a second array says where each row's entry lies. Removing moves
+    The members lie densely in an array, in no order; a second array has the place of each row's entry. Removing moves
     the last members into the gaps. Memory: 16 bytes per row of capacity.
     """
 
     def __init__(self, capacity: int) -> None:
-        # Filled at once: who has a table of very many rows made in a thread has the memory fetched there, too.
+        # Filled at once: if a thread creates a very large table, it allocates the memory too.
         self._members: Rows = np.full(capacity, _ABSENT, np.int64)
         self._place: Rows = np.full(capacity, _ABSENT, np.int64)
         self._num = 0
@@ -44,10 +44,10 @@ class LiveRows:
         return f"<LiveRows {self._num} of {len(self._place)}>"
 
     def add(self, rows: Rows) -> None:
-        """Takes rows in, each once and none a member yet.
+        """Adds rows, each once and none a member yet.
 
         Raises:
-            LocalProtocolError: A row is a member already or named twice. Nothing was changed.
+            LocalProtocolError: A row is already a member, or named twice. Nothing was changed.
         """
         where = compact(rows)
         if np.count_nonzero(self._place[where] != _ABSENT):
@@ -62,10 +62,10 @@ class LiveRows:
         self._num = end
 
     def remove(self, rows: Rows) -> None:
-        """Drops rows, each once and all members.
+        """Removes rows, each once and all members.
 
         Raises:
-            LocalProtocolError: A row is no member or named twice. Nothing was changed.
+            LocalProtocolError: A row is not a member, or named twice. Nothing was changed.
         """
         where = compact(rows)
         gaps = self._place[where]
@@ -92,26 +92,26 @@ class LiveRows:
         self._num = left
 
     def members_of(self, rows: Rows) -> Rows:
-        """Those of these rows that are members."""
+        """Returns those of these rows that are members."""
         return _chosen(rows, self._place[compact(rows)] != _ABSENT)
 
     def draw(self, rng: np.random.Generator, num_rows: int) -> Rows:
-        """Draws rows uniformly and independently, so that one may come twice. There must be a member."""
+        """Draws rows uniformly and independently, so a row may occur twice. There must be a member."""
         return self._members[rng.integers(0, self._num, num_rows)]
 
     def contains(self, rows: Rows | slice) -> NDArray[np.bool_]:
-        """Which of these rows, each from 0 to the capacity, are members."""
+        """Returns which of these rows, each from 0 to the capacity, are members."""
         return np.not_equal(self._place[rows], _ABSENT)
 
     def first_rows(self, max_rows: int) -> Rows:
-        """So many members at most, in any order; a copy."""
+        """Returns at most ``max_rows`` members, in any order; a copy."""
         return np.array(self._members[: min(self._num, max_rows)])
 
     def rows(self) -> Rows:
-        """All members, sorted; a copy."""
+        """Returns all members, sorted; a copy."""
         return np.sort(self._members[: self._num])
 
 
 def _chosen(rows: Rows, is_chosen: NDArray[np.bool_]) -> Rows:
-    """``rows[is_chosen]``; where all are, as mostly, these rows themselves, which nobody changes."""
+    """Returns ``rows[is_chosen]``; if all are chosen, as mostly, these rows themselves, which must not be changed."""
     return rows if np.count_nonzero(is_chosen) == len(rows) else rows[is_chosen]

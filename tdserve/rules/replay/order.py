@@ -1,4 +1,4 @@
-"""First in, first out, and last in, first out: rows by the order in which they were inserted."""
+"""First in, first out, and last in, first out: rows in the order in which they were inserted."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Fifo(Sampler):
     is_ring: ClassVar[bool] = True
 
     def selector(self, columns: Columns, capacity: int) -> OrderSelector:
-        """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""
+        """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return OrderSelector(columns, capacity, is_newest_first=False)
 
     def evictor(self, columns: Columns, capacity: int) -> None:
-        """None: the ring itself is this rule."""
+        """Returns None: the ring itself is this rule."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Lifo(Sampler):
     is_ordered: ClassVar[bool] = True
 
     def selector(self, columns: Columns, capacity: int) -> OrderSelector:
-        """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""
+        """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return OrderSelector(columns, capacity, is_newest_first=True)
 
 
 class OrderSelector:
-    """The selector of :class:`Fifo` and :class:`Lifo`; methods as of :class:`~tdserve.rules.replay.selector.Selector`.
+    """The selector of :class:`Fifo` and :class:`Lifo`; methods as in :class:`~tdserve.rules.replay.selector.Selector`.
 
-    A row that was drawn stays a member. One that was removed and comes back stands at its old place.
+    A row that was drawn stays a member. One that was removed and comes back takes its old place.
     """
 
     def __init__(self, columns: Columns, capacity: int, *, is_newest_first: bool) -> None:
@@ -68,22 +68,22 @@ class OrderSelector:
         return f"<OrderSelector {len(self)} rows, {'newest' if self._is_newest_first else 'oldest'} first>"
 
     def add(self, rows: Rows) -> None:
-        """Takes rows in.
+        """Adds rows.
 
         Raises:
-            LocalProtocolError: A row is a member already. Nothing was changed.
+            LocalProtocolError: A row is already a member. Nothing was changed.
         """
         self._rows.add(rows)
 
     def remove(self, rows: Rows) -> None:
-        """Drops those rows that are members."""
+        """Removes those rows that are members."""
         self._rows.remove(rows)
 
     def update(self, rows: Rows) -> None:
-        """Priorities mean nothing here."""
+        """Does nothing: priorities do not matter here."""
 
     def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
-        """The first rows in this order; None while there are fewer.
+        """Returns the first rows in this order; None if there are fewer.
 
         Raises:
             InvalidRequestError: ``num_rows`` is above the capacity.

@@ -13,21 +13,20 @@ from tdserve.rules.replay.live_rows import Rows
 _ABSENT = -1
 _MIN_ROOM = 64
 _CHUNK_ROWS = 16_384
-"""Of a chunk at most: what is done with one takes a fraction of a millisecond. Those of a short table are as short."""
+"""Most rows of a chunk, so that work on one takes a fraction of a millisecond. Chunks of a short table are shorter."""
 
 _SWEPT_PER_ROW = 4
-"""Entries that are looked at for each row that comes or goes, while there are too many dead ones: a pass over all of
-them ends before a quarter more has come."""
+"""Entries that are swept for each row that comes or goes, while there are too many dead ones: a pass over all of them
+ends before a quarter more has come."""
 
 
 class OrderedRows:
     """Rows in order of their sequence. Every operation is vectorised, and takes time in proportion to its own rows.
 
-    Rows come mostly in order and go mostly at an end, so they lie one after the other in a *run*, in chunks. A row that
-    goes leaves its entry behind, which is dead until it is met from an end, or swept out: where there are more dead
-    ones than others, each operation sweeps a few chunks. A row that comes back revives its entry if that is still
-    there; one that comes out of order otherwise begins another run. Short runs are joined with the one before, so that
-    there are never more than about twenty.
+    Rows mostly come in order and go at an end, so they lie in a *run*, in chunks. A row that goes leaves a dead entry
+    behind, until it is reached from an end or swept out: if there are more dead entries than others, each operation
+    sweeps a few chunks. A row that comes back revives its entry if that still exists; any other row that comes out of
+    order begins another run. Short runs are joined with the previous one, so there are never more than about twenty.
 
     Args:
         sequence: One int64 per row: greater is newer, all different, from 0. Read when a row is added.
@@ -35,14 +34,14 @@ class OrderedRows:
 
     def __init__(self, sequence: NDArray[np.int64]) -> None:
         self._sequence = sequence
-        # Of members; an entry with another sequence than its row has here is dead.
+        # Sequences of members; an entry with another sequence than its row has here is dead.
         self._member = np.full(len(sequence), _ABSENT, np.int64)
-        # Of the newest entry that a row has in any run, dead or not.
+        # Sequence of the newest entry of each row in any run, dead or not.
         self._entry = np.full(len(sequence), _ABSENT, np.int64)
         self._chunk_rows = min(_CHUNK_ROWS, max(2 * len(sequence), _MIN_ROOM))
         self._runs = [_Run(self._chunk_rows)]
         self._num = 0
-        self._num_entries = 0  # dead ones too
+        self._num_entries = 0  # including dead ones
         self._next_swept = 0  # chunk of the first run
 
     def __len__(self) -> int:
@@ -52,10 +51,10 @@ class OrderedRows:
         return f"<OrderedRows {self._num} in {len(self._runs)} runs>"
 
     def add(self, rows: Rows) -> None:
-        """Takes rows in, each once and none a member yet.
+        """Adds rows, each once and none a member yet.
 
         Raises:
-            LocalProtocolError: A row is a member already. Nothing was changed.
+            LocalProtocolError: A row is already a member. Nothing was changed.
         """
         if (self._member[rows] != _ABSENT).any():
             raise LocalProtocolError(reason="a row that may be drawn was made so again")
@@ -74,18 +73,18 @@ class OrderedRows:
         self._sweep(len(rows))
 
     def remove(self, rows: Rows) -> None:
-        """Drops those rows that are members, each named once."""
+        """Removes those rows that are members, each named once."""
         members = rows[self._member[rows] != _ABSENT]
         self._member[members] = _ABSENT
         self._num -= len(members)
         self._sweep(len(members))
 
     def oldest(self, num_rows: int) -> Rows:
-        """The oldest rows, oldest first. There must be so many."""
+        """Returns the oldest rows, oldest first. There must be ``num_rows``."""
         return self._ends(num_rows, is_back=False)
 
     def newest(self, num_rows: int) -> Rows:
-        """The newest rows, newest first. There must be so many."""
+        """Returns the newest rows, newest first. There must be ``num_rows``."""
         return self._ends(num_rows, is_back=True)
 
     def _ends(self, num_rows: int, *, is_back: bool) -> Rows:
@@ -99,7 +98,8 @@ class OrderedRows:
         return rows[order[: -num_rows - 1 : -1] if is_back else order[:num_rows]]
 
     def _trim(self, run: _Run, num_rows: int, *, is_back: bool) -> Rows:
-        """Up to ``num_rows`` members from one end of a run, in its order; takes the dead entries among them out."""
+        """Returns up to ``num_rows`` members from one end of a run, in its order; removes the dead entries among
+        them."""
         found: list[Rows] = []
         num_missing = num_rows
         for chunk in run.chunks[::-1] if is_back else run.chunks:
@@ -147,13 +147,13 @@ class OrderedRows:
         else:
             self._runs.append(_Run(self._chunk_rows))
             self._runs[-1].append(rows, sequences)
-        # Each is more than twice as long as the next one, so there are few. The first is not joined with others: it
-        # may be very long, and rows that come in order go there.
+        # Each is more than twice as long as the next one, so there are few. The first is not joined with others: it may
+        # be very long, and rows that come in order go there.
         while len(self._runs) > 2 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
             self._join(2)
 
     def _join(self, num_runs: int) -> None:
-        """Makes one of the last runs."""
+        """Joins the last runs to one."""
         chunks = [chunk for run in self._runs[-num_runs:] for chunk in run.chunks]
         rows = np.concatenate([chunk.rows[chunk.start : chunk.end] for chunk in chunks])
         sequences = np.concatenate([chunk.sequences[chunk.start : chunk.end] for chunk in chunks])
@@ -166,12 +166,11 @@ class OrderedRows:
         self._runs[-num_runs:] = [joined]
 
     def _sweep(self, num_rows: int) -> None:
-        """Takes dead entries out of a few chunks, where there are more of them than others; ``num_rows`` came or
-        went."""
+        """Removes dead entries from a few chunks, if there are more of them than others; ``num_rows`` came or went."""
         if self._num_entries <= 2 * self._num + _MIN_ROOM:
             return
         if len(self._runs) > 1 and self._num_entries <= 3 * sum(map(len, self._runs[1:])):
-            self._join(len(self._runs))  # most of them came out of order, and are as many as came at all
+            self._join(len(self._runs))  # most of them came out of order, and are as many as ever came
             return
         chunks = self._runs[0].chunks
         for _ in range(1 + _SWEPT_PER_ROW * num_rows // self._chunk_rows):
@@ -198,7 +197,7 @@ class _Chunk:
     """Rows with their sequences, oldest first.
 
     Attributes:
-        start, end: Which part of the arrays is filled.
+        start, end: The filled part of the arrays.
     """
 
     rows: Rows
@@ -208,14 +207,14 @@ class _Chunk:
 
     @classmethod
     def make(cls, num_rows: int) -> _Chunk:
-        """An empty one with room for so many."""
+        """Returns an empty chunk with room for ``num_rows``."""
         return cls(np.empty(num_rows, np.int64), np.empty(num_rows, np.int64))
 
     def __len__(self) -> int:
         return self.end - self.start
 
     def append(self, rows: Rows, sequences: Rows) -> int:
-        """Puts as many newer rows behind as there is room for; returns how many."""
+        """Appends as many newer rows as there is room for; returns how many."""
         num_rows = min(len(rows), len(self.rows) - self.end)
         part = slice(self.end, self.end + num_rows)
         self.rows[part], self.sequences[part] = rows[:num_rows], sequences[:num_rows]
@@ -223,7 +222,7 @@ class _Chunk:
         return num_rows
 
     def take_in(self, other: _Chunk) -> None:
-        """Puts all of a newer chunk behind, which is empty then; both together fit."""
+        """Appends all rows of a newer chunk, which is empty then; both together fit."""
         num_rows = len(self)
         self.rows[:num_rows] = self.rows[self.start : self.end].copy()
         self.sequences[:num_rows] = self.sequences[self.start : self.end].copy()
@@ -245,19 +244,19 @@ class _Run:
 
     @property
     def last_sequence(self) -> int:
-        """Of the newest row; there must be one."""
+        """Sequence of the newest row; there must be one."""
         chunk = self.chunks[-1]
         return int(chunk.sequences[chunk.end - 1])
 
     def append(self, rows: Rows, sequences: Rows) -> None:
-        """Puts newer rows behind."""
+        """Appends newer rows."""
         begin = self.chunks[-1].append(rows, sequences) if self.chunks else 0
         while begin < len(rows):
             self.chunks.append(_Chunk.make(self._chunk_rows))
             begin += self.chunks[-1].append(rows[begin:], sequences[begin:])
 
     def drop_empty(self) -> None:
-        """Forgets chunks at both ends that are empty by now; those in between are met as they come to an end."""
+        """Drops empty chunks at both ends; those in between are dropped when they reach an end."""
         while self.chunks and not len(self.chunks[0]):
             del self.chunks[0]
         while self.chunks and not len(self.chunks[-1]):

@@ -1,4 +1,4 @@
-"""What a table is told of rows that come, and what it tells of rows that go out."""
+"""The data that a table gets with new rows, and that it returns for rows to read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tdserve.rules.replay.live_rows import Rows
 
 
 def no_rows() -> Rows:
-    """None at all."""
+    """Returns no rows."""
     return np.empty(0, np.int64)
 
 
@@ -25,15 +25,16 @@ class RowsPlan:
 
     Attributes:
         rows: Row numbers, in the order of the result.
-        generations: As they are now; whoever copies a row checks that its generation did not move meanwhile.
-        columns: What the sampler adds of each row, by key.
-        spent: Rows that leave the table when they were sent,
+        generations: Their generations now; a process that copies a row checks that its generation did not move
+            meanwhile.
+        columns: Columns that the sampler adds, by key.
+        spent: Rows that leave the table once they were sent,
         spent_generations: and their generations.
-        sequence: The rows' places in the order of commits, by which they are known again.
-        lease: Owner and consumer, where the rows are handed out on lease.
-        num_missing: Rows that are still to be drawn, see ``Table.draw_more``; they count as sampled already.
+        sequence: The rows' places in the order of commits, which identify them.
+        lease: Owner and consumer, if the rows are handed out on lease.
+        num_missing: Rows that are still to be drawn, see ``Table.draw_more``; they already count as sampled.
         num_clears: How often the table had been cleared when they were counted.
-        is_counted: Whether they count as sampled; else they replace rows that do.
+        is_counted: Whether they count as sampled; otherwise they replace rows that do.
     """
 
     rows: Rows
@@ -49,8 +50,7 @@ class RowsPlan:
 
     @classmethod
     def joined(cls, plans: Sequence[RowsPlan]) -> RowsPlan:
-        """One plan of the rows of several, of which none are spent, by which nothing is missing any more but as the
-        last says."""
+        """Returns one plan of the rows of several plans without spent rows; ``num_missing`` is that of the last."""
         names = plans[0].columns
         return cls(
             np.concatenate([plan.rows for plan in plans]),
@@ -65,16 +65,16 @@ class RowsPlan:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """What is known of rows that a writer brings, beside their content.
+    """The data that a writer gives with rows, beside their content.
 
     Attributes:
         priorities: One per row, checked; None: the highest so far.
-        writer: Whose rows form trajectories.
+        writer: The writer, whose rows form trajectories.
         ends: Which rows are the last of their trajectory.
-        ids: Values that tell a writer's trajectories apart, one per row.
+        ids: Values that distinguish a writer's trajectories, one per row.
         keys: Numbers of the leaves that were written; None: all.
-        groups: By column, what each row is grouped by.
-        policy_versions: Of the table's policy, one per row; None: the newest.
+        groups: By column, the group of each row.
+        policy_versions: Versions of the table's policy, one per row; None: the newest.
     """
 
     priorities: NDArray[np.float64] | None = None
@@ -86,7 +86,7 @@ class Arrival:
     policy_versions: NDArray[np.int64] | None = None
 
     def of(self, part: slice) -> Arrival:
-        """What is known of some of the rows."""
+        """Returns the data of some of the rows."""
         if self is PLAIN_ARRIVAL:
             return self
         return replace(
@@ -103,7 +103,7 @@ PLAIN_ARRIVAL = Arrival()
 
 
 def check_priorities(priorities: NDArray[np.float64]) -> None:
-    """Raises InvalidRequestError unless all of these are finite and at least 0."""
+    """Raises InvalidRequestError unless all priorities are finite and at least 0."""
     is_bad = ~(np.isfinite(priorities) & (priorities >= 0))
     if is_bad.any():
         bad = priorities[int(np.argmax(is_bad))]

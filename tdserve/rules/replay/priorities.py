@@ -1,8 +1,8 @@
-"""Sums and minima over a number per row, kept while rows change, so that neither is ever taken over all rows.
+"""Sums and minima over a number per row, updated as rows change, so that no operation goes over all rows.
 
-Numbers lie in blocks of 16; each level above holds one number per block of the level below, taken from that block anew
-when one of it changes: nothing is added to a sum or subtracted, so nothing drifts. Changes are written down at once and
-carried up when somebody asks, all together.
+Numbers lie in blocks of 16. Each level above has one number per block of the level below, and computes it anew from
+that block when a number changes: nothing is added to or subtracted from a sum, so nothing drifts. Changes are recorded
+at once, and carried up together when a result is requested.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from tdserve.rules.replay.live_rows import Rows, compact
 
 Weights = NDArray[np.float64]
 
-# Adding up a block to find a place in it is most of a search: 16 was fastest, measured with 4 to 64.
+# Summing a block to find a place in it is most of a search: 16 was fastest, measured with 4 to 64.
 _SHIFT = 4
 _BLOCK = 1 << _SHIFT
-# Up to so many numbers one pass over all of them is cheaper than one more level.
+# Up to this many numbers one pass over all of them is cheaper than one more level.
 _TOP_NUMBERS = 4096
-# Blocks whose change waits at most, and is carried up in 2 ms: bounds the list of them, and how long
-# one who asks may have to work.
+# Most blocks whose change waits; they are carried up in 2 ms. This bounds the list of them, and the time that a request
+# may have to spend on it.
 _MAX_WAITING = 1 << 12
-# Targets that are looked for at once: a block of numbers for each of them is in memory.
+# Targets that are searched at once: a block of numbers for each of them is in memory.
 _MAX_TARGETS = 1 << 14
 
 
 class PriorityTree:
-    """A weight per row, from which rows are drawn with a probability in proportion to it.
+    """A weight per row; rows are drawn with a probability in proportion to it.
 
     Args:
-        capacity: Rows, all of weight 0 at first. About 10 bytes each.
+        capacity: Number of rows, all of weight 0 at first. About 10 bytes each.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -44,33 +44,33 @@ class PriorityTree:
 
     @property
     def total(self) -> float:
-        """The sum of all weights."""
+        """Returns the sum of all weights."""
         self._carry()
         return float(self._sums.top_ends[-1])
 
     @property
     def min_positive(self) -> float:
-        """The smallest weight above 0; infinity where there is none."""
+        """Returns the smallest weight above 0; infinity if there is none."""
         self._carry()
         return float(self._minima.top.min())
 
     def get(self, rows: Rows) -> Weights:
-        """The weights of rows."""
+        """Returns the weights of rows."""
         return self._flat[rows]
 
     def set(self, rows: Rows, weights: Weights | float) -> None:
-        """Gives rows other weights, one each or one for all: at least 0, and so far from the largest float that their
-        sum is finite."""
+        """Sets the weights of rows, one each or one for all: at least 0, and small enough that their sum is finite."""
         self._flat[compact(rows)] = weights
         if self._waiting.add(rows):
             self._carry()
 
     def find(self, targets: Weights) -> Rows:
-        """The rows in whose part of the total the targets lie, when the weights are laid end to end by row number.
+        """Returns the rows in whose part of the total the targets lie, if the weights are laid end to end by row
+        number.
 
         Args:
-            targets: From 0 to the total, which must be above 0. One that rounding has put behind the last row of a
-                positive weight gives this row.
+            targets: From 0 to the total, which must be above 0. A target that rounding has put behind the last row of a
+                positive weight selects this row.
 
         Returns:
             Rows; never one of weight 0.
@@ -82,7 +82,7 @@ class PriorityTree:
         return np.concatenate([self._find(targets[start : start + _MAX_TARGETS]) for start in starts])
 
     def _find(self, targets: Weights) -> Rows:
-        # An end that equals the one before it belongs to a number that adds nothing. The first end above a target never
+        # An end that equals the previous one belongs to a number that adds nothing. The first end above a target never
         # is one of these; and there is one above it, because targets are kept below the last.
         ends = self._sums.top_ends
         targets = np.minimum(targets, np.nextafter(ends[-1], 0.0))
@@ -109,10 +109,11 @@ class PriorityTree:
 
 
 class MinTree:
-    """A number for some rows, of which the lowest are found. A row with the number 0 is there; one without is not.
+    """A number for some rows, of which the lowest are found. A row with the number 0 is a member; a row without a
+    number is not.
 
     Args:
-        capacity: Rows, none there at first. About 9 bytes each.
+        capacity: Number of rows, none a member at first. About 9 bytes each.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -122,17 +123,17 @@ class MinTree:
         self._waiting = _Waiting()
 
     def set(self, rows: Rows, numbers: Weights) -> None:
-        """Gives rows these finite numbers, whether they are there already or not."""
+        """Sets finite numbers of rows, whether they are members already or not."""
         self._numbers.reshape(-1)[rows] = numbers
         if self._waiting.add(rows):
             self._carry()
 
     def drop(self, rows: Rows) -> None:
-        """Takes rows out."""
+        """Removes rows."""
         self.set(rows, np.full(len(rows), np.inf))
 
     def lowest(self, num_rows: int) -> Rows:
-        """The rows of the lowest numbers, lowest first; all that are there where they are fewer."""
+        """Returns the rows of the lowest numbers, lowest first; all members if there are fewer."""
         self._carry()
         numbers = self._minima.top
         found: Rows = np.arange(len(numbers))
@@ -168,7 +169,7 @@ class _Minima:
 
     @property
     def top(self) -> Weights:
-        """The few numbers that stand for all."""
+        """Returns the few numbers of the top level."""
         return self.levels[-1].reshape(-1)
 
     def put(self, entries: Rows, numbers: Weights) -> None:
@@ -184,10 +185,10 @@ class _Minima:
 
 
 class _Sums(_Minima):
-    """The same with sums, whose steps are kept as well.
+    """The same with sums, whose partial sums are kept as well.
 
     Attributes:
-        ends: Of each level but the top, the lowest first: the sums from the first number of a block to each one.
+        ends: For each level but the top, the lowest first: the sums from the first number of a block to each one.
         top_ends: The same over the whole top.
     """
 
@@ -197,7 +198,7 @@ class _Sums(_Minima):
         self.top_ends: Weights = np.zeros_like(self.top)
 
     def put(self, entries: Rows, numbers: Weights) -> None:
-        """As of the base."""
+        """See the base class."""
         super().put(entries, numbers)
         np.add.accumulate(self.top, out=self.top_ends)
 
@@ -215,18 +216,18 @@ class _Waiting:
         self._num_blocks = 0
 
     def add(self, rows: Rows) -> bool:
-        """Whether they have become too many to wait."""
+        """Adds the blocks of rows; returns whether there are too many to wait."""
         blocks = rows >> _SHIFT
-        if len(blocks) > _BLOCK:  # of rows that follow one another, sixteen share a block
+        if len(blocks) > _BLOCK:  # sixteen consecutive rows share a block
             is_other = np.ones(len(blocks), np.bool_)
             np.not_equal(blocks[1:], blocks[:-1], out=is_other[1:])
             blocks = blocks[is_other]
         self._blocks.append(blocks)
-        self._num_blocks += len(blocks) + 1  # no rows at all take room as well
+        self._num_blocks += len(blocks) + 1  # an empty array takes room as well
         return self._num_blocks > _MAX_WAITING
 
     def take(self) -> Rows | None:
-        """The blocks, each once; None when there are none."""
+        """Removes and returns the blocks, each once; None if there are none."""
         if not self._blocks:
             return None
         blocks = np.concatenate(self._blocks)

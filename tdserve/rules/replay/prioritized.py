@@ -16,27 +16,27 @@ from tdserve.rules.replay.priorities import PriorityTree
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn
 
-# A large priority to a large power is no float any more. Of weights up to this one every table has a finite sum.
+# A large priority to a large power is no finite float. Any table has a finite sum of weights up to this one.
 _MAX_WEIGHT = 1e288
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 _FEW = 512
-"""Rows whose weights are computed one by one, whether they are equal or not."""
+"""Up to this many rows, weights are computed one by one, whether they are equal or not."""
 
 
 @dataclass(frozen=True)
 class Prioritized(Sampler):
-    """Row i with probability ``P(i) = (priority_i + eps) ** alpha / sum``, each draw independent of the others.
+    """Draws row i with probability ``P(i) = (priority_i + eps) ** alpha / sum``, each draw independent of the others.
 
-    Samples carry ``"priority"``, ``"probability"`` and ``"priority_weight"``, each float32. The last is
-    ``(P(i) / min P) ** -beta``: what the loss of a row is multiplied with to undo the preference, where 1, the largest,
-    belongs to the least likely row of the whole table.
+    Samples have ``"priority"``, ``"probability"`` and ``"priority_weight"``, each float32. The last is ``(P(i) / min P)
+    ** -beta``, the factor of a row's loss that undoes the preference. It is at most 1, for the least likely row of the
+    whole table.
 
     Attributes:
         alpha: How much priorities count, from 0; 0 is uniform.
         beta: How much the weights undo, from 0; 1 undoes it all.
-        eps: Added to every priority, from 0; 0 leaves rows of priority 0 out.
+        eps: Added to every priority, from 0; with 0, rows of priority 0 are left out.
     """
 
     alpha: float = 0.6
@@ -53,12 +53,12 @@ class Prioritized(Sampler):
             object.__setattr__(self, argument, finite_number(argument, getattr(self, argument)))
 
     def selector(self, columns: Columns, capacity: int) -> PrioritizedSelector:
-        """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""
+        """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return PrioritizedSelector(self, columns, capacity)
 
 
 class PrioritizedSelector:
-    """The selector of :class:`Prioritized`; methods as of :class:`~tdserve.rules.replay.selector.Selector`."""
+    """The selector of :class:`Prioritized`; methods as in :class:`~tdserve.rules.replay.selector.Selector`."""
 
     def __init__(self, sampler: Prioritized, columns: Columns, capacity: int) -> None:
         self._sampler = sampler
@@ -74,10 +74,10 @@ class PrioritizedSelector:
         return f"<PrioritizedSelector {self._num_rows} rows>"
 
     def add(self, rows: Rows) -> None:
-        """Takes rows in with their priorities.
+        """Adds rows with their priorities.
 
         Raises:
-            LocalProtocolError: A row is a member already. Nothing was changed.
+            LocalProtocolError: A row is already a member. Nothing was changed.
         """
         where = compact(rows)
         if self._is_member[where].any():
@@ -87,7 +87,7 @@ class PrioritizedSelector:
         self._tree.set(rows, self._weights(rows))
 
     def remove(self, rows: Rows) -> None:
-        """Drops those rows that are members."""
+        """Removes those rows that are members."""
         is_member = self._is_member[compact(rows)]
         rows = rows if is_member.all() else rows[is_member]
         self._is_member[compact(rows)] = False
@@ -95,16 +95,16 @@ class PrioritizedSelector:
         self._tree.set(rows, 0.0)
 
     def update(self, rows: Rows) -> None:
-        """Reads the priorities of those rows that are members anew."""
+        """Reads the priorities of those rows that are members again."""
         rows = rows[self._is_member[rows]]
         self._tree.set(rows, self._weights(rows))
 
     def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
-        """Rows, each drawn by itself; None while no row has a weight above 0."""
+        """Returns rows, each drawn on its own; None if no row has a weight above 0."""
         total = self._tree.total
         if not total:
             return None
-        # A search in order finds its numbers in the cache, twice as fast (measured); the order is mixed again.
+        # A search in order finds its numbers in the cache, twice as fast (measured); then the order is mixed again.
         targets = np.sort(rng.random(num_rows) * total)
         rows = self._tree.find(targets)[rng.permutation(num_rows)]
         weights = self._tree.get(rows)
@@ -118,7 +118,7 @@ class PrioritizedSelector:
     def _weights(self, rows: Rows) -> NDArray[np.float64]:
         priorities = self._priority[compact(rows)]
         if len(rows) > _FEW and np.count_nonzero(priorities == priorities[0]) == len(rows):
-            priorities = priorities[:1]  # rows that come without one have the same: one weight stands for all
+            priorities = priorities[:1]  # rows without a priority have the same one: one weight for all
         with np.errstate(over="ignore"):
             weights = (priorities + self._sampler.eps) ** self._sampler.alpha
         return np.minimum(weights, _MAX_WEIGHT)

@@ -1,4 +1,4 @@
-"""Which rows make room when a table is full."""
+"""Removers: which rows make room when a table is full."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ __all__ = ["Evictor", "Fifo", "LowestPriority", "Remover"]
 
 
 class Evictor(Protocol):
-    """The live rows of a table in the order in which they make room. Vectorised over the rows it is given."""
+    """The live rows of a table in the order in which they make room. Every operation is vectorised over its rows."""
 
     def __len__(self) -> int:
-        """Members."""
+        """Returns the number of members."""
 
     def add(self, rows: Rows) -> None:
-        """Takes rows in, each once and none a member; their columns are written already."""
+        """Adds rows, each once and none a member; their columns are already written."""
 
     def remove(self, rows: Rows) -> None:
-        """Drops rows; those that are no members are ignored."""
+        """Removes rows; rows that are not members are ignored."""
 
     def update(self, rows: Rows) -> None:
-        """The priorities of these rows have changed; those that are no members are ignored."""
+        """Notes that the priorities of these rows have changed; rows that are not members are ignored."""
 
     def lowest(self, num_rows: int) -> Rows:
-        """The rows to overwrite next, the first to go first; all members where there are fewer. They stay members."""
+        """Returns the rows to overwrite next, in order; all members if there are fewer. They stay members."""
 
 
 class Remover(Protocol):
-    """What every remover has: a frozen dataclass whose fields go into JSON.
+    """The interface of all removers: a frozen dataclass whose fields go into JSON.
 
     Attributes:
-        kind: Its name there.
-        columns: Names of the columns that its evictor, where it has one, reads.
-        is_ring: Whether the oldest rows go: the ring does that by itself, and keeps no columns for it.
+        kind: Its name in JSON.
+        columns: Names of the columns that its evictor, if it has one, reads.
+        is_ring: Whether the oldest rows go: the ring does that itself, and keeps no columns for it.
     """
 
     kind: ClassVar[str]
@@ -48,24 +48,24 @@ class Remover(Protocol):
     is_ring: ClassVar[bool]
 
     def evictor(self, columns: Columns, capacity: int) -> Evictor | None:
-        """The rule at work, without rows yet; None where the ring is that rule."""
+        """Returns the evictor, without rows yet; None if the ring itself is that rule."""
 
 
 @dataclass(frozen=True)
 class LowestPriority:
-    """The rows of the lowest priority are overwritten. Which of equal ones goes first is not said."""
+    """Overwrites the rows of the lowest priority. The order of equal ones is undefined."""
 
     kind: ClassVar[str] = "lowest_priority"
     columns: ClassVar[tuple[str, ...]] = ("priority",)
     is_ring: ClassVar[bool] = False
 
     def evictor(self, columns: Columns, capacity: int) -> LowestEvictor:
-        """As of :class:`Remover`."""
+        """See :class:`Remover`."""
         return LowestEvictor(columns, capacity)
 
 
 class LowestEvictor:
-    """The evictor of :class:`LowestPriority`; methods as of :class:`Evictor`."""
+    """The evictor of :class:`LowestPriority`; methods as in :class:`Evictor`."""
 
     def __init__(self, columns: Columns, capacity: int) -> None:
         self._priority = columns.priority
@@ -80,23 +80,23 @@ class LowestEvictor:
         return f"<LowestEvictor {self._num_rows} rows>"
 
     def add(self, rows: Rows) -> None:
-        """Takes rows in with their priorities."""
+        """Adds rows with their priorities."""
         self._is_member[rows] = True
         self._num_rows += len(rows)
         self._tree.set(rows, self._priority[rows])
 
     def remove(self, rows: Rows) -> None:
-        """Drops those rows that are members, each named once."""
+        """Removes those rows that are members, each named once."""
         rows = rows[self._is_member[rows]]
         self._is_member[rows] = False
         self._num_rows -= len(rows)
         self._tree.drop(rows)
 
     def update(self, rows: Rows) -> None:
-        """Reads the priorities of those rows that are members anew."""
+        """Reads the priorities of those rows that are members again."""
         rows = rows[self._is_member[rows]]
         self._tree.set(rows, self._priority[rows])
 
     def lowest(self, num_rows: int) -> Rows:
-        """The members of lowest priority, lowest first; all where there are fewer."""
+        """Returns the members of lowest priority, lowest first; all if there are fewer."""
         return self._tree.lowest(num_rows)

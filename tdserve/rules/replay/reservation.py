@@ -1,4 +1,4 @@
-"""Rows that one writer, and nobody else, may fill."""
+"""Rows that only one writer may fill."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tdserve.rules.replay.live_rows import Rows
 
 @dataclass(frozen=True, eq=False)
 class Reservation:
-    """Rows that one writer, and nobody else, may fill.
+    """Rows that only one writer may fill.
 
     Attributes:
-        num: Counts reservations of this ring since its start or restart.
-        rows: Where row i of the content goes. Odd since the reservation, until the commit.
-        evicted: Those of ``rows`` that were live, and are no more.
+        num: Number of this reservation, counted since the start or restart of the ring.
+        rows: Place of row i of the content. Their generations are odd from the reservation to the commit.
+        evicted: Those of ``rows`` that were live, and are not any more.
     """
 
     num: int
@@ -28,5 +28,5 @@ class Reservation:
 
     @cached_property
     def encoded(self) -> bytes:
-        """The row numbers as messages and the catalog carry them."""
+        """The row numbers in the form of messages and the catalog."""
         return encode_rows(self.rows)

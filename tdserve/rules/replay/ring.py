@@ -1,11 +1,11 @@
-"""Which rows a writer may fill: the ring's cursor, its holes and its reservations. The only writer of generations,
-but for rows that a local writer claims by itself.
+"""Decides which rows a writer may fill: the ring's cursor, its holes and its reservations. The only writer of
+generations, except for rows that a local writer claims.
 
-A row's generation says what it is. 0: never written. Even: live. Odd: reserved by a writer, held back from one that is
-silent, *held* while a part of it is written, or a *hole*: given up half written, invisible, first in line for the next
-writer. Only what is kept here tells these four apart. The lower 44 bits count commits, and name a row: partial writes
-move only the bits above. They begin at another number in each table, so that rows of a deleted one are not taken for
-those of the next under its name.
+The state of a row follows from its generation: 0: never written; even: live; odd: one of four states, which only this
+module distinguishes. An odd row is reserved by a writer, or *quarantined* from a silent one, or *held* while a part of
+it is written, or a *hole*: given up incomplete, invisible, and first in line for the next writer. The lower 44 bits
+count commits and identify a row: partial writes change only the bits above. They begin at another number in each table,
+so that rows of a deleted table are not taken for those of the next of its name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tdserve.rules.replay.reservation import Reservation
 
 _PART_SHIFT = 44
 NAME_MASK = (1 << _PART_SHIFT) - 1
-"""The part of a generation that names the row: a partial write leaves it as it is."""
+"""The part of a generation that identifies the row: a partial write leaves it unchanged."""
 
 _PART_MASK = (1 << 18) - 1
 """Partial writes of a row are counted above the commits, in 18 bits: a reader only has to see that it moved."""
@@ -33,13 +33,13 @@ _NONE: Rows = np.empty(0, np.int64)
 class Ring:
     """Rows in a circle: the oldest are overwritten first, in the order in which they were reserved.
 
-    Holes are filled before the cursor goes on. A row that fills a hole lies among older ones and goes with them, so it
-    lives a little shorter than a full round.
+    Holes are filled before the cursor continues. A row that fills a hole lies among older ones and goes with them, so
+    it lives a little shorter than a full round.
 
     Args:
         capacity: Number of rows, at least 1.
-        generations: One int64 per row, written in place; the mapped file that readers look at.
-        first_generation: What the first commit of a row makes its generation; even.
+        generations: One int64 per row, written in place; the mapped file that readers see.
+        first_generation: Generation of a row after its first commit; even.
     """
 
     def __init__(self, capacity: int, generations: Rows, *, first_generation: int = 2) -> None:
@@ -53,7 +53,7 @@ class Ring:
         self.inserts = 0
         self._has_gone_round = False
         self._first_generation = first_generation
-        self._generations: Rows = np.asarray(generations)  # of a memmap its plain array: indexing is twice as fast
+        self._generations: Rows = np.asarray(generations)  # the plain array of a memmap: indexing is twice as fast
         self._open: dict[int, Reservation] = {}
         self._quarantined: dict[int, Reservation] = {}
         self._holes: deque[Rows] = deque()  # in pieces: giving rows up one by one must not copy the others
@@ -75,16 +75,16 @@ class Ring:
         held: Rows = _NONE,
         first_generation: int = 2,
     ) -> Ring:
-        """A ring as it was, from the generations and the state that were stored.
+        """Restores a ring from the stored generations and state.
 
         Args:
-            capacity: As at creation.
+            capacity: That at creation.
             generations: The stored ones. Even ones above 0 are live, odd ones become holes.
             state: From :meth:`state`; it may be some commits old.
-            now_reserved: Rows of writers not yet proved gone, one array per writer; what is odd of each is quarantined,
-                in this order in :attr:`quarantined`.
-            held: Rows of a partial write that will be completed, see :meth:`hold`; those that are even stay live.
-            first_generation: As at creation.
+            now_reserved: Rows of writers not yet proved gone, one array per writer; the odd ones of each are
+                quarantined, in this order in :attr:`quarantined`.
+            held: Rows of a partial write that will be completed, see :meth:`hold`; even ones stay live.
+            first_generation: That at creation.
 
         Raises:
             CorruptDataError: A generation is negative, or the state contradicts the capacity.
@@ -98,8 +98,8 @@ class Ring:
         if int(generations.min()) < 0:
             raise CorruptDataError(path="generations", expected="no negative one", actual=str(int(generations.min())))
         is_odd = (generations & 1).astype(np.bool_)
-        # Rows that were reserved after the state was stored: the cursor had passed them. Left where it was, it would
-        # come to them again right after they are filled, and take them for the oldest.
+        # Rows that were reserved after the state was stored: the cursor had passed them. If it stayed, it would reach
+        # them again right after they are filled, and take them for the oldest.
         passed = np.flatnonzero(~np.roll(is_odd, -ring.cursor))
         ring.cursor = (ring.cursor + int(passed[0] if len(passed) else 0)) % capacity
         ring._has_gone_round = bool(generations[ring.cursor :].any())
@@ -117,7 +117,7 @@ class Ring:
         return ring
 
     def __len__(self) -> int:
-        """Rows that are there: live, or held."""
+        """Returns the number of rows that are live or held."""
         return self._num_live + self._num_held
 
     def __repr__(self) -> str:
@@ -128,27 +128,27 @@ class Ring:
 
     @property
     def num_held(self) -> int:
-        """Rows that nobody may read while a part of them is written."""
+        """Number of rows that must not be read while a part of them is written."""
         return self._num_held
 
     @property
     def num_reserved(self) -> int:
-        """Rows that writers fill right now, or are held back from silent ones; or that left while they were held."""
+        """Number of rows that writers are filling, that are quarantined, or that left while they were held."""
         return self._num_reserved
 
     @property
     def num_holes(self) -> int:
-        """Rows that were given up, and that the next writer gets."""
+        """Number of rows that were given up, and that the next writer gets."""
         return self._num_holes
 
     @property
     def num_free(self) -> int:
-        """Rows that a writer may have without evicting a live one."""
+        """Number of rows that a writer may have without evicting a live one."""
         return self.capacity - len(self) - self._num_reserved
 
     @property
     def num_used(self) -> int:
-        """Rows from this number on were never anybody's."""
+        """Rows from this number on were never used."""
         return self.capacity if self._has_gone_round else self.cursor
 
     @property
@@ -157,37 +157,38 @@ class Ring:
         return tuple(self._quarantined.values())
 
     def live_rows(self) -> Rows:
-        """Row numbers that may be read, sorted."""
+        """Returns the row numbers that may be read, sorted."""
         generations = self._generations
         return np.flatnonzero((generations > 0) & (generations & 1 == 0)).astype(np.int64, copy=False)
 
     def rows(self) -> Rows:
-        """Numbers of the rows that are there, live or held, sorted."""
+        """Returns the numbers of the rows that are live or held, sorted."""
         return np.union1d(self.live_rows(), np.flatnonzero(self._is_held))
 
     def rows_of(self, piece: slice) -> Rows:
-        """Numbers of the rows of a piece of all rows that are there, live or held, sorted."""
+        """Returns the numbers of the live or held rows within a piece of all rows, sorted."""
         generations = self._generations[piece]
         is_there = ((generations > 0) & (generations & 1 == 0)) | self._is_held[piece]
         found: Rows = np.flatnonzero(is_there) + piece.start
         return found
 
     def is_held(self, rows: Rows) -> NDArray[np.bool_]:
-        """Which of these rows are held, and there."""
+        """Returns which of these rows are held, and have not left."""
         found: NDArray[np.bool_] = self._is_held[rows]
         return found
 
     def names(self, rows: Rows) -> Rows:
-        """What names these rows: the lower parts of their generations, as they are when no part of a row is written."""
+        """Returns the lower parts of the rows' generations, which identify them, as they are when no part is being
+        written."""
         return (self._generations[rows] - self._is_held[rows]) & NAME_MASK
 
     def state(self) -> dict[str, int]:
-        """What the generations do not tell and a restart needs."""
+        """Returns the state that generations do not have and a restart needs."""
         return {"cursor": self.cursor, "inserts": self.inserts}
 
     def has_room(self, num_rows: int) -> bool:
-        """Whether a writer could have so many rows, live ones among them: others hold or fill the rest. Errors as of
-        :meth:`reserve`."""
+        """Returns whether a writer could have ``num_rows``, live ones included: others hold or fill the rest. Errors as
+        of :meth:`reserve`."""
         if num_rows < 1:
             raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} is not at least 1")
         if num_rows > self.capacity:
@@ -195,11 +196,10 @@ class Ring:
         return num_rows <= self.capacity - self._num_reserved - self._num_held
 
     def reserve(self, num_rows: int) -> Reservation | None:
-        """Takes rows for one writer and makes them invisible, before it may touch a byte of them.
+        """Reserves rows for one writer and makes them invisible, before it may write a byte of them.
 
         Returns:
-            The rows, or ``None`` when so many are reserved by others that the caller must wait for them. Nothing was
-            changed then.
+            The rows, or ``None`` if others have reserved so many that the caller must wait. Then nothing was changed.
 
         Raises:
             InvalidRequestError: ``num_rows`` is below 1.
@@ -218,18 +218,18 @@ class Ring:
         return self._register(np.concatenate((holes, rows)) if len(holes) else rows, evicted)
 
     def join(self, parts: Sequence[Reservation], rows: Rows) -> Reservation:
-        """Makes one of several open reservations.
+        """Joins several open reservations to one.
 
         Args:
-            parts: Nobody uses them any more.
-            rows: Theirs, one after the other.
+            parts: They are not used any more.
+            rows: Their rows, concatenated.
         """
         for part in parts:
             self._close(part, "joining")
         return self._register(rows, _NONE)
 
     def split(self, reservation: Reservation, num_rows: int) -> tuple[Reservation, Reservation | None]:
-        """Makes two of one open reservation: of its first rows, and of the others, if there are any."""
+        """Splits an open reservation in two: its first rows, and the others, if there are any."""
         if num_rows >= len(reservation):
             return reservation, None
         self._close(reservation, "splitting")
@@ -237,17 +237,17 @@ class Ring:
         return self._register(first, _NONE), self._register(others, _NONE)
 
     def reserve_holes(self) -> Reservation | None:
-        """Takes all rows that were given up, to clean up after them; ``None`` where there are none."""
+        """Reserves all rows that were given up, to clean up after them; ``None`` if there are none."""
         holes = self._take_holes(self._num_holes)
         return self._register(holes, _NONE) if len(holes) else None
 
     def num_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
-        """How many rows from the cursor on, up to ``num_rows``, a writer may take by itself, one after the other.
+        """Returns how many rows from the cursor on, up to ``num_rows``, a writer may claim in order.
 
-        None where there are holes, which are filled first; those before a row that somebody holds.
+        It is 0 if there are holes, which are filled first; otherwise the rows before the first held row.
 
         Args:
-            num_promised: So many it may take already, and may just be taking.
+            num_promised: Rows that it may claim already, and may be claiming now.
         """
         num_rows = min(num_rows, self.capacity)
         if num_rows <= num_promised or self._num_holes:
@@ -256,15 +256,15 @@ class Ring:
         return num_promised + int(np.argmax(is_held)) if np.count_nonzero(is_held) else num_rows
 
     def next_rows(self, num_rows: int) -> Rows:
-        """The rows at the cursor, whatever they are."""
+        """Returns the rows at the cursor, whatever their state."""
         return np.arange(self.cursor, self.cursor + num_rows) % self.capacity
 
     def claim(self, rows: Rows, is_live: NDArray[np.bool_]) -> Reservation:
-        """The next rows, which were claimable, are a writer's: it has taken them by itself.
+        """Reserves the next rows for a writer that has claimed them by itself.
 
         Args:
             rows: From :meth:`next_rows`.
-            is_live: Which of them are, as far as this process knows: the writer may have made them odd already.
+            is_live: Which of them are live, as far as this process knows: the writer may already have made them odd.
         """
         self._generations[rows] |= 1
         evicted = rows[is_live]
@@ -273,7 +273,7 @@ class Ring:
         return self._register(rows, evicted)
 
     def resume(self, reservation: Reservation) -> None:
-        """Opens rows again that were held back since a restart: they were filled before it.
+        """Reopens rows that were quarantined since a restart: they were filled before it.
 
         Raises:
             WrongStateError: The reservation is not quarantined. Nothing was changed.
@@ -283,7 +283,7 @@ class Ring:
         self._open[reservation.num] = reservation
 
     def commit(self, reservation: Reservation) -> Rows:
-        """Makes the rows live, all of them at once to anyone who asks this object.
+        """Makes the rows live, all of them at once for all users of this object.
 
         Returns:
             Their new generations.
@@ -316,7 +316,7 @@ class Ring:
         self._give_up(reservation.rows)
 
     def quarantine(self, reservation: Reservation) -> None:
-        """Holds the rows of a silent writer back from everyone, itself included: it may still write, not commit.
+        """Quarantines the rows of a silent writer: it may still write, but not commit.
 
         Raises:
             WrongStateError: The reservation is not open. Nothing was changed.
@@ -338,8 +338,8 @@ class Ring:
         self._give_up(reservation.rows)
 
     def free(self, rows: Rows) -> None:
-        """Gives live or held rows up, each named once: they were deleted or consumed. They become holes; those that are
-        held when they are let go, since somebody is still writing to them."""
+        """Gives up live or held rows, each named once, that were deleted or consumed. They become holes; held ones when
+        the hold ends, since they are still being written."""
         is_held = self._is_held[rows]
         if np.count_nonzero(is_held):
             held, rows = rows[is_held], rows[~is_held]
@@ -351,17 +351,18 @@ class Ring:
         self._give_up(rows)
 
     def hold(self, rows: Rows) -> None:
-        """Makes live rows, each named once, unreadable while a part of them is written; nobody else gets them."""
+        """Makes live rows, each named once, unreadable while a part of them is written; they are not reserved
+        meanwhile."""
         self._generations[rows] += 1
         self._is_held[rows] = True
         self._num_live -= len(rows)
         self._num_held += len(rows)
 
     def let_go(self, rows: Rows) -> Rows:
-        """Ends :meth:`hold`: the rows are live again, but for those that were given up meanwhile.
+        """Ends :meth:`hold`: the rows are live again, except those that were given up meanwhile.
 
         Returns:
-            Those that are. Their generations differ from before, but not their names: they are still the same rows.
+            The live ones. Their generations have changed, but not the lower parts: they are still the same rows.
         """
         is_held = self._is_held[rows]
         if not is_held.all():
@@ -382,7 +383,7 @@ class Ring:
             self._num_holes += len(rows)
 
     def _take_holes(self, num_rows: int) -> Rows:
-        """Up to ``num_rows`` holes, those that were given up first."""
+        """Takes up to ``num_rows`` holes, the oldest first."""
         if not self._num_holes:
             return _NONE
         found: list[Rows] = []
@@ -412,7 +413,7 @@ class Ring:
         self._num_reserved -= len(reservation)
 
     def _advance(self, num_rows: int) -> Rows:
-        """The next rows from the cursor that nobody holds; the caller took all holes and knows there are enough."""
+        """Returns the next free rows from the cursor; the caller took all holes and knows that there are enough."""
         start = self.cursor
         end = start + num_rows
         if end <= self.capacity and not np.count_nonzero(self._generations[start:end] & 1):
@@ -433,6 +434,7 @@ class Ring:
         return np.concatenate(found)
 
     def _move_cursor(self, cursor: int) -> None:
-        """Some rows on; there are never so many reserved that it comes back to where it was, but at the start."""
+        """Moves the cursor; it never returns to where it was, since there are never so many reserved rows, except at
+        the start."""
         self._has_gone_round |= cursor <= self.cursor
         self.cursor = cursor

@@ -1,4 +1,4 @@
-"""Which columns a sample has beside its rows: both ends derive them from a table's settings."""
+"""The columns that a sample has beside its rows; both ends derive them from a table's settings."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from tdserve.rules.replay.settings import Settings
 
 
 def added_columns(settings: Settings, *, is_grouped: bool = False) -> tuple[str, ...]:
-    """Which of ``ADDED_DTYPES`` a sample of a table has, in their order.
+    """Returns which of ``ADDED_DTYPES`` a sample of a table has, in order.
 
     Args:
-        is_grouped: Whether whole groups are asked for, instead of what the sampler draws.
+        is_grouped: Whether the sample is of whole groups, instead of the sampler's draw.
     """
     names = set() if is_grouped else set(settings.sampler.adds)
     names.update({"priority", "times_sampled", POLICY_VERSION_KEY} & set(settings.columns))

@@ -1,4 +1,4 @@
-"""Which rows a sample may draw: one selector for each combination of conditions that somebody has asked for."""
+"""Decides which rows a sample may draw: one selector for each combination of conditions that samples have requested."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from tdserve.rules.replay.staleness import Staleness
 from tdserve.rules.replay.written_keys import Written
 
 MAX_VIEWS = 32
-"""Selectors of one table; the one that was not used for longest is dropped, and built again when it is asked for."""
+"""Most selectors of one table; the least recently used is dropped, and rebuilt when it is requested."""
 
 MAX_CONSUMERS = 64
-"""Of one table: one bit of a number per row for each."""
+"""Most consumers of one table: each has one bit of a number per row."""
 
 MAX_LOOKED_AT = 32_768
-"""Rows at most in which missing leaves are counted for an error: that takes a millisecond."""
+"""Most rows in which missing leaves are counted for an error: that takes a millisecond."""
 
 MAX_NAMED = 4
-"""Leaves at most that an error names."""
+"""Most leaves that an error names."""
 
 GROWING_ROWS = TREE_PIECE_ROWS
-"""Rows that are put into a selector at a time while others are served in between; groups take longest, a few ms."""
+"""Rows that are added to a selector at a time while others are served in between; groups take longest, a few ms."""
 
 OWN = ""
-"""The consumer of calls that name none: what it acknowledges leaves the table."""
+"""The consumer of calls that name none: rows that it acknowledges leave the table."""
 
 
 class ViewKey(NamedTuple):
     """The conditions of a sample.
 
     Attributes:
-        require: Numbers of the leaves that must have been written; None: all of a row.
-        consumer: Rows that it has had, or that it holds on lease, are left out.
+        require: Numbers of the leaves that must have been written; None: all leaves of a row.
+        consumer: The consumer; rows that it has had, or holds on lease, are left out.
         group: Name of the column by whose values rows are grouped; "": the table's sampler draws.
-        group_size: Rows of a whole group.
-        max_lag: Only rows at most so many versions of the table's policy old; None: of any age.
+        group_size: Rows per whole group.
+        max_lag: Largest lag of the rows behind the table's policy; None: any.
     """
 
     require: tuple[int, ...] | None = None
@@ -58,11 +58,11 @@ class ViewKey(NamedTuple):
     max_lag: int | None = None
 
     def describe(self, *, has_partial_rows: bool = True, missing: str = "") -> str:
-        """What keeps rows out, for the error of a sample that waited for them.
+        """Returns what leaves rows out, for the error of a sample that waited for them.
 
         Args:
             has_partial_rows: Whether rows of the table may lack leaves.
-            missing: Which leaves are missing in how many rows; "" where that is not known.
+            missing: Which leaves are missing in how many rows; "" if that is unknown.
         """
         told = []
         if self.group:
@@ -82,10 +82,10 @@ PLAIN = ViewKey()
 
 @dataclass(eq=False)
 class _Growing:
-    """A selector that rows are put into a piece at a time.
+    """A selector to which rows are added a piece at a time.
 
     Attributes:
-        end: Rows from this number on were not looked at yet: they are none of its members, whatever becomes of them.
+        end: Rows from this number on were not visited yet: they are not its members, whatever becomes of them.
     """
 
     key: ViewKey
@@ -94,15 +94,15 @@ class _Growing:
 
 
 class Views:
-    """The selectors of one table, and what decides which rows are their members.
+    """The selectors of one table, and the conditions of their members.
 
     Args:
-        settings: Of the table.
-        columns: Of the table.
-        num_keys: Leaves of a row.
-        consumers: Names of those that have had rows, in the order of their bits.
+        settings: Settings of the table.
+        columns: Columns of the table.
+        num_keys: Leaves per row.
+        consumers: Names of the consumers that have had rows, in the order of their bits.
         has_partial_rows: Whether rows may lack leaves.
-        staleness: Versions of the rows, where the table has a policy.
+        staleness: Versions of the rows, if the table has a policy.
     """
 
     def __init__(
@@ -122,30 +122,30 @@ class Views:
         self.consumers = list(consumers)
         self._written = Written(columns, num_keys) if has_partial_rows else None
         self.leases = Leases(columns.capacity)
-        self._members = LiveRows(columns.capacity)  # what any view may have
+        self._members = LiveRows(columns.capacity)  # rows that any selector may have
         self._selectors: OrderedDict[ViewKey, Selector] = OrderedDict()
         self._growing: _Growing | None = None
         self._plain = self._selectors[PLAIN] = settings.sampler.selector(columns, columns.capacity)
 
     def __len__(self) -> int:
-        """How many selectors there are."""
+        """Returns the number of selectors."""
         return len(self._selectors)
 
     @property
     def has_partial_rows(self) -> bool:
-        """Whether some row was ever written in part."""
+        """Whether any row was ever written in part."""
         return self._written is not None
 
     @property
     def is_plain(self) -> bool:
-        """Whether no sample has asked for conditions."""
+        """Whether no sample has requested conditions."""
         return len(self._selectors) == 1 and self._growing is None
 
     def describe_missing(self, key: ViewKey, names: Sequence[str]) -> str:
-        """Which leaves that a sample asks for are missing in how many rows; "" where none is.
+        """Returns which leaves that a sample requires are missing in how many rows; "" if none is.
 
         Args:
-            names: Of the leaves, by their numbers.
+            names: Names of the leaves, by their numbers.
         """
         if self._written is None or key.require == ():
             return ""
@@ -161,39 +161,39 @@ class Views:
         return ", ".join(told)
 
     def arrive(self, rows: Rows, keys: Sequence[int] | None) -> None:
-        """Writes down what is known of rows before they are committed.
+        """Records the data of rows before they are committed.
 
         Args:
             keys: Numbers of the leaves that were written; None: all.
         """
         if keys is not None and self._written is None:
             self._written = Written(self._columns, self._num_keys)
-            self._written.mark_all()  # members or not: who is held comes back
+            self._written.mark_all()  # members or not: held rows come back
         if self._written is not None:
             self._written.reset(rows, keys)
         if self.consumers:
             self._consumed[rows] = 0
 
     def enter(self, rows: Rows) -> None:
-        """Rows may be drawn now."""
+        """Adds rows: they may be drawn now."""
         self._members.add(rows)
         if self.staleness is not None:
             self.staleness.enter(rows)
         self._add(rows)
 
     def leave(self, rows: Rows) -> None:
-        """Rows, each named once, may not be drawn any more; those that may not already are ignored."""
+        """Removes rows, each named once: they may not be drawn any more. Rows that already may not are ignored."""
         if self.leases.num_leased:
             self.leases.forget(rows)
         self.suspend(rows)
 
     def update(self, rows: Rows) -> None:
-        """The priorities of rows have changed."""
+        """Notes that the priorities of rows have changed."""
         for _, selector, _ in self._each(rows):
             selector.update(rows)
 
     def suspend(self, rows: Rows) -> None:
-        """Rows may not be drawn until they :meth:`enter` again; whoever holds them on lease keeps them."""
+        """Suspends rows: they may not be drawn until they :meth:`enter` again. Leases of them continue."""
         rows = self._members.members_of(rows)
         self._members.remove(rows)
         if self.staleness is not None:
@@ -202,16 +202,16 @@ class Views:
             selector.remove(rows)
 
     def note_written(self, rows: Rows, keys: Sequence[int]) -> None:
-        """These leaves of rows that are there were written."""
+        """Notes that these leaves of live rows were written."""
         if self._written is not None and len(keys):
             self._written.mark(rows, keys)
 
     def contains(self, rows: Rows) -> NDArray[np.bool_]:
-        """Which of these rows some sample might draw."""
+        """Returns which of these rows a sample might draw."""
         return self._members.contains(rows)
 
     def get(self, key: ViewKey) -> Selector:
-        """The selector of some conditions, made when it is first asked for.
+        """Returns the selector of some conditions, made when it is first requested.
 
         Raises:
             CapacityError: There are too many consumers.
@@ -230,20 +230,22 @@ class Views:
         return selector
 
     def has(self, key: ViewKey) -> bool:
-        """Whether :meth:`get` has the selector at hand."""
+        """Returns whether :meth:`get` has the selector ready."""
         return key in self._selectors
 
     def growing(self, key: ViewKey, selector: Selector, *, piece_rows: int = GROWING_ROWS) -> Generator[None]:
-        """Puts the rows of some conditions into their selector, a piece at a time; then :meth:`get` has it.
+        """Adds the rows of some conditions to their selector, a piece at a time; then :meth:`get` has it.
 
-        Rows come, go and change meanwhile: those below a mark were looked at, and what becomes of them is noted in the
+        Rows come, go and change meanwhile. Changes of rows below a mark, which were visited, are applied to the new
+            selector as to the others; rows above it are visited later, in their state of then. Only one selector grows
+            at a time. If the policy changes meanwhile, it is dropped, and :meth:`get` makes it.
         new selector as in the others; those above it are looked at later, as they are by then. There is one that grows
         at a time; where the policy is another meanwhile, none of it is left, and :meth:`get` makes it.
 
         Args:
             key: The conditions.
             selector: From :meth:`make`.
-            piece_rows: Rows that are looked at in one step.
+            piece_rows: Rows that are visited in one step.
 
         Raises:
             CapacityError: There are too many consumers.
@@ -273,10 +275,10 @@ class Views:
             del self._selectors[next(each for each in self._selectors if each not in (PLAIN, key))]
 
     def follow(self, uid: str, newest: int) -> None:
-        """Takes over which version of the table's policy is the newest: rows that are too old now may not be drawn.
+        """Takes over the newest version of the table's policy: rows that are too old now may not be drawn.
 
-        Costs no more than the rows that become too old, nor, but for a sampler that remembers what it gave, than those
-        that do not. Arguments as of :meth:`Staleness.follow`.
+        Costs as much as the rows that become too old; for a sampler that remembers what it returned, also as the
+        others. Arguments as of :meth:`Staleness.follow`.
         """
         staleness = self.staleness
         if staleness is None or (staleness.uid, staleness.newest) == (uid, newest):
@@ -293,7 +295,7 @@ class Views:
                 continue
             remembers = self._settings.sampler.keeps_epoch and not key.group
             if is_other or (not remembers and staleness.count(low, high) > staleness.count(high)):
-                del self._selectors[key]  # built again, of those that are left, when it is asked for
+                del self._selectors[key]  # rebuilt from the remaining rows when it is requested
             else:
                 selector.remove(staleness.between(low, high))
         if growing is not None and growing.key.max_lag is not None:
@@ -304,12 +306,12 @@ class Views:
                 growing.selector.remove(staleness.between(low, high))
 
     def lease(self, owner: int, consumer: str, rows: Rows, *, request: int = 0) -> None:
-        """Hands rows to an owner, in answer to a request of it: this consumer sees them no more."""
+        """Grants rows to an owner, in answer to a request of it: this consumer does not get them again."""
         self.leases.grant(owner, rows, consumer, request=request)
         self._drop_of(consumer, rows)
 
     def acknowledge(self, owner: int, consumer: str, rows: Rows) -> Rows:
-        """The owner is done with rows of its lease, each named once; returns those that leave the table for good.
+        """Acknowledges rows of the owner's lease, each named once; returns those that leave the table for good.
 
         Rows of a named consumer that were overwritten since are ignored, as long as it holds any.
 
@@ -326,7 +328,7 @@ class Views:
         return rows[:0]
 
     def give_back(self, owner: int, consumer: str, rows: Rows) -> None:
-        """The owner will not use rows of its lease.
+        """Gives rows of the owner's lease back.
 
         Raises:
             WrongStateError: It does not hold all of them. Nothing was changed.
@@ -334,14 +336,14 @@ class Views:
         self._return_to(consumer, self.leases.take(owner, rows, consumer))
 
     def releasing(self, owner: int, *, request: int = 0) -> Iterator[int]:
-        """All that an owner still holds goes back, or what it was handed for one request, a piece at a time, between
-        which others may do anything; says of how many rows that was."""
+        """Gives back all that an owner still holds, or what it was granted for one request, a piece at a time; other
+        calls may do anything in between. Yields the number of rows per piece."""
         for consumer, rows in self.leases.releasing(owner, piece_rows=PIECE_ROWS // 4, request=request):
             self._return_to(consumer, rows)
             yield len(rows)
 
     def _each(self, rows: Rows) -> Iterator[tuple[ViewKey, Selector, Rows]]:
-        """The selectors, and which of these rows each of them has looked at."""
+        """Yields the selectors, and which of these rows each of them has visited."""
         for key, selector in self._selectors.items():
             yield key, selector, rows
         if self._growing is not None:
@@ -383,7 +385,8 @@ class Views:
         return self.staleness.between(self.staleness.floor(key.max_lag))
 
     def make(self, key: ViewKey) -> Selector:
-        """An empty selector, and the columns that its conditions look at; of very many rows to be made in a thread."""
+        """Returns an empty selector, and makes the columns that its conditions read; for very many rows, call it in a
+        thread."""
         if key.consumer != OWN:
             self._columns.array("consumed", np.uint64)
         if key.group:
@@ -405,7 +408,7 @@ class Views:
             raise CapacityError(what=f"consumer {consumer!r} of one table", asked=len(self.consumers) + 1, free=0)
         bit = np.asarray(1 << len(self.consumers), np.uint64)
         for start in range(0, self._columns.capacity, PIECE_ROWS):
-            # left by one whose record a crash has cut off; nobody has this bit before this consumer is known
+            # left by a consumer whose record a crash has cut off; the bit is unused before this consumer is known
             self._consumed[start : start + PIECE_ROWS] &= ~bit
             yield
         self.consumers.append(consumer)

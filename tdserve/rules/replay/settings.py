@@ -1,4 +1,4 @@
-"""The settings of a replay table as canonical JSON, so that equal settings are equal text on the wire and on disk."""
+"""The settings of a replay table as canonical JSON, so that equal settings are equal text in messages and on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 
 MAX_SETTINGS_BYTES = 1 << 16
-"""They lie in the catalog, and every description of the table tells them."""
+"""Longest text: it is in the catalog, and in every description of the table."""
 
 RULES: dict[str, dict[str, type[Any]]] = {
     "sampler": {cls.kind: cls for cls in (Uniform, Prioritized, Fifo, Lifo, WithoutReplacement, Slices)},
@@ -35,15 +35,15 @@ _DEFAULTS: dict[str, Any] = {"max_times_sampled": 0, "is_queue": False, "policy"
 
 @dataclass(frozen=True)
 class Settings:
-    """How a table samples, removes and makes callers wait.
+    """How a table samples, removes rows and makes callers wait.
 
     Attributes:
         sampler: Chooses the rows of a sample.
         remover: Chooses the rows that make room.
-        limiter: Says who waits.
-        max_times_sampled: After so many samples a row is deleted; 0: never for that reason.
+        limiter: Decides which calls wait.
+        max_times_sampled: Number of samples after which a row is deleted; 0: no limit.
         is_queue: Whether rows are taken and acknowledged, not sampled.
-        policy: Name of the weights store whose versions rows are made by; "": of none.
+        policy: Name of the weights store with whose versions rows are made; "": none.
     """
 
     sampler: Sampler = dataclasses.field(default_factory=Uniform)
@@ -73,8 +73,8 @@ class Settings:
 
     @property
     def is_plain_ring(self) -> bool:
-        """Whether all that is to be decided of rows that come is that they are the next: no writer waits, the oldest
-        go, and nothing is asked of their content, their order or who made them."""
+        """Whether new rows only have to be the next ones: no writer waits, the oldest rows go, and no rule depends on
+        their content, order or writer."""
         return (
             self.remover.is_ring
             and not self.limiter.blocks_writers
@@ -95,29 +95,29 @@ class Settings:
 
     @property
     def rule_keys(self) -> tuple[tuple[str, ...], ...]:
-        """Keys of the rows that the sampler's rule looks at; every row must have them."""
+        """Keys of the rows that the sampler's rule reads; every row must have them."""
         return self.sampler.rule_keys
 
     def check(self, capacity: int) -> None:
-        """Refuses settings that would never let anything through in a table of so many rows.
+        """Refuses settings that would never let any row through in a table of ``capacity`` rows.
 
         Raises:
-            InvalidRequestError: As said, with the reason.
+            InvalidRequestError: They are refused, with the reason.
         """
         self.sampler.check(capacity)
         self.limiter.check(capacity)
 
     def with_limiter(self, limiter: Limiter) -> Settings:
-        """These settings with another limiter.
+        """Returns these settings with another limiter.
 
         Raises:
-            NotSupportedError: It is none.
-            InvalidRequestError: It contradicts the others.
+            NotSupportedError: It is not a limiter.
+            InvalidRequestError: It contradicts the other settings.
         """
         return dataclasses.replace(self, limiter=limiter)
 
     def to_json(self) -> str:
-        """The one text of these settings; numbers that have their default are left out."""
+        """Returns the canonical text of these settings; numbers that have their default are left out."""
         values: dict[str, Any] = {
             part: {"kind": getattr(self, part).kind, **_fields_of(getattr(self, part))} for part in RULES
         }
@@ -126,15 +126,15 @@ class Settings:
 
     @classmethod
     def from_json(cls, text: str, *, min_size: int = 1) -> Settings:
-        """Settings from a peer or from disk.
+        """Returns settings from a peer or from disk.
 
         Args:
             text: From :meth:`to_json`; parts may be absent. ``""`` is uniform sampling from a ring.
-            min_size: Of the limiter where ``text`` names none, rows.
+            min_size: Rows for the limiter if ``text`` names none.
 
         Raises:
-            NotSupportedError: A sampler, remover or limiter of a kind that is not known here.
-            InvalidRequestError: The text is no such JSON, or a value cannot be.
+            NotSupportedError: A sampler, remover or limiter is of an unknown kind.
+            InvalidRequestError: The text is not such JSON, or a value is invalid.
         """
         check_text("settings", text, max_bytes=MAX_SETTINGS_BYTES)
         try:
@@ -149,7 +149,8 @@ class Settings:
 
 
 def _fields_of(rule: Any) -> dict[str, Any]:
-    """A rule's fields; those that came later are left out where they say nothing, so that older texts stay the same."""
+    """Returns a rule's fields; fields that came later are left out at their default, so that older texts stay the
+    same."""
     fields = {field.name: field for field in dataclasses.fields(rule)}
     return {
         name: value

@@ -1,4 +1,4 @@
-"""Slices: consecutive rows of one trajectory, every place where one can begin with the same probability."""
+"""Slices: consecutive rows of one trajectory; every possible start has the same probability."""
 
 from __future__ import annotations
 
@@ -27,31 +27,33 @@ _MAX_LENGTHS = 4
 # Rows and steps of walks, per row of the table, from which on one pass over the table is faster: measured.
 _WORTH_A_PASS = 1 / 4
 
-# Looking whether a walk may stop costs as much as half a step of it.
+# Checking whether a walk may stop costs as much as half a step of it.
 _STEPS_PER_LOOK = 8
 
 
 @dataclass(frozen=True)
 class Slices(Sampler):
-    """Slices of trajectories. A sample of ``n`` rows holds ``n / slice_len`` of them, one after the other.
+    """Draws slices of trajectories. A sample of ``n`` rows has ``n / slice_len`` of them, concatenated.
 
-    A slice holds consecutive rows of one trajectory of one writer. Each is drawn independently of the others, from all
+    A slice has consecutive rows of one trajectory of one writer. Each is drawn independently of the others, from all
     places where a whole slice begins, so slices may overlap.
 
     Attributes:
-        slice_len: Rows of a slice; a sample counts rows, so it must be a multiple of this. Give this or ``num_slices``.
-        num_slices: Slices of a sample, whose length is then ``n / num_slices``.
-        end_key: Key of the rows that is true where a trajectory ends.
-        trajectory_key: Key of the rows that is the same within a trajectory. At most one of these two; with neither,
-            writers say where a trajectory ends.
-        strict_length: False: what is left of an ended trajectory that is shorter than a slice may be drawn as a whole,
-            with the probability of a start, and a sample may then have fewer rows.
+        slice_len: Rows per slice; a sample counts rows, so it must be a multiple of this. Give this or ``num_slices``.
+        num_slices: Slices per sample, whose length is then ``n / num_slices``.
+        end_key: Key of the rows that is true at the end of a trajectory.
+        trajectory_key: Key of the rows that is constant within a trajectory. At most one of these two; with neither,
+            writers mark where a trajectory ends.
+        strict_length: If False, the rest of an ended trajectory that is shorter than a slice may be drawn as a whole,
+            with the probability of a start. Then a sample may have fewer rows.
 
-    The last row of each slice is marked in the sample: by ``("next", "truncated")``, which is true there whatever was
+    The last row of each slice is marked in the sample: by ``("next", "truncated")`` if rows have that key (it is true
+        there whatever was written, as in torchrl's ``SliceSampler``), otherwise by ``"slice_end"``, bool
+        ``[num_rows]``.
     written (as of torchrl's ``SliceSampler``), where rows have that key, else by ``"slice_end"``, bool ``[num_rows]``.
 
     Raises:
-        InvalidRequestError: Both or none of ``slice_len`` and ``num_slices``, both keys, or a value that cannot be.
+        InvalidRequestError: Both or none of ``slice_len`` and ``num_slices`` are given, both keys, or an invalid value.
     """
 
     slice_len: int | None = None
@@ -81,17 +83,17 @@ class Slices(Sampler):
 
     @property
     def is_exact(self) -> bool:
-        """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""
+        """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return self.strict_length
 
     @property
     def marks_ends(self) -> bool:
-        """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""
+        """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return self.end_key is not None
 
     @property
     def rule_keys(self) -> tuple[tuple[str, ...], ...]:
-        """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""
+        """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return tuple((key,) if isinstance(key, str) else key for key in (self.end_key, self.trajectory_key) if key)
 
     def check(self, capacity: int) -> None:
@@ -103,10 +105,10 @@ class Slices(Sampler):
         self._check_length("slice_len", self.slice_len or 1, capacity)
 
     def length(self, num_rows: int, capacity: int) -> int:
-        """Rows of each slice in a sample of ``num_rows``.
+        """Returns the rows of each slice in a sample of ``num_rows``.
 
         Raises:
-            InvalidRequestError: ``num_rows`` is no whole number of slices, or such a slice never fits.
+            InvalidRequestError: ``num_rows`` is not a whole number of slices, or such a slice never fits.
         """
         parts = self.slice_len or self.num_slices or 1
         if num_rows % parts:
@@ -117,7 +119,7 @@ class Slices(Sampler):
         return length
 
     def selector(self, columns: Columns, capacity: int) -> SliceSelector:
-        """The rows that may be drawn, none at first.
+        """Returns the selector, without rows at first.
 
         Raises:
             LocalProtocolError: The columns have no trajectories.
@@ -140,17 +142,16 @@ def _as_key(argument: str, key: str | Sequence[str] | None) -> tuple[str, ...] |
 
 
 class SliceSelector:
-    """The members of a table or of one view of it, and for each length in use the rows where a slice begins.
+    """The members of a table or of one of its selectors, and the starts of slices for each length in use.
 
     A row begins a slice if it and enough rows after it, along the links of its trajectory, are all members. Rows must
     be linked before they are added, and removed before their links are cut. Adding and removing costs the rows times
-    the longest length in use, a step of it about 4 µs for few rows; a length that was not in use costs a pass over
-    the table.
+    the longest length in use, about 4 µs a step for few rows; a new length costs a pass over the table.
 
     Args:
-        setting: What is drawn.
-        columns: Of the table, with ``trajectories``.
-        capacity: Rows.
+        setting: The sampler.
+        columns: Columns of the table, with ``trajectories``.
+        capacity: Number of rows.
 
     Raises:
         LocalProtocolError: The columns have no trajectories.
@@ -163,7 +164,7 @@ class SliceSelector:
         self._trajectories: Trajectories = columns.trajectories
         self._capacity = capacity
         self._num_members = 0
-        # One entry more than rows, as -1 leads there: what is no row is no member.
+        # One entry more than rows, for the number -1: it stands for no row, and is not a member.
         self._is_member: NDArray[np.bool_] = np.zeros(capacity + 1, np.bool_)
         self._starts: dict[int, LiveRows] = {}
         if setting.slice_len is not None:
@@ -176,11 +177,11 @@ class SliceSelector:
         return f"<SliceSelector {self._num_members} members, starts of {[*self._starts]}>"
 
     def starts(self, length: int) -> Rows:
-        """Rows where a slice of this length begins, sorted; a copy."""
+        """Returns the rows where a slice of this length begins, sorted; a copy."""
         return self._starts_of(length).rows()
 
     def add(self, rows: Rows) -> None:
-        """Takes rows in, each once and none a member; they are linked already.
+        """Adds rows, each once and none a member; they are already linked.
 
         Raises:
             LocalProtocolError: A row is a member. Nothing was changed.
@@ -194,7 +195,7 @@ class SliceSelector:
         self._find_starts(rows)
 
     def remove(self, rows: Rows) -> None:
-        """Drops rows, each named once; those that are no members are ignored. Their links are not cut yet."""
+        """Removes rows, each named once; rows that are not members are ignored. Their links are not cut yet."""
         rows = rows[self._is_member[rows]]
         if not len(rows):
             return
@@ -203,13 +204,13 @@ class SliceSelector:
         self._lose_starts(rows)
 
     def update(self, rows: Rows) -> None:
-        """Trajectories ended with these rows, each named once; those that are no members are ignored."""
+        """Notes that trajectories ended with these rows, each named once; rows that are not members are ignored."""
         rows = rows[self._is_member[rows]]
         if len(rows) and not self._setting.strict_length:
             self._find_starts(rows)
 
     def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
-        """Chooses slices; None when nowhere begins one. ``slice_end`` is true on the last row of each.
+        """Chooses slices; None if none begins anywhere. ``slice_end`` is true on the last row of each.
 
         Raises:
             InvalidRequestError: As of :meth:`Slices.length`. Nothing was changed.
@@ -218,7 +219,8 @@ class SliceSelector:
         return self.draw_slices(num_rows // length, length, rng=rng)
 
     def draw_slices(self, num_slices: int, length: int, *, rng: np.random.Generator) -> Drawn | None:
-        """As :meth:`draw`, for whoever needs some slices of a length, such as one at a time so that none overlap."""
+        """Like :meth:`draw`, for callers that need a number of slices of a length, such as one at a time so that none
+        overlap."""
         starts = self._starts_of(length)
         if not starts:
             return None
@@ -233,8 +235,8 @@ class SliceSelector:
         return Drawn(rows[rows != _NONE], {"slice_end": is_end})
 
     def _starts_of(self, length: int) -> LiveRows:
-        """The starts of a length, which is now the one that was asked last."""
-        length = min(length, self._capacity + 1)  # nothing is that long, so all that is longer is alike
+        """Returns the starts of a length, and makes it the most recently used."""
+        length = min(length, self._capacity + 1)  # nothing is that long, so all longer lengths are equivalent
         starts = self._starts.pop(length, None)
         if starts is None:
             starts = self._build(length)
@@ -244,7 +246,7 @@ class SliceSelector:
         return starts
 
     def _build(self, length: int) -> LiveRows:
-        """Starts of a length among the members, in as many passes as the length has binary digits."""
+        """Returns the starts of a length among the members, in as many passes as the length has binary digits."""
         every = np.arange(self._capacity + 1)
         after = self._trajectories.after
         jump = np.where(self._is_member & self._is_member[after], after, _NONE)
@@ -268,7 +270,7 @@ class SliceSelector:
         return starts
 
     def _find_starts(self, rows: Rows) -> None:
-        """Takes in the starts of all slices that hold one of these members."""
+        """Adds the starts of all slices that contain one of these members."""
         heads, lasts = self._stretches(rows)
         width = max(self._starts, default=0)
         if len(rows) + len(heads) * width > self._capacity * _WORTH_A_PASS:
@@ -285,7 +287,7 @@ class SliceSelector:
             found = [rows[behind_row >= length - 1], before[is_before & (behind_before >= length - 1)]]
             if not self._setting.strict_length:
                 num_before = is_before.sum(axis=0)
-                # The row after a stretch was where a short rest began, and is in its midst now.
+                # The row after a stretch was the start of a short rest, and is inside one now.
                 _discard(starts, after[0, (num_after > 0) & (num_after < length)])
                 first = np.where(num_before, before[num_before - 1, np.arange(len(heads))], rows[heads])
                 is_whole = self._is_whole(rows[lasts], after, num_before + num_own + num_after, length)
@@ -293,7 +295,7 @@ class SliceSelector:
             _include(starts, np.concatenate(found))
 
     def _lose_starts(self, rows: Rows) -> None:
-        """Drops the starts of all slices that hold one of these rows, which are members no more."""
+        """Removes the starts of all slices that contain one of these rows, which are not members any more."""
         heads, lasts = self._stretches(rows)
         width = max(self._starts, default=0)
         if len(rows) + len(heads) * width > self._capacity * _WORTH_A_PASS:
@@ -310,13 +312,13 @@ class SliceSelector:
                 _include(starts, after[0, self._is_whole(rows[lasts], after, num_after, length) & (num_after > 0)])
 
     def _is_whole(self, rows: Rows, after: Rows, num_rows: Rows, length: int) -> NDArray[np.bool_]:
-        """Which runs of ``num_rows`` members are shorter than a slice and end with their trajectory.
+        """Returns which runs of ``num_rows`` members are shorter than a slice and end with their trajectory.
 
         Args:
             rows: A member or former member in each run, or right before it.
             after: The run's members after that one, ``[step, run]``.
-            num_rows: Of the run.
-            length: Of a slice.
+            num_rows: Rows of the run.
+            length: Length of a slice.
         """
         num_after = (after != _NONE).sum(axis=0)
         last = np.where(num_after, after[num_after - 1, np.arange(len(rows))], rows)
@@ -324,17 +326,18 @@ class SliceSelector:
         return is_whole
 
     def _build_all(self) -> None:
-        """Finds all starts anew, which is faster than to look around many rows."""
+        """Finds all starts again, which is faster than checking around many rows."""
         self._starts = {length: self._build(length) for length in self._starts}
 
     def _stretches(self, rows: Rows) -> tuple[Rows, Rows]:
-        """Where in ``rows`` each stretch of rows that follow one another begins, and where it ends."""
+        """Returns where in ``rows`` each stretch of consecutive rows begins, and where it ends."""
         is_joint = self._trajectories.after[rows[:-1]] == rows[1:]
         heads = np.flatnonzero(np.concatenate(((True,), ~is_joint)))
         return heads, np.append(heads[1:], len(rows)) - 1
 
     def _walk(self, links: Rows, rows: Rows, num_steps: int) -> Rows:
-        """Members along the links from each row, itself not included: ``[step, row]``, -1 from the first gap on."""
+        """Returns the members along the links from each row, itself not included: ``[step, row]``, -1 from the first
+        gap on."""
         found: Rows = np.full((num_steps, len(rows)), _NONE, np.int64)
         for step in range(num_steps):
             rows = links[rows]

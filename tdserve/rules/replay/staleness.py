@@ -1,7 +1,7 @@
-"""Which rows are too old: how many versions of a policy were published since the one that made them.
+"""Decides which rows are too old: how many versions of a policy were published since the one that made them.
 
-The *lag* of a row is the newest published version less the row's own. Version 0 is what there was before the first was
-published. Rows of a policy that was deleted have no lag: they are older than any that is asked for.
+The *lag* of a row is the newest published version minus the row's own. Version 0 is the state before the first one.
+Rows of a policy that was deleted have no lag: they are older than any limit.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tdserve.rules.replay.columns import Columns
 from tdserve.rules.replay.live_rows import Rows
 
 UNKNOWN = -1
-"""Version of rows that were made by a policy which is no more."""
+"""Version of rows whose policy does not exist any more."""
 
 _MIN_ROOM = 64
 
 
 class Lags(NamedTuple):
-    """How old rows are, in versions."""
+    """The ages of rows, in versions."""
 
     min: int
     mean: float
@@ -32,15 +32,16 @@ class Lags(NamedTuple):
 
 
 class Staleness:
-    """The versions of a table's rows, and which rows a greatest lag lets through.
+    """The versions of a table's rows, and the rows that a largest lag lets through.
 
-    Rows that may be drawn lie in buckets by version: what becomes too old is found without looking at the others.
+    Rows that may be drawn lie in buckets by version: rows that become too old are found without visiting the others.
+        The amortised cost is that of the rows that change. Memory: up to 25 bytes per row of capacity.
     Everything costs as much as the rows that change, in the long run. Memory: up to 25 bytes per row of capacity.
 
     Args:
-        columns: Of the table.
-        uid: The incarnation of the policy's store that the rows' versions belong to; "" where none was there.
-        num_discarded: As it was.
+        columns: Columns of the table.
+        uid: The incarnation of the policy's store that the rows' versions belong to; "" if there was none.
+        num_discarded: Its stored value.
 
     Attributes:
         newest: The newest published version, 0 before the first.
@@ -62,14 +63,14 @@ class Staleness:
         return f"<Staleness of {self.count(UNKNOWN)} rows of {len(self._ordered)} versions, newest {self.newest}>"
 
     def follow(self, uid: str, newest: int) -> bool:
-        """Takes over what is known of the policy.
+        """Takes over the state of the policy.
 
         Args:
-            uid: Incarnation of its store; "" when there is none.
-            newest: Its newest version, 0 when there is none.
+            uid: Incarnation of its store; "" if there is none.
+            newest: Its newest version, 0 if there is none.
 
         Returns:
-            Whether the policy is another than the rows were made by: they are of an unknown version from now on.
+            Whether the policy is not the one that the rows were made by: then their version is unknown from now on.
         """
         self.newest = newest
         if uid == self.uid:
@@ -87,11 +88,11 @@ class Staleness:
         return is_other
 
     def arrive(self, rows: Rows, versions: NDArray[np.int64] | None) -> None:
-        """Writes down the versions of rows that are no members; None: all of the newest."""
+        """Records the versions of rows that are not members; None: all are of the newest."""
         self._versions[rows] = self.newest if versions is None else versions
 
     def enter(self, rows: Rows) -> None:
-        """Rows may be drawn now, each named once and none a member."""
+        """Adds rows, each named once and none a member: they may be drawn now."""
         for version, same in self._by_version(rows):
             bucket = self._buckets.get(version)
             if bucket is None:
@@ -104,7 +105,7 @@ class Staleness:
         self._is_member[rows] = True
 
     def leave(self, rows: Rows) -> None:
-        """Members, each named once, may not be drawn any more."""
+        """Removes members, each named once: they may not be drawn any more."""
         for version, same in self._by_version(rows):
             bucket = self._buckets[version]
             bucket.num_members -= len(same)
@@ -115,24 +116,24 @@ class Staleness:
         self._is_member[rows] = False
 
     def floor(self, max_lag: int) -> int:
-        """The oldest version of a row of at most this lag."""
+        """Returns the oldest version of a row of at most this lag."""
         return max(self.newest - max_lag, 0)
 
     def fits(self, rows: Rows, max_lag: int) -> NDArray[np.bool_]:
-        """Which of the rows have at most this lag."""
+        """Returns which of the rows have at most this lag."""
         return np.greater_equal(self._versions[rows], self.floor(max_lag))
 
     def between(self, low: int, high: int | None = None) -> Rows:
-        """Members of a version from ``low`` on, below ``high``; each once, oldest version first."""
+        """Returns the members of a version from ``low`` on, below ``high``; each once, oldest version first."""
         found = [self._alive(version, self._buckets[version]) for version in self._range(low, high)]
         return found[0] if len(found) == 1 else np.concatenate(found) if found else np.empty(0, np.int64)
 
     def count(self, low: int, high: int | None = None) -> int:
-        """How many they are."""
+        """Returns the number of these members."""
         return sum(self._buckets[version].num_members for version in self._range(low, high))
 
     def lags(self) -> Lags | None:
-        """Of the members whose version is known; None where there is none."""
+        """Returns the lags of the members whose version is known; None if there are none."""
         known = self._range(0, None)
         if not known:
             return None
@@ -146,7 +147,7 @@ class Staleness:
         return self._ordered[bisect_left(self._ordered, low) : end]
 
     def _by_version(self, rows: Rows) -> Iterator[tuple[int, Rows]]:
-        """The rows of each version; most writes have one."""
+        """Yields the rows of each version; most writes have one."""
         if not len(rows):
             return
         versions = self._versions[rows]
@@ -159,17 +160,17 @@ class Staleness:
         yield from zip(versions[heads].tolist(), np.split(rows, heads[1:]), strict=True)
 
     def _alive(self, version: int, bucket: _Bucket) -> Rows:
-        """The members among a bucket's rows: of the others some have gone, and some have come back."""
+        """Returns the members among a bucket's rows: some rows have gone, and some have come back."""
         rows = bucket.rows[: bucket.end]
         rows = rows[self._is_member[rows] & (self._versions[rows] == version)]
         return rows if len(rows) == bucket.num_members else np.unique(rows)
 
 
 class _Bucket:
-    """Rows of one version in an array with room behind them, those that have gone meanwhile included.
+    """Rows of one version in an array with room behind them, including those that have gone meanwhile.
 
     Attributes:
-        end: Where the room begins.
+        end: Start of the room.
         num_members: Rows that have not gone.
     """
 
@@ -179,13 +180,13 @@ class _Bucket:
         self.num_members = 0
 
     def append(self, rows: Rows) -> None:
-        """Puts rows behind the others; there must be room."""
+        """Appends rows; there must be room."""
         self.rows[self.end : self.end + len(rows)] = rows
         self.end += len(rows)
         self.num_members += len(rows)
 
     def move(self, alive: Rows, num_more: int) -> None:
-        """Leaves out what has gone, and makes room for twice what is there then."""
+        """Removes rows that have gone, and makes room for twice the rest."""
         self.rows = np.empty(max(2 * (len(alive) + num_more), _MIN_ROOM), np.int64)
         self.rows[: len(alive)] = alive
         self.end = len(alive)

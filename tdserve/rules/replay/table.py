@@ -1,4 +1,5 @@
-"""A replay table's decisions: ring, samplers, limiter and counters joined. Content and waiting are the caller's."""
+"""The decisions of a replay table: ring, samplers, limiter and counters together. The caller handles content and
+waits."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tdserve.rules.replay.selections import OWN, PLAIN, ViewKey
 
 
 class Table(Holdings):
-    """Decides for one replay table. Whoever gets ``None`` waits until something has changed, and asks again.
+    """Decides for one replay table. A caller that gets ``None`` waits until something has changed, and asks again.
 
     Arguments and errors as of :class:`Holdings`.
     """
@@ -29,7 +30,7 @@ class Table(Holdings):
     # ------------------------------------------------------------ writing
 
     def plan_extend(self, num_rows: int) -> Reservation | None:
-        """Rows for a writer, or ``None`` when it must wait. They are out of every sample from now on.
+        """Reserves rows for a writer; returns ``None`` if it must wait. The rows are out of every sample from now on.
 
         Raises:
             InvalidRequestError: ``num_rows`` is below 1, or more than the limiter could ever let in at once.
@@ -39,14 +40,14 @@ class Table(Holdings):
         return self.reserve_part(num_rows) if self._may_extend(num_rows) else None
 
     def begin_reserving(self, num_rows: int) -> bool:
-        """Whether a writer may have so many rows now, and gets them by :meth:`reserve_part`: until
-        :meth:`end_reserving` nobody else gets any. Errors as of :meth:`plan_extend`."""
+        """Returns whether a writer may have ``num_rows`` now. If so, it gets them by :meth:`reserve_part`, and until
+        :meth:`end_reserving` no other writer gets any. Errors as of :meth:`plan_extend`."""
         may_extend = self._may_extend(num_rows)
         self._is_reserving |= may_extend
         return may_extend
 
     def end_reserving(self) -> None:
-        """The writer has its rows, or wants them no more."""
+        """Ends :meth:`begin_reserving`: the writer has its rows, or does not need them any more."""
         self._is_reserving = False
 
     def _may_extend(self, num_rows: int) -> bool:
@@ -59,7 +60,7 @@ class Table(Holdings):
         return has_room and not self._is_reserving and limiter.can_insert(counts, num_rows)
 
     def reserve_part(self, num_rows: int) -> Reservation | None:
-        """Some of the rows that a writer may have; ``None`` while others hold or fill too many."""
+        """Reserves some of the rows that a writer may have; returns ``None`` while others hold or fill too many."""
         if self._evictor is not None and num_rows > self.ring.num_free:
             missing = num_rows - self.ring.num_free
             if missing > len(self._evictor):  # the others are held
@@ -71,11 +72,11 @@ class Table(Holdings):
         return reservation
 
     def arrive(self, rows: Rows, arrival: Arrival = PLAIN_ARRIVAL, *, is_on_record_later: bool = False) -> None:
-        """Writes down what is known of a writer's rows; to be followed by :meth:`commit`, and harmless without it.
+        """Records the data of a writer's rows; followed by :meth:`commit`, and harmless without it.
 
         Args:
-            is_on_record_later: Their commit comes in another turn; until :meth:`forget_arriving` the state tells what
-                places in the order of commits they have.
+            is_on_record_later: Whether their commit comes in another turn; until :meth:`forget_arriving` the state has
+                their places in the order of commits.
         """
         columns = self.columns
         if is_on_record_later:
@@ -98,7 +99,7 @@ class Table(Holdings):
         self.views.arrive(rows, arrival.keys)
 
     def forget_arriving(self) -> None:
-        """The rows that have arrived are put on record in this turn, or given up."""
+        """Drops the arrived rows from the state: they are put on record in this turn, or given up."""
         self._arriving.clear()
 
     def commit(self, reservation: Reservation, arrival: Arrival = PLAIN_ARRIVAL) -> Rows:
@@ -116,23 +117,23 @@ class Table(Holdings):
         return generations
 
     def abort(self, reservation: Reservation) -> None:
-        """As :meth:`Ring.abort`."""
+        """See :meth:`Ring.abort`."""
         self.ring.abort(reservation)
 
     def quarantine(self, reservation: Reservation) -> None:
-        """As :meth:`Ring.quarantine`."""
+        """See :meth:`Ring.quarantine`."""
         self.ring.quarantine(reservation)
 
     def release(self, reservation: Reservation) -> None:
-        """As :meth:`Ring.release`."""
+        """See :meth:`Ring.release`."""
         self.ring.release(reservation)
 
     def reserve_holes(self) -> Reservation | None:
-        """As :meth:`Ring.reserve_holes`; to be followed by :meth:`abort`."""
+        """See :meth:`Ring.reserve_holes`; followed by :meth:`abort`."""
         return self.ring.reserve_holes()
 
     def num_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
-        """As :meth:`Ring.num_claimable`; none where more is to be decided of rows than which are next."""
+        """Like :meth:`Ring.num_claimable`; 0 unless new rows only have to be the next ones."""
         if self.is_closed or self._is_reserving or not self.settings.is_plain_ring:
             return num_promised
         return self.ring.num_claimable(min(num_rows, self.ring.capacity // 2), num_promised=num_promised)
@@ -151,17 +152,17 @@ class Table(Holdings):
         request: int = 0,
         replaces: bool = False,
     ) -> RowsPlan | None:
-        """Draws rows for some batches at once, or ``None`` when the limiter makes the caller wait.
+        """Draws rows for some batches at once; returns ``None`` if the limiter makes the caller wait.
 
         Args:
-            num_rows: Rows of one batch.
-            num_batches: Their rows follow one another in the plan.
+            num_rows: Rows per batch.
+            num_batches: Number of batches; their rows are concatenated in the plan.
             rng: Source of randomness.
-            key: Which rows may be drawn.
-            owner: Who gets the rows on lease; None: nobody, they stay for others.
-            max_drawn: Of draws that do not depend on one another so many at most, see ``draw_more``; 0: all.
-            request: Of the owner, as of ``Leases.grant``.
-            replaces: Whether they replace rows that were counted: the limiter has let them through, and does not count
+            key: The conditions of the sample.
+            owner: The session that gets the rows on lease; None: no lease, they stay available to others.
+            max_drawn: Most rows of independent draws that are drawn now, see ``draw_more``; 0: all.
+            request: The owner's request, as in ``Leases.grant``.
+            replaces: Whether they replace rows that were counted: the limiter has let these through, and does not count
                 them again.
 
         Raises:
@@ -197,7 +198,7 @@ class Table(Holdings):
         if not replaces:
             self._samples += len(rows) + num_missing
         if len(draw.spent):
-            self._live.remove(draw.spent)  # on their way out: nobody may change them any more
+            self._live.remove(draw.spent)  # on their way out: they must not change any more
         if owner is not None:
             self.views.lease(owner, key.consumer, rows, request=request)
         lease = None if owner is None else (owner, key.consumer)
@@ -216,16 +217,17 @@ class Table(Holdings):
         )
 
     def draw_more(self, plan: RowsPlan, max_drawn: int, *, rng: np.random.Generator, key: ViewKey) -> RowsPlan | None:
-        """Draws the next rows of a plan that lacks some; ``None``, and nothing was changed, where there is no row any
-        more that could be drawn.
+        """Draws the next rows of a plan that lacks some; returns ``None``, and changes nothing, if no row can be drawn
+        any more.
 
-        Meanwhile rows may come and go: each is drawn by itself, among those that are there in that moment, and the
+        Rows may come and go in between: each is drawn on its own, among the rows of that moment, and the limiter has
+            let all of them through at once.
         limiter has let all of them through at once.
 
         Args:
-            plan: The last piece.
+            plan: The previous piece.
             max_drawn: Rows of the next one.
-            rng, key: As of ``plan_sample``.
+            rng, key: As in ``plan_sample``.
         """
         num_rows = min(plan.num_missing, max_drawn)
         draw = self._drawing.draw(self.views.get(key), num_rows, num_batches=1, rng=rng)
@@ -241,17 +243,17 @@ class Table(Holdings):
         )
 
     def finish(self, plan: RowsPlan) -> bool:
-        """A sample was sent; returns whether rows have left the table for it."""
+        """Ends a sample that was sent; returns whether rows have left the table for it."""
         if not len(plan.spent):
             return False
         self.remove(plan.spent[self._generations[plan.spent] == plan.spent_generations])
         return True
 
     def undo(self, plan: RowsPlan) -> None:
-        """A sample could not be sent: what it used up is there again."""
+        """Undoes a sample that could not be sent: what it used up is available again."""
         num_rows = (len(plan.rows) + plan.num_missing) * plan.is_counted
         self._samples -= num_rows
-        if plan.num_clears != self._num_clears:  # those before the last clear are not counted any more
+        if plan.num_clears != self._num_clears:  # samples before the last clear are not counted any more
             inserts, samples = self._cleared
             self._cleared = (inserts, samples - num_rows)
         is_same = self._generations[plan.spent] == plan.spent_generations
@@ -262,7 +264,7 @@ class Table(Holdings):
             self.views.give_back(owner, consumer, plan.rows[self.views.leases.held_by(owner, plan.rows, consumer)])
 
     def plan_read(self, rows: Rows) -> RowsPlan:
-        """Live rows by number, without counting as a sample.
+        """Plans a read of live rows by number, which does not count as a sample.
 
         Args:
             rows: Row numbers, as ``extend`` returned them; negative ones do not count from the end.
@@ -283,15 +285,15 @@ class Table(Holdings):
         *,
         skips_gone: bool = False,
     ) -> int:
-        """Gives rows other priorities; of a row that is named twice the last counts.
+        """Sets the priorities of rows; if a row is named twice, the last one counts.
 
         Args:
             priorities: One per row.
-            generations: Lower halves: rows that have another one now are skipped; None: all of them must be live.
-            skips_gone: They were checked before, in another turn: those that are not live any more are skipped.
+            generations: Lower halves; rows that have another one now are skipped. None: all rows must be live.
+            skips_gone: They were checked before, in another turn: rows that are not live any more are skipped.
 
         Returns:
-            How many were skipped.
+            Number of skipped rows.
 
         Raises:
             InvalidRequestError: A priority is negative or not finite, or the table has none. Nothing was changed.
@@ -329,7 +331,7 @@ class Table(Holdings):
             self._evictor.update(rows)
 
     def delete(self, rows: Rows) -> int:
-        """Takes rows out of the table; returns how many.
+        """Removes rows from the table; returns how many.
 
         Raises:
             SelectionError: A row is out of range, or not live. Nothing was changed.
@@ -339,18 +341,18 @@ class Table(Holdings):
         return sum(self.deleting([rows]))
 
     def deleting(self, pieces: Iterable[slice | Rows]) -> Iterator[int]:
-        """Takes rows out, a piece at a time, and says how many; between two pieces rows may come and go.
+        """Removes rows, a piece at a time, and yields how many; between two pieces rows may come and go.
 
         Args:
-            pieces: Numbers, each once. Of those that are not live any more, or others by then, nothing is taken.
+            pieces: Row numbers, each once. Rows that are not live any more, or were replaced by then, are left alone.
         """
         self.take_back_claims()
         newest = self._last_sequence
         for piece in pieces:
             named = np.arange(piece.start, piece.stop) if isinstance(piece, slice) else piece
-            step_rows = self.step_rows  # views may have come
+            step_rows = self.step_rows  # selectors may have come
             for start in range(0, len(named), step_rows):
-                self.take_back_claims()  # else a row that one brings could be another by the time it leaves
+                self.take_back_claims()  # otherwise a row could be another one by the time it leaves
                 rows = named[start : start + step_rows]
                 rows = rows[self.is_live(rows)]
                 rows = rows[self.columns.sequence[rows] <= newest]
@@ -360,15 +362,16 @@ class Table(Holdings):
 
     @property
     def step_rows(self) -> int:
-        """Rows that come or leave at a time: of each view that samples have asked for, too, and groups take longest."""
+        """Rows that come or leave at a time: they are added to and removed from each selector too, and groups take
+        longest."""
         return PIECE_ROWS if self.views.is_plain else max(PIECE_ROWS // 4 // len(self.views), 64)
 
     def clear(self, *, resets_counts: bool = False) -> int:
-        """Takes all rows out, and lets the limiter begin anew; returns how many rows there were."""
+        """Removes all rows, and lets the limiter start again; returns how many rows there were."""
         return sum(self.clearing(resets_counts=resets_counts))
 
     def clearing(self, *, resets_counts: bool = False) -> Iterator[int]:
-        """As :meth:`clear`, a piece at a time: as :meth:`deleting`. Rows that come from here on stay.
+        """Like :meth:`clear`, a piece at a time, as :meth:`deleting`. Rows that come from here on stay.
 
         Args:
             resets_counts: Whether ``inserts`` counts from 0 again, as the limiter does in any case.
@@ -381,15 +384,15 @@ class Table(Holdings):
         return self.deleting(RowSet.run(0, self.ring.num_used).pieces(PIECE_ROWS))
 
     def close(self) -> None:
-        """Takes no more rows in; those that are here can still be taken."""
+        """Closes the table: it accepts no more rows; those that are here can still be taken."""
         self.take_back_claims()
         self.is_closed = True
 
     def set_limiter(self, limiter: Limiter) -> None:
-        """Makes callers wait by another rule from now on.
+        """Replaces the limiter.
 
         Raises:
-            InvalidRequestError: It could never let anything through. Nothing was changed.
+            InvalidRequestError: It could never let any row through. Nothing was changed.
         """
         settings = self.settings.with_limiter(limiter)
         settings.check(self.ring.capacity)
@@ -398,10 +401,10 @@ class Table(Holdings):
         self._changed_settings = settings.to_json()
 
     def acknowledge(self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None = None) -> int:
-        """An owner is done with rows of its lease; returns how many.
+        """Acknowledges rows of an owner's lease; returns how many.
 
         Args:
-            generations: Lower halves, as the lease had them: a row that has another now is not the one that was meant.
+            generations: Lower halves, as in the lease: a row that has another one now is not the row that was leased.
 
         Raises:
             WrongStateError: It does not hold all of them (of a named consumer: any of them). Nothing was changed.
@@ -420,18 +423,18 @@ class Table(Holdings):
         return len(rows)
 
     def give_back(self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None = None) -> None:
-        """An owner will not use rows of its lease: they are there for others again. What it does not hold (any more),
-        such as rows that were overwritten, is ignored.
+        """Gives rows of an owner's lease back: they are available to others again. Rows that it does not hold (any
+        more), such as overwritten ones, are ignored.
 
         Raises:
-            SelectionError: A number is none of a row. Nothing was changed.
+            SelectionError: A number is not that of a row. Nothing was changed.
         """
         self.check_numbers(rows)
         rows = each_once(rows[self._is_same(rows, generations)])
         self.views.give_back(owner, consumer, rows[self.views.leases.held_by(owner, rows, consumer)])
 
     def check_same(self, rows: Rows, generations: NDArray[np.uint32]) -> None:
-        """Raises SelectionError unless all of these rows are live, and still those of these generations."""
+        """Raises SelectionError unless all of these rows are live, and still have these generations."""
         self.check_live(rows)
         is_same = self._is_same(rows, generations)
         if not is_same.all():
@@ -445,7 +448,7 @@ class Table(Holdings):
         return np.asarray(self.ring.names(rows).astype(np.uint32) == generations)
 
     def _first_piece(self, key: ViewKey, num_rows: int, num_batches: int, max_drawn: int) -> tuple[int, int, int]:
-        """Rows and batches that are drawn at once, and rows that are drawn later."""
+        """Returns the rows and batches that are drawn at once, and the rows that are drawn later."""
         if key.group or not self.settings.sampler.is_independent:
             return num_rows, num_batches, 0
         total = num_rows * num_batches
@@ -465,8 +468,8 @@ class Table(Holdings):
             raise InvalidRequestError(argument="consumer", reason=reason)
 
     def _waits_for_more(self, key: ViewKey, num_rows: int, num_members: int) -> bool:
-        """Whether its sampler would refuse so many rows, though more may come: that are young enough, or to which
-        somebody writes just now."""
+        """Returns whether the sampler would refuse so many rows although more may come: rows that are young enough, or
+        that are being written."""
         if not self.settings.sampler.keeps_epoch or key.group:
             return False
         most = num_members + self.ring.num_held + self.num_suspended if key.max_lag is None else self.ring.capacity
@@ -482,10 +485,10 @@ class Table(Holdings):
     # ------------------------------------------------------------ figures
 
     def why_sample(self, num_rows: int, key: ViewKey = PLAIN, *, names: Sequence[str] = ()) -> str:
-        """What a sample waits for now, for the error of one that waited too long.
+        """Returns what a sample waits for now, for the error when it has waited too long.
 
         Args:
-            names: Of the leaves of a row, by their numbers; () names none that is missing.
+            names: Names of the leaves of a row, by their numbers; with () the error names no missing leaf.
         """
         counts = self.counts
         if not self.settings.limiter.can_sample(counts, num_rows):
@@ -495,14 +498,14 @@ class Table(Holdings):
         return f"a sample of {num_rows} rows of table {self.name!r}, of whose {counts.num_rows} rows {reason},"
 
     def why_extend(self, num_rows: int) -> str:
-        """What a writer waits for now, for the error of one that waited too long."""
+        """Returns what a writer waits for now, for the error when it has waited too long."""
         counts = self.counts
         if not self.settings.limiter.can_insert(counts, num_rows):
             return self.settings.limiter.why_insert(counts, self.name, num_rows)
         return f"room for {num_rows} rows in {self.name!r} ({counts.reserved} are being written)"
 
     def info(self) -> dict[str, int | str]:
-        """Figures for users and statistics."""
+        """Returns figures for users and statistics."""
         return {
             "num_rows": len(self.ring),
             "capacity": self.ring.capacity,

@@ -1,7 +1,8 @@
-"""Which row follows which. A trajectory is one writer's rows in the order of their commits, linked by row number.
+"""The order of rows in trajectories. A trajectory is one writer's rows in the order of their commits, linked by row
+number.
 
-Rows of many writers interleave in the ring, and a deleted row may be filled by anyone; so neighbours in the ring say
-nothing, and only these links are followed.
+Rows of many writers interleave in the ring, and any writer may refill a deleted row. So neighbours in the ring are
+unrelated, and only these links count.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ _NONE = -1
 class Trajectories:
     """Links between the rows of a table, in both directions.
 
-    A trajectory is *open* while its writer may go on with it: until a row that ends it, until :meth:`end`, or until its
+    A trajectory is *open* while its writer may continue it: until a row that ends it, until :meth:`end`, or until its
+        last row is gone. ``columns.previous`` and ``columns.is_end`` are written in place, and their owner keeps them
+        over a restart; all other state follows from them.
     last row is gone. ``columns.previous`` and ``columns.is_end`` are written in place and survive a restart with
     whoever owns them; what else there is follows from them.
 
     Args:
-        columns: Of the table.
-        capacity: Rows.
+        columns: Columns of the table.
+        capacity: Number of rows.
 
     Attributes:
-        after: Number of the row that follows each row, -1 where there is none. It has one entry more than there are
-            rows, so that -1 leads to -1.
+        after: Number of the row that follows each row, -1 if there is none. It has one entry more than there are rows,
+            so that -1 leads to -1.
         before: The same backwards.
     """
 
@@ -39,7 +42,7 @@ class Trajectories:
         self.after: Rows = np.full(capacity + 1, _NONE, np.int64)
         self.before: Rows = np.full(capacity + 1, _NONE, np.int64)
         self._columns = columns
-        self._previous: Rows = np.asarray(columns.previous)  # of a memmap its plain array: indexing is twice as fast
+        self._previous: Rows = np.asarray(columns.previous)  # the plain array of a memmap: indexing is twice as fast
         self._is_end: NDArray[np.bool_] = np.asarray(columns.is_end)
         self._is_tail: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
         self._tails: dict[Hashable, dict[Hashable, int]] = {}
@@ -50,12 +53,12 @@ class Trajectories:
 
     @property
     def num_open(self) -> int:
-        """Trajectories that their writer may go on with."""
+        """Number of trajectories that their writer may continue."""
         return len(self._owner_of_tail)
 
     @property
     def is_end(self) -> NDArray[np.bool_]:
-        """Which rows are the last of their trajectory, by row number."""
+        """Whether each row is the last of its trajectory, by row number."""
         return self._is_end
 
     def append(
@@ -70,10 +73,10 @@ class Trajectories:
 
         Args:
             rows: Row numbers, each once.
-            writer: Who committed them; rows of several are never linked.
+            writer: Their writer; rows of several are never linked.
             ends: Which of the rows are the last of their trajectory, as many as ``rows``.
-            ids: Trajectory of each row, int64 or bytes: the writer's rows of one value are linked, however they mix
-                with others. Without them the writer has one trajectory at a time.
+            ids: Trajectory of each row, int64 or bytes: the writer's rows of one value are linked, even if they
+                interleave with others. Without them the writer has one trajectory at a time.
         """
         if not len(rows):
             return
@@ -105,7 +108,7 @@ class Trajectories:
         """Ends every open trajectory of a writer: its last row so far is the last one.
 
         Returns:
-            Those last rows, sorted; ``is_end`` changed for them, which is an ``update`` for selectors.
+            Those last rows, sorted; their ``is_end`` has changed, which is an ``update`` for selectors.
         """
         tails = self._tails.pop(writer, {})
         rows = np.sort(np.fromiter(tails.values(), np.int64, len(tails)))
@@ -116,12 +119,13 @@ class Trajectories:
         return rows
 
     def remove(self, rows: Rows) -> None:
-        """Cuts rows out: they went away. What came before and after them is linked no more, not even to each other.
+        """Cuts the links of rows that have gone. The rows before and after them are linked no more, not even to each
+        other.
 
-        Selectors look along the links when they drop rows, so they come first. Rows without links are ignored.
+        Selectors follow the links when they drop rows, so they come first. Rows without links are ignored.
         """
         before, after = self.before[rows], self.after[rows]
-        self.after[before] = _NONE  # -1 names the entry behind the last row, which is -1 anyway
+        self.after[before] = _NONE  # -1 is the entry behind the last row, which is -1 anyway
         self.before[after] = _NONE
         self._previous[after[after != _NONE]] = 0
         self.before[rows] = _NONE
@@ -137,10 +141,10 @@ class Trajectories:
                 del self._tails[writer]
 
     def restore(self, live_rows: Rows) -> None:
-        """Finds the links again from ``columns.previous`` as it was stored, which may be some writes old.
+        """Rebuilds the links from the stored ``columns.previous``, which may be some writes old.
 
-        A link holds if it leads to a live row that was committed earlier and ended no trajectory. Nothing is open
-        afterwards: a writer that goes on begins another trajectory.
+        A link is valid if it leads to a live row that was committed earlier and ended no trajectory. No trajectory is
+        open afterwards: a writer that continues begins another one.
 
         Args:
             live_rows: All rows that may be read.
@@ -157,16 +161,18 @@ class Trajectories:
         is_live[live_rows] = True
         holds = is_live[before] & (sequence[before] < sequence[live_rows]) & ~self._is_end[before] & (before >= 0)
         self.after[before[holds]] = live_rows[holds]
-        holds &= self.after[before] == live_rows  # damaged, where two rows follow one: the other link is dropped
+        holds &= self.after[before] == live_rows  # damaged if two rows follow one: the other link is dropped
         self.before[live_rows[holds]] = before[holds]
         self._previous[live_rows[~holds]] = 0
 
     def follow(self, starts: Rows, length: int) -> Rows:
-        """Rows from each start on, itself included: ``[len(starts), length]``, -1 where a trajectory is at its end."""
+        """Returns the rows from each start on, itself included: ``[len(starts), length]``, -1 behind the end of a
+        trajectory."""
         return self._walk(self.after, starts, length)
 
     def back(self, rows: Rows, length: int) -> Rows:
-        """Rows backwards from each row, itself first: ``[len(rows), length]``, -1 where there are no earlier ones."""
+        """Returns the rows backwards from each row, itself first: ``[len(rows), length]``, -1 if there are no earlier
+        ones."""
         return self._walk(self.before, rows, length)
 
     @staticmethod
@@ -178,7 +184,7 @@ class Trajectories:
         return np.ascontiguousarray(found.T)
 
     def _close_tails(self, writer: Hashable, names: list[Hashable]) -> Rows:
-        """Last rows of a writer's open trajectories, -1 where there is none; they are open no more."""
+        """Closes a writer's open trajectories and returns their last rows, -1 if there is none."""
         tails = self._tails.get(writer, {})
         rows = [tails.pop(name, _NONE) for name in names]
         for row in rows:

@@ -19,17 +19,17 @@ _ABSENT = -1
 
 @dataclass(frozen=True)
 class WithoutReplacement(Sampler):
-    """Every row once per epoch, in random order; all who sample share the epoch.
+    """Draws every row once per epoch, in random order; all callers share the epoch.
 
-    A sample that meets the end of an epoch is filled from the next one, with rows that it does not have yet. Rows that
-    come during an epoch belong to the next one, rows that go are skipped. A sample of more rows than there are is
+    A sample that reaches the end of an epoch is filled from the next one, with rows that it does not have yet. Rows
+    that come during an epoch belong to the next one; rows that go are skipped. A sample of more rows than there are is
     refused.
 
     As the sampler of ``store.batches`` it is the order of one epoch, divided among the readers.
 
     Args:
-        seed: Of a replay: the same samples and rows in the same order give the same epochs; None: other ones each time,
-            and a server that was restarted begins anew. Of a store: the same order for every reader; None is 0.
+        seed: For a replay: the same samples and rows in the same order give the same epochs; None: different ones each
+            time, and a restarted server starts again. For a store: the same order for every reader; None is 0.
     """
 
     seed: int | None = field(default=None, metadata={"is_omitted": True})
@@ -42,21 +42,21 @@ class WithoutReplacement(Sampler):
             object.__setattr__(self, "seed", check_integer("seed", self.seed, 0))
 
     def selector(self, columns: Columns, capacity: int) -> EpochSelector:
-        """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""
+        """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return EpochSelector(capacity, seed=self.seed)
 
 
 class EpochSelector:
-    """The selector of :class:`WithoutReplacement`; methods as of :class:`~tdserve.rules.replay.selector.Selector`.
+    """The selector of :class:`WithoutReplacement`; methods as in :class:`~tdserve.rules.replay.selector.Selector`.
 
     The members lie densely in an array, first those that are still due in this epoch, then the others; a second array
-    says where each row lies. Each draw takes a random part of those due, which gives the same epochs as an order
-    shuffled in advance, without the pause for shuffling it. Memory: 16 bytes per row of capacity.
+    has the place of each row. Each draw takes a random part of those due. This gives the same epochs as an order that
+    is shuffled in advance, without the pause for shuffling. Memory: 16 bytes per row of capacity.
     """
 
     def __init__(self, capacity: int, *, seed: int | None = None) -> None:
         self._rng = None if seed is None else np.random.default_rng(seed)
-        self._members: Rows = np.full(capacity, _ABSENT, np.int64)  # as of LiveRows
+        self._members: Rows = np.full(capacity, _ABSENT, np.int64)  # as in LiveRows
         self._place: Rows = np.full(capacity, _ABSENT, np.int64)
         self._num = 0
         self._num_due = 0
@@ -68,10 +68,10 @@ class EpochSelector:
         return f"<EpochSelector {self._num} rows, {self._num_due} of them due>"
 
     def add(self, rows: Rows) -> None:
-        """Takes rows in, for the next epoch.
+        """Adds rows, for the next epoch.
 
         Raises:
-            LocalProtocolError: A row is a member already. Nothing was changed.
+            LocalProtocolError: A row is already a member. Nothing was changed.
         """
         if (self._place[rows] != _ABSENT).any():
             raise LocalProtocolError(reason="a row that may be drawn was made so again")
@@ -81,7 +81,7 @@ class EpochSelector:
         self._num = end
 
     def remove(self, rows: Rows) -> None:
-        """Drops those rows that are members."""
+        """Removes those rows that are members."""
         places = self._place[rows]
         is_due = (places != _ABSENT) & (places < self._num_due)
         self._num_due = self._move_last(rows[is_due], self._num_due)
@@ -90,10 +90,10 @@ class EpochSelector:
         self._place[rows] = _ABSENT
 
     def update(self, rows: Rows) -> None:
-        """Priorities mean nothing here."""
+        """Does nothing: priorities do not matter here."""
 
     def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
-        """The next rows of the epoch; None while there are no rows at all.
+        """Returns the next rows of the epoch; None if there are no rows at all.
 
         Raises:
             InvalidRequestError: ``num_rows`` is above the number of members.
@@ -107,12 +107,12 @@ class EpochSelector:
         first = self._take(min(num_rows, self._num_due), 0, rng)
         if len(first) == num_rows:
             return Drawn(first, {})
-        # The epoch is over. What it gave last lies in front: all that follows is not in this sample yet.
+        # The epoch is over. Its last rows lie in front: all rows that follow are not in this sample yet.
         self._num_due = self._num
         return Drawn(np.concatenate((first, self._take(num_rows - len(first), len(first), rng))), {})
 
     def _take(self, num_rows: int, start: int, rng: np.random.Generator) -> Rows:
-        """Different rows among those due from place ``start`` on, which are due no more."""
+        """Takes different rows among those due from place ``start`` on, which are not due any more."""
         places = start + rng.choice(self._num_due - start, num_rows, replace=False)
         rows: Rows = self._members[places]
         self._num_due = self._move_last(rows, self._num_due)

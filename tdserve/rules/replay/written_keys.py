@@ -1,4 +1,4 @@
-"""Which keys of each row have been written, for rows whose keys arrive one after the other."""
+"""Records which keys of each row have been written, for rows whose keys arrive separately."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _BITS = 64
 class Written:
     """One bit per key and row, in ``columns`` under the name ``written``.
 
-    Keys are numbers below ``num_keys``; whoever owns the table knows their names. Every operation is vectorised over
+    Keys are numbers below ``num_keys``; the owner of the table knows their names. Every operation is vectorised over
     the rows.
 
     Args:
-        columns: Of the table.
-        num_keys: Keys of a row.
+        columns: Columns of the table.
+        num_keys: Keys per row.
     """
 
     def __init__(self, columns: Columns, num_keys: int) -> None:
@@ -34,25 +34,25 @@ class Written:
         return f"<Written {self._num_keys} keys of {len(self._words)} rows>"
 
     def reset(self, rows: Rows, keys: Sequence[int] | None = None) -> None:
-        """Rows were committed anew: exactly these keys of them are written; ``None``: all.
+        """Records rows that were committed: exactly these keys of them are written; ``None``: all.
 
         Raises:
-            LocalProtocolError: There is no such key. Nothing was changed.
+            LocalProtocolError: A key does not exist. Nothing was changed.
         """
         self._words[rows] = self._mask(range(self._num_keys) if keys is None else keys)
 
     def mark_all(self) -> None:
-        """All keys of all rows are written."""
+        """Records that all keys of all rows are written."""
         self._words[:] = self._mask(range(self._num_keys))
 
     def mark(self, rows: Rows, keys: Sequence[int]) -> Rows:
-        """These keys of the rows were written as well.
+        """Records that these keys of the rows were written as well.
 
         Returns:
             Those of ``rows`` for which at least one of the keys is new, in their order.
 
         Raises:
-            LocalProtocolError: There is no such key. Nothing was changed.
+            LocalProtocolError: A key does not exist. Nothing was changed.
         """
         mask = self._mask(keys)
         before = self._words[rows]
@@ -62,7 +62,7 @@ class Written:
         return rows[is_new]
 
     def has(self, rows: Rows, keys: Sequence[int]) -> NDArray[np.bool_]:
-        """Which of the rows have all these keys.
+        """Returns which of the rows have all these keys.
 
         Raises:
             LocalProtocolError: There is no such key.
@@ -72,7 +72,7 @@ class Written:
         return has_all
 
     def count_missing(self, rows: Rows) -> NDArray[np.int64]:
-        """In how many of the rows each key has not been written, by the key's number."""
+        """Returns in how many of the rows each key has not been written, by the key's number."""
         octets = self._words[rows].astype("<u8").view(np.uint8)
         bits = np.unpackbits(octets, axis=1, count=self._num_keys, bitorder="little")
         return np.asarray(len(rows) - bits.sum(axis=0, dtype=np.int64), np.int64)
