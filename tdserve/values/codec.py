@@ -1,7 +1,7 @@
-"""Non-tensor values as bytes: each comes back as exactly what it was. No torch.
+"""Encodes non-tensor values as bytes and restores them exactly. No torch.
 
-A value is one MessagePack record; ``extensions`` has what MessagePack lacks. A closed set of types always travels (see
-``supported``). What is not in the set, subclasses included, is refused, unless both the writer and the reader said
+A value is one MessagePack record; ``extensions`` defines what MessagePack lacks, ``supported`` which types always travel.
+A value of any other type, subclasses included, is refused, unless both the writer and the reader pass
 ``allow_pickle=True``: then the whole value is one pickle.
 """
 
@@ -22,24 +22,26 @@ NONE = b"\xc0"
 """The record of None."""
 
 PICKLED = 0xC1
-"""First byte of a value that only ``pickled`` looks into; no MessagePack record begins with it."""
+"""First byte of a pickled value. No MessagePack record begins with it."""
 
 _MAX_BYTES = 2**31 - 1
 
 _MAX_SCANNED_BYTES = 2 * 1024 * 1024
-"""Before it is filled, a list takes memory by what the bytes say is its length: 80 KB at most, and 80 MB for as many
-lists as may be begun inside of one another. Records of fewer bytes than this are gone through first, which builds
-nothing and takes a tenth of the time; longer ones may cost so much."""
+"""Records up to this size are scanned before they are decoded; the scan builds nothing and takes a tenth of the time.
+
+The decoder allocates each list by the length that the bytes claim, up to 80 KB, and nests up to 1,024 of them. These
+80 MB are too much for a short record; the bytes of a longer one justify them.
+"""
 
 _BUFFER_BYTES = 4096
-"""Of a packer to begin with; it grows."""
+"""Initial buffer of a packer; it grows."""
 
 _COMPARED = ATOMS - {float}
-"""Types of which equal values are the same: of floats -0.0 is not 0.0, and nan is nan."""
+"""Types whose equal values are the same value. Floats are none: 0.0 equals -0.0, and nan does not equal nan."""
 
 _FAULTS = (ValueError, TypeError, RecursionError, msgpack.UnpackException)
-"""What hostile bytes lead to. TypeError is a key that cannot be hashed, ValueError text that is no UTF-8,
-RecursionError keys of tuples in tuples."""
+"""What hostile bytes raise: TypeError for a key that cannot be hashed, ValueError for invalid UTF-8, RecursionError for
+keys that are deeply nested tuples, and so on."""
 
 
 def encode_bytes(value: Any, *, key: str = "", allow_pickle: bool = False) -> bytes:
@@ -93,7 +95,7 @@ def decode_bytes(data: Buffer, *, key: str = "", allow_pickle: bool = False) -> 
 
 
 def decode_many(blobs: Sequence[bytes], *, key: str = "", allow_pickle: bool = False) -> list[Any]:
-    """``decode_bytes`` of each; together, where they are not large and none is pickled."""
+    """``decode_bytes`` of each. Values that are not large are decoded in one pass, unless one of them is pickled."""
     parts: Sequence[Buffer] = blobs
     if isinstance(blobs, JoinedValues) and not blobs.heads:
         sizes, nbytes = blobs.sizes.tolist(), int(blobs.sizes.sum())
@@ -105,7 +107,7 @@ def decode_many(blobs: Sequence[bytes], *, key: str = "", allow_pickle: bool = F
         try:
             return _read(parts, sizes)
         except RemoteProtocolError:
-            parts = blobs  # pickled, or damaged: each by itself
+            parts = blobs  # one is pickled or damaged: decode each by itself
     return [decode_bytes(data, key=key, allow_pickle=allow_pickle) for data in parts]
 
 
@@ -122,7 +124,7 @@ def is_same(left: Any, right: Any) -> bool:
 
 
 def _pack(values: Sequence[Any], key: str) -> list[bytes]:
-    # a packer of its own for each call: other threads may run while it asks for what it does not know
+    # each call has its own packer, since another thread may run while it calls ``encode_other``
     pack = msgpack.Packer(
         default=encode_other, strict_types=True, unicode_errors="surrogatepass", buf_size=_BUFFER_BYTES
     ).pack
@@ -141,10 +143,14 @@ def _check_size(data: bytes, key: str) -> bytes:
 
 
 def _read(parts: Sequence[Buffer], sizes: Sequence[int]) -> list[Any]:
-    """The values of records that lie one after the other in these parts, however those are cut.
+    """The values of concatenated records.
+
+    Args:
+        parts: The records, cut anywhere.
+        sizes: Bytes of each record.
 
     Raises:
-        RemoteProtocolError: They are none, or do not end where the sizes say.
+        RemoteProtocolError: The bytes are no records, or a record does not end where ``sizes`` says.
     """
     content = parts[0] if len(parts) == 1 else b"".join(parts)
     room = max(len(content), 1)

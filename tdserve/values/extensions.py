@@ -1,4 +1,4 @@
-"""What MessagePack has no type for, as its extension types: code and content, and back. No torch."""
+"""Encodes as MessagePack extension types what MessagePack has no type for, and restores it. No torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIZE_BYTES = 8
 
 
 class _TupleMark:
-    """First item of a list that stands for a tuple. No value that travels is one."""
+    """First item of a list that represents a tuple. It is no value: a record with one elsewhere is refused."""
 
 
 _MARK = _TupleMark()
@@ -28,7 +28,7 @@ _PACKED_MARK = msgpack.ExtType(TUPLE, b"")
 
 
 def encode_other(value: Any) -> Any:
-    """What the packer writes in place of a value that is none of its own types."""
+    """The MessagePack equivalent of a value whose type the packer does not know."""
     kind = type(value)
     if kind is tuple:
         return [_PACKED_MARK, *value]
@@ -41,7 +41,7 @@ def encode_other(value: Any) -> Any:
         return msgpack.ExtType(SCALAR, _scalar_content(value))
     if kind is type and value in TYPE_NAMES:
         return msgpack.ExtType(CONTAINER_TYPE, TYPE_NAMES[value].encode())
-    raise NotSupportedError(feature=f"a {kind.__module__}.{kind.__qualname__}", reason="it came in meanwhile")
+    raise NotSupportedError(feature=f"a {kind.__module__}.{kind.__qualname__}", reason="it was added during encoding")
 
 
 def decode_other(code: int, content: bytes) -> Any:
@@ -64,7 +64,7 @@ def decode_other(code: int, content: bytes) -> Any:
 
 
 def unmark(items: list[Any]) -> list[Any] | tuple[Any, ...]:
-    """The list, or the tuple that it stands for."""
+    """The list, or the tuple that it represents."""
     return tuple(items[1:]) if items and items[0] is _MARK else items
 
 

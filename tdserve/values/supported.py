@@ -1,6 +1,6 @@
-"""Which values travel without a pickle: a closed set of types, each coming back as exactly what it was. No torch.
+"""Defines which values travel without a pickle: a closed set of types, each of which is restored exactly. No torch.
 
-What is not in the set is refused, subclasses too: a value that came back as something else would be worse.
+A value of any other type is refused, subclasses too: to restore it as something else would be worse.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 from tdserve.base.errors import NotSupportedError
 
 MAX_DEPTH = 64
-"""Containers inside of one another. MessagePack's own limits are far beyond, Python's recursion is not."""
+"""Containers nested inside one another. MessagePack allows more, but code that recurses into a value does not."""
 
 ATOMS = frozenset({type(None), bool, int, float, str, bytes})
-"""Types that always travel and hold nothing else."""
+"""Types that always travel and contain no other values."""
 
 CONTAINER_TYPES: dict[str, type] = {
     kind.__name__: kind for kind in (dict, list, tuple, collections.OrderedDict, collections.defaultdict)
 }
-"""Types that travel themselves, by name: what ``TensorDict.from_pytree`` notes of containers. No others ever do: what
-the wire names is never imported."""
+"""Types that travel as values themselves, by name: ``TensorDict.from_pytree`` stores them. No other type does, since a
+name from the wire is never imported."""
 
 TYPE_NAMES = {kind: name for name, kind in CONTAINER_TYPES.items()}
 
@@ -39,15 +39,16 @@ UNPORTABLE = frozenset("gG")
 """NumPy's dtype.char of long double and its complex: their bytes mean something else on another machine."""
 
 _MANY, _DEEP = 1000, 8
-"""More containers than that on one level, or levels below that one, may be the same few, many times over."""
+"""Above this number of containers on a level, or below this level, repeated containers are checked once: a list that
+contains itself would otherwise grow without bound."""
 
 
 def check_values(values: Collection[Any], *, key: str = "") -> None:
-    """Raises where a value does not travel; goes through all of them level by level, which takes no call for each.
+    """Checks that values travel. It looks at all of them level by level, since a call for each value would be slow.
 
     Args:
-        values: What is asked about.
-        key: Where they lie, for the message of an error.
+        values: The values to check.
+        key: Their key, for error messages.
 
     Raises:
         NotSupportedError: Names ``key`` and the type.
@@ -64,7 +65,7 @@ def check_values(values: Collection[Any], *, key: str = "") -> None:
         held = [value for value in level if type(value) in _CONTAINERS] if kinds - _CONTAINERS else level
         if len(held) > _MANY or depth > _DEEP:
             held = list({id(value): value for value in held}.values())
-        content = [*held, *(value.values() for value in held if type(value) is dict)]  # of a dict first its keys
+        content = [*held, *(value.values() for value in held if type(value) is dict)]  # iterating a dict gives its keys
         kinds = set(map(type, chain.from_iterable(content)))
         level = [] if ATOMS.issuperset(kinds) else list(chain.from_iterable(content))
     raise _refusal(f"the value at key {key!r}", "its containers are nested too deep")
