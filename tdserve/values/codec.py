@@ -1,7 +1,7 @@
 """Encodes non-tensor values as bytes and restores them exactly. No torch.
 
-A value is one MessagePack record; ``extensions`` defines what MessagePack lacks, ``supported`` which types always travel.
-A value of any other type, subclasses included, is refused, unless both the writer and the reader pass
+A value is one MessagePack record. ``extensions`` defines what MessagePack lacks; ``supported`` lists the types that
+always travel. A value of any other type, subclasses included, is refused, unless both the writer and the reader pass
 ``allow_pickle=True``: then the whole value is one pickle.
 """
 
