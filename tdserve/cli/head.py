@@ -97,7 +97,9 @@ def flat(content: TensorDictBase) -> Iterator[Column]:
 
 def _packed_column(path: Path, node: Node, elements: Any) -> Column:
     """A part whose rows differ in structure, as dicts."""
-    is_listed = bool(node.batch_size)
+    from tdserve.structure.stacks.elements import unwrap  # imports torch
+
+    is_listed, elements = bool(node.batch_size), unwrap(elements)
     found = [_plain(element) for element in elements] if is_listed else _plain(elements)
     return Column(path, node.tensorclass or "tensordict", found, is_listed)
 

@@ -12,6 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 from tdserve.base.errors import LocalProtocolError, NotSupportedError, SpecMismatchError
+from tdserve.structure import unbatched
 from tdserve.structure.capture import capture
 from tdserve.structure.captured import Captured
 from tdserve.structure.changes import unstacked
@@ -20,15 +21,8 @@ from tdserve.structure.live_values import LiveEntry
 from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf, packed_leaf
 from tdserve.structure.stacks.assembly import RowsWithColumns, assign, entry_of, node_of, take_columns
 from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred, later_stack, later_values
-from tdserve.structure.stacks.elements import OneValue, flat_elements, nested_list
+from tdserve.structure.stacks.elements import OneValue, flat_elements, has_notes, make_single_value, nested_list, unwrap
 from tdserve.structure.stacks.gathering import gather
-from tdserve.structure.stacks.packing import (
-    find_shared_value,
-    holds_exact,
-    make_single_value,
-    unpack_unbatched,
-    without_marks,
-)
 from tdserve.structure.stacks.restacking import join, stack_of
 from tdserve.structure.state import restored
 from tdserve.structure.tensordict_private import entries_of, fields_beside, names_of, new_tensordict
@@ -242,7 +236,7 @@ def _tell(elements: Any, packed: _Packed) -> bool:
     """Whether elements may tell of what members they are, and do."""
     depth = len(packed.leaf.batch_size)
     held = elements.items if isinstance(elements, Deferred) and packed.stack_dim is not None else elements
-    return (depth > 1 or packed.stack_dim is not None) and holds_exact(held)
+    return (depth > 1 or packed.stack_dim is not None) and has_notes(held)
 
 
 def _build_members(packed: _Packed, elements: Any, recipe: _Recipe) -> Any:
@@ -269,7 +263,7 @@ def _build_members(packed: _Packed, elements: Any, recipe: _Recipe) -> Any:
     if dim >= 0:
         if dim >= len(batch_size):  # elements know it
             first = flat_elements(elements, len(batch_size))[:1]
-            names += tuple(without_marks(first[0]).names) if first else (None,) * dim
+            names += tuple(unwrap(first[0]).names) if first else (None,) * dim
         td = LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=names[dim])
     return td if recipe.tensorclass is None else instance_of(recipe.tensorclass, td, {})
 
@@ -307,7 +301,9 @@ def _stack(
 
 def _value(leaf: ValueLeaf, value: Any, device: torch.device | None, names: Any) -> Any:
     if leaf.is_unbatched:
-        return unpack_unbatched(find_shared_value(value, leaf) if leaf.per_row else value, leaf.batch_size)
+        return unbatched.from_value(
+            unbatched.find_shared_value(value, leaf) if leaf.per_row else value, leaf.batch_size
+        )
     if leaf.ragged is not None:
         return entry_of(leaf, value, device)
     own_names = None if names is None else names + [None] * (len(leaf.batch_size) - len(names))

@@ -10,6 +10,7 @@ from tensordict import NonTensorStack, UnbatchedTensor
 from torch.nn.parameter import is_lazy
 
 from tdserve.base.errors import InvalidSpecError, NotSupportedError
+from tdserve.structure import unbatched
 from tdserve.structure.captured import EncodedValues
 from tdserve.structure.fake_tensors import as_meta, has_no_content
 from tdserve.structure.files import FileTensor
@@ -18,8 +19,7 @@ from tdserve.structure.matching import quote, show
 from tdserve.structure.nodes import MAX_DIMS, PACKED, Entry, Path, TensorKind, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Jagged
 from tdserve.structure.stacks.common_structure import Part
-from tdserve.structure.stacks.elements import elements_of, nested_leaf, values_of
-from tdserve.structure.stacks.packing import mark_exact, pack
+from tdserve.structure.stacks.elements import Element, elements_of, nested_leaf, values_of
 from tdserve.structure.state import PLAIN, mark_of
 from tdserve.structure.torch_private import FakeTensor, is_fake_parameter
 from tdserve.structure.torch_types import FROM_TORCH
@@ -77,7 +77,7 @@ class LeafReader:
         if not item.requires_grad or isinstance(item, torch.nn.Parameter):
             raise self._refusal("a nested tensor that is a parameter or buffer", path, "give a plain one")
         if leaf.ragged == PACKED:
-            self.values[path] = mark_exact(item, 0, keeps_locks=False)
+            self.values[path] = Element(item)
             return leaf
         return leaf._replace(requires_grad=True)
 
@@ -115,7 +115,7 @@ class LeafReader:
     def _capture_unbatched(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
         if self.is_exact and item.requires_grad:
             raise self._refusal("an UnbatchedTensor that requires grad", path, "detach it")
-        self.values[path] = pack(item)
+        self.values[path] = unbatched.to_value(item)
         return ValueLeaf(batch_size, False, is_unbatched=True)
 
     def _mark(self, item: torch.Tensor, path: Path) -> tuple[TensorKind, bool]:

@@ -35,12 +35,17 @@ from tdserve.structure.nodes import (
     Node,
     Params,
     Path,
-    has_state,
 )
 from tdserve.structure.stacks.annotation import annotate
 from tdserve.structure.stacks.common_structure import Part, join_parts, summarise
-from tdserve.structure.stacks.elements import elements_of, flat_elements, is_by_rows, noted_stack_dim
-from tdserve.structure.stacks.packing import holds_exact, mark_exact
+from tdserve.structure.stacks.elements import (
+    Element,
+    elements_of,
+    flat_elements,
+    is_by_rows,
+    nested_list,
+    noted_stack_dim,
+)
 from tdserve.structure.stacks.row_structure import needs_note, num_levels, shared_values
 from tdserve.structure.state import params_of
 from tdserve.structure.tensordict_private import (
@@ -209,7 +214,7 @@ class NodeReader(LeafReader):
         if self.takes_structure:
             self._check_stacked(parts, found.tensors if found is not None else {})
         if found is None:
-            return self._pack_node(td, extra, tensorclass, path, above, parts)
+            return self._pack_node(td, extra, tensorclass, path, above, None if extra else parts)
         self.tensors.update(found.tensors)
         self.values.update(found.values)
         return found.root._replace(tensorclass=tensorclass)
@@ -229,26 +234,28 @@ class NodeReader(LeafReader):
         batch_size = tuple(td.batch_size[:1]) if above is None and can_list else above or ()
         is_locked = self.is_exact and bool(td.is_locked)
         td = _with_fields(td, extra)
-        elements = elements_of(td, batch_size)
-        stack_dim = None
-        members = self._members(td, path, batch_size, None if extra else parts)
-        if parts is not None and not batch_size:
-            stack_dim = td.stack_dim
-        elif parts is None or len(batch_size) != 1 or not can_list:
-            parts = [self._part(element, path, ()) for element in flat_elements(elements, len(batch_size))]
+        members = self._members(td, path, batch_size, parts)
+        stack_dim = td.stack_dim if parts is not None and not batch_size else None
+        if stack_dim is not None:
+            held = td.tensordicts
+        else:
+            held = flat_elements(elements_of(td, batch_size), len(batch_size))
+            parts = parts if len(batch_size) == 1 and can_list else None
+        parts = [self._part(element, path, ()) for element in held] if parts is None else parts
         rows = [part.root for part in parts]
-        is_noted = self.is_exact and any(holds_exact(value) for part in parts for value in part.values.values())
+        elements = [*map(Element.of, held, parts)]
         if members and 0 in batch_size:
             num_around = len(batch_size) - (td.stack_dim < len(batch_size))
             rows = [rebatch(member, num_around, (), None) for member in members]
             stack_dim = None if td.stack_dim < len(batch_size) else td.stack_dim - len(batch_size)
+        elif stack_dim is not None:
+            elements = [Element(td, rows=tuple(elements), is_locked=is_locked)]
         inner, entries = summarise(rows, batch_size, stack_dim)
         if not rows and path in self.packed:
             inner = tuple(td.batch_size[len(batch_size) :])
-        keeps_locks = not self._is_lock_told(is_locked, path)
-        if is_noted or (self.is_exact and any(has_state(row, is_locked=keeps_locks) for row in rows)):
-            elements = mark_exact(elements, len(batch_size), keeps_locks=keeps_locks)
-        self.values[path] = elements
+        if self._is_lock_told(is_locked, path):
+            elements = [element.without_locks() for element in elements]
+        self.values[path] = nested_list(elements, batch_size) if batch_size else elements[0]
         names = _names(td)
         names = None if names is None else names[: len(batch_size)]
         device = None if td.device is None else _device_name(td.device)
@@ -322,7 +329,7 @@ class NodeReader(LeafReader):
             is_exact=self.is_exact,
             takes_structure=self.takes_structure,
         )
-        return Part(reader.node(td, path, above), reader.tensors, reader.values)
+        return Part(reader.node(td, path, above), reader.tensors, reader.values, path)
 
     def _check_key(self, key: str, path: Path) -> None:
         try:

@@ -224,6 +224,30 @@ def jagged(pieces: Sequence[torch.Tensor], ragged: Ragged) -> torch.Tensor:
     )
 
 
+def make_nested(components: list[torch.Tensor], dtype: str) -> torch.Tensor:
+    """The strided nested tensor of these components."""
+    return torch.nested.nested_tensor(components, dtype=to_torch(dtype))
+
+
+def content_of_tensor(tensor: torch.Tensor) -> tuple[tuple[int, ...], bytes]:
+    """The shape of a dense tensor, and its bytes in C order."""
+    return tuple(tensor.shape), _bytes_of(tensor).numpy().tobytes()
+
+
+def tensor_of_content(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tensor:
+    """The reverse of ``content_of_tensor``.
+
+    Raises:
+        RemoteProtocolError: They are no booleans. The bytes of another shape raise torch's own errors.
+    """
+    kind = to_torch(dtype)
+    if not data:
+        return torch.empty(0, dtype=kind).view(shape)
+    if dtype == "bool" and max(data) > 1:
+        raise RemoteProtocolError(expected="booleans that are 0 or 1", received="something else")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).view(shape)
+
+
 def _split(blobs: Sequence[bytes], ragged: Ragged) -> JoinedValues:
     """The elements joined, with their shapes as heads."""
     header = 8 * len(ragged.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
 
 NUM_ROWS = 4
 CAPACITY = 8
@@ -35,6 +35,12 @@ def ragged(start: float) -> torch.Tensor:
     return torch.nested.nested_tensor([numbers(length, 2, start=start) for length in (1, 3, 2, 4)], layout=torch.jagged)
 
 
+def unlike(start: float) -> LazyStackedTensorDict:
+    """Rows that differ in structure."""
+    kinds: list[dict[str, Any]] = [{}, {"call": "search"}, {"y": numbers(2, start=start)}, {"n": {"z": numbers(1)}}]
+    return lazy_stack([TensorDict({"x": numbers(number, start=start), **more}) for number, more in enumerate(kinds)])
+
+
 def tensordict(start: float = 0.0) -> TensorDict:
     """Every kind of entry that a tensordict store of this format may have."""
     return TensorDict(
@@ -50,6 +56,7 @@ def tensordict(start: float = 0.0) -> TensorDict:
             "tag": NonTensorData({"k": [1, None, b"\0", 2.5]}, batch_size=[NUM_ROWS]),
             "pose": Pose(angle=numbers(NUM_ROWS, start=start), frame="world", batch_size=[NUM_ROWS]),  # type: ignore[call-arg]
             "tokens": ragged(start),
+            "turns": unlike(start),
         },
         [NUM_ROWS],
         names=["time"],

@@ -15,12 +15,12 @@ from tensordict import NonTensorData, NonTensorStack, UnbatchedTensor, is_tensor
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.content.ragged_values import entries_for, shown, tensors_for
+from tdserve.structure import unbatched
 from tdserve.structure.capture import Captured, capture, capture_packed
 from tdserve.structure.changes import rebatch
 from tdserve.structure.files import in_memory
 from tdserve.structure.instances import fields_of
 from tdserve.structure.nodes import Form, Ragged
-from tdserve.structure.stacks.packing import pack
 from tdserve.structure.torch_types import from_torch, to_torch
 from tdserve.structure.tree import (
     Entry,
@@ -236,7 +236,7 @@ class _Fitting:
         if not isinstance(value, UnbatchedTensor):
             raise self.mismatch(path, describe(leaf), shown(value))
         self.per_row[path] = False
-        self.values[path] = pack(value)
+        self.values[path] = unbatched.to_value(value)
 
     def _value(self, value: Any, leaf: ValueLeaf, path: Path) -> None:
         """A non-tensor value; a list with one element per row gives each row its own, as in tensordict."""

@@ -14,9 +14,9 @@ from tdserve.client.transfers.write import write_selection
 from tdserve.messages.content import selected_spec
 from tdserve.messages.selection.items import split_index
 from tdserve.messages.selection.selection import Selection, encode
+from tdserve.structure import unbatched
 from tdserve.structure.captured import Captured
 from tdserve.structure.nodes import num_dims_of
-from tdserve.structure.stacks.packing import pack
 from tdserve.structure.tree import Path, Spec, quote
 
 
@@ -91,7 +91,7 @@ def _check_shared(
     if num_written in (0, math.prod(stored.batch_size)):
         return
     for path, leaf in captured.spec.values:
-        if leaf.is_unbatched and pack(shared(path)) != captured.values[path]:
+        if leaf.is_unbatched and unbatched.to_value(shared(path)) != captured.values[path]:
             feature = f"another UnbatchedTensor at key {quote(path)} for a part of the rows of store {store!r}"
             raise NotSupportedError(feature=feature, reason="all rows have one: write it with store.set(key, tensor)")
 

@@ -8,8 +8,7 @@ from typing import Any
 from tdserve.base.errors import TDServeError
 from tdserve.structure.changes import moved_to_cpu, relocked
 from tdserve.structure.nodes import Node
-from tdserve.structure.stacks.elements import flat_elements, is_by_rows, nested_list, unbind
-from tdserve.structure.stacks.packing import Exact
+from tdserve.structure.stacks.elements import flat_elements, has_notes, is_by_rows, nested_list, unbind
 from tdserve.structure.stacks.restacking import groups_of
 from tdserve.structure.stacks.row_structure import Note, is_alike, needs_note, spec_of
 from tdserve.structure.tree import Spec
@@ -66,13 +65,6 @@ def annotate(td: Any, elements: Any, wanted: Node, *, look: Look, compare: Compa
     return nested_list(flat, batch_size)
 
 
-def has_notes(elements: Any) -> bool:
-    """Whether any of (nested lists of) elements tells what it is of."""
-    if isinstance(elements, list):
-        return any(map(has_notes, elements))
-    return type(elements) is Exact and elements.note is not None
-
-
 def _is_as_known(member: Any, known: Node, compare: Compare, is_locked: bool) -> bool:
     """Whether the node tells what a member is."""
     try:
@@ -87,6 +79,4 @@ def _is_as_known(member: Any, known: Node, compare: Compare, is_locked: bool) ->
 def _note(flat: list[Any], places: Sequence[int], spec: Spec) -> None:
     """Lets the elements at some places, which are those of a member in their order, tell it."""
     for position, place in enumerate(places):
-        element = flat[place]
-        held = element if type(element) is Exact else Exact(element, keeps_locks=True)
-        flat[place] = held._replace(note=Note(spec, position))
+        flat[place] = flat[place]._replace(note=Note(spec, position))

@@ -12,10 +12,9 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.instances import inside, instance_of
 from tdserve.structure.nodes import Form, Ragged, ValueLeaf
-from tdserve.structure.pieces import jagged
+from tdserve.structure.pieces import jagged, make_nested
 from tdserve.structure.stacks.deferred import Deferred, later_stack, later_values, materialise
-from tdserve.structure.stacks.elements import flat_elements
-from tdserve.structure.stacks.packing import make_nested, make_single_value, without_marks
+from tdserve.structure.stacks.elements import flat_elements, make_single_value, unwrap
 from tdserve.structure.stacks.restacking import restack, stack_of
 from tdserve.structure.tensordict_private import BesideHooks, entries_of, is_value_class, set_batch_size
 from tdserve.values.codec import is_same
@@ -195,14 +194,14 @@ def _rows(
     names: Sequence[str | None] | None,
 ) -> Any:
     if not batch_size:
-        return TensorDict({}, empty, device=device) if elements is None else without_marks(elements)
+        return TensorDict({}, empty, device=device) if elements is None else unwrap(elements)
     rows = [_rows(row, batch_size[1:], device, empty, names and names[1:]) for row in elements]
     return stack_of(rows, (*batch_size, *empty), 0, device, names or None)
 
 
 def _entries(elements: Any, batch_size: tuple[int, ...], device: torch.device | None) -> Any:
     if not batch_size:
-        return make_single_value(None, (), device, None) if elements is None else elements
+        return make_single_value(None, (), device, None) if elements is None else unwrap(elements)
     rows = [_entries(row, batch_size[1:], device) for row in elements]
     if not rows:
         return NonTensorStack(make_single_value(None, batch_size[1:], device, None))[0:0]

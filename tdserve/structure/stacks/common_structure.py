@@ -25,11 +25,18 @@ from tdserve.structure.torch_types import indexable
 
 
 class Part(NamedTuple):
-    """One row, taken apart: its structure, and its leaves by path."""
+    """One row, taken apart.
+
+    Attributes:
+        root: Its structure.
+        tensors, values: Its leaves by path.
+        at: Where it lies: the paths of its leaves begin with it.
+    """
 
     root: Node
     tensors: dict[Path, torch.Tensor]
     values: dict[Path, Any]
+    at: Path = ()
 
 
 class Stacked(NamedTuple):

@@ -9,16 +9,70 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TypedTensorDict, is_tensorclass
 
+from tdserve.structure.changes import relocked
 from tdserve.structure.instances import inside, instance_of
 from tdserve.structure.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Jagged, Pieces, pieces_of_jagged
-from tdserve.structure.tensordict_private import fields_beside, stored_fields
+from tdserve.structure.stacks.common_structure import Part
+from tdserve.structure.stacks.row_structure import Note
+from tdserve.structure.tensordict_private import fields_beside, new_tensordict, new_value, stored_fields
 from tdserve.structure.torch_types import from_torch
 from tdserve.structure.tree import Path, Spec
 from tdserve.values.codec import is_same
 from tdserve.values.supported import ATOMS
 
 _AS_THEY_ARE = ATOMS | {dict, list, tuple}
+
+
+class Element(NamedTuple):
+    """One element of a packed node or leaf, as it was taken apart; what was read without a note is the bare entry.
+
+    Attributes:
+        entry: Itself.
+        tree: Its structure and leaves; None where it has ``rows``, or is an entry of a leaf that is taken apart later.
+        rows: Of a lazy stack whose rows differ.
+        is_locked: Of a stack with ``rows``: whether it is locked as a whole.
+        note: What it is an element of, if it tells that.
+        is_entry: Whether ``tree`` is that of a tensordict around it: it is a tensor or a non-tensor entry.
+    """
+
+    entry: Any
+    tree: Part | None = None
+    rows: tuple[Element, ...] | None = None
+    is_locked: bool = False
+    note: Note | None = None
+    is_entry: bool = False
+
+    @staticmethod
+    def of(entry: Any, part: Part) -> Element:
+        """What was taken apart as a part; a stack whose rows differ is the only element of its own."""
+        root = part.root
+        if root.inner is None or root.tensorclass is not None:
+            return Element(entry, part)
+        found: Element = part.values[part.at]
+        return found._replace(is_locked=root.is_locked)
+
+    def without_locks(self) -> Element:
+        """This element where something else tells that it is locked."""
+        if self.rows is not None:
+            return self._replace(rows=tuple(row.without_locks() for row in self.rows), is_locked=False)
+        if self.tree is None:
+            return self
+        return self._replace(tree=self.tree._replace(root=relocked(self.tree.root, False)))
+
+
+def unwrap(elements: Any) -> Any:
+    """(Nested lists of) elements, as the entries that they are."""
+    if isinstance(elements, list):
+        return [unwrap(element) for element in elements]
+    return elements.entry if type(elements) is Element else elements
+
+
+def has_notes(elements: Any) -> bool:
+    """Whether any of (nested lists of) elements tells what it is of."""
+    if isinstance(elements, list):
+        return any(map(has_notes, elements))
+    return type(elements) is Element and elements.note is not None
 
 
 def elements_of(td: Any, batch_size: tuple[int, ...]) -> Any:
@@ -105,6 +159,12 @@ def values_of(stack: NonTensorStack) -> Any:
             if _AS_THEY_ARE.issuperset(map(type, values)):  # what processes share hides behind others
                 return values
     return stack.tolist()
+
+
+def make_single_value(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
+    """One value for a batch, without the conversions that the constructor makes of some values."""
+    td = new_tensordict({}, batch_size=torch.Size(batch_size), device=device, names=names)
+    return new_value(td, value)
 
 
 def flat_elements(elements: Any, num_dims: int) -> list[Any]:

@@ -11,8 +11,7 @@ from tdserve.base.errors import TDServeError
 from tdserve.structure.capture import capture_as
 from tdserve.structure.captured import Captured
 from tdserve.structure.nodes import PACKED, DimNames, Form, Path, ValueLeaf
-from tdserve.structure.stacks.elements import flat_elements, nested_list, unbind
-from tdserve.structure.stacks.packing import Exact, without_marks
+from tdserve.structure.stacks.elements import Element, flat_elements, nested_list, unbind, unwrap
 from tdserve.structure.stacks.restacking import groups_of
 from tdserve.structure.stacks.row_structure import find_structure
 from tdserve.structure.torch_types import indexable, to_torch
@@ -36,11 +35,11 @@ def gather(
     if any(part is None for part in given):
         return None
     depth = len(batch_size)
-    columns = _columns(without_marks(given), len(members), batch_size, dim)
+    columns = _columns(unwrap(given), len(members), batch_size, dim)
     if columns is None:
         return None
     known = members if len(members) == len(columns) else ()
-    notes = [part.note if type(part) is Exact else None for part in given]
+    notes = [part.note if type(part) is Element else None for part in given]
     if not known and all(note is None for note in notes):
         return None
     around = batch_size[:dim] + batch_size[dim + 1 :] if dim >= 0 else batch_size
@@ -108,7 +107,7 @@ def _join_member(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Cap
     for path, value_leaf in member.values:
         held = [each.values[path] for each in found]
         if value_leaf.ragged == PACKED:
-            held = without_marks(held)
+            held = unwrap(held)
         if value_leaf.is_unbatched:
             values[path] = _same(held)
             continue

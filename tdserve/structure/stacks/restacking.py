@@ -21,8 +21,7 @@ from tensordict import (
 )
 
 from tdserve.structure.instances import inside, instance_of
-from tdserve.structure.stacks.elements import unbind
-from tdserve.structure.stacks.packing import make_empty_stack, make_single_value, without_marks
+from tdserve.structure.stacks.elements import make_single_value, unbind, unwrap
 from tdserve.structure.tensordict_private import entries_of, fields_beside, is_value_class, new_tensordict
 from tdserve.structure.torch_types import indexable
 from tdserve.values.codec import is_same
@@ -37,6 +36,12 @@ def stack_of(
     if not rows:
         return make_empty_stack(batch_size, dim, device)
     return LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=None if names is None else names[dim])
+
+
+def make_empty_stack(batch_size: tuple[int, ...], stack_dim: int, device: torch.device | None) -> LazyStackedTensorDict:
+    """A lazy stack without rows; ``batch_size`` has 0 at ``stack_dim``."""
+    rest = [max(size, 0) for size in batch_size[:stack_dim] + batch_size[stack_dim + 1 :]]
+    return LazyStackedTensorDict(batch_size=rest, stack_dim=stack_dim, device=device)
 
 
 def restack(
@@ -60,7 +65,7 @@ def restack(
     own: Names = (None,) * len(batch_size) if names is None else tuple(names)
     if 0 in batch_size:
         return _nothing((*batch_size, *empty), dim, device, (*own, *(None,) * len(empty)))
-    parts = [TensorDict({}, empty, device=device) if part is None else part for part in map(without_marks, elements)]
+    parts = [TensorDict({}, empty, device=device) if part is None else part for part in map(unwrap, elements)]
     if dim < 0:
         return join(parts, batch_size, own)
     depth = len(batch_size)

@@ -61,5 +61,5 @@ def test_capture_when_packed_is_wanted_then_elements() -> None:
     wanted = capture(TensorDict({"h": lazy_stack([td[0]["h"], td[1]["h"][:1]])}, [2])).spec
     found = capture(td, like=wanted)
     check_matches(wanted, found.spec, store="")
-    assert [element.batch_size for element in found.values["h",]] == [torch.Size([3])] * 2
+    assert [element.entry.batch_size for element in found.values["h",]] == [torch.Size([3])] * 2
     assert found.spec.values == ((("h",), ValueLeaf((2,), True, wanted.values[0][1].ragged)),)

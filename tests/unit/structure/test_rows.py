@@ -198,4 +198,4 @@ def test_read_when_the_row_itself_is_packed_then_it_is_the_only_value() -> None:
     tensors, values = RowReader(spec, store="frames").read(history)
     assert tensors == []
     assert len(values) == 1
-    assert values[0] is history._tensordict
+    assert values[0].entry is history._tensordict

@@ -10,6 +10,7 @@ from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.handles.coerce import Manner, broadcast, fitted, is_none, is_number, is_unset_field
 from tdserve.structure.capture import capture
 from tdserve.structure.stacks.packing import pack, unpack
+from tdserve.structure.unbatched import to_value
 from tests.unit.structure.ragged import Turns, jagged, turns
 
 CHOSEN = capture(TensorDict({"a": torch.zeros(3, 2), "n": {"c": torch.zeros(3, dtype=torch.int64)}}, [3])).spec
@@ -155,9 +156,9 @@ def test_fitted_when_leaf_is_ragged_then_any_form_of_its_elements() -> None:
 def test_fitted_when_node_is_packed_then_its_elements_or_one_for_all() -> None:
     histories = lazy_stack([turns(1), turns(4)])
     captured, _ = fitted({"h": histories}, RAGGED, store="x")
-    assert [element.batch_size[0] for element in captured.values["h",]] == [1, 4]
+    assert [element.entry.batch_size[0] for element in captured.values["h",]] == [1, 4]
     captured, _ = fitted({"h": turns(5)}, RAGGED, store="x")
-    assert [element.batch_size[0] for element in captured.values["h",]] == [5, 5]
+    assert [element.entry.batch_size[0] for element in captured.values["h",]] == [5, 5]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_fitted_when_an_unbatched_tensor_is_meant_then_another_and_nothing_else(
     spec = capture(TensorDict({"table": unbatched(0.0), "a": torch.zeros(3)}, [3])).spec
     captured, keys = fitted(unbatched(1.0), spec.select([("table",)]), at=("table",), store="x")
     assert (captured.values["table",], captured.spec.find(("table",)), keys) == (
-        pack(unbatched(1.0)),
+        to_value(unbatched(1.0)),
         spec.find(("table",)),
         [],
     )

@@ -15,8 +15,7 @@ from tdserve.messages.selection.selection import encode
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture, capture_packed
 from tdserve.structure.nodes import Node
-from tdserve.structure.stacks.annotation import has_notes
-from tdserve.structure.stacks.elements import flat_elements, nested_list
+from tdserve.structure.stacks.elements import flat_elements, has_notes, nested_list
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Spec
 from tests.conformance.trees import trees_around_stacks

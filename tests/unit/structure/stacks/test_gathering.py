@@ -189,7 +189,7 @@ def test_elements_when_there_are_no_longer_as_many_members_then_each_for_itself(
 def test_values_when_one_for_all_has_become_several_then_all_come_back() -> None:
     captured = capture(around([td(v="word"), td(y=nested(torch.jagged))], 1, 1))
     elements = captured.values["s",]
-    elements[1].tensordicts[0].set("v", "other")
+    elements[1].entry.tensordicts[0].set("v", "other")
     assert build(captured.spec, {}, {("s",): elements})["s"].tensordicts[0].get("v").tolist() == ["word", "other"]
 
 

@@ -7,26 +7,30 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor
+from tensordict import (
+    LazyStackedTensorDict,
+    MetaData,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    UnbatchedTensor,
+    lazy_stack,
+)
 from tensordict.nn import TensorDictParams
 
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
-from tdserve.structure.nodes import Node, TensorLeaf, ValueLeaf
-from tdserve.structure.stacks.packing import (
-    Exact,
-    find_shared_value,
-    holds_exact,
-    mark_exact,
-    pack,
-    unpack,
-    unpack_unbatched,
-    without_marks,
-)
+from tdserve.structure.capture import capture
+from tdserve.structure.nodes import Node, TensorLeaf
+from tdserve.structure.stacks.elements import Element, has_notes, unwrap
+from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.stacks.row_structure import Note, spec_of
+from tdserve.v1 import spec_pb2
 from tdserve.values.codec import decode_bytes, encode_bytes
 from tests.unit.structure.ragged import CASES, check_same, turns
 
 unbatched_tensor: Any = UnbatchedTensor
+
+PLAIN = pack(TensorDict({"x": torch.ones(2, 2)}, [2]))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -53,9 +57,11 @@ def test_pack_when_it_cannot_travel_then_says_so(entry: Any) -> None:
 
 
 def test_unpack_when_tensorclass_is_unknown_then_names_it() -> None:
-    kind, _, inner, beside = pack(turns(2))
+    kind, structure, *leaves = pack(turns(2))
+    message = spec_pb2.Spec.FromString(structure)
+    message.root.tensorclass = "nowhere.Turns"
     with pytest.raises(NotSupportedError, match=r"nowhere\.Turns.*import module nowhere"):
-        unpack((kind, "nowhere.Turns", inner, beside))
+        unpack((kind, message.SerializeToString(), *leaves))
 
 
 @pytest.mark.parametrize(
@@ -66,9 +72,17 @@ def test_unpack_when_tensorclass_is_unknown_then_names_it() -> None:
         (),
         (99,),
         (-1,),
-        (0, (), None, None, ["a"], []),
-        (4, "float32", (3,), b"1234"),
-        (7, 0),
+        (0, b"", [], []),
+        (0, None, [], []),
+        (0, PLAIN[1], [], []),
+        (0, PLAIN[1], [(3, 2), b"1234"], []),
+        (0, PLAIN[1], [(3,), b"1234"], []),
+        (0, PLAIN[1], [(2, 2), b"1234" * 4], [1]),
+        (1, PLAIN[1], *PLAIN[2:]),
+        (2, 0, None, False, [("x",)]),
+        (2, 0, None, False, [(0, None, *PLAIN[2:])]),
+        (2, 7, None, False, [PLAIN, PLAIN]),
+        (4, 0, b"", PLAIN),
     ],
 )
 def test_unpack_when_value_is_no_entry_then_refuses(value: Any) -> None:
@@ -97,39 +111,26 @@ def test_unpack_when_a_value_has_any_type_then_it_stays() -> None:
 
 def test_unpack_when_exact_and_a_part_is_locked_then_it_is() -> None:
     td = TensorDict({"n": TensorDict({"a": torch.ones(2)}).lock_(), "m": {}})
-    found = unpack(decode_bytes(encode_bytes(pack(mark_exact([td], 1, keeps_locks=True)[0]))))
+    (element, _), (plain, _) = (
+        capture(lazy_stack([td, TensorDict({})]), is_exact=is_exact).values[()] for is_exact in (True, False)
+    )
+    found = unpack(decode_bytes(encode_bytes(pack(element))))
     assert [found.is_locked, found["n"].is_locked, found["m"].is_locked] == [False, True, False]
-    for entry in (td, mark_exact(td, 0, keeps_locks=False)):
+    for entry in (td, plain, element.without_locks()):
         assert not unpack(pack(entry))["n"].is_locked
 
 
 def test_unpack_when_an_element_tells_what_it_is_of_then_that_comes_with_it() -> None:
     note = Note(spec_of([Node((3,), None, None, None, (("x", TensorLeaf("float32", (3,))),))], (3,)), 2)
     td = TensorDict({"x": torch.nn.Parameter(torch.ones(()))})
-    packed = decode_bytes(encode_bytes(pack(Exact(td, keeps_locks=True, note=note))))
+    packed = decode_bytes(encode_bytes(pack(Element(td, note=note))))
     found = unpack(packed)
-    assert (type(found), found.note) == (Exact, note)
+    assert (type(found), found.note) == (Element, note)
     assert isinstance(found.entry["x"], torch.nn.Parameter)
-    assert holds_exact([found])
-    assert without_marks([found]) == [found.entry]
+    assert has_notes([found])
+    assert unwrap([found]) == [found.entry]
     with pytest.raises(RemoteProtocolError):
         unpack((packed[0], *packed[1:3], packed))  # it stands for a whole element
-
-
-@pytest.mark.parametrize("values", [[], [pack(torch.ones(1)), pack(torch.ones(2))]])
-def test_shared_when_rows_have_values_of_their_own_then_refused(values: Any) -> None:
-    with pytest.raises(NotSupportedError, match="UnbatchedTensor"):
-        find_shared_value(values, ValueLeaf((len(values),), True, is_unbatched=True))
-
-
-def test_unbatched_when_unpacked_then_knows_the_batch_it_is_in() -> None:
-    value = pack(unbatched_tensor(torch.arange(3)))
-    found: Any = unpack_unbatched(find_shared_value([value, value], ValueLeaf((2,), True, is_unbatched=True)), (2,))
-    assert type(found) is UnbatchedTensor
-    assert torch.equal(found.as_subclass(torch.Tensor), torch.arange(3))
-    assert found.batch_size == (2,)
-    with pytest.raises(RemoteProtocolError, match="unbatched"):
-        unpack_unbatched(pack(torch.ones(2)), (2,))
 
 
 def test_unpack_when_an_unbatched_tensor_is_beside_rows_then_its_shape_is_its_own() -> None:
@@ -144,6 +145,17 @@ def test_unpack_when_dimensions_have_names_then_values_have_them_too() -> None:
     assert unpack(pack(td)).get("v").names == td.get("v").names == ["a", "b"]
     td.set("w", NonTensorStack(*[NonTensorStack("x", "y", "x") for _ in range(2)]))
     assert unpack(pack(td)).get("w").names == td.get("w").names == ["a", "b"]
-    short: Any = list(pack(td))
-    short[5] = [(5, (2,), "word"), *short[5][1:]]  # of another writer: a value with fewer dimensions
-    assert unpack(tuple(short))._tensordict["v"].names == ["a"]
+
+
+def test_unpack_when_a_structure_tells_of_more_rows_than_there_are_then_refused_at_once() -> None:
+    for batch_size in ([1 << 40], [1 << 40, 0]):
+        node = spec_pb2.Node(batch_size=batch_size, stack_dim=0)
+        with pytest.raises(RemoteProtocolError, match="no more rows"):
+            unpack((0, spec_pb2.Spec(root=node).SerializeToString(), [], []))
+
+
+def test_pack_when_rows_of_a_stack_have_one_structure_then_it_is_there_once() -> None:
+    stack: Any = LazyStackedTensorDict(*[turns(1) for _ in range(3)])
+    *_, rows = pack(stack)
+    assert [row[1] is None for row in rows] == [False, True, True]
+    assert [row.role for row in unpack(pack(stack)).tensordicts] == [["turn 0"]] * 3

@@ -1,0 +1,51 @@
+"""``UnbatchedTensor`` entries: one tensor that all rows share, stored as one value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import UnbatchedTensor
+
+from tdserve.base.errors import NotSupportedError, RemoteProtocolError
+from tdserve.structure.nodes import ValueLeaf
+from tdserve.structure.pieces import content_of_tensor, tensor_of_content
+from tdserve.structure.stacks.elements import flat_elements
+from tdserve.structure.torch_types import from_torch
+
+
+def to_value(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What is stored of an ``UnbatchedTensor``: its dtype by name, its shape, and its bytes in C order."""
+    plain = tensor.detach().as_subclass(torch.Tensor)
+    if plain.is_nested or plain.layout is not torch.strided or plain.is_meta:
+        raise NotSupportedError(feature=f"a {plain.layout} UnbatchedTensor", reason="dense ones with memory travel")
+    return (from_torch(plain.dtype), *content_of_tensor(plain))
+
+
+def from_value(value: Any, batch_size: tuple[int, ...]) -> Any:
+    """The ``UnbatchedTensor`` of a stored one, in a tensordict of this batch size.
+
+    Raises:
+        RemoteProtocolError: It is none.
+    """
+    make: Any = UnbatchedTensor
+    try:
+        dtype, shape, data = value
+        found = make(tensor_of_content(dtype, shape, data))
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise RemoteProtocolError(expected="an unbatched tensor", received="something else") from None
+    found.batch_size = torch.Size(batch_size)
+    return found
+
+
+def find_shared_value(values: Any, leaf: ValueLeaf) -> Any:
+    """The one value of rows that share it.
+
+    Raises:
+        NotSupportedError: Rows have been given values of their own.
+    """
+    found = flat_elements(values, len(leaf.batch_size))
+    if not found or any(value != found[0] for value in found):
+        reason = "one unbatched tensor is for all rows; write it whole, not by rows"
+        raise NotSupportedError(feature="rows that differ in an UnbatchedTensor, or none", reason=reason)
+    return found[0]
