@@ -56,7 +56,6 @@ from tdserve.structure.tensordict_private import (
     stored_fields,
     typed_content,
 )
-from tdserve.structure.tree import Spec
 from tdserve.structure.views import items_of, shows_others
 
 _NOTHING: dict[str, Any] = {}
@@ -283,7 +282,7 @@ class NodeReader(LeafReader):
         td = _with_fields(in_memory(td), extra)
         elements = self.values[path]
         is_locked = self._is_lock_told(bool(td.is_locked), path)
-        found = annotate(td, elements, wanted, look=look, compare=_compare, is_locked=is_locked)
+        found = annotate(td, elements, wanted, look=look, is_locked=is_locked)
         if found is None:
             expected = "members as the store has them, since there are no elements that could tell of others"
             raise SpecMismatchError(store=self.store, key=show(path), expected=expected, actual="others")
@@ -336,14 +335,6 @@ class NodeReader(LeafReader):
             key.encode()
         except UnicodeEncodeError:
             raise self._refusal(f"the key {key!r}", path, "it is not valid unicode") from None
-
-
-def _compare(td: Any, like: Spec) -> tuple[Node, list[Any]]:
-    """What a tensordict is that is taken apart for a structure, in the forms that it has itself; and its values."""
-    reader = NodeReader("", False, like.packed, checks=False, is_exact=True)
-    reader.take_notes(td, like.packed_nodes)
-    root = reader.node(td, (), like.root.batch_size)
-    return root, list(reader.values.values())
 
 
 def _as_wanted(

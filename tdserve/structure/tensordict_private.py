@@ -106,12 +106,6 @@ def set_batch_size(td: Any, batch_size: torch.Size) -> None:
     td._batch_size = batch_size
 
 
-def set_value_names(entry: NonTensorData, names: list[str | None]) -> None:
-    """Names the dimensions of non-tensor data; its own setter makes a copy."""
-    held: Any = entry
-    held._tensordict._td_dim_names = names
-
-
 def take_form(td: TensorDict, source: TensorDict) -> None:
     """Gives a TensorDict the batch size and names of another, whose entries it has been given."""
     form: Any = source

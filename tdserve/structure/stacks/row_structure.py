@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,8 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidSpecError, RemoteProtocolError
 from tdserve.structure import codec
-from tdserve.structure.changes import rebatch
-from tdserve.structure.matching import fits
-from tdserve.structure.nodes import DimNames, Entry, Form, Node, Path, TensorLeaf, ValueLeaf, is_marked
+from tdserve.structure.changes import rebatch, relocked
+from tdserve.structure.nodes import DimNames, Node, Path, TensorLeaf, ValueLeaf, is_marked
 from tdserve.structure.tree import Spec
 from tdserve.v1 import spec_pb2
 
@@ -184,23 +184,15 @@ def needs_note(members: Sequence[Node], batch_size: tuple[int, ...], *, is_locke
     return 0 in batch_size or not all(_is_told(member, is_locked=is_locked) for member in members)
 
 
-def is_alike(known: Node, actual: Node) -> bool:
-    """Whether a member that was taken apart for a structure has it, in everything but devices and names.
+def are_same(known: Sequence[Node], actual: Sequence[Node], *, is_locked: bool) -> bool:
+    """Whether members are the known ones, in everything but devices, names and order.
 
-    Of what is packed in there its elements tell the rest.
+    Args:
+        is_locked: Whether what is written is locked as a whole: the locks of its members do not count.
     """
-    is_outside_alike = (
-        known.batch_size == actual.batch_size
-        and known.tensorclass == actual.tensorclass
-        and known.stack_dim == actual.stack_dim
-        and known.is_locked == actual.is_locked
-        and known.params == actual.params
-        and (known.inner is None) is (actual.inner is None)
-    )
-    if not is_outside_alike or known.inner is not None:
-        return is_outside_alike and len(known.shown_batch_size) == len(actual.shown_batch_size)
-    mine, theirs = dict(known.entries), dict(actual.entries)
-    return mine.keys() == theirs.keys() and all(_is_entry_alike(entry, theirs[key]) for key, entry in mine.items())
+    if is_locked:
+        known = [relocked(member, False) for member in known]
+    return [*map(_bare, known)] == [*map(_bare, actual)]
 
 
 def num_levels(node: Node) -> int:
@@ -216,24 +208,11 @@ def shared_values(member: Node) -> Iterator[Path]:
             yield path
 
 
-def _is_entry_alike(known: Entry, actual: Entry) -> bool:
-    if isinstance(known, Node) or isinstance(actual, Node):
-        return isinstance(known, Node) and isinstance(actual, Node) and is_alike(known, actual)
-    if isinstance(known, TensorLeaf) or isinstance(actual, TensorLeaf):
-        return known == actual or _is_even(known, actual)
-    if known.ragged is None or actual.ragged is None:
-        is_spread_alike = known.per_row == actual.per_row or not known.batch_size
-        return fits(known, actual) and is_spread_alike
-    is_form_alike = known.ragged[::3] == actual.ragged[::3]
-    return fits(known, actual) and is_form_alike and known.requires_grad == actual.requires_grad
-
-
-def _is_even(known: TensorLeaf | ValueLeaf, actual: TensorLeaf | ValueLeaf) -> bool:
-    """Whether rows of a lazy stack have one size, where they may differ."""
-    if not isinstance(known, ValueLeaf) or not isinstance(actual, TensorLeaf) or known.ragged is None:
-        return False
-    even = ValueLeaf(known.batch_size, True, known.ragged._replace(shape=actual.shape[len(known.batch_size) :]))
-    return known.ragged.form is Form.STACK and known.ragged.dtype == actual.dtype and fits(known, even)
+def _bare(node: Node) -> Node:
+    """A tree without devices, names and order."""
+    entries = [(key, _bare(entry) if isinstance(entry, Node) else entry) for key, entry in node.entries]
+    entries.sort(key=itemgetter(0))
+    return node._replace(names=None, device=None, entries=tuple(entries), members=tuple(map(_bare, node.members)))
 
 
 def _is_told(node: Node, *, is_locked: bool) -> bool:

@@ -89,15 +89,6 @@ def test_members_when_they_replace_others_then_come_out_as_they_are(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("dim", "depth"), PLACES)
-def test_members_when_they_are_as_the_node_tells_then_elements_say_nothing(kind: str, dim: int, depth: int) -> None:
-    store = Store(around(members(kind), dim, depth))
-    given = around(members(kind), dim, depth)
-    assert not has_notes(store.write(given))
-    assert_same(store.read(), given["s"])
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("index", [0, slice(0, 1), [0]])
 def test_member_when_it_takes_the_place_of_another_then_comes_out_as_it_is(kind: str, index: Any) -> None:
     first, given = around([td(), td(other=torch.rand(2))], 0, 2), around(members(kind), 0, 2)

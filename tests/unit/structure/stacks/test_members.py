@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.structure.nodes import PACKED, Entry, Form, Node, Params, Ragged, TensorKind, TensorLeaf, ValueLeaf
-from tdserve.structure.stacks.row_structure import is_alike, needs_note, num_levels, shared_values
+from tdserve.structure.stacks.row_structure import are_same, needs_note, num_levels, shared_values
 
 PLAIN: tuple[tuple[str, Entry], ...] = (("x", TensorLeaf("float32", (2, 3))), ("v", ValueLeaf((2,), False)))
 MEMBER = Node((2,), ("a",), "cpu", "module.Class", PLAIN)
@@ -72,8 +72,14 @@ def test_shared_values_when_listed_then_those_of_all_elements() -> None:
 
 
 def test_alike_when_only_device_and_names_differ_then_it_is() -> None:
-    assert is_alike(around(MEMBER), around(MEMBER)._replace(names=None, device=None))
-    assert is_alike(holding(ValueLeaf((), True)), holding(ValueLeaf((), False))), "one value, for one element"
+    other = around(MEMBER)._replace(names=None, device=None, entries=around(MEMBER).entries[::-1])
+    assert are_same([MEMBER, around(MEMBER)], [MEMBER, other], is_locked=False)
+
+
+def test_alike_when_all_that_is_written_is_locked_then_locks_do_not_count() -> None:
+    locked = [around(MEMBER._replace(is_locked=True))]
+    assert are_same(locked, [around(MEMBER)], is_locked=True)
+    assert not are_same(locked, [around(MEMBER)], is_locked=False)
 
 
 @pytest.mark.parametrize(
@@ -92,31 +98,5 @@ def test_alike_when_only_device_and_names_differ_then_it_is() -> None:
     ],
 )
 def test_alike_when_anything_else_differs_then_not(actual: Node) -> None:
-    assert not is_alike(MEMBER, actual)
-    assert not is_alike(actual, MEMBER)
-    assert not is_alike(around(MEMBER), around(actual))
-
-
-def test_alike_when_tensors_of_rows_have_one_size_then_where_they_may_differ() -> None:
-    stack = Ragged(Form.STACK, "float32", (-1, 4))
-    even, other = TensorLeaf("float32", (2, 3, 4)), TensorLeaf("float32", (2, 3, 5))
-    assert is_alike(holding(ValueLeaf((2,), True, stack)), holding(even))
-    assert not is_alike(holding(ValueLeaf((2,), True, stack)), holding(other))
-    assert not is_alike(holding(even), holding(ValueLeaf((2,), True, stack)))
-
-
-@pytest.mark.parametrize(
-    "ragged",
-    [Ragged(Form.NESTED, "float32", (-1,)), JAGGED._replace(has_lengths=True), Ragged(Form.JAGGED, "int8", (-1,))],
-)
-def test_alike_when_nested_tensors_are_of_other_kinds_then_not(ragged: Ragged) -> None:
-    leaf = ValueLeaf((2,), True, JAGGED)
-    assert is_alike(holding(leaf), holding(leaf))
-    assert not is_alike(holding(leaf), holding(leaf._replace(ragged=ragged)))
-    assert not is_alike(holding(leaf), holding(leaf._replace(requires_grad=True)))
-
-
-def test_alike_when_packed_then_elements_tell_what_is_in_there() -> None:
-    packed = Node((2,), None, None, None, (("x", MEMBER),), stack_dim=1, inner=(2,))
-    assert is_alike(packed, packed._replace(entries=(), inner=(-1,)))
-    assert not is_alike(packed, packed._replace(stack_dim=None))
+    assert not are_same([MEMBER], [actual], is_locked=False)
+    assert not are_same([around(actual)], [around(MEMBER)], is_locked=False)
