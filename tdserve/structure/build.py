@@ -5,7 +5,7 @@ On the hot path of every read, so it uses tensordict's unchecked constructors: t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from tdserve.structure.stacks.gathering import gather
 from tdserve.structure.stacks.restacking import join, stack_of
 from tdserve.structure.state import restored
 from tdserve.structure.tensordict_private import entries_of, fields_beside, names_of, new_tensordict
-from tdserve.structure.tree import Spec, check_matches, quote, show
+from tdserve.structure.tree import Spec, check_matches, leaves_of, quote, show
 from tdserve.values.codec import is_same
 
 
@@ -183,7 +183,7 @@ def _prepare(node: Node, path: Path) -> _Recipe:
         _prepare_packed(node, path),
         row,
         stack_dim or 0,
-        () if stack_dim is None else tuple(_leaves_below(node, path)),
+        () if stack_dim is None else tuple(leaves_of(node, path)),
     )
 
 
@@ -192,17 +192,6 @@ def _prepare_packed(node: Node, path: Path) -> _Packed | None:
         return None
     empty = tuple(max(size, 0) for size in node.inner)
     return _Packed(packed_leaf(node), path, empty, node.stack_dim, tuple(map(Spec, node.members)))
-
-
-def _leaves_below(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLeaf]]:
-    if node.inner is not None:
-        yield path, packed_leaf(node)
-        return
-    for key, entry in node.entries:
-        if isinstance(entry, Node):
-            yield from _leaves_below(entry, (*path, key))
-        else:
-            yield (*path, key), entry
 
 
 def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> Any:
@@ -325,11 +314,6 @@ def _rows(value: Any, batch_size: tuple[int, ...], device: torch.device | None, 
         return make_single_value(value.value, batch_size, device, names)
     inner_names = None if names is None else names[1:]
     if batch_size[0] == 0:  # tensordict makes empty stacks by indexing only
-        one = NonTensorStack(_placeholder(batch_size[1:], device))
-        return one[0:0]
+        return NonTensorStack(make_single_value(None, batch_size[1:], device, None))[0:0]
     rows = [_rows(row, batch_size[1:], device, inner_names) for row in value]
     return NonTensorStack(*rows, stack_dim=0, stack_dim_name=None if names is None else names[0])
-
-
-def _placeholder(batch_size: tuple[int, ...], device: torch.device | None) -> Any:
-    return make_single_value(None, batch_size, device, None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tdserve.structure.nodes import DimNames, Entry, Node, Path, TensorKind, TensorLeaf, ValueLeaf, packed_stack_dim
+
+Leaf = TensorLeaf | ValueLeaf
 
 
 def rebatch(
@@ -109,70 +112,75 @@ def _rename(old: DimNames | None, num_dims: int, num_old: int, num_new: int, nam
     return renamed if any(name is not None for name in renamed) else None
 
 
+def map_tree(
+    node: Node,
+    on_node: Callable[[Node], Node],
+    on_leaf: Callable[[Leaf], Leaf] | None = None,
+    *,
+    has_members: bool = True,
+) -> Node:
+    """The tree with something changed in every node and leaf, below a node before it.
+
+    Args:
+        node: The root.
+        on_node: Changes a node.
+        on_leaf: Changes a leaf; None leaves it as it is.
+        has_members: Whether that is done to members too.
+    """
+
+    def change(entry: Any) -> Any:
+        if isinstance(entry, Node):
+            return map_tree(entry, on_node, on_leaf, has_members=has_members)
+        return entry if on_leaf is None else on_leaf(entry)
+
+    entries = tuple([(key, change(entry)) for key, entry in node.entries])
+    members = tuple(map(change, node.members)) if has_members else node.members
+    return on_node(node._replace(entries=entries, members=members))
+
+
 def redevice(node: Node, device: str | None) -> Node:
     """The tree with every node on a device, or on none."""
-    entries = tuple((key, redevice(entry, device) if isinstance(entry, Node) else entry) for key, entry in node.entries)
-    members = tuple(redevice(member, device) for member in node.members)
-    return node._replace(device=device, entries=entries, members=members)
+    return map_tree(node, lambda each: each._replace(device=device))
+
+
+def moved_to_cpu(node: Node) -> Node:
+    """The tree with the CPU as device of every node that has one."""
+    return map_tree(node, lambda each: each._replace(device=each.device and "cpu"))
 
 
 def relocked(node: Node, is_locked: bool) -> Node:
     """The tree with every node locked, or none."""
-    entries = tuple(
-        (key, relocked(entry, is_locked) if isinstance(entry, Node) else entry) for key, entry in node.entries
-    )
-    params = node.params
-    if params is not None:
-        params = params._replace(is_content_locked=is_locked or params.locks_content)
-    members = tuple(relocked(member, is_locked) for member in node.members)
-    return node._replace(is_locked=is_locked, entries=entries, params=params, members=members)
+
+    def lock(each: Node) -> Node:
+        params = each.params
+        if params is not None:
+            params = params._replace(is_content_locked=is_locked or params.locks_content)
+        return each._replace(is_locked=is_locked, params=params)
+
+    return map_tree(node, lock)
 
 
 def stripped(node: Node) -> Node:
     """The tree without anything that does not count for content; but for what is stacked in packed nodes, which is put
     together with it."""
-    entries: list[tuple[str, Entry]] = []
-    for key, entry in node.entries:
-        if isinstance(entry, TensorLeaf):
-            entry = TensorLeaf(entry.dtype, entry.shape)
-        elif isinstance(entry, ValueLeaf):
-            entry = entry._replace(requires_grad=False)
-        else:
-            entry = stripped(entry)
-        entries.append((key, entry))
-    return node._replace(entries=tuple(entries), is_locked=False, params=None)
 
+    def strip(leaf: Leaf) -> Leaf:
+        if isinstance(leaf, TensorLeaf):
+            return TensorLeaf(leaf.dtype, leaf.shape)
+        return leaf._replace(requires_grad=False)
 
-def moved_to_cpu(node: Node) -> Node:
-    """The tree with the CPU as device of every node that has one."""
-    entries = tuple((key, moved_to_cpu(entry) if isinstance(entry, Node) else entry) for key, entry in node.entries)
-    return node._replace(device=node.device and "cpu", entries=entries, members=tuple(map(moved_to_cpu, node.members)))
+    return map_tree(node, lambda each: each._replace(is_locked=False, params=None), strip, has_members=False)
 
 
 def per_row(node: Node) -> Node:
     """The tree with one value per row in every leaf of values that has rows."""
-    entries: list[tuple[str, Entry]] = []
-    for key, entry in node.entries:
-        if isinstance(entry, Node):
-            entries.append((key, per_row(entry)))
-        elif isinstance(entry, ValueLeaf):
-            entries.append((key, entry._replace(per_row=bool(entry.batch_size) and not entry.is_unbatched)))
-        else:
-            entries.append((key, entry))
-    return node._replace(entries=tuple(entries))
 
+    def spread(leaf: Leaf) -> Leaf:
+        if isinstance(leaf, TensorLeaf):
+            return leaf
+        return leaf._replace(per_row=bool(leaf.batch_size) and not leaf.is_unbatched)
 
-def flip_per_row(node: Node, path: Path, changed: set[Path]) -> Node:
-    """The tree with one value per row in leaves of values that had one for all, and the other way round."""
-    entries: list[tuple[str, Entry]] = []
-    for key, entry in node.entries:
-        below = (*path, key)
-        if isinstance(entry, Node):
-            entry = flip_per_row(entry, below, changed)
-        elif isinstance(entry, ValueLeaf) and below in changed:
-            entry = entry._replace(per_row=not entry.per_row)
-        entries.append((key, entry))
-    return node._replace(entries=tuple(entries))
+    return map_tree(node, lambda each: each, spread, has_members=False)
 
 
 def replaced(node: Node, changed: Mapping[Path, Entry], path: Path = ()) -> Node:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from functools import lru_cache
+
+from google.protobuf.message import DecodeError
 
 from tdserve.base.errors import InvalidSpecError
 from tdserve.structure.canonical import CONVERTS, FORMS, TENSOR_KINDS, write_node
@@ -37,6 +40,9 @@ _CONVERTS: dict[int, bool | str] = {number: no_convert for no_convert, number in
 
 MAX_SPEC_BYTES = 1 << 26
 """Of a message: that of a hundred thousand leaves takes a tenth. It is kept in memory and in the catalog."""
+
+_NUM_KEPT = 1024
+"""Specs of elements and notes that are kept decoded: most have the same one."""
 
 _MAX_CLASS_NAME = 1000
 """Characters of "module.QualName"; only a bound, so that a peer cannot make us keep megabytes."""
@@ -73,6 +79,31 @@ def decode(message: spec_pb2.Spec) -> Spec:
     if spec.nbytes > MAX_NBYTES:
         raise InvalidSpecError(reason=f"all leaves together have {spec.nbytes} bytes, more than {MAX_NBYTES}")
     return spec
+
+
+def to_content(spec: Spec) -> bytes:
+    """The serialised message of a spec; kept.
+
+    Raises:
+        InvalidSpecError: As ``encode``.
+    """
+    content: bytes | None = spec.memo.get("content")
+    if content is None:
+        content = spec.memo["content"] = encode(spec).SerializeToString(deterministic=True)
+    return content
+
+
+@lru_cache(maxsize=_NUM_KEPT)
+def from_content(content: bytes) -> Spec:
+    """The spec of a serialised message; the same one for equal messages, as long as it is kept.
+
+    Raises:
+        InvalidSpecError: As ``decode``; or it is no such message.
+    """
+    try:
+        return decode(spec_pb2.Spec.FromString(content))
+    except DecodeError:
+        raise InvalidSpecError(reason="its description is no message") from None
 
 
 def _node(message: spec_pb2.Node, path: Path, parent: tuple[int, ...]) -> Node:

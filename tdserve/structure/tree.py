@@ -9,7 +9,7 @@ from typing import Any
 
 from tdserve.base.errors import InvalidSpecError, KeyNotFoundError
 from tdserve.structure.canonical import fingerprint
-from tdserve.structure.changes import flip_per_row, moved_to_cpu, per_row, rebatch, redevice, relocked, stripped
+from tdserve.structure.changes import moved_to_cpu, per_row, rebatch, redevice, relocked, replaced, stripped
 from tdserve.structure.matching import check_node, describe, fits, quote, show
 from tdserve.structure.nodes import (
     DimNames,
@@ -35,6 +35,7 @@ __all__ = [
     "check_node",
     "describe",
     "fits",
+    "leaves_of",
     "quote",
     "show",
 ]
@@ -77,7 +78,7 @@ class Spec:
     @cached_property
     def tensors(self) -> tuple[tuple[Path, TensorLeaf], ...]:
         """Every tensor leaf in canonical order: sorted by path."""
-        return tuple(sorted((path, leaf) for path, leaf in _leaves(self.root, ()) if isinstance(leaf, TensorLeaf)))
+        return tuple(sorted((path, leaf) for path, leaf in leaves_of(self.root, ()) if isinstance(leaf, TensorLeaf)))
 
     @cached_property
     def tensors_by_path(self) -> dict[Path, TensorLeaf]:
@@ -87,7 +88,7 @@ class Spec:
     @cached_property
     def values(self) -> tuple[tuple[Path, ValueLeaf], ...]:
         """Every leaf that is stored value by value in canonical order, sorted by path; packed nodes are such leaves."""
-        found = [(path, leaf) for path, leaf in _leaves(self.root, ()) if isinstance(leaf, ValueLeaf)]
+        found = [(path, leaf) for path, leaf in leaves_of(self.root, ()) if isinstance(leaf, ValueLeaf)]
         return tuple(sorted(found, key=lambda item: item[0]))
 
     @cached_property
@@ -259,12 +260,12 @@ class Spec:
     def with_per_row(self, is_per_row: Mapping[Path, bool]) -> Spec:
         """This spec with other non-tensor leaves holding one value per row; paths that are not named stay as they
         are."""
-        changed = {
-            path
+        changed: dict[Path, Entry] = {
+            path: leaf._replace(per_row=not leaf.per_row)
             for path, leaf in self.values
             if leaf.ragged is None and is_per_row.get(path, leaf.per_row) != leaf.per_row
         }
-        return Spec(flip_per_row(self.root, (), changed)) if changed else self
+        return Spec(replaced(self.root, changed)) if changed else self
 
     def _children(self, path: Path, node: Node) -> dict[str, tuple[int, Entry]]:
         """The entries of the node at ``path`` by key, with their positions; kept, since a node may have 10,000."""
@@ -315,14 +316,14 @@ def _walk(node: Node, path: Path, *, is_nested: bool = True) -> Iterator[tuple[P
         yield (*path, key), entry
 
 
-def _leaves(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLeaf]]:
+def leaves_of(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLeaf]]:
     """What is stored of a node, leaf by leaf."""
     if node.inner is not None:
         yield path, packed_leaf(node)
         return
     for key, entry in node.entries:
         if isinstance(entry, Node):
-            yield from _leaves(entry, (*path, key))
+            yield from leaves_of(entry, (*path, key))
         else:
             yield (*path, key), entry
 

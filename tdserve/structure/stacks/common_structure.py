@@ -25,7 +25,7 @@ from tdserve.structure.torch_types import indexable
 
 
 class Part(NamedTuple):
-    """One row, taken apart.
+    """A row or element, or rows together, taken apart.
 
     Attributes:
         root: Its structure.
@@ -39,19 +39,11 @@ class Part(NamedTuple):
     at: Path = ()
 
 
-class Stacked(NamedTuple):
-    """All rows: their structure with the new dimension, and their leaves by path."""
-
-    root: Node
-    tensors: dict[Path, torch.Tensor]
-    values: dict[Path, Any]
-
-
 class _Uneven(Exception):  # noqa: N818 - a way out, not an error
     """The rows do not have one structure."""
 
 
-def join_parts(parts: Sequence[Part], dim: int, *, path: Path, names: DimNames | None) -> Stacked | None:
+def join_parts(parts: Sequence[Part], dim: int, *, path: Path, names: DimNames | None) -> Part | None:
     """Rows as one node; None when they differ in more than the shapes of their tensors.
 
     Args:
@@ -67,7 +59,7 @@ def join_parts(parts: Sequence[Part], dim: int, *, path: Path, names: DimNames |
         root = result.node([part.root for part in parts], path)
     except _Uneven:
         return None
-    return Stacked(root._replace(stack_dim=dim), result.tensors, result.values)
+    return Part(root._replace(stack_dim=dim), result.tensors, result.values, path)
 
 
 class _Stacking:

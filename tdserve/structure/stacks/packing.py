@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from google.protobuf.message import DecodeError
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack
 from tensordict.nn import TensorDictParams
 
@@ -25,10 +24,9 @@ from tdserve.structure.nodes import PACKED, Entry, Node, Path, TensorLeaf, Value
 from tdserve.structure.pieces import Pieces, content_of_tensor, tensor_of_content
 from tdserve.structure.stacks.common_structure import Part
 from tdserve.structure.stacks.elements import Element, flat_elements, nested_list
-from tdserve.structure.stacks.row_structure import from_content, to_content
+from tdserve.structure.stacks.row_structure import read_note
 from tdserve.structure.tensordict_private import entries_of, new_tensordict
 from tdserve.structure.tree import Spec
-from tdserve.v1 import spec_pb2
 
 _TREE, _ENTRY, _STACK, _VALUE_STACK, _NOTED = range(5)
 
@@ -54,7 +52,7 @@ def pack(entry: Any) -> tuple[Any, ...]:
     if type(entry) is not Element:
         return _pack(_take_apart(entry, is_exact=False))
     plain = _pack(entry)
-    return plain if entry.note is None else (_NOTED, entry.note.position, to_content(entry.note.spec), plain)
+    return plain if entry.note is None else (_NOTED, entry.note.position, codec.to_content(entry.note.spec), plain)
 
 
 def unpack(value: Any) -> Any:
@@ -68,8 +66,10 @@ def unpack(value: Any) -> Any:
     try:
         if value[0] == _NOTED:
             _, position, content, plain = value
-            return Element(_read(plain), note=from_content(content, position))
+            return Element(_read(plain), note=read_note(content, position))
         return _read(value)
+    except InvalidSpecError as error:
+        raise RemoteProtocolError(expected="the structure of an element", received=str(error)) from None
     except TDServeError:
         raise
     except _HOSTILE as error:
@@ -158,7 +158,7 @@ def _common(node: Node) -> Node:
 @lru_cache(maxsize=_NUM_KEPT)
 def _encode_spec(root: Node) -> tuple[Spec, bytes]:
     spec = Spec(root)
-    return spec, to_content(spec)
+    return spec, codec.to_content(spec)
 
 
 def _leaf_paths(spec: Spec, at: Path) -> tuple[list[Path], list[Path]]:
@@ -175,8 +175,11 @@ def _read(value: Any) -> Any:
 
 
 def _read_tree(content: bytes, tensors: Sequence[Any], values: Sequence[Any]) -> Any:
-    spec = _decode_spec(content)
-    if spec.memo["num rows"] > _MAX_ROWS + sum(map(len, tensors[1::2])) + sum(map(_num_held, values)):
+    spec = codec.from_content(content)
+    num_rows = spec.memo.get("num rows")
+    if num_rows is None:
+        num_rows = spec.memo["num rows"] = _num_rows(spec.root)
+    if num_rows > _MAX_ROWS + sum(map(len, tensors[1::2])) + sum(map(_num_held, values)):
         raise _damaged_error("no more rows than it holds")
     found = {}
     for (path, leaf), shape, data in zip(spec.tensors, tensors[::2], tensors[1::2], strict=True):
@@ -222,16 +225,6 @@ def _read_rows(rows: Sequence[Any]) -> list[Any]:
         structure = row[1]
         found.append(_read(row))
     return found
-
-
-@lru_cache(maxsize=_NUM_KEPT)
-def _decode_spec(content: bytes) -> Spec:
-    try:
-        spec = codec.decode(spec_pb2.Spec.FromString(content))
-    except (DecodeError, InvalidSpecError):
-        raise _damaged_error("a structure") from None
-    spec.memo["num rows"] = _num_rows(spec.root)
-    return spec
 
 
 def _num_rows(node: Node) -> int:

@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from tdserve.base.errors import InvalidSpecError, RemoteProtocolError
+from tdserve.base.errors import RemoteProtocolError
 from tdserve.structure import codec
 from tdserve.structure.changes import rebatch, relocked
 from tdserve.structure.nodes import DimNames, Node, Path, TensorLeaf, ValueLeaf, is_marked
 from tdserve.structure.tree import Spec
-from tdserve.v1 import spec_pb2
-
-_NUM_KEPT = 64
-"""Decoded structures that are kept: all elements of a member have the same one."""
 
 
 class Note(NamedTuple):
@@ -92,39 +86,19 @@ def find_structure(
     return None if part is None else Spec(part)
 
 
-def to_content(spec: Spec) -> bytes:
-    """The structure of a note as elements hold it."""
-    found: bytes | None = spec.memo.get("content")
-    if found is None:
-        found = spec.memo["content"] = codec.encode(spec).SerializeToString(deterministic=True)
-    return found
-
-
-def from_content(content: Any, position: Any) -> Note:
+def read_note(content: bytes, position: int) -> Note:
     """The note that an element holds; the same structure for elements that agree.
 
     Raises:
         RemoteProtocolError: It is none.
     """
-    if type(content) is not bytes or type(position) is not int:
-        raise _no_note()
-    spec = _decode(content)
-    if not 0 <= position < math.prod(spec.batch_size):
-        raise _no_note()
-    return Note(spec, position)
-
-
-@lru_cache(maxsize=_NUM_KEPT)
-def _decode(content: bytes) -> Spec:
-    try:
-        spec = codec.decode(spec_pb2.Spec.FromString(content))
-    except (DecodeError, InvalidSpecError):
-        raise _no_note() from None
+    spec = codec.from_content(content)
     root = spec.root
     is_around = root.stack_dim is not None and 0 <= root.stack_dim < len(root.batch_size)
-    if not root.members or not root.batch_size or is_around:
-        raise _no_note()
-    return spec
+    is_in = type(position) is int and 0 <= position < math.prod(spec.batch_size)
+    if not root.members or not root.batch_size or is_around or not is_in:
+        raise RemoteProtocolError(expected="what an element was written with", received="something else")
+    return Note(spec, position)
 
 
 def _whole(member: Node, batch_size: tuple[int, ...], names: DimNames) -> Node:
@@ -167,10 +141,6 @@ def _along(column: NDArray[np.int64], dim: int) -> Sequence[int] | None:
     numbers: list[int] = first.reshape(-1).tolist()
     run = range(numbers[0], numbers[0] + len(numbers))
     return run if numbers == list(run) else tuple(numbers)
-
-
-def _no_note() -> RemoteProtocolError:
-    return RemoteProtocolError(expected="what an element was written with", received="something else")
 
 
 def needs_note(members: Sequence[Node], batch_size: tuple[int, ...], *, is_locked: bool) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tdserve.structure.changes import (
-    flip_per_row,
     moved_to_cpu,
     per_row,
     rebatch,
@@ -66,7 +65,6 @@ def test_redevice_when_nodes_are_nested_then_every_one() -> None:
 
 def test_per_row_when_values_are_shared_then_one_for_each() -> None:
     assert dict(per_row(STACK).entries)["s"] == ValueLeaf((4,), True)
-    assert dict(flip_per_row(STACK, (), {("s",)}).entries)["s"] == ValueLeaf((4,), True)
 
 
 def test_relocked_when_asked_then_every_node() -> None:

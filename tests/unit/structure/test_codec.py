@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from tdserve.base.errors import InvalidSpecError
 from tdserve.structure.capture import capture
-from tdserve.structure.codec import decode, encode
+from tdserve.structure.codec import decode, encode, from_content, to_content
 from tdserve.structure.nodes import MAX_DEPTH, PACKED, Form, Params, Ragged, TensorKind
 from tdserve.structure.tree import Node, Spec, TensorLeaf, ValueLeaf
 from tdserve.v1 import spec_pb2
@@ -233,3 +233,13 @@ def test_decode_when_a_single_element_is_to_be_stacked_then_raises(stack_dim: in
     single = Spec(Node((), None, None, None, (), stack_dim=stack_dim, inner=(-1,)))
     with pytest.raises(InvalidSpecError, match=f"stacked along dimension {stack_dim}, of 1"):
         decode(encode(single))
+
+
+def test_content_when_read_then_the_same_spec_for_equal_bytes() -> None:
+    spec = Spec(Node((2,), None, None, None, (("x", TensorLeaf("float32", (2, 3))),)))
+    assert to_content(spec) is to_content(spec)
+    assert from_content(to_content(spec)) == spec
+    assert from_content(bytes(bytearray(to_content(spec)))) is from_content(to_content(spec))
+    for content in (b"", b"\xff"):
+        with pytest.raises(InvalidSpecError):
+            from_content(content)
