@@ -52,9 +52,7 @@ def capture(
             store, is_destination, like.packed, checks=checks, is_exact=is_exact, takes_structure=takes_structure
         )
         if not is_destination:
-            reader.take_forms(like.packed_nodes)
-        if is_exact:
-            reader.take_notes(td, like.packed_nodes)
+            reader.take_forms(td, like.packed_nodes)
         return _taken_for(td, like, reader)
     captured, looks = _RECALL.find(td, is_destination) if not (is_exact or takes_structure) else (None, None)
     if captured is None:
@@ -106,7 +104,5 @@ def capture_packed(
         NotSupportedError, InvalidSpecError: As ``capture``.
     """
     reader = NodeReader(store, False, frozenset({()}), checks=not allow_pickle, is_exact=is_exact)
-    reader.take_forms({(): wanted})
-    if is_exact:
-        reader.take_notes(td, {(): wanted})
+    reader.take_forms(td, {(): wanted})
     return reader.node(td, (), wanted.batch_size), reader.values[()]

@@ -65,21 +65,17 @@ class NodeReader(LeafReader):
     """One walk over one tensordict."""
 
     _wanted: Mapping[Path, Node] = MappingProxyType({})
-    _noted: Mapping[Path, Node] = MappingProxyType({})
     _is_locked = False
 
-    def take_forms(self, nodes: Mapping[Path, Node]) -> None:
-        """Lets instances be elements of the packed nodes that they are for, where these have no class of their own."""
-        self._wanted = nodes
-
-    def take_notes(self, td: Any, nodes: Mapping[Path, Node]) -> None:
-        """Lets elements tell what members they are of, where the packed nodes that they are for tell of others.
+    def take_forms(self, td: Any, nodes: Mapping[Path, Node]) -> None:
+        """Lets elements have the form of the packed nodes that they are for: instances, where these have no class of
+        their own; and members, of which elements tell in an exact walk where the nodes may tell of others.
 
         Args:
             td: The root of the walk.
             nodes: By path.
         """
-        self._noted = nodes
+        self._wanted = nodes
         self._is_locked = bool(getattr(td, "is_locked", False))
 
     def node(self, td: Any, path: Path, above: tuple[int, ...] | None = None) -> Node:
@@ -142,8 +138,7 @@ class NodeReader(LeafReader):
             plain, extra, tensorclass = _as_wanted(td, plain, extra, tensorclass, wanted.tensorclass)
         is_element = params is not None and above == ()
         packed = self._pack_node(td if is_element else plain, extra, tensorclass, path, above)
-        wanted = self._noted.get(path)
-        if wanted is not None and packed.batch_size and wanted.batch_size == packed.batch_size:
+        if self.is_exact and wanted is not None and packed.batch_size and wanted.batch_size == packed.batch_size:
             is_params = params is not None and tensorclass is None and wanted.stack_dim == -1
             self._note(td if is_params else plain, extra, path, wanted)
         return packed
@@ -291,7 +286,7 @@ class NodeReader(LeafReader):
     def _is_lock_told(self, is_locked: bool, path: Path) -> bool:
         """Whether elements of a packed node, which is locked or is not, need not tell it: all that is written is, or
         the node that they are for."""
-        wanted = self._noted.get(path)
+        wanted = self._wanted.get(path)
         return is_locked and (wanted is None or wanted.is_locked or self._is_locked)
 
     def _members(self, td: Any, path: Path, batch_size: tuple[int, ...], parts: list[Part] | None) -> tuple[Node, ...]:

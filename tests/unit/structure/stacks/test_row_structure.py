@@ -118,7 +118,6 @@ def test_note_when_held_as_bytes_then_comes_back_with_one_structure_for_all() ->
 @pytest.mark.parametrize(
     ("content", "position"),
     [
-        (b"", 0),
         (codec.to_content(SPEC), 6),
         (codec.to_content(SPEC), -1),
         (codec.to_content(SPEC), True),
