@@ -19,6 +19,7 @@ from tensordict.nn import TensorDictParams
 from tdserve.base.errors import InvalidSpecError, RemoteProtocolError, TDServeError
 from tdserve.structure import codec
 from tdserve.structure.build import build
+from tdserve.structure.changes import moved_to_cpu
 from tdserve.structure.node_capture import NodeReader
 from tdserve.structure.nodes import PACKED, Entry, Node, Path, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Pieces, content_of_tensor, tensor_of_content
@@ -152,7 +153,8 @@ def _common(node: Node) -> Node:
         elif type(entry) is Node:
             entry = _common(entry)
         entries.append((key, entry))
-    return node._replace(device=node.device and "cpu", entries=tuple(entries))
+    members = tuple(map(moved_to_cpu, node.members))
+    return node._replace(device=node.device and "cpu", entries=tuple(entries), members=members)
 
 
 @lru_cache(maxsize=_NUM_KEPT)
