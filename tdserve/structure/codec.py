@@ -87,9 +87,7 @@ def to_content(spec: Spec) -> bytes:
     Raises:
         InvalidSpecError: As ``encode``.
     """
-    content: bytes | None = spec.memo.get("content")
-    if content is None:
-        content = spec.memo["content"] = encode(spec).SerializeToString(deterministic=True)
+    content: bytes = spec.kept("content", lambda: encode(spec).SerializeToString(deterministic=True))
     return content
 
 

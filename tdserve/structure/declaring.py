@@ -14,11 +14,11 @@ from tdserve.structure.changes import replaced, unstacked
 from tdserve.structure.entries import change_tensors
 from tdserve.structure.files import in_memory
 from tdserve.structure.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, packed_stack_dim
-from tdserve.structure.stacks.common_structure import as_element, summarise
+from tdserve.structure.stacks.common_structure import as_element, reshape_known, summarise
 from tdserve.structure.stacks.elements import flat_elements, nested_leaf
 from tdserve.structure.torch_private import unset_fake_temporarily
 from tdserve.structure.torch_types import to_torch
-from tdserve.structure.tree import Spec, show
+from tdserve.structure.tree import Spec, has_stack, show
 
 Declared = Mapping[Any, Sequence[int] | int] | Iterable[Any] | None
 """Keys, or keys with the dimensions of the row's tensor that may differ."""
@@ -51,7 +51,7 @@ def declared(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, store:
     root = spec.root
     if root.inner is not None and root.batch_size:
         return Spec(as_element(root))
-    if not changed and root.stack_dim is None and not _has_stack(root):
+    if not changed and root.stack_dim is None and not has_stack(root):
         return spec
     if isinstance(changed.get(()), Node):
         return Spec(changed[()])  # type: ignore[arg-type]  # a node, as was just seen
@@ -253,6 +253,10 @@ def _pack_node(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_s
         around: Batch size of the node around it: each element of that is one.
         is_one_structure: Whether elements can only differ along a batch dimension of their own.
     """
+
+    def free(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (-1, *shape[1:]) if shape else shape
+
     if node.inner is not None:
         return node
     element = node
@@ -262,22 +266,10 @@ def _pack_node(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_s
     if is_one_structure and not inner:
         raise _refusal(path, "its rows have no batch dimension that could differ")
     if inner:
-        inner, entries = (-1, *inner[1:]), _free_entries(entries)
+        inner, entries = free(inner), tuple((key, reshape_known(entry, free)) for key, entry in entries)
     stack_dim = packed_stack_dim(None if node.stack_dim == -1 else node.stack_dim, len(around))
     names = None if node.names is None or not any(node.names[: len(around)]) else node.names[: len(around)]
     return Node(around, names, node.device, node.tensorclass, entries, stack_dim=stack_dim, inner=inner)
-
-
-def _free_entries(entries: tuple[tuple[str, Entry], ...]) -> tuple[tuple[str, Entry], ...]:
-    """What is known of elements whose first dimension may have any size."""
-    found: list[tuple[str, Entry]] = []
-    for key, entry in entries:
-        if isinstance(entry, Node) and entry.inner is not None:
-            entry = entry._replace(inner=(-1, *entry.inner[1:]), entries=_free_entries(entry.entries))
-        elif isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.shape:
-            entry = entry._replace(ragged=entry.ragged._replace(shape=(-1, *entry.ragged.shape[1:])))
-        found.append((key, entry))
-    return tuple(found)
 
 
 def _nested_rows(spec: Spec, values: Mapping[Path, Any]) -> list[tuple[Path, ValueLeaf]]:
@@ -318,10 +310,6 @@ def _mark_stacks(node: Node, path: Path, num_dims: int = 0) -> Node:
         for _, entry in entries
     )
     return node._replace(entries=entries, stack_dim=-1 if has_pieces else None)
-
-
-def _has_stack(node: Node) -> bool:
-    return node.stack_dim is not None or any(isinstance(entry, Node) and _has_stack(entry) for _, entry in node.entries)
 
 
 def _refusal(path: Path, reason: str) -> InvalidRequestError:

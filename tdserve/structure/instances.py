@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set as AbstractSet
 from typing import Any
 
-from tensordict import LazyStackedTensorDict, TensorDictBase, TypedTensorDict
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, TypedTensorDict
 from tensordict.nn import TensorDictParams
 
 from tdserve.base.errors import NotSupportedError
@@ -94,6 +94,13 @@ def inside(wrapper: Any) -> Any:
     if isinstance(wrapper, TypedTensorDict):
         return typed_content(wrapper)
     return inner_content(wrapper)
+
+
+def strip_wrappers(td: Any) -> Any:
+    """The TensorDict or lazy stack inside of all that is around it."""
+    while not isinstance(td, (TensorDict, LazyStackedTensorDict)):
+        td = inside(td)
+    return td
 
 
 def as_stack(instance: Any) -> Any:

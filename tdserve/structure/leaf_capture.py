@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from tdserve.structure.matching import quote, show
 from tdserve.structure.nodes import MAX_DIMS, PACKED, Entry, Path, TensorKind, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Jagged
 from tdserve.structure.stacks.common_structure import Part
-from tdserve.structure.stacks.elements import Element, elements_of, nested_leaf, values_of
+from tdserve.structure.stacks.elements import Element, elements_of, flat_elements, nested_leaf, values_of
 from tdserve.structure.state import PLAIN, mark_of
 from tdserve.structure.torch_private import FakeTensor, is_fake_parameter
 from tdserve.structure.torch_types import FROM_TORCH
@@ -180,7 +180,7 @@ class LeafReader:
         if self.checks and self.encodes and is_stack and len(own) == 1:
             value = EncodedValues(value, encode_many(value, key=show(path)))  # which checks them
         elif self.checks:
-            check_values(_each(value, len(own)) if is_stack else (value,), key=show(path))
+            check_values(flat_elements(value, len(own)) if is_stack else (value,), key=show(path))
         self.values[path] = value
         return ValueLeaf(own, is_stack)
 
@@ -229,11 +229,3 @@ def _singles(item: Any) -> Iterable[Any]:
     if not isinstance(item, NonTensorStack):
         return (item.data,)
     return [single for member in item.tensordicts for single in _singles(member)]
-
-
-def _each(value: Any, num_dims: int) -> Sequence[Any]:
-    if num_dims == 0:
-        return (value,)
-    if num_dims == 1:
-        return list(value)
-    return [single for row in value for single in _each(row, num_dims - 1)]

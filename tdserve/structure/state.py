@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
+from tensordict import LazyStackedTensorDict, MemoryMappedTensor
 from tensordict.nn import TensorDictParams
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.structure.instances import inside
+from tdserve.structure.instances import inside, strip_wrappers
 from tdserve.structure.nodes import Node, Params, TensorKind, has_state, is_marked
 from tdserve.structure.tensordict_private import (
     content_of,
@@ -97,7 +97,7 @@ def restored(td: Any, node: Node, *, is_below_lock: bool = False) -> Any:
             for each in stack.tensordicts:
                 restored(each, row, is_below_lock=is_locked)
     elif node.inner is None:
-        held = _entries(td)
+        held = entries_of(strip_wrappers(td))
         for key, entry in node.entries:
             if isinstance(entry, Node):
                 if has_state(entry, is_locked=not is_locked):
@@ -109,9 +109,3 @@ def restored(td: Any, node: Node, *, is_below_lock: bool = False) -> Any:
     elif node.params is not None:
         td = params_around(td, node.params)
     return td.lock_() if node.is_locked and not is_below_lock else td
-
-
-def _entries(td: Any) -> dict[str, Any]:
-    while not isinstance(td, (TensorDict, LazyStackedTensorDict)):
-        td = inside(td)
-    return entries_of(td)

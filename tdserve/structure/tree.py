@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,6 +35,7 @@ __all__ = [
     "check_node",
     "describe",
     "fits",
+    "has_stack",
     "leaves_of",
     "quote",
     "show",
@@ -92,9 +93,14 @@ class Spec:
         return tuple(sorted(found, key=lambda item: item[0]))
 
     @cached_property
+    def values_by_path(self) -> dict[Path, ValueLeaf]:
+        """Every leaf that is stored value by value by its path."""
+        return dict(self.values)
+
+    @cached_property
     def has_ragged(self) -> bool:
         """Whether elements of some leaf may differ in shape, or some node is a lazy stack."""
-        return any(leaf.ragged is not None for _, leaf in self.values) or _has_stack(self.root)
+        return any(leaf.ragged is not None for _, leaf in self.values) or has_stack(self.root)
 
     @cached_property
     def packed(self) -> frozenset[Path]:
@@ -133,6 +139,13 @@ class Spec:
     def memo(self) -> dict[object, Any]:
         """What others compute once per spec (layouts, build recipes), by a key of theirs; dies with the spec."""
         return {}
+
+    def kept(self, key: object, make: Callable[[], Any]) -> Any:
+        """What ``make`` makes of this spec at the first call with this key."""
+        found = self.memo.get(key)
+        if found is None:
+            found = self.memo[key] = make()
+        return found
 
     def keys(self, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False) -> list[str | Path]:
         """The keys as ``TensorDict.keys`` lists them.
@@ -229,9 +242,7 @@ class Spec:
 
     def with_device(self, device: str | None) -> Spec:
         """This spec with every node on ``device``, as ``TensorDict.to`` leaves it, or on none. Kept for next time."""
-        spec: Spec | None = self.memo.get(("device", device))
-        if spec is None:
-            spec = self.memo[("device", device)] = Spec(redevice(self.root, device))
+        spec: Spec = self.kept(("device", device), lambda: Spec(redevice(self.root, device)))
         return spec
 
     def with_locked(self, is_locked: bool) -> Spec:
@@ -252,9 +263,7 @@ class Spec:
         """This spec with one value per row in every non-tensor leaf that has rows, as stacked rows are. Kept."""
         if not self.values:
             return self
-        spec: Spec | None = self.memo.get("values per row")
-        if spec is None:
-            spec = self.memo["values per row"] = Spec(per_row(self.root))
+        spec: Spec = self.kept("values per row", lambda: Spec(per_row(self.root)))
         return spec
 
     def with_per_row(self, is_per_row: Mapping[Path, bool]) -> Spec:
@@ -328,8 +337,9 @@ def leaves_of(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | Value
             yield (*path, key), entry
 
 
-def _has_stack(node: Node) -> bool:
-    return node.stack_dim is not None or any(isinstance(entry, Node) and _has_stack(entry) for _, entry in node.entries)
+def has_stack(node: Node) -> bool:
+    """Whether anything in a tree is a lazy stack."""
+    return node.stack_dim is not None or any(isinstance(entry, Node) and has_stack(entry) for _, entry in node.entries)
 
 
 def _has_members(node: Node) -> bool:

@@ -10,7 +10,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.structure.instances import inside, instance_of
+from tdserve.structure.instances import instance_of, strip_wrappers
 from tdserve.structure.nodes import Form, Ragged, ValueLeaf
 from tdserve.structure.pieces import jagged, make_nested
 from tdserve.structure.stacks.deferred import Deferred, later_stack, later_values, materialise
@@ -139,7 +139,7 @@ def assign(td: Any, source: Any) -> None:
     Raises:
         NotSupportedError: The destination is locked, and something would have to be replaced.
     """
-    td, source = _bare(td), _bare(source)
+    td, source = strip_wrappers(td), strip_wrappers(source)
     if isinstance(td, LazyStackedTensorDict):
         rows = source.unbind(td.stack_dim)
         if len(rows) == len(td.tensordicts) and not isinstance(td, NonTensorStack):
@@ -178,12 +178,6 @@ def _check_unlocked(td: Any) -> None:
     if td.is_locked:
         reason = "the destination is locked; unlock it with .unlock_(), or leave out=None"
         raise NotSupportedError(feature="replacing what is ragged", reason=reason)
-
-
-def _bare(td: Any) -> Any:
-    while not isinstance(td, (TensorDict, LazyStackedTensorDict)):
-        td = inside(td)
-    return td
 
 
 def _rows(

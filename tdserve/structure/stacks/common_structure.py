@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -165,7 +165,11 @@ def summarise(
             known = _known_entry(entry, batch_size)
             entries[key] = known if key not in entries else _either(entries[key], known, batch_size)
     if -1 in inner:
-        entries = {key: _free_entry(entry, inner) for key, entry in entries.items()}
+
+        def free(shape: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(-1 if inner[dim : dim + 1] == (-1,) else size for dim, size in enumerate(shape))
+
+        entries = {key: reshape_known(entry, free) for key, entry in entries.items()}
     if stack_dim is None:
         return inner, tuple(entries.items())
     return _widen_shape(inner, stack_dim), tuple((key, _with_rows(entry, stack_dim)) for key, entry in entries.items())
@@ -181,28 +185,19 @@ def as_element(node: Node) -> Node:
     return Node((), None, node.device, node.tensorclass, entries, inner=inner)
 
 
+def reshape_known(entry: Entry, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Entry:
+    """What is known of an entry of elements that have other shapes, all changed in the same way."""
+    if isinstance(entry, Node):
+        entries = tuple((key, reshape_known(child, change)) for key, child in entry.entries)
+        return entry._replace(inner=change(entry.inner or ()), entries=entries)
+    if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
+        return entry._replace(ragged=entry.ragged._replace(shape=change(entry.ragged.shape)))
+    return entry
+
+
 def _with_rows(entry: Entry, dim: int) -> Entry:
     """What is known of rows as what is known of their stack."""
-    if isinstance(entry, Node):
-        entries = tuple((key, _with_rows(child, dim)) for key, child in entry.entries)
-        return entry._replace(inner=_widen_shape(entry.inner or (), dim), entries=entries)
-    if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
-        return entry._replace(ragged=entry.ragged._replace(shape=_widen_shape(entry.ragged.shape, dim)))
-    return entry
-
-
-def _free_entry(entry: Entry, inner: tuple[int, ...]) -> Entry:
-    """What is known of an entry of elements that may have other batch sizes."""
-
-    def free(shape: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(-1 if inner[dim : dim + 1] == (-1,) else size for dim, size in enumerate(shape))
-
-    if isinstance(entry, Node):
-        entries = tuple((key, _free_entry(child, inner)) for key, child in entry.entries)
-        return entry._replace(inner=free(entry.inner or ()), entries=entries)
-    if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
-        return entry._replace(ragged=entry.ragged._replace(shape=free(entry.ragged.shape)))
-    return entry
+    return reshape_known(entry, lambda shape: _widen_shape(shape, dim))
 
 
 def _widen_shape(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:

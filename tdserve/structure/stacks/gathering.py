@@ -90,9 +90,7 @@ def _columns(parts: list[Any], num_members: int, batch_size: tuple[int, ...], di
 
 def _join_member(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Captured:
     """One member of the elements that it consists of."""
-    element: Spec | None = member.memo.get("element")
-    if element is None:
-        element = member.memo["element"] = member.with_batch(len(around), ())
+    element = member.kept("element", lambda: member.with_batch(len(around), ()))
     found = [capture_as(part, element) for part in parts]
     for spec in {id(each.spec): each.spec for each in found}.values():
         check_matches(element, spec, store="")
@@ -112,7 +110,7 @@ def _join_member(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Cap
             values[path] = _same(held)
             continue
         if value_leaf.ragged is None:
-            given = [_leaf(each.spec, path) for each in found]
+            given = [each.spec.values_by_path[path] for each in found]
             is_shared = not value_leaf.per_row and not any(leaf.per_row for leaf in given) and _is_one(held)
             is_per_row[path] = not is_shared
             if is_shared:
@@ -131,13 +129,6 @@ def _is_torn(elements: Any, leaf: ValueLeaf) -> bool:
     if leaf.ragged is None or leaf.ragged.form not in (Form.JAGGED, Form.NESTED) or depth < 2:
         return False
     return any(len({tuple(part.shape) for part in flat_elements(row, depth - 1)}) > 1 for row in elements)
-
-
-def _leaf(spec: Spec, path: Path) -> ValueLeaf:
-    leaves: dict[Path, ValueLeaf] | None = spec.memo.get("values by path")
-    if leaves is None:
-        leaves = spec.memo["values by path"] = dict(spec.values)
-    return leaves[path]
 
 
 def _spread(value: Any, leaf: ValueLeaf) -> Any:

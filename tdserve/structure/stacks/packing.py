@@ -165,10 +165,9 @@ def _encode_spec(root: Node) -> tuple[Spec, bytes]:
 
 def _leaf_paths(spec: Spec, at: Path) -> tuple[list[Path], list[Path]]:
     """Where tensors and values lie in what was taken apart at a path."""
-    found: tuple[list[Path], list[Path]] | None = spec.memo.get(("paths", at))
-    if found is None:
-        found = [(*at, *path) for path, _ in spec.tensors], [(*at, *path) for path, _ in spec.values]
-        spec.memo["paths", at] = found
+    found: tuple[list[Path], list[Path]] = spec.kept(
+        ("paths", at), lambda: tuple([(*at, *path) for path, _ in leaves] for leaves in (spec.tensors, spec.values))
+    )
     return found
 
 
@@ -178,9 +177,7 @@ def _read(value: Any) -> Any:
 
 def _read_tree(content: bytes, tensors: Sequence[Any], values: Sequence[Any]) -> Any:
     spec = codec.from_content(content)
-    num_rows = spec.memo.get("num rows")
-    if num_rows is None:
-        num_rows = spec.memo["num rows"] = _num_rows(spec.root)
+    num_rows = spec.kept("num rows", lambda: _num_rows(spec.root))
     if num_rows > _MAX_ROWS + sum(map(len, tensors[1::2])) + sum(map(_num_held, values)):
         raise _damaged_error("no more rows than it holds")
     found = {}

@@ -75,10 +75,7 @@ def find_structure(
     if number >= len(root.members) or behind != (noted_dim - len(root.batch_size) if noted_dim >= 0 else -1):
         return None
     if sizes == root.batch_size and all(note is None or note.position == place for place, note in enumerate(notes)):
-        key = ("member", number, names)
-        if key not in spec.memo:
-            spec.memo[key] = Spec(_whole(root.members[number], sizes, names))
-        found: Spec = spec.memo[key]
+        found: Spec = spec.kept(("member", number, names), lambda: Spec(_whole(root.members[number], sizes, names)))
         return found
     if len(given) < len(notes):
         return None
