@@ -229,12 +229,12 @@ def make_nested(components: list[torch.Tensor], dtype: str) -> torch.Tensor:
     return torch.nested.nested_tensor(components, dtype=to_torch(dtype))
 
 
-def content_of_tensor(tensor: torch.Tensor) -> tuple[tuple[int, ...], bytes]:
+def content_of_tensor(tensor: torch.Tensor) -> tuple[list[int], bytes]:
     """The shape of a dense tensor, and its bytes in C order."""
-    return tuple(tensor.shape), _bytes_of(tensor).numpy().tobytes()
+    return list(tensor.shape), _bytes_of(tensor).numpy().tobytes()
 
 
-def tensor_of_content(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tensor:
+def tensor_of_content(dtype: str, shape: Sequence[int], data: bytes) -> torch.Tensor:
     """The reverse of ``content_of_tensor``.
 
     Raises:

@@ -14,12 +14,12 @@ from tdserve.structure.stacks.elements import flat_elements
 from tdserve.structure.torch_types import from_torch
 
 
-def to_value(tensor: torch.Tensor) -> tuple[Any, ...]:
+def to_value(tensor: torch.Tensor) -> list[Any]:
     """What is stored of an ``UnbatchedTensor``: its dtype by name, its shape, and its bytes in C order."""
     plain = tensor.detach().as_subclass(torch.Tensor)
     if plain.is_nested or plain.layout is not torch.strided or plain.is_meta:
         raise NotSupportedError(feature=f"a {plain.layout} UnbatchedTensor", reason="dense ones with memory travel")
-    return (from_torch(plain.dtype), *content_of_tensor(plain))
+    return [from_torch(plain.dtype), *content_of_tensor(plain)]
 
 
 def from_value(value: Any, batch_size: tuple[int, ...]) -> Any:

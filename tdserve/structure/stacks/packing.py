@@ -44,7 +44,7 @@ _HOSTILE = (TypeError, ValueError, IndexError, KeyError, AttributeError, Runtime
 """What content that is no element leads to."""
 
 
-def pack(entry: Any) -> tuple[Any, ...]:
+def pack(entry: Any) -> list[Any]:
     """The plain value of an element, or of a tensordict, tensor or non-tensor entry that is one.
 
     Raises:
@@ -53,7 +53,7 @@ def pack(entry: Any) -> tuple[Any, ...]:
     if type(entry) is not Element:
         return _pack(_take_apart(entry, is_exact=False))
     plain = _pack(entry)
-    return plain if entry.note is None else (_NOTED, entry.note.position, codec.to_content(entry.note.spec), plain)
+    return plain if entry.note is None else [_NOTED, entry.note.position, codec.to_content(entry.note.spec), plain]
 
 
 def unpack(value: Any) -> Any:
@@ -77,7 +77,7 @@ def unpack(value: Any) -> Any:
         raise RemoteProtocolError(expected="an entry of a tensordict", received=f"{error!r}"[:200]) from None
 
 
-def _pack(element: Element) -> tuple[Any, ...]:
+def _pack(element: Element) -> list[Any]:
     if element.rows is None and element.tree is None:
         element = _take_apart(element.entry, is_exact=True)
     if element.tree is not None:
@@ -85,32 +85,32 @@ def _pack(element: Element) -> tuple[Any, ...]:
     rows = _pack_rows(element.rows or ())
     stack = element.entry
     if isinstance(stack, NonTensorStack):
-        return (_VALUE_STACK, stack.stack_dim, rows)
-    return (_STACK, stack.stack_dim, stack.names[stack.stack_dim], element.is_locked, rows)
+        return [_VALUE_STACK, stack.stack_dim, *rows]
+    return [_STACK, stack.stack_dim, stack.names[stack.stack_dim], element.is_locked, *rows]
 
 
-def _pack_rows(rows: Sequence[Element]) -> list[tuple[Any, ...]]:
+def _pack_rows(rows: Sequence[Element]) -> list[list[Any]]:
     """Each row; None in the place of a structure that is that of the row before."""
     found = []
     structure = None
     for row in rows:
         plain = _pack(row)
         if plain[0] is _TREE and plain[1] is structure:
-            plain = (_TREE, None, *plain[2:])
+            plain[1] = None
         else:
             structure = plain[1]
         found.append(plain)
     return found
 
 
-def _pack_tree(part: Part, kind: int) -> tuple[Any, ...]:
+def _pack_tree(part: Part, kind: int) -> list[Any]:
     spec, content = _encode_spec(_common(part.root))
     tensor_paths, value_paths = _leaf_paths(spec, part.at)
     tensors: list[Any] = []
     for path in tensor_paths:
         tensors += content_of_tensor(part.tensors[path])
     values = [_pack_value(part.values[path], leaf) for path, (_, leaf) in zip(value_paths, spec.values, strict=True)]
-    return (kind, content, tensors, values)
+    return [kind, content, tensors, *values]
 
 
 def _pack_value(value: Any, leaf: ValueLeaf) -> Any:
@@ -118,8 +118,9 @@ def _pack_value(value: Any, leaf: ValueLeaf) -> Any:
         return value
     elements = flat_elements(value, len(leaf.batch_size))
     if leaf.ragged is None:
-        return elements
-    return [*map(pack, elements)] if leaf.ragged == PACKED else Pieces.of(elements, leaf.ragged).blobs()
+        return elements if leaf.batch_size else value
+    found = [*map(pack, elements)] if leaf.ragged == PACKED else Pieces.of(elements, leaf.ragged).blobs()
+    return found if leaf.batch_size else found[0]
 
 
 def _take_apart(entry: Any, *, is_exact: bool) -> Element:
@@ -175,14 +176,14 @@ def _read(value: Any) -> Any:
     return _READERS[value[0]](*value[1:])
 
 
-def _read_tree(content: bytes, tensors: Sequence[Any], values: Sequence[Any]) -> Any:
+def _read_tree(content: bytes, tensors: Sequence[Any], *values: Any) -> Any:
     spec = codec.from_content(content)
     num_rows = spec.kept("num rows", lambda: _num_rows(spec.root))
     if num_rows > _MAX_ROWS + sum(map(len, tensors[1::2])) + sum(map(_num_held, values)):
         raise _damaged_error("no more rows than it holds")
     found = {}
     for (path, leaf), shape, data in zip(spec.tensors, tensors[::2], tensors[1::2], strict=True):
-        if shape[: len(leaf.shape)] != leaf.shape:
+        if tuple(shape[: len(leaf.shape)]) != leaf.shape:
             raise _damaged_error("tensors of its batch size")
         found[path] = tensor_of_content(leaf.dtype, shape, data)
     held = {path: _read_value(value, leaf) for (path, leaf), value in zip(spec.values, values, strict=True)}
@@ -192,6 +193,8 @@ def _read_tree(content: bytes, tensors: Sequence[Any], values: Sequence[Any]) ->
 def _read_value(value: Any, leaf: ValueLeaf) -> Any:
     if leaf.is_unbatched or not (leaf.per_row or leaf.ragged):
         return value
+    if not leaf.batch_size:
+        value = [value]
     if type(value) is not list or len(value) != math.prod(leaf.batch_size):
         raise _damaged_error("a value for each of its rows")
     elements: Any = value
@@ -202,16 +205,16 @@ def _read_value(value: Any, leaf: ValueLeaf) -> Any:
     return elements if len(leaf.batch_size) == 1 else nested_list(list(elements), leaf.batch_size)
 
 
-def _read_entry(content: bytes, tensors: Sequence[Any], values: Sequence[Any]) -> Any:
-    return entries_of(_read_tree(content, tensors, values))[_KEY]
+def _read_entry(content: bytes, tensors: Sequence[Any], *values: Any) -> Any:
+    return entries_of(_read_tree(content, tensors, *values))[_KEY]
 
 
-def _read_stack(stack_dim: int, name: str | None, is_locked: bool, rows: Sequence[Any]) -> Any:
+def _read_stack(stack_dim: int, name: str | None, is_locked: bool, *rows: Any) -> Any:
     stack = LazyStackedTensorDict(*_read_rows(rows), stack_dim=stack_dim, stack_dim_name=name)
     return stack.lock_() if is_locked else stack
 
 
-def _read_value_stack(stack_dim: int, rows: Sequence[Any]) -> Any:
+def _read_value_stack(stack_dim: int, *rows: Any) -> Any:
     return NonTensorStack(*_read_rows(rows), stack_dim=stack_dim)
 
 
@@ -220,7 +223,7 @@ def _read_rows(rows: Sequence[Any]) -> list[Any]:
     structure = None
     for row in rows:
         if row[0] == _TREE and row[1] is None:
-            row = (_TREE, structure, *row[2:])
+            row = [_TREE, structure, *row[2:]]
         structure = row[1]
         found.append(_read(row))
     return found

@@ -73,16 +73,16 @@ def test_unpack_when_tensorclass_is_unknown_then_names_it() -> None:
         (),
         (99,),
         (-1,),
-        (0, b"", [], []),
-        (0, None, [], []),
-        (0, PLAIN[1], [], []),
-        (0, PLAIN[1], [(3, 2), b"1234"], []),
-        (0, PLAIN[1], [(3,), b"1234"], []),
-        (0, PLAIN[1], [(2, 2), b"1234" * 4], [1]),
+        (0, b"", []),
+        (0, None, []),
+        (0, PLAIN[1], []),
+        (0, PLAIN[1], [(3, 2), b"1234"]),
+        (0, PLAIN[1], [(3,), b"1234"]),
+        (0, PLAIN[1], [(2, 2), b"1234" * 4], 1),
         (1, PLAIN[1], *PLAIN[2:]),
-        (2, 0, None, False, [("x",)]),
-        (2, 0, None, False, [(0, None, *PLAIN[2:])]),
-        (2, 7, None, False, [PLAIN, PLAIN]),
+        (2, 0, None, False, ("x",)),
+        (2, 0, None, False, (0, None, *PLAIN[2:])),
+        (2, 7, None, False, PLAIN, PLAIN),
         (4, 0, b"", PLAIN),
     ],
 )
@@ -152,7 +152,7 @@ def test_unpack_when_a_structure_tells_of_more_rows_than_there_are_then_refused_
     for batch_size in ([1 << 40], [1 << 40, 0]):
         node = spec_pb2.Node(batch_size=batch_size, stack_dim=0)
         with pytest.raises(RemoteProtocolError, match="no more rows"):
-            unpack((0, spec_pb2.Spec(root=node).SerializeToString(), [], []))
+            unpack((0, spec_pb2.Spec(root=node).SerializeToString(), []))
 
 
 def test_pack_when_what_it_holds_was_on_a_device_then_no_structure_tells_of_that() -> None:
@@ -169,6 +169,6 @@ def test_pack_when_what_it_holds_was_on_a_device_then_no_structure_tells_of_that
 
 def test_pack_when_rows_of_a_stack_have_one_structure_then_it_is_there_once() -> None:
     stack: Any = LazyStackedTensorDict(*[turns(1) for _ in range(3)])
-    *_, rows = pack(stack)
+    rows = pack(stack)[4:]
     assert [row[1] is None for row in rows] == [False, True, True]
     assert [row.role for row in unpack(pack(stack)).tensordicts] == [["turn 0"]] * 3
