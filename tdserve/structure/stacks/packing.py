@@ -38,7 +38,7 @@ _MAX_ROWS = 1 << 20
 """A structure may tell of more rows only if there is a byte or a value for each: they are put together one by one."""
 
 _NUM_KEPT = 1024
-"""Structures of elements that are kept decoded."""
+"""Structures of elements that are kept with their bytes."""
 
 _HOSTILE = (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError, OverflowError)
 """What content that is no element leads to."""
@@ -199,7 +199,7 @@ def _read_value(value: Any, leaf: ValueLeaf) -> Any:
         raise _damaged_error("a value for each of its rows")
     elements: Any = value
     if leaf.ragged is not None:
-        elements = [*map(unpack, value)] if leaf.ragged == PACKED else Pieces.from_blobs(value, leaf.ragged)
+        elements = [*map(_read, value)] if leaf.ragged == PACKED else Pieces.from_blobs(value, leaf.ragged)
     if not leaf.batch_size:
         return elements[0]
     return elements if len(leaf.batch_size) == 1 else nested_list(list(elements), leaf.batch_size)
