@@ -79,7 +79,9 @@ class RowWriteHold:
             await over_pieces(self.rows, lambda piece: _make_odd(values, piece))
             return
         if len(self.numbers):  # suspended, and found live in this turn; those that were lost before are odd already
-            entry.table.suspend(self.numbers[entry.table.views.contains(self.numbers)])  # others that came meanwhile
+            entry.table.suspend(
+                self.numbers[entry.table.selectors.contains(self.numbers)]
+            )  # others that came meanwhile
             entry.table.ring.hold(self.numbers[values[self.numbers] & 1 == 0])
             self._count_suspended(0)
             return

@@ -17,7 +17,7 @@ def in_memory(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArra
     return np.zeros(shape, dtype)
 
 
-class Columns:
+class RowColumns:
     """Arrays of one entry per row, made when they are first needed; the owner of the table decides where they lie.
 
     Rows that were never written have zeros. Entries of a row count from its commit on.

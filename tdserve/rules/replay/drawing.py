@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.content import ADDED_DTYPES, POLICY_VERSION_KEY
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.sample_columns import added_columns
-from tdserve.rules.replay.selections import Views
+from tdserve.rules.replay.selections import ConditionalSelectors
 from tdserve.rules.replay.selector import Drawn, Selector
 from tdserve.rules.replay.settings import Settings
 
@@ -40,9 +40,9 @@ class Drawing:
         views: Selectors of the table; they drop rows that were sampled for the last time.
     """
 
-    def __init__(self, settings: Settings, columns: Columns, views: Views) -> None:
+    def __init__(self, settings: Settings, columns: RowColumns, selectors: ConditionalSelectors) -> None:
         self._columns = columns
-        self._views = views
+        self._selectors = selectors
         self._max_times = settings.max_times_sampled
         self._added = added_columns(settings)
         self._counts_samples = "times_sampled" in self._added
@@ -88,7 +88,7 @@ class Drawing:
         if self._counts_samples:
             np.subtract.at(self._columns.times_sampled, rows, 1)
         if len(spent):
-            self._views.enter(spent)
+            self._selectors.enter(spent)
 
     def _draw(self, selector: Selector, num_rows: int, rng: np.random.Generator) -> Draw | None:
         if not self._max_times:
@@ -108,7 +108,7 @@ class Drawing:
             missing -= len(kept.rows)
             chosen = np.unique(drawn.rows)
             over = chosen[self._columns.times_sampled[chosen] >= self._max_times]
-            self._views.leave(over)
+            self._selectors.leave(over)
             spent.append(over)
         return Draw(pieces[0] if len(pieces) == 1 else _join(pieces), np.concatenate(spent))
 

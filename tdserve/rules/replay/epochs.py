@@ -38,7 +38,7 @@ class EpochOrder(Protocol):
 
 
 @dataclass(frozen=True)
-class InOrder:
+class NumberOrder:
     """The rows in the order of their numbers."""
 
     def rows(self, start: int, stop: int) -> slice:
@@ -46,7 +46,7 @@ class InOrder:
         return slice(start, stop)
 
 
-class Sorted:
+class SortedOrder:
     """A few rows in random order, sorted by a random number each: every order has the same probability."""
 
     def __init__(self, num_rows: int, *, seed: int, epoch: int) -> None:
@@ -58,7 +58,7 @@ class Sorted:
         return self._order[start:stop]
 
 
-class Enciphered:
+class EncipheredOrder:
     """Many rows in random order, without memory: the row at a place is the place, enciphered.
 
     A Feistel network enciphers numbers of k bits, where 2**k is at least the number of rows and less than twice that. A
@@ -104,11 +104,11 @@ def epoch_order(sampler: Any, num_rows: int, *, epoch: int) -> EpochOrder:
     """
     epoch = check_integer("epoch", epoch, 0)
     if sampler is None or isinstance(sampler, Fifo):
-        return InOrder()
+        return NumberOrder()
     if not isinstance(sampler, WithoutReplacement):
         reason = f"{sampler!r} is none that visits each row once: there are Fifo and WithoutReplacement"
         raise InvalidRequestError(argument="sampler", reason=reason)
-    kind = Sorted if num_rows <= MAX_SORTED_ROWS else Enciphered
+    kind = SortedOrder if num_rows <= MAX_SORTED_ROWS else EncipheredOrder
     return kind(num_rows, seed=sampler.seed or 0, epoch=epoch)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import LiveRows, Rows
 from tdserve.rules.replay.selector import Drawn
 
@@ -33,7 +33,7 @@ class GroupSelector:
         InvalidRequestError: ``group_size`` is below 1 or above the capacity.
     """
 
-    def __init__(self, columns: Columns, group_ids: NDArray[np.int64], group_size: int) -> None:
+    def __init__(self, columns: RowColumns, group_ids: NDArray[np.int64], group_size: int) -> None:
         capacity = len(group_ids)
         if not 1 <= group_size <= capacity:
             reason = f"{group_size} is not from 1 to the capacity, {capacity}"

@@ -103,7 +103,7 @@ class Leases:
         self._end(consumer, rows)
         return rows
 
-    def releasing(self, owner: int, *, piece_rows: int, request: int = 0) -> Iterator[tuple[str, Rows]]:
+    def release_in_pieces(self, owner: int, *, piece_rows: int, request: int = 0) -> Iterator[tuple[str, Rows]]:
         """Ends all leases of an owner that went away, or those of one request whose answer never reached it, a piece at
         a time: between two pieces other calls may do anything.
 

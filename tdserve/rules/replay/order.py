@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.ordered_rows import OrderedRows
 from tdserve.rules.replay.sampler import Sampler
@@ -28,11 +28,11 @@ class Fifo(Sampler):
     is_ordered: ClassVar[bool] = True
     is_ring: ClassVar[bool] = True
 
-    def selector(self, columns: Columns, capacity: int) -> OrderSelector:
+    def selector(self, columns: RowColumns, capacity: int) -> OrderSelector:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return OrderSelector(columns, capacity, is_newest_first=False)
 
-    def evictor(self, columns: Columns, capacity: int) -> None:
+    def evictor(self, columns: RowColumns, capacity: int) -> None:
         """Returns None: the ring itself is this rule."""
 
 
@@ -45,7 +45,7 @@ class Lifo(Sampler):
     columns: ClassVar[tuple[str, ...]] = ("sequence",)
     is_ordered: ClassVar[bool] = True
 
-    def selector(self, columns: Columns, capacity: int) -> OrderSelector:
+    def selector(self, columns: RowColumns, capacity: int) -> OrderSelector:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return OrderSelector(columns, capacity, is_newest_first=True)
 
@@ -56,7 +56,7 @@ class OrderSelector:
     A row that was drawn stays a member. One that was removed and comes back takes its old place.
     """
 
-    def __init__(self, columns: Columns, capacity: int, *, is_newest_first: bool) -> None:
+    def __init__(self, columns: RowColumns, capacity: int, *, is_newest_first: bool) -> None:
         self._rows = OrderedRows(columns.sequence)
         self._capacity = capacity
         self._is_newest_first = is_newest_first

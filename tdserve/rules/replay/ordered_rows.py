@@ -39,7 +39,7 @@ class OrderedRows:
         # Sequence of the newest entry of each row in any run, dead or not.
         self._entry = np.full(len(sequence), _ABSENT, np.int64)
         self._chunk_rows = min(_CHUNK_ROWS, max(2 * len(sequence), _MIN_ROOM))
-        self._runs = [_Run(self._chunk_rows)]
+        self._runs = [_RowRun(self._chunk_rows)]
         self._num = 0
         self._num_entries = 0  # including dead ones
         self._next_swept = 0  # chunk of the first run
@@ -97,7 +97,7 @@ class OrderedRows:
         order = np.argsort(self._member[rows])
         return rows[order[: -num_rows - 1 : -1] if is_back else order[:num_rows]]
 
-    def _trim(self, run: _Run, num_rows: int, *, is_back: bool) -> Rows:
+    def _trim(self, run: _RowRun, num_rows: int, *, is_back: bool) -> Rows:
         """Returns up to ``num_rows`` members from one end of a run, in its order; removes the dead entries among
         them."""
         found: list[Rows] = []
@@ -145,7 +145,7 @@ class OrderedRows:
                 run.append(rows, sequences)
                 break
         else:
-            self._runs.append(_Run(self._chunk_rows))
+            self._runs.append(_RowRun(self._chunk_rows))
             self._runs[-1].append(rows, sequences)
         # Each is more than twice as long as the next one, so there are few. The first is not joined with others: it may
         # be very long, and rows that come in order go there.
@@ -161,7 +161,7 @@ class OrderedRows:
         self._forget(rows[~is_alive], sequences[~is_alive])
         rows, sequences = rows[is_alive], sequences[is_alive]
         order = np.argsort(sequences, kind="stable")
-        joined = _Run(self._chunk_rows)
+        joined = _RowRun(self._chunk_rows)
         joined.append(rows[order], sequences[order])
         self._runs[-num_runs:] = [joined]
 
@@ -232,7 +232,7 @@ class _Chunk:
         other.start = other.end
 
 
-class _Run:
+class _RowRun:
     """Rows with their sequences, oldest first, in chunks of ``chunk_rows`` none of which is empty."""
 
     def __init__(self, chunk_rows: int) -> None:

@@ -49,7 +49,7 @@ class RowsPlan:
     is_counted: bool = True
 
     @classmethod
-    def joined(cls, plans: Sequence[RowsPlan]) -> RowsPlan:
+    def join(cls, plans: Sequence[RowsPlan]) -> RowsPlan:
         """Returns one plan of the rows of several plans without spent rows; ``num_missing`` is that of the last."""
         names = plans[0].columns
         return cls(

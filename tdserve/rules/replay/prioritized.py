@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError
 from tdserve.rules.replay.arguments import finite_number
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows, compact
 from tdserve.rules.replay.priorities import PriorityTree
 from tdserve.rules.replay.sampler import Sampler
@@ -52,7 +52,7 @@ class Prioritized(Sampler):
         for argument in ("alpha", "beta", "eps"):
             object.__setattr__(self, argument, finite_number(argument, getattr(self, argument)))
 
-    def selector(self, columns: Columns, capacity: int) -> PrioritizedSelector:
+    def selector(self, columns: RowColumns, capacity: int) -> PrioritizedSelector:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return PrioritizedSelector(self, columns, capacity)
 
@@ -60,7 +60,7 @@ class Prioritized(Sampler):
 class PrioritizedSelector:
     """The selector of :class:`Prioritized`; methods as in :class:`~tdserve.rules.replay.selector.Selector`."""
 
-    def __init__(self, sampler: Prioritized, columns: Columns, capacity: int) -> None:
+    def __init__(self, sampler: Prioritized, columns: RowColumns, capacity: int) -> None:
         self._sampler = sampler
         self._priority = columns.priority
         self._tree = PriorityTree(capacity)

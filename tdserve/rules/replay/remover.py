@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.priorities import MinTree
@@ -47,7 +47,7 @@ class Remover(Protocol):
     columns: ClassVar[tuple[str, ...]]
     is_ring: ClassVar[bool]
 
-    def evictor(self, columns: Columns, capacity: int) -> Evictor | None:
+    def evictor(self, columns: RowColumns, capacity: int) -> Evictor | None:
         """Returns the evictor, without rows yet; None if the ring itself is that rule."""
 
 
@@ -59,7 +59,7 @@ class LowestPriority:
     columns: ClassVar[tuple[str, ...]] = ("priority",)
     is_ring: ClassVar[bool] = False
 
-    def evictor(self, columns: Columns, capacity: int) -> LowestEvictor:
+    def evictor(self, columns: RowColumns, capacity: int) -> LowestEvictor:
         """See :class:`Remover`."""
         return LowestEvictor(columns, capacity)
 
@@ -67,7 +67,7 @@ class LowestPriority:
 class LowestEvictor:
     """The evictor of :class:`LowestPriority`; methods as in :class:`Evictor`."""
 
-    def __init__(self, columns: Columns, capacity: int) -> None:
+    def __init__(self, columns: RowColumns, capacity: int) -> None:
         self._priority = columns.priority
         self._tree = MinTree(capacity)
         self._is_member = np.zeros(capacity, np.bool_)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import LiveRows, Rows
 from tdserve.rules.replay.selector import Drawn, Selector
 
@@ -63,7 +63,7 @@ class Sampler(ABC):
         """
 
     @abstractmethod
-    def selector(self, columns: Columns, capacity: int) -> Selector:
+    def selector(self, columns: RowColumns, capacity: int) -> Selector:
         """Returns an empty selector; a table may have several of one sampler."""
 
 
@@ -77,7 +77,7 @@ class Uniform(Sampler):
     kind: ClassVar[str] = "uniform"
     is_independent: ClassVar[bool] = True
 
-    def selector(self, columns: Columns, capacity: int) -> UniformSelector:
+    def selector(self, columns: RowColumns, capacity: int) -> UniformSelector:
         """See :class:`Sampler`."""
         return UniformSelector(capacity)
 

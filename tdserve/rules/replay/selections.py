@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import CapacityError
 from tdserve.messages.row_numbers import PIECE_ROWS, RUN_PIECE_ROWS, TREE_PIECE_ROWS
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.leases import Leases
 from tdserve.rules.replay.live_rows import LiveRows, Rows
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.staleness import Staleness
-from tdserve.rules.replay.written_keys import Written
+from tdserve.rules.replay.written_keys import WrittenKeys
 
-MAX_VIEWS = 32
+MAX_SELECTORS = 32
 """Most selectors of one table; the least recently used is dropped, and rebuilt when it is requested."""
 
 MAX_CONSUMERS = 64
@@ -40,7 +40,7 @@ OWN = ""
 """The consumer of calls that name none: rows that it acknowledges leave the table."""
 
 
-class ViewKey(NamedTuple):
+class SampleConditions(NamedTuple):
     """The conditions of a sample.
 
     Attributes:
@@ -77,7 +77,7 @@ class ViewKey(NamedTuple):
         return "too few " + (" and ".join(told) or "can be drawn now")
 
 
-PLAIN = ViewKey()
+PLAIN = SampleConditions()
 
 
 @dataclass(eq=False)
@@ -88,12 +88,12 @@ class _Growing:
         end: Rows from this number on were not visited yet: they are not its members, whatever becomes of them.
     """
 
-    key: ViewKey
+    key: SampleConditions
     selector: Selector
     end: int = 0
 
 
-class Views:
+class ConditionalSelectors:
     """The selectors of one table, and the conditions of their members.
 
     Args:
@@ -108,7 +108,7 @@ class Views:
     def __init__(
         self,
         settings: Settings,
-        columns: Columns,
+        columns: RowColumns,
         *,
         num_keys: int,
         consumers: Sequence[str] = (),
@@ -120,10 +120,10 @@ class Views:
         self._columns = columns
         self._num_keys = num_keys
         self.consumers = list(consumers)
-        self._written = Written(columns, num_keys) if has_partial_rows else None
+        self._written = WrittenKeys(columns, num_keys) if has_partial_rows else None
         self.leases = Leases(columns.capacity)
         self._members = LiveRows(columns.capacity)  # rows that any selector may have
-        self._selectors: OrderedDict[ViewKey, Selector] = OrderedDict()
+        self._selectors: OrderedDict[SampleConditions, Selector] = OrderedDict()
         self._growing: _Growing | None = None
         self._plain = self._selectors[PLAIN] = settings.sampler.selector(columns, columns.capacity)
 
@@ -141,7 +141,7 @@ class Views:
         """Whether no sample has requested conditions."""
         return len(self._selectors) == 1 and self._growing is None
 
-    def describe_missing(self, key: ViewKey, names: Sequence[str]) -> str:
+    def describe_missing(self, key: SampleConditions, names: Sequence[str]) -> str:
         """Returns which leaves that a sample requires are missing in how many rows; "" if none is.
 
         Args:
@@ -167,7 +167,7 @@ class Views:
             keys: Numbers of the leaves that were written; None: all.
         """
         if keys is not None and self._written is None:
-            self._written = Written(self._columns, self._num_keys)
+            self._written = WrittenKeys(self._columns, self._num_keys)
             self._written.mark_all()  # members or not: held rows come back
         if self._written is not None:
             self._written.reset(rows, keys)
@@ -210,7 +210,7 @@ class Views:
         """Returns which of these rows a sample might draw."""
         return self._members.contains(rows)
 
-    def get(self, key: ViewKey) -> Selector:
+    def get(self, key: SampleConditions) -> Selector:
         """Returns the selector of some conditions, made when it is first requested.
 
         Raises:
@@ -229,11 +229,13 @@ class Views:
         self._selectors.move_to_end(key)
         return selector
 
-    def has(self, key: ViewKey) -> bool:
+    def has(self, key: SampleConditions) -> bool:
         """Returns whether :meth:`get` has the selector ready."""
         return key in self._selectors
 
-    def growing(self, key: ViewKey, selector: Selector, *, piece_rows: int = GROWING_ROWS) -> Generator[None]:
+    def grow_in_pieces(
+        self, key: SampleConditions, selector: Selector, *, piece_rows: int = GROWING_ROWS
+    ) -> Generator[None]:
         """Adds the rows of some conditions to their selector, a piece at a time; then :meth:`get` has it.
 
         Rows come, go and change meanwhile. Changes of rows below a mark, which were visited, are applied to the new
@@ -269,9 +271,9 @@ class Views:
             if self._growing is growing:
                 self._growing = None
 
-    def _keep(self, key: ViewKey, selector: Selector) -> None:
+    def _keep(self, key: SampleConditions, selector: Selector) -> None:
         self._selectors[key] = selector
-        if len(self._selectors) > MAX_VIEWS:
+        if len(self._selectors) > MAX_SELECTORS:
             del self._selectors[next(each for each in self._selectors if each not in (PLAIN, key))]
 
     def follow(self, uid: str, newest: int) -> None:
@@ -335,14 +337,14 @@ class Views:
         """
         self._return_to(consumer, self.leases.take(owner, rows, consumer))
 
-    def releasing(self, owner: int, *, request: int = 0) -> Iterator[int]:
+    def release_in_pieces(self, owner: int, *, request: int = 0) -> Iterator[int]:
         """Gives back all that an owner still holds, or what it was granted for one request, a piece at a time; other
         calls may do anything in between. Yields the number of rows per piece."""
-        for consumer, rows in self.leases.releasing(owner, piece_rows=PIECE_ROWS // 4, request=request):
+        for consumer, rows in self.leases.release_in_pieces(owner, piece_rows=PIECE_ROWS // 4, request=request):
             self._return_to(consumer, rows)
             yield len(rows)
 
-    def _each(self, rows: Rows) -> Iterator[tuple[ViewKey, Selector, Rows]]:
+    def _each(self, rows: Rows) -> Iterator[tuple[SampleConditions, Selector, Rows]]:
         """Yields the selectors, and which of these rows each of them has visited."""
         for key, selector in self._selectors.items():
             yield key, selector, rows
@@ -367,7 +369,7 @@ class Views:
             if key.consumer == consumer:
                 selector.remove(rows)
 
-    def _fits(self, key: ViewKey, rows: Rows) -> NDArray[np.bool_]:
+    def _fits(self, key: SampleConditions, rows: Rows) -> NDArray[np.bool_]:
         fits = np.ones(len(rows), np.bool_)
         if key.require != () and self._written is not None:
             fits &= self._written.has(rows, range(self._num_keys) if key.require is None else key.require)
@@ -379,12 +381,12 @@ class Views:
             fits &= ~self.leases.holds(rows, key.consumer)
         return fits
 
-    def _candidates(self, key: ViewKey) -> Rows:
+    def _candidates(self, key: SampleConditions) -> Rows:
         if key.max_lag is None or self.staleness is None:
             return self._members.rows()
         return self.staleness.between(self.staleness.floor(key.max_lag))
 
-    def make(self, key: ViewKey) -> Selector:
+    def make(self, key: SampleConditions) -> Selector:
         """Returns an empty selector, and makes the columns that its conditions read; for very many rows, call it in a
         thread."""
         if key.consumer != OWN:

@@ -13,7 +13,7 @@ from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.base.integers import check_integer
 from tdserve.messages.content import SLICE_END_KEY
 from tdserve.messages.row_numbers import each_once
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import LiveRows, Rows
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn
@@ -118,7 +118,7 @@ class Slices(Sampler):
         self._check_length("n", length, capacity)
         return length
 
-    def selector(self, columns: Columns, capacity: int) -> SliceSelector:
+    def selector(self, columns: RowColumns, capacity: int) -> SliceSelector:
         """Returns the selector, without rows at first.
 
         Raises:
@@ -157,7 +157,7 @@ class SliceSelector:
         LocalProtocolError: The columns have no trajectories.
     """
 
-    def __init__(self, setting: Slices, columns: Columns, capacity: int) -> None:
+    def __init__(self, setting: Slices, columns: RowColumns, capacity: int) -> None:
         if columns.trajectories is None:
             raise LocalProtocolError(reason="slices were asked of a table without trajectories")
         self._setting = setting

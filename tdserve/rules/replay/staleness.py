@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.messages.content import POLICY_VERSION_KEY
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 
 UNKNOWN = -1
@@ -49,10 +49,10 @@ class Staleness:
         num_discarded: Rows that left the table because they were too old.
     """
 
-    def __init__(self, columns: Columns, *, uid: str = "", num_discarded: int = 0) -> None:
+    def __init__(self, columns: RowColumns, *, uid: str = "", num_discarded: int = 0) -> None:
         self._versions: NDArray[np.int64] = np.asarray(columns.array(POLICY_VERSION_KEY, np.int64))
         self._is_member: NDArray[np.bool_] = np.zeros(columns.capacity, np.bool_)
-        self._buckets: dict[int, _Bucket] = {}
+        self._buckets: dict[int, _VersionBucket] = {}
         self._ordered: list[int] = []  # the versions that have a bucket
         self._sum = 0  # of the known versions of all members
         self.newest = 0
@@ -96,7 +96,7 @@ class Staleness:
         for version, same in self._by_version(rows):
             bucket = self._buckets.get(version)
             if bucket is None:
-                bucket = self._buckets[version] = _Bucket()
+                bucket = self._buckets[version] = _VersionBucket()
                 insort(self._ordered, version)
             if bucket.end + len(same) > len(bucket.rows):
                 bucket.move(self._alive(version, bucket), len(same))
@@ -159,14 +159,14 @@ class Staleness:
         heads = np.flatnonzero(np.append(True, versions[1:] != versions[:-1]))
         yield from zip(versions[heads].tolist(), np.split(rows, heads[1:]), strict=True)
 
-    def _alive(self, version: int, bucket: _Bucket) -> Rows:
+    def _alive(self, version: int, bucket: _VersionBucket) -> Rows:
         """Returns the members among a bucket's rows: some rows have gone, and some have come back."""
         rows = bucket.rows[: bucket.end]
         rows = rows[self._is_member[rows] & (self._versions[rows] == version)]
         return rows if len(rows) == bucket.num_members else np.unique(rows)
 
 
-class _Bucket:
+class _VersionBucket:
     """Rows of one version in an array with room behind them, including those that have gone meanwhile.
 
     Attributes:

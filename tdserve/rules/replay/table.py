@@ -13,18 +13,18 @@ from tdserve.base.errors import EndOfStreamError, InvalidRequestError, Selection
 from tdserve.messages.row_numbers import PIECE_ROWS, each_once
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.groups import GroupSelector
-from tdserve.rules.replay.holdings import Holdings
 from tdserve.rules.replay.limiter import Limiter
 from tdserve.rules.replay.live_rows import Rows, compact
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities
 from tdserve.rules.replay.reservation import Reservation
-from tdserve.rules.replay.selections import OWN, PLAIN, ViewKey
+from tdserve.rules.replay.selections import OWN, PLAIN, SampleConditions
+from tdserve.rules.replay.table_rows import TableRows
 
 
-class Table(Holdings):
+class Table(TableRows):
     """Decides for one replay table. A caller that gets ``None`` waits until something has changed, and asks again.
 
-    Arguments and errors as of :class:`Holdings`.
+    Arguments and errors as of :class:`TableRows`.
     """
 
     # ------------------------------------------------------------ writing
@@ -94,9 +94,9 @@ class Table(Holdings):
                 self._highest = max(self._highest, float(arrival.priorities.max()))
         for name, ids in arrival.groups.items():
             columns.array(name, np.int64)[where] = ids
-        if self.views.staleness is not None:
-            self.views.staleness.arrive(rows, arrival.policy_versions)
-        self.views.arrive(rows, arrival.keys)
+        if self.selectors.staleness is not None:
+            self.selectors.staleness.arrive(rows, arrival.policy_versions)
+        self.selectors.arrive(rows, arrival.keys)
 
     def forget_arriving(self) -> None:
         """Drops the arrived rows from the state: they are put on record in this turn, or given up."""
@@ -146,7 +146,7 @@ class Table(Holdings):
         num_batches: int = 1,
         *,
         rng: np.random.Generator,
-        key: ViewKey = PLAIN,
+        key: SampleConditions = PLAIN,
         owner: int | None = None,
         max_drawn: int = 0,
         request: int = 0,
@@ -182,7 +182,7 @@ class Table(Holdings):
             num_batches = 1
         elif not replaces and not limiter.can_sample(counts, total):
             return None
-        selector = self.views.get(key)
+        selector = self.selectors.get(key)
         if not total or not len(selector) or self._waits_for_more(key, num_rows, len(selector)):
             return None
         num_rows, num_batches, num_missing = self._first_piece(
@@ -200,7 +200,7 @@ class Table(Holdings):
         if len(draw.spent):
             self._live.remove(draw.spent)  # on their way out: they must not change any more
         if owner is not None:
-            self.views.lease(owner, key.consumer, rows, request=request)
+            self.selectors.lease(owner, key.consumer, rows, request=request)
         lease = None if owner is None else (owner, key.consumer)
         generations = self._generations
         return RowsPlan(
@@ -216,7 +216,9 @@ class Table(Holdings):
             is_counted=not replaces,
         )
 
-    def draw_more(self, plan: RowsPlan, max_drawn: int, *, rng: np.random.Generator, key: ViewKey) -> RowsPlan | None:
+    def draw_more(
+        self, plan: RowsPlan, max_drawn: int, *, rng: np.random.Generator, key: SampleConditions
+    ) -> RowsPlan | None:
         """Draws the next rows of a plan that lacks some; returns ``None``, and changes nothing, if no row can be drawn
         any more.
 
@@ -230,7 +232,7 @@ class Table(Holdings):
             rng, key: As in ``plan_sample``.
         """
         num_rows = min(plan.num_missing, max_drawn)
-        draw = self._drawing.draw(self.views.get(key), num_rows, num_batches=1, rng=rng)
+        draw = self._drawing.draw(self.selectors.get(key), num_rows, num_batches=1, rng=rng)
         if draw is None:
             return None
         rows = draw.drawn.rows
@@ -261,7 +263,9 @@ class Table(Holdings):
         self._drawing.undo(plan.rows[self.columns.sequence[plan.rows] == plan.sequence], plan.spent[is_same])
         if plan.lease is not None:
             owner, consumer = plan.lease
-            self.views.give_back(owner, consumer, plan.rows[self.views.leases.held_by(owner, plan.rows, consumer)])
+            self.selectors.give_back(
+                owner, consumer, plan.rows[self.selectors.leases.held_by(owner, plan.rows, consumer)]
+            )
 
     def plan_read(self, rows: Rows) -> RowsPlan:
         """Plans a read of live rows by number, which does not count as a sample.
@@ -326,7 +330,7 @@ class Table(Holdings):
         self.columns.priority[rows] = priorities
         self._highest = max(self._highest, float(priorities.max()))
         rows = each_once(rows)
-        self.views.update(rows)
+        self.selectors.update(rows)
         if self._evictor is not None:
             self._evictor.update(rows)
 
@@ -338,9 +342,9 @@ class Table(Holdings):
         """
         rows = each_once(rows)
         self.check_live(rows)
-        return sum(self.deleting([rows]))
+        return sum(self.delete_in_pieces([rows]))
 
-    def deleting(self, pieces: Iterable[slice | Rows]) -> Iterator[int]:
+    def delete_in_pieces(self, pieces: Iterable[slice | Rows]) -> Iterator[int]:
         """Removes rows, a piece at a time, and yields how many; between two pieces rows may come and go.
 
         Args:
@@ -364,14 +368,14 @@ class Table(Holdings):
     def step_rows(self) -> int:
         """Rows that come or leave at a time: they are added to and removed from each selector too, and groups take
         longest."""
-        return PIECE_ROWS if self.views.is_plain else max(PIECE_ROWS // 4 // len(self.views), 64)
+        return PIECE_ROWS if self.selectors.is_plain else max(PIECE_ROWS // 4 // len(self.selectors), 64)
 
     def clear(self, *, resets_counts: bool = False) -> int:
         """Removes all rows, and lets the limiter start again; returns how many rows there were."""
-        return sum(self.clearing(resets_counts=resets_counts))
+        return sum(self.clear_in_pieces(resets_counts=resets_counts))
 
-    def clearing(self, *, resets_counts: bool = False) -> Iterator[int]:
-        """Like :meth:`clear`, a piece at a time, as :meth:`deleting`. Rows that come from here on stay.
+    def clear_in_pieces(self, *, resets_counts: bool = False) -> Iterator[int]:
+        """Like :meth:`clear`, a piece at a time, as :meth:`delete_in_pieces`. Rows that come from here on stay.
 
         Args:
             resets_counts: Whether ``inserts`` counts from 0 again, as the limiter does in any case.
@@ -381,7 +385,7 @@ class Table(Holdings):
         self._num_clears += 1
         if resets_counts:
             self._reset_inserts = self.ring.inserts
-        return self.deleting(RowSet.run(0, self.ring.num_used).pieces(PIECE_ROWS))
+        return self.delete_in_pieces(RowSet.run(0, self.ring.num_used).pieces(PIECE_ROWS))
 
     def close(self) -> None:
         """Closes the table: it accepts no more rows; those that are here can still be taken."""
@@ -417,7 +421,7 @@ class Table(Holdings):
         rows = each_once(rows[is_same])
         if not len(rows):
             raise WrongStateError(state="none of these rows is held", event="acknowledging rows")
-        leaving = self.views.acknowledge(owner, consumer, rows)
+        leaving = self.selectors.acknowledge(owner, consumer, rows)
         if len(leaving):
             self.remove(leaving)
         return len(rows)
@@ -431,7 +435,7 @@ class Table(Holdings):
         """
         self.check_numbers(rows)
         rows = each_once(rows[self._is_same(rows, generations)])
-        self.views.give_back(owner, consumer, rows[self.views.leases.held_by(owner, rows, consumer)])
+        self.selectors.give_back(owner, consumer, rows[self.selectors.leases.held_by(owner, rows, consumer)])
 
     def check_same(self, rows: Rows, generations: NDArray[np.uint32]) -> None:
         """Raises SelectionError unless all of these rows are live, and still have these generations."""
@@ -447,7 +451,9 @@ class Table(Holdings):
             return np.ones(len(rows), np.bool_)
         return np.asarray(self.ring.names(rows).astype(np.uint32) == generations)
 
-    def _first_piece(self, key: ViewKey, num_rows: int, num_batches: int, max_drawn: int) -> tuple[int, int, int]:
+    def _first_piece(
+        self, key: SampleConditions, num_rows: int, num_batches: int, max_drawn: int
+    ) -> tuple[int, int, int]:
         """Returns the rows and batches that are drawn at once, and the rows that are drawn later."""
         if key.group or not self.settings.sampler.is_independent:
             return num_rows, num_batches, 0
@@ -455,7 +461,7 @@ class Table(Holdings):
         num_drawn = min(total, max_drawn) if max_drawn and not self.settings.max_times_sampled else total
         return num_drawn, 1, total - num_drawn
 
-    def _check_lease(self, key: ViewKey, num_rows: int) -> None:
+    def _check_lease(self, key: SampleConditions, num_rows: int) -> None:
         if num_rows > self.ring.capacity:
             reason = f"{num_rows} different rows never fit into a capacity of {self.ring.capacity}"
             raise InvalidRequestError(argument="num_rows", reason=reason)
@@ -467,7 +473,7 @@ class Table(Holdings):
         if reason:
             raise InvalidRequestError(argument="consumer", reason=reason)
 
-    def _waits_for_more(self, key: ViewKey, num_rows: int, num_members: int) -> bool:
+    def _waits_for_more(self, key: SampleConditions, num_rows: int, num_members: int) -> bool:
         """Returns whether the sampler would refuse so many rows although more may come: rows that are young enough, or
         that are being written."""
         if not self.settings.sampler.keeps_epoch or key.group:
@@ -475,16 +481,16 @@ class Table(Holdings):
         most = num_members + self.ring.num_held + self.num_suspended if key.max_lag is None else self.ring.capacity
         return num_members < num_rows <= most
 
-    def _what_is_left(self, key: ViewKey, num_rows: int) -> int:
-        selector = self.views.get(key)
+    def _what_is_left(self, key: SampleConditions, num_rows: int) -> int:
+        selector = self.selectors.get(key)
         num_left = selector.num_complete * key.group_size if isinstance(selector, GroupSelector) else len(selector)
-        if not (num_left or self.views.leases.num_leased or self.ring.num_held or self.num_suspended):
+        if not (num_left or self.selectors.leases.num_leased or self.ring.num_held or self.num_suspended):
             raise EndOfStreamError(name=self.name)
         return min(num_rows, num_left)
 
     # ------------------------------------------------------------ figures
 
-    def why_sample(self, num_rows: int, key: ViewKey = PLAIN, *, names: Sequence[str] = ()) -> str:
+    def why_sample(self, num_rows: int, key: SampleConditions = PLAIN, *, names: Sequence[str] = ()) -> str:
         """Returns what a sample waits for now, for the error when it has waited too long.
 
         Args:
@@ -493,8 +499,8 @@ class Table(Holdings):
         counts = self.counts
         if not self.settings.limiter.can_sample(counts, num_rows):
             return self.settings.limiter.why_sample(counts, self.name, num_rows)
-        missing = self.views.describe_missing(key, names) if names else ""
-        reason = key.describe(has_partial_rows=self.views.has_partial_rows, missing=missing)
+        missing = self.selectors.describe_missing(key, names) if names else ""
+        reason = key.describe(has_partial_rows=self.selectors.has_partial_rows, missing=missing)
         return f"a sample of {num_rows} rows of table {self.name!r}, of whose {counts.num_rows} rows {reason},"
 
     def why_extend(self, num_rows: int) -> str:
@@ -512,7 +518,7 @@ class Table(Holdings):
             "num_held": self.ring.num_held,
             "num_reserved": self.ring.num_reserved,
             "num_holes": self.ring.num_holes,
-            "num_leased": self.views.leases.num_leased,
+            "num_leased": self.selectors.leases.num_leased,
             "cursor": self.ring.cursor,
             "inserts": self.inserts,
             "samples": self._samples,

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import SelectionError
 from tdserve.rules.replay.claims import Claims
-from tdserve.rules.replay.columns import Columns, MakeColumn, in_memory
+from tdserve.rules.replay.columns import MakeColumn, RowColumns, in_memory
 from tdserve.rules.replay.drawing import Drawing
-from tdserve.rules.replay.limiter import Counts
+from tdserve.rules.replay.limiter import TableCounts
 from tdserve.rules.replay.live_rows import LiveRows, Rows
 from tdserve.rules.replay.plans import no_rows
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
-from tdserve.rules.replay.selections import Views
+from tdserve.rules.replay.selections import ConditionalSelectors
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.staleness import UNKNOWN, Staleness
 from tdserve.rules.replay.trajectories import Trajectories
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Holdings:
+class TableRows:
     """The rows of one table: where they lie, which can be read, which a sample may draw. Has everything a restart
     needs.
 
@@ -106,7 +106,7 @@ class Holdings:
         self.name = name
         self.settings = settings
         self.ring = ring
-        self.columns = Columns(ring.capacity, make_column)
+        self.columns = RowColumns(ring.capacity, make_column)
         self.claims: Claims | None = None
         self.is_closed = bool(state.get("is_closed", False))
         self._is_reserving = False  # for one writer, in several turns: no other writer gets rows meanwhile
@@ -128,7 +128,7 @@ class Holdings:
         if settings.sampler.uses_trajectories:
             self.columns.trajectories = Trajectories(self.columns, ring.capacity)
             self.columns.trajectories.restore(np.union1d(live, held))
-        self.views = Views(
+        self.selectors = ConditionalSelectors(
             settings,
             self.columns,
             num_keys=num_keys,
@@ -137,7 +137,7 @@ class Holdings:
             staleness=self._staleness(settings, state),
         )
         self._live = LiveRows(ring.capacity)
-        self._drawing = Drawing(settings, self.columns, self.views)
+        self._drawing = Drawing(settings, self.columns, self.selectors)
         self._live.add(np.union1d(live, held[self._generations[held] & 1 == 1]))
         if settings.max_times_sampled:  # rows of an interrupted sample can be sampled once more
             times = self.columns.times_sampled
@@ -151,10 +151,10 @@ class Holdings:
         return f"<Table {self.name!r} {self.ring!r}>"
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> TableCounts:
         """Returns the counts for the limiter."""
         inserts, samples = self._cleared
-        return Counts(
+        return TableCounts(
             num_rows=len(self.ring),
             inserts=self.ring.inserts - inserts,
             samples=self._samples - samples,
@@ -196,14 +196,14 @@ class Holdings:
     def suspend(self, rows: Rows) -> None:
         """Removes live rows, each named once, from every sample; the slow part of :meth:`hold`. They may still leave
         the table. Call :meth:`hold` or :meth:`resume` next."""
-        self.views.suspend(rows)
+        self.selectors.suspend(rows)
         if self._evictor is not None:
             self._evictor.remove(rows)
 
     def resume(self, rows: Rows) -> None:
         """Ends :meth:`suspend`, except for rows that have left, or whose successors are already in samples."""
         rows = rows[self._live.contains(rows) & (self._generations[rows] & 1 == 0)]
-        rows = rows[~self.views.contains(rows)]
+        rows = rows[~self.selectors.contains(rows)]
         self._enter(rows)
 
     def hold(self, rows: Rows) -> None:
@@ -223,7 +223,7 @@ class Holdings:
         Returns:
             The rows that have not left, for :meth:`resume`: no sample has them yet.
         """
-        self.views.note_written(rows[self.ring.is_held(rows)], keys)  # first: an even row must show this
+        self.selectors.note_written(rows[self.ring.is_held(rows)], keys)  # first: an even row must show this
         return self.ring.let_go(rows)
 
     def remove(self, rows: Rows) -> None:
@@ -255,12 +255,12 @@ class Holdings:
 
     def discard(self, max_lag: int) -> int:
         """Removes rows whose lag is above ``max_lag``, except rows on lease; returns how many."""
-        staleness = self.views.staleness
+        staleness = self.selectors.staleness
         if staleness is None:
             return 0
         rows = staleness.between(UNKNOWN, staleness.floor(max_lag))
-        if self.views.leases.num_leased:
-            rows = rows[~self.views.leases.holds(rows)]
+        if self.selectors.leases.num_leased:
+            rows = rows[~self.selectors.leases.holds(rows)]
         if len(rows):
             self.remove(rows)
             staleness.num_discarded += len(rows)
@@ -270,7 +270,7 @@ class Holdings:
         """Returns the state that generations and columns do not have and that :meth:`restore` needs."""
         inserts, samples = self._cleared
         changed: dict[str, Any] = {"settings": self._changed_settings} if self._changed_settings else {}
-        staleness = self.views.staleness
+        staleness = self.selectors.staleness
         if staleness is not None:
             changed |= {"policy_uid": staleness.uid, "num_discarded": staleness.num_discarded}
         return {
@@ -285,8 +285,8 @@ class Holdings:
             "reset_inserts": self._reset_inserts,
             "highest_priority": self._highest,
             "is_closed": self.is_closed,
-            "consumers": self.views.consumers,
-            "has_partial_rows": self.views.has_partial_rows,
+            "consumers": self.selectors.consumers,
+            "has_partial_rows": self.selectors.has_partial_rows,
         }
 
     def _staleness(self, settings: Settings, state: Mapping[str, Any]) -> Staleness | None:
@@ -296,13 +296,13 @@ class Holdings:
         return Staleness(self.columns, uid=uid, num_discarded=num_discarded)
 
     def _enter(self, rows: Rows) -> None:
-        self.views.enter(rows)
+        self.selectors.enter(rows)
         if self._evictor is not None:
             self._evictor.add(rows)
 
     def _leave(self, rows: Rows) -> None:
         self._live.remove(self._live.members_of(rows))  # those sampled for the last time are gone
-        self.views.leave(rows)
+        self.selectors.leave(rows)
         if self._evictor is not None:
             self._evictor.remove(rows)
         if self.columns.trajectories is not None:

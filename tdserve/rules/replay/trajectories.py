@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 
 _NONE = -1
@@ -38,7 +38,7 @@ class Trajectories:
         before: The same backwards.
     """
 
-    def __init__(self, columns: Columns, capacity: int) -> None:
+    def __init__(self, columns: RowColumns, capacity: int) -> None:
         self.after: Rows = np.full(capacity + 1, _NONE, np.int64)
         self.before: Rows = np.full(capacity + 1, _NONE, np.int64)
         self._columns = columns

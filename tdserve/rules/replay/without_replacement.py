@@ -9,7 +9,7 @@ import numpy as np
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.base.integers import check_integer
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn
@@ -41,7 +41,7 @@ class WithoutReplacement(Sampler):
         if self.seed is not None:
             object.__setattr__(self, "seed", check_integer("seed", self.seed, 0))
 
-    def selector(self, columns: Columns, capacity: int) -> EpochSelector:
+    def selector(self, columns: RowColumns, capacity: int) -> EpochSelector:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return EpochSelector(capacity, seed=self.seed)
 

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 
 _BITS = 64
 
 
-class Written:
+class WrittenKeys:
     """One bit per key and row, in ``columns`` under the name ``written``.
 
     Keys are numbers below ``num_keys``; the owner of the table knows their names. Every operation is vectorised over
@@ -25,7 +25,7 @@ class Written:
         num_keys: Keys per row.
     """
 
-    def __init__(self, columns: Columns, num_keys: int) -> None:
+    def __init__(self, columns: RowColumns, num_keys: int) -> None:
         self._num_keys = num_keys
         width = max(1, -(-num_keys // _BITS))
         self._words: NDArray[np.uint64] = np.asarray(columns.array("written", np.uint64, width))

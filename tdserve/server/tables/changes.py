@@ -73,9 +73,11 @@ class Changes:
         if kind == "delete":
             named = await _rows_of(entry, asked.delete)
             await over_pieces(named, lambda piece: table.check_live(_numbers(piece)), run_rows=PIECE_ROWS)
-            return control_pb2.Done(num_rows=await sum_in_turns(table.deleting(named.pieces(PIECE_ROWS))))
+            return control_pb2.Done(num_rows=await sum_in_turns(table.delete_in_pieces(named.pieces(PIECE_ROWS))))
         if kind == "clear":
-            return control_pb2.Done(num_rows=await sum_in_turns(table.clearing(resets_counts=asked.resets_counts)))
+            return control_pb2.Done(
+                num_rows=await sum_in_turns(table.clear_in_pieces(resets_counts=asked.resets_counts))
+            )
         if kind == "limiter":
             table.set_limiter(Settings.from_json(asked.limiter).limiter)
         elif kind == "close":
@@ -98,7 +100,7 @@ async def _set_priorities(entry: OpenedStore, asked: control_pb2.Priorities) -> 
     priorities = column_of("priority", asked.priorities, "<f4", len(rows))
     generations = generations_of(asked.generations, len(rows))
     table = entry.replay_table()
-    part_rows = max(TREE_PIECE_ROWS // len(table.views), 64)  # each may have a tree
+    part_rows = max(TREE_PIECE_ROWS // len(table.selectors), 64)  # each may have a tree
     parts = [slice(at, at + part_rows) for at in range(0, len(rows), part_rows)]
     skips_gone = asked.is_checked or len(parts) > 1
     if asked.checks_only or len(parts) > 1:  # all of them are looked at before the first is changed

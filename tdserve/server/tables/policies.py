@@ -52,9 +52,9 @@ def follow(stores: Stores, entry: OpenedStore) -> Staleness | None:
     weights = stores.find(policy)
     newest = None if weights is None else weights.weight_versions().newest
     uid = "" if weights is None else weights.record.uid
-    table.views.follow(uid, newest.version if newest is not None else 0)
+    table.selectors.follow(uid, newest.version if newest is not None else 0)
     stores.followers.setdefault(policy, set()).add(entry.name)
-    return table.views.staleness
+    return table.selectors.staleness
 
 
 def wake_followers(stores: Stores, policy: str) -> None:
@@ -133,7 +133,7 @@ def describe_policy(stores: Stores, entry: OpenedStore, description: control_pb2
     try:
         staleness = follow(stores, entry)
     except (CorruptDataError, WrongStateError):
-        staleness = entry.replay_table().views.staleness
+        staleness = entry.replay_table().selectors.staleness
     if staleness is None:
         return
     description.newest_policy_version = staleness.newest

@@ -14,7 +14,7 @@ from tdserve.base.ids import check_text
 from tdserve.messages.content import MAX_SAMPLE_ROWS, rows_layout
 from tdserve.messages.row_numbers import TREE_PIECE_ROWS
 from tdserve.rules.replay.plans import RowsPlan
-from tdserve.rules.replay.selections import PLAIN, ViewKey
+from tdserve.rules.replay.selections import PLAIN, SampleConditions
 from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
@@ -110,7 +110,7 @@ class Samples:
             entry, granted, lambda: self.send(session, request, entry, granted, tells_spec=not asked.fingerprint)
         )
 
-    async def _complete(self, entry: OpenedStore, plan: RowsPlan, key: ViewKey) -> RowsPlan | None:
+    async def _complete(self, entry: OpenedStore, plan: RowsPlan, key: SampleConditions) -> RowsPlan | None:
         """A plan with all of its rows, which are drawn a few at a time; None, and it is undone, where all rows have
         left the table meanwhile."""
         plans = [plan]
@@ -120,13 +120,13 @@ class Samples:
                 entry.check_present()
                 more = entry.replay_table().draw_more(plans[-1], TREE_PIECE_ROWS, rng=self._rng, key=key)
                 if more is None:
-                    self._undo(entry, RowsPlan.joined(plans))
+                    self._undo(entry, RowsPlan.join(plans))
                     return None
                 plans.append(more)
         except BaseException:
-            self._undo(entry, RowsPlan.joined(plans))
+            self._undo(entry, RowsPlan.join(plans))
             raise
-        return plan if len(plans) == 1 else RowsPlan.joined(plans)
+        return plan if len(plans) == 1 else RowsPlan.join(plans)
 
     async def release(self, session: int) -> None:
         """Gives back what a session that has ended held on lease."""
@@ -150,7 +150,9 @@ class Samples:
             accepted.spec.CopyFrom(message_of(row_spec))
         return await session.mover.get_rows(request, entry, plan, accepted)
 
-    async def _view(self, session: ClientSession, entry: OpenedStore, asked: control_pb2.SampleRequest) -> ViewKey:
+    async def _view(
+        self, session: ClientSession, entry: OpenedStore, asked: control_pb2.SampleRequest
+    ) -> SampleConditions:
         if not (asked.require or asked.consumer or asked.accepts_partial or asked.HasField("group_by")):
             return PLAIN
         check_text("consumer", asked.consumer)
@@ -158,12 +160,12 @@ class Samples:
         if asked.require or asked.accepts_partial:
             numbers = tuple(sorted({number for key in asked.require for number in entry.numbers_of(tuple(key.parts))}))
         if not asked.HasField("group_by"):
-            return ViewKey(numbers, asked.consumer)
+            return SampleConditions(numbers, asked.consumer)
         if not 1 <= asked.group_size <= entry.record.capacity:
             reason = f"{asked.group_size} is not from 1 to the capacity, {entry.record.capacity}"
             raise InvalidRequestError(argument="group_size", reason=reason)
         column = await self._rule_keys.learn_group(entry, tuple(asked.group_by.parts), session)
-        return ViewKey(numbers, asked.consumer, column, asked.group_size)
+        return SampleConditions(numbers, asked.consumer, column, asked.group_size)
 
     async def _send_expected(
         self,
@@ -205,7 +207,7 @@ class Samples:
 
 
 def _releasing(entry: OpenedStore, table: Table, session: int, request: int = 0) -> Iterator[None]:
-    for num_rows in table.views.releasing(session, request=request):
+    for num_rows in table.selectors.release_in_pieces(session, request=request):
         if num_rows:
             entry.changed.wake()
         yield

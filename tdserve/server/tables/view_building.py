@@ -6,7 +6,7 @@ import asyncio
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError
-from tdserve.rules.replay.selections import ViewKey
+from tdserve.rules.replay.selections import SampleConditions
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
@@ -22,9 +22,11 @@ class ViewBuilding:
     """
 
     def __init__(self) -> None:
-        self._under_way: dict[tuple[str, ViewKey], asyncio.Task[None]] = {}
+        self._under_way: dict[tuple[str, SampleConditions], asyncio.Task[None]] = {}
 
-    async def ready(self, session: ClientSession, entry: OpenedStore, key: ViewKey, deadline: Deadline) -> None:
+    async def ready(
+        self, session: ClientSession, entry: OpenedStore, key: SampleConditions, deadline: Deadline
+    ) -> None:
         """Waits until a table of very many rows has a selector; one of few makes it in no time, when it is asked for.
 
         Raises:
@@ -33,7 +35,7 @@ class ViewBuilding:
             CapacityError: There are too many consumers.
         """
         table = entry.replay_table()
-        if entry.record.capacity < LONG_ROWS or table.views.has(key):
+        if entry.record.capacity < LONG_ROWS or table.selectors.has(key):
             return
         await inline_tasks.in_task()
         name = entry.record.uid, key
@@ -50,14 +52,14 @@ class ViewBuilding:
             entry.check_present()  # of a table that was deleted meanwhile, files are missing too
         task.result()
 
-    def _end(self, name: tuple[str, ViewKey]) -> None:
+    def _end(self, name: tuple[str, SampleConditions]) -> None:
         hear(self._under_way.pop(name))
 
 
-async def _build(entry: OpenedStore, key: ViewKey) -> None:
-    views = entry.replay_table().views
+async def _build(entry: OpenedStore, key: SampleConditions) -> None:
+    selectors = entry.replay_table().selectors
     async with entry.view_lock:
-        if not views.has(key):
-            selector = await asyncio.to_thread(views.make, key)
+        if not selectors.has(key):
+            selector = await asyncio.to_thread(selectors.make, key)
             entry.check_present()
-            await in_turns(views.growing(key, selector))
+            await in_turns(selectors.grow_in_pieces(key, selector))

@@ -254,7 +254,7 @@ def test_holding_when_a_table_has_very_many_rows_then_all_are_held_and_let_go_in
     seen: list[str] = []
 
     def note(what: str) -> None:
-        num_odd, num_sampled = int((values[:-1] & 1).sum()), int(table.views.contains(everything).sum())
+        num_odd, num_sampled = int((values[:-1] & 1).sum()), int(table.selectors.contains(everything).sum())
         seen.append(f"{what}: {num_odd} odd, {num_sampled} sampled")
 
     async def overwrite() -> None:
@@ -265,7 +265,7 @@ def test_holding_when_a_table_has_very_many_rows_then_all_are_held_and_let_go_in
 
     async def scenario() -> None:
         task = asyncio.create_task(overwrite())
-        await until(lambda: not table.views.contains(everything).all(), task)
+        await until(lambda: not table.selectors.contains(everything).all(), task)
         note("begun")
         await until(lambda: "let go" in seen[-1], task)
         assert many.writes  # nobody else may write them yet
@@ -294,14 +294,14 @@ def test_holding_when_rows_leave_before_they_are_held_then_the_others_are_as_bef
 
     async def scenario() -> None:
         task = asyncio.create_task(overwrite())
-        await until(lambda: not table.views.contains(everything).all(), task)
+        await until(lambda: not table.selectors.contains(everything).all(), task)
         write(table, 5)  # in place of rows that were suspended already
         table.remove(np.array([MANY_ROWS - 1, 100]))
         with pytest.raises(SelectionError):
             await task
 
     run(scenario())
-    assert np.flatnonzero(~table.views.contains(everything)).tolist() == [100, MANY_ROWS - 1]
+    assert np.flatnonzero(~table.selectors.contains(everything)).tolist() == [100, MANY_ROWS - 1]
     assert (len(table), table.ring.num_held, many.writes) == (MANY_ROWS - 2, 0, [])
 
 
@@ -323,7 +323,7 @@ def test_let_go_when_rows_leave_before_they_are_in_a_sample_again_then_each_row_
         await task
 
     run(scenario())
-    assert np.flatnonzero(~table.views.contains(everything)).tolist() == [2, MANY_ROWS - 2]
+    assert np.flatnonzero(~table.selectors.contains(everything)).tolist() == [2, MANY_ROWS - 2]
     assert len(table) == MANY_ROWS - 2
 
 
@@ -341,7 +341,7 @@ def test_holding_when_some_rows_were_lost_before_then_they_are_there_again_with_
 
     run(overwrite())
     assert not (values[:8] & 1).any()
-    assert table.views.contains(np.arange(8)).all()
+    assert table.selectors.contains(np.arange(8)).all()
     assert table.ring.num_held == 0
 
 
@@ -353,18 +353,18 @@ def test_holding_when_a_row_comes_anew_after_it_was_suspended_then_no_sample_has
     async def overwrite() -> None:
         async with holding(many, RowSet.run(0, MANY_ROWS), ()) as held:
             table.check_live(held.numbers)
-        assert not table.views.contains(everything).any()
+        assert not table.selectors.contains(everything).any()
         await held.let_go(is_written=True)
 
     async def scenario() -> None:
         task = asyncio.create_task(overwrite())
-        await until(lambda: not table.views.contains(everything).all(), task)
+        await until(lambda: not table.selectors.contains(everything).all(), task)
         assert table.num_suspended == MANY_ROWS
         write(table, 5)
         await task
 
     run(scenario())
-    assert table.views.contains(everything).all()
+    assert table.selectors.contains(everything).all()
     assert table.num_suspended == 0
 
 
@@ -379,7 +379,7 @@ def test_holding_when_it_fails_then_whoever_waits_for_the_rows_goes_on(
 
     async def scenario() -> None:
         task = asyncio.create_task(overwrite())
-        await until(lambda: not table.views.contains(np.arange(MANY_ROWS)).all(), task)
+        await until(lambda: not table.selectors.contains(np.arange(MANY_ROWS)).all(), task)
         waiting = asyncio.create_task(wait_for_others(world.session(), many, row_set, Deadline.after(None)))
         table.remove(np.array([7]))
         with pytest.raises(SelectionError):
@@ -400,7 +400,7 @@ def test_sample_when_rows_are_suspended_then_waits_for_them_and_is_not_refused(w
     async def scenario() -> None:
         held = RowWriteHold(entry, RowSet.run(0, MANY_ROWS), ())
         task = asyncio.create_task(held.suspend())
-        await until(lambda: not table.views.contains(np.arange(MANY_ROWS)).all(), task)
+        await until(lambda: not table.selectors.contains(np.arange(MANY_ROWS)).all(), task)
         assert table.plan_sample(MANY_ROWS, rng=rng) is None
         await task
         await held.resume()

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError
 from tdserve.client.datasets.epoch_batches import CHUNK_ROWS, EpochBatches, EpochPlan
-from tdserve.rules.replay.epochs import Enciphered, InOrder
+from tdserve.rules.replay.epochs import EncipheredOrder, NumberOrder
 from tests.integration.processes import wait_for
 
 
@@ -21,11 +21,11 @@ def _rows(rows: Any) -> TensorDict:
 
 
 def _batches(read: Any = _rows, *, num_rows: int = 4, share: range = range(3, 20), start: int = 0) -> EpochBatches:
-    return EpochBatches("it", read, EpochPlan(InOrder(), share, num_rows), start=start, prefetch=3, device=None)
+    return EpochBatches("it", read, EpochPlan(NumberOrder(), share, num_rows), start=start, prefetch=3, device=None)
 
 
 def test_plan_when_batches_do_not_divide_a_chunk_then_each_place_comes_once() -> None:
-    order = Enciphered(3 * CHUNK_ROWS, seed=1, epoch=0)
+    order = EncipheredOrder(3 * CHUNK_ROWS, seed=1, epoch=0)
     plan = EpochPlan(order, range(5, 3 * CHUNK_ROWS - 7), 1000)
     found = [row for batch in plan.batches(0) for row in batch.tolist()]  # type: ignore[union-attr]
     assert found == order.rows(5, 3 * CHUNK_ROWS - 7).tolist()

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 
 
 def test_array_when_first_needed_then_made_once_and_of_zeros() -> None:
-    columns = Columns(5)
+    columns = RowColumns(5)
     made = columns.array("x", np.int64)
     assert (made.shape, made.dtype.name, made.tolist()) == ((5,), "int64", [0] * 5)
     made[3] = 7
@@ -23,7 +23,7 @@ def test_columns_when_named_then_of_their_kinds() -> None:
         asked.append((name, dtype.name, shape))
         return np.zeros(shape, dtype)
 
-    columns = Columns(3, make)
+    columns = RowColumns(3, make)
     assert asked == []  # a table that needs none has no file for one
     for name in ("sequence", "priority", "times_sampled", "previous", "is_end"):
         assert getattr(columns, name) is getattr(columns, name)
@@ -37,4 +37,4 @@ def test_columns_when_named_then_of_their_kinds() -> None:
 
 
 def test_columns_when_made_then_without_trajectories() -> None:
-    assert Columns(3).trajectories is None
+    assert RowColumns(3).trajectories is None

@@ -7,14 +7,14 @@ import pytest
 from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.drawing import Drawing
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
 from tdserve.rules.replay.sample_columns import added_columns
 from tdserve.rules.replay.sampler import Uniform
-from tdserve.rules.replay.selections import PLAIN, Views
+from tdserve.rules.replay.selections import PLAIN, ConditionalSelectors
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.without_replacement import WithoutReplacement
@@ -28,17 +28,17 @@ class _Drawn:
 
     def __init__(self, num_rows: int = CAPACITY, **parts: Any) -> None:
         settings = Settings(**parts)
-        self.columns = Columns(CAPACITY)
+        self.columns = RowColumns(CAPACITY)
         self.columns.sequence[:] = np.arange(CAPACITY) + 1
         self.columns.priority[:] = np.arange(CAPACITY) + 1.0
-        self.views = Views(settings, self.columns, num_keys=1)
-        self.views.enter(np.arange(num_rows))
-        self.drawing = Drawing(settings, self.columns, self.views)
+        self.selectors = ConditionalSelectors(settings, self.columns, num_keys=1)
+        self.selectors.enter(np.arange(num_rows))
+        self.drawing = Drawing(settings, self.columns, self.selectors)
         self.rng = np.random.default_rng(0)
 
     @property
     def plain(self) -> Selector:
-        return self.views.get(PLAIN)
+        return self.selectors.get(PLAIN)
 
     @property
     def times(self) -> NDArray[np.int64]:
@@ -140,7 +140,7 @@ def test_distinct_when_there_are_too_few_then_none_and_nothing_changes(sampler: 
 def test_distinct_when_the_rest_may_not_be_drawn_then_none_and_nothing_changes() -> None:
     made = _Drawn(sampler=Prioritized(eps=0.0))
     made.columns.priority[2:] = 0.0
-    made.views.update(np.arange(CAPACITY))
+    made.selectors.update(np.arange(CAPACITY))
     assert made.draw_distinct(3) is None
     assert len(made.plain) == CAPACITY
     assert sorted(made.draw_distinct(2).drawn.rows.tolist()) == [0, 1]
@@ -167,10 +167,12 @@ def test_undo_when_rows_came_several_times_then_as_before() -> None:
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized(), Fifo(), WithoutReplacement()])
 def test_draw_when_the_table_adds_columns_then_in_the_order_in_which_they_travel(sampler: Any) -> None:
     settings = Settings(sampler=sampler, remover=LowestPriority(), max_times_sampled=5)
-    columns = Columns(4)
-    views = Views(settings, columns, num_keys=1)
+    columns = RowColumns(4)
+    selectors = ConditionalSelectors(settings, columns, num_keys=1)
     columns.priority[:] = 1.0
-    views.enter(np.arange(4))
-    found = Drawing(settings, columns, views).draw(views.get(PLAIN), 2, num_batches=1, rng=np.random.default_rng(0))
+    selectors.enter(np.arange(4))
+    found = Drawing(settings, columns, selectors).draw(
+        selectors.get(PLAIN), 2, num_batches=1, rng=np.random.default_rng(0)
+    )
     assert found is not None
     assert tuple(found.drawn.columns) == added_columns(settings)

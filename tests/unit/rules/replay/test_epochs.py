@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.epochs import Enciphered, Sorted, epoch_order, share_of
+from tdserve.rules.replay.epochs import EncipheredOrder, SortedOrder, epoch_order, share_of
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.sampler import Uniform
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 from tests import chi_square
 
-KINDS = [Sorted, Enciphered]
+KINDS = [SortedOrder, EncipheredOrder]
 
 
 def _check_even(counts: Any) -> None:
@@ -26,7 +26,7 @@ def _check_even(counts: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 16, 17, 255, 1000, 4097])
 def test_order_when_asked_for_piece_by_piece_then_each_row_comes_once(
-    kind: type[Sorted | Enciphered], num_rows: int
+    kind: type[SortedOrder | EncipheredOrder], num_rows: int
 ) -> None:
     order = kind(num_rows, seed=1, epoch=0)
     pieces = [order.rows(at, min(at + 37, num_rows)) for at in range(0, num_rows, 37)]
@@ -37,7 +37,7 @@ def test_order_when_asked_for_piece_by_piece_then_each_row_comes_once(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_order_when_seed_epoch_or_number_of_rows_differ_then_another(kind: type[Sorted | Enciphered]) -> None:
+def test_order_when_seed_epoch_or_number_of_rows_differ_then_another(kind: type[SortedOrder | EncipheredOrder]) -> None:
     numbers = [(0, 0), (0, 1), (1, 0), (10, 0), (1 << 100, 0)]
     orders = [tuple(kind(1000, seed=seed, epoch=epoch).rows(0, 50)) for seed, epoch in numbers]
     assert len(set(orders)) == len(orders)
@@ -46,19 +46,19 @@ def test_order_when_seed_epoch_or_number_of_rows_differ_then_another(kind: type[
 
 def test_order_when_computed_anywhere_then_these_rows() -> None:
     """Readers of different machines and versions share an epoch: a change here breaks those that run."""
-    assert Sorted(1000, seed=7, epoch=3).rows(0, 4).tolist() == [232, 344, 848, 963]
-    assert Enciphered(10**8, seed=7, epoch=3).rows(0, 4).tolist() == [71837709, 58663489, 94442157, 29898721]
+    assert SortedOrder(1000, seed=7, epoch=3).rows(0, 4).tolist() == [232, 344, 848, 963]
+    assert EncipheredOrder(10**8, seed=7, epoch=3).rows(0, 4).tolist() == [71837709, 58663489, 94442157, 29898721]
 
 
 def test_order_when_of_three_rows_then_all_six_are_equally_probable() -> None:
-    found = Counter(tuple(Sorted(3, seed=seed, epoch=0).rows(0, 3)) for seed in range(3000))
+    found = Counter(tuple(SortedOrder(3, seed=seed, epoch=0).rows(0, 3)) for seed in range(3000))
     orders = list(itertools.permutations(range(3)))
     _check_even([found[order] for order in orders])
 
 
 def test_order_when_enciphered_then_first_rows_and_neighbours_look_drawn() -> None:
     num_rows, num_bins = 70_000, 20
-    order = Enciphered(num_rows, seed=1, epoch=0).rows(0, num_rows)
+    order = EncipheredOrder(num_rows, seed=1, epoch=0).rows(0, num_rows)
     firsts = np.bincount(order[:10_000] * num_bins // num_rows, minlength=num_bins)
     _check_even(firsts)
     steps = np.bincount((np.diff(order) % num_rows) * num_bins // num_rows, minlength=num_bins)

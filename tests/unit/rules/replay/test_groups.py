@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.selector import Selector
@@ -23,7 +23,7 @@ def _rows(rows: Iterable[int]) -> Rows:
 
 
 def _selector(ids: Rows, size: int) -> GroupSelector:
-    columns = Columns(len(ids))
+    columns = RowColumns(len(ids))
     columns.sequence[:] = np.arange(len(ids))
     return GroupSelector(columns, ids, size)
 
@@ -31,7 +31,7 @@ def _selector(ids: Rows, size: int) -> GroupSelector:
 class _AgainstDicts(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.columns = Columns(_CAPACITY)
+        self.columns = RowColumns(_CAPACITY)
         self.ids = np.zeros(_CAPACITY, np.int64)
         self.selector = GroupSelector(self.columns, self.ids, _SIZE)
         self.model: dict[int, tuple[int, int]] = {}

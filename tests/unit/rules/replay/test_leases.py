@@ -46,7 +46,7 @@ class _AgainstADict(RuleBasedStateMachine):
     @rule(owner=_owner_st, request=st.integers(1, 20))
     def release_request(self, owner: int, request: int) -> None:
         mine = {key for key, held in self.model.items() if held == owner and self.requests[key] == request}
-        found = list(self.leases.releasing(owner, piece_rows=2, request=request))
+        found = list(self.leases.release_in_pieces(owner, piece_rows=2, request=request))
         assert {(consumer, row) for consumer, rows in found for row in rows.tolist()} == mine
         self.model = {key: held for key, held in self.model.items() if key not in mine}
 
@@ -68,7 +68,7 @@ class _AgainstADict(RuleBasedStateMachine):
 
     @rule(owner=_owner_st)
     def release(self, owner: int) -> None:
-        pieces = list(self.leases.releasing(owner, piece_rows=2))
+        pieces = list(self.leases.release_in_pieces(owner, piece_rows=2))
         assert all(0 <= len(rows) <= 2 and sorted(rows) == rows.tolist() for _, rows in pieces)
         released = sorted((consumer, row) for consumer, rows in pieces for row in rows.tolist())
         assert released == sorted(key for key, held in self.model.items() if held == owner)
@@ -144,7 +144,7 @@ def test_releasing_when_others_come_in_between_then_each_row_goes_back_once() ->
     leases.grant(1, _rows([0, 1, 2, 3]), "")
     leases.grant(1, _rows([4, 5]), "a")
     leases.grant(1, _rows([6]), "b")
-    pieces = leases.releasing(1, piece_rows=2)
+    pieces = leases.release_in_pieces(1, piece_rows=2)
     consumer, rows = next(pieces)
     assert (consumer, rows.tolist()) == ("", [0, 1])
     leases.grant(2, _rows([0]), "")  # a row that is back may be handed out at once
@@ -161,9 +161,12 @@ def test_releasing_when_leases_have_ended_then_nothing_is_kept_of_their_requests
     leases.grant(1, _rows([9]), "")
     leases.take(1, _rows([1]), "")
     leases.forget(_rows([2]))
-    assert [*leases.releasing(1, piece_rows=9, request=1), *leases.releasing(1, piece_rows=9, request=2)] == []
-    ((_, rows),) = leases.releasing(1, piece_rows=9, request=3)
+    assert [
+        *leases.release_in_pieces(1, piece_rows=9, request=1),
+        *leases.release_in_pieces(1, piece_rows=9, request=2),
+    ] == []
+    ((_, rows),) = leases.release_in_pieces(1, piece_rows=9, request=3)
     assert rows.tolist() == [3]
     assert leases._of_request == {}
-    ((_, rows),) = leases.releasing(1, piece_rows=9)
+    ((_, rows),) = leases.release_in_pieces(1, piece_rows=9)
     assert rows.tolist() == [9]

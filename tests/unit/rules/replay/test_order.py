@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.order import Fifo, Lifo, OrderSelector
 
@@ -13,7 +13,7 @@ _RNG = np.random.default_rng(0)
 
 def _selector(sampler: Fifo | Lifo, capacity: int = 20) -> OrderSelector:
     """Of a ring that has been round once: row 5 is the oldest."""
-    columns = Columns(capacity)
+    columns = RowColumns(capacity)
     columns.sequence[:] = (np.arange(capacity) - 5) % capacity
     return sampler.selector(columns, capacity)
 

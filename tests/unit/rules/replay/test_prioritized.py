@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.prioritized import Prioritized, PrioritizedSelector
 from tests import chi_square
 
 
 def _selector(sampler: Prioritized, priorities: Any, rows: Rows | None = None) -> PrioritizedSelector:
-    columns = Columns(len(priorities))
+    columns = RowColumns(len(priorities))
     columns.priority[:] = priorities
     selector = sampler.selector(columns, len(priorities))
     selector.add(np.arange(len(priorities)) if rows is None else rows)
@@ -25,7 +25,7 @@ def test_draw_when_priorities_differ_then_rows_come_as_often_as_the_formula_says
     rng = np.random.default_rng(0)
     priorities = rng.random(400) * 3
     # On the way there are rows that go, come back, and change.
-    columns = Columns(400)
+    columns = RowColumns(400)
     columns.priority[:] = 77.0
     selector = sampler.selector(columns, 400)
     selector.add(np.arange(400))
@@ -82,7 +82,7 @@ def test_draw_when_beta_is_one_then_weighted_rows_count_as_if_uniform() -> None:
 
 
 def test_draw_when_all_weights_are_zero_then_none() -> None:
-    columns = Columns(10)
+    columns = RowColumns(10)
     selector = Prioritized(eps=0).selector(columns, 10)
     rng = np.random.default_rng(0)
     assert selector.draw(1, rng=rng) is None
@@ -119,7 +119,7 @@ def test_add_when_a_row_is_a_member_already_then_our_own_bug() -> None:
 
 
 def test_selectors_when_one_loses_a_row_then_the_other_keeps_it() -> None:
-    columns = Columns(4)
+    columns = RowColumns(4)
     columns.priority[:] = 1.0
     sampler = Prioritized()
     first, second = sampler.selector(columns, 4), sampler.selector(columns, 4)

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from tdserve.rules.replay import order
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.remover import Fifo, LowestPriority, Remover
 
 
 def test_fifo_when_asked_for_an_evictor_then_the_ring_is_the_rule() -> None:
     assert Fifo is order.Fifo
     remover: Remover = Fifo()
-    assert remover.evictor(Columns(5), 5) is None
+    assert remover.evictor(RowColumns(5), 5) is None
 
 
 def test_lowest_priority_when_compared_then_equal_as_settings_must_be() -> None:
@@ -23,7 +23,7 @@ def test_lowest_priority_when_compared_then_equal_as_settings_must_be() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_lowest_when_rows_and_priorities_change_then_as_sorted(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    columns = Columns(300)
+    columns = RowColumns(300)
     evictor = LowestPriority().evictor(columns, 300)
     members: set[int] = set()
     for _ in range(100):
@@ -49,7 +49,7 @@ def test_lowest_when_rows_and_priorities_change_then_as_sorted(seed: int) -> Non
 
 
 def test_lowest_when_priorities_are_zero_then_rows_are_there_all_the_same() -> None:
-    evictor = LowestPriority().evictor(Columns(100), 100)
+    evictor = LowestPriority().evictor(RowColumns(100), 100)
     evictor.add(np.array([7, 3, 99]))
     assert sorted(evictor.lowest(5).tolist()) == [3, 7, 99]
     assert len(evictor) == 3

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
@@ -17,7 +17,7 @@ ROW_SAMPLERS: list[Sampler] = [Uniform(), Prioritized(), Fifo(), Lifo(), Without
 
 
 def _uniform(num_rows: int, capacity: int) -> UniformSelector:
-    selector = Uniform().selector(Columns(capacity), capacity)
+    selector = Uniform().selector(RowColumns(capacity), capacity)
     selector.add(np.arange(num_rows))
     return selector
 
@@ -57,7 +57,7 @@ def test_chi_square_when_a_source_is_slightly_unfair_then_exceeds_the_limit() ->
 
 
 def test_draw_when_more_are_asked_than_live_then_rows_repeat() -> None:
-    selector = Uniform().selector(Columns(4), 4)
+    selector = Uniform().selector(RowColumns(4), 4)
     selector.add(np.array([2]))
     assert _rows(selector, 3, np.random.default_rng(0)).tolist() == [2, 2, 2]
     assert repr(selector) == "<UniformSelector <LiveRows 1 of 4>>"
@@ -67,7 +67,7 @@ def test_draw_when_more_are_asked_than_live_then_rows_repeat() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_selector_when_rows_come_and_go_then_only_members_are_drawn(sampler: Sampler, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    columns = Columns(100)
+    columns = RowColumns(100)
     sampler.check(100)
     selector = sampler.selector(columns, 100)
     members: set[int] = set()
@@ -96,7 +96,7 @@ def test_selector_when_rows_come_and_go_then_only_members_are_drawn(sampler: Sam
 
 @pytest.mark.parametrize("sampler", ROW_SAMPLERS, ids=lambda sampler: sampler.kind)
 def test_draw_when_seeded_then_reproducible(sampler: Sampler) -> None:
-    columns = Columns(50)
+    columns = RowColumns(50)
     columns.sequence[:] = np.arange(50)
     columns.priority[:] = 1.0
     drawn = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
@@ -38,9 +38,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def columns() -> Columns:
+def columns() -> RowColumns:
     """Of twelve rows that one writer committed in order, two of each group."""
-    made = Columns(CAPACITY)
+    made = RowColumns(CAPACITY)
     rows = np.arange(CAPACITY)
     made.sequence[:] = rows + 1
     made.priority[:] = 1.0
@@ -50,7 +50,7 @@ def columns() -> Columns:
 
 
 @pytest.fixture
-def selector(kind: str, columns: Columns) -> Selector:
+def selector(kind: str, columns: RowColumns) -> Selector:
     """A selector without members."""
     if kind == "groups":
         return GroupSelector(columns, np.arange(CAPACITY) // 2, 2)
@@ -100,7 +100,7 @@ def test_draw_when_it_draws_then_takes_no_row_out(selector: Selector) -> None:
     assert len(selector) == 4
 
 
-def test_update_when_rows_are_no_members_then_ignored(selector: Selector, columns: Columns) -> None:
+def test_update_when_rows_are_no_members_then_ignored(selector: Selector, columns: RowColumns) -> None:
     selector.add(np.arange(4))
     columns.priority[:] = 3.0
     selector.update(np.arange(CAPACITY))

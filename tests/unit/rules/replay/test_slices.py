@@ -11,7 +11,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.selector import Drawn, Selector
 from tdserve.rules.replay.slices import Slices, SliceSelector
@@ -34,7 +34,7 @@ class Model:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.columns = Columns(capacity)
+        self.columns = RowColumns(capacity)
         self.columns.trajectories = self.links = Trajectories(self.columns, capacity)
         self.selectors: list[tuple[SliceSelector, set[int]]] = []
         self.places: list[list[int | None]] = []
@@ -374,7 +374,7 @@ def test_slices_when_stored_as_json_then_equal_again() -> None:
 
 def test_selector_when_the_table_has_no_trajectories_then_our_own_fault() -> None:
     with pytest.raises(LocalProtocolError):
-        Slices(slice_len=2).selector(Columns(4), 4)
+        Slices(slice_len=2).selector(RowColumns(4), 4)
 
 
 def test_add_when_a_row_is_a_member_then_refused_and_nothing_changed() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.staleness import UNKNOWN, Lags, Staleness
 
 
@@ -17,7 +17,7 @@ def rows(*numbers: int) -> Any:
 @pytest.fixture
 def subject() -> Staleness:
     """Eight rows, of which 0 and 1 were made by version 2, and 2 by version 4; the newest is 5."""
-    made = Staleness(Columns(8))
+    made = Staleness(RowColumns(8))
     made.follow("a", 5)
     made.arrive(rows(0, 1, 2), rows(2, 2, 4))
     made.enter(rows(0, 1, 2))
@@ -60,7 +60,7 @@ def test_lags_when_rows_leave_then_those_of_the_others(subject: Staleness) -> No
 
 
 def test_follow_when_the_first_version_comes_then_rows_from_before_are_of_version_0() -> None:
-    subject = Staleness(Columns(4))
+    subject = Staleness(RowColumns(4))
     subject.arrive(rows(0), None)
     subject.enter(rows(0))
     assert not subject.follow("a", 2)
@@ -84,7 +84,7 @@ def test_follow_when_the_policy_is_another_then_rows_are_of_an_unknown_version(s
 def test_between_when_a_history_is_random_then_as_a_dict_says(seed: int) -> None:
     rng = np.random.default_rng(seed)
     capacity = 300
-    subject, members, versions = Staleness(Columns(capacity)), dict[int, int](), np.zeros(capacity, np.int64)
+    subject, members, versions = Staleness(RowColumns(capacity)), dict[int, int](), np.zeros(capacity, np.int64)
     for step in range(400):
         subject.follow("a", step // 10)
         others = np.setdiff1d(np.arange(capacity), list(members))
@@ -117,7 +117,7 @@ def test_between_when_a_history_is_random_then_as_a_dict_says(seed: int) -> None
 
 
 def test_enter_when_a_version_stays_the_newest_for_long_then_its_bucket_does_not_grow() -> None:
-    subject = Staleness(Columns(1000))
+    subject = Staleness(RowColumns(1000))
     subject.enter(np.arange(1000))
     for start in range(0, 100_000, 100):
         going = np.arange(start, start + 100) % 1000

@@ -16,7 +16,7 @@ from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
 from tdserve.rules.replay.reservation import Reservation
-from tdserve.rules.replay.selections import OWN, ViewKey
+from tdserve.rules.replay.selections import OWN, SampleConditions
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.table import Table
@@ -295,7 +295,7 @@ def test_slices_when_rows_are_overwritten_then_none_crosses_the_write_position()
 def test_why_sample_when_keys_or_consumers_keep_rows_out_then_says_so() -> None:
     table = table_of()
     write(table, 2, keys=(0,))
-    key = ViewKey((1,), "a")
+    key = SampleConditions((1,), "a")
     assert table.plan_sample(1, rng=rng(), key=key) is None
     assert table.why_sample(1, key) == (
         "a sample of 1 rows of table 'replay', of whose 2 rows too few have all required keys "
@@ -312,11 +312,11 @@ def test_why_sample_when_keys_or_consumers_keep_rows_out_then_says_so() -> None:
 
 def test_plan_sample_when_a_lag_is_asked_for_then_uniform_among_young_rows() -> None:
     table = table_of(32, policy="p")
-    table.views.follow("a", 1)
+    table.selectors.follow("a", 1)
     write(table, 8)
-    table.views.follow("a", 2)
+    table.selectors.follow("a", 2)
     young = write(table, 6) + write(table, 2, policy_versions=np.array([1, 2]))[1:]
-    plan = planned(table, 7000, key=ViewKey(max_lag=0))
+    plan = planned(table, 7000, key=SampleConditions(max_lag=0))
     found, counts = np.unique(plan.rows, return_counts=True)
     assert found.tolist() == young
     assert statistic(counts) < limit(len(young))
@@ -325,11 +325,11 @@ def test_plan_sample_when_a_lag_is_asked_for_then_uniform_among_young_rows() -> 
 
 def test_plan_sample_when_rows_come_once_each_and_too_few_are_young_then_waits() -> None:
     table = table_of(8, policy="p", sampler=WithoutReplacement())
-    table.views.follow("a", 1)
+    table.selectors.follow("a", 1)
     write(table, 2)
-    table.views.follow("a", 2)
+    table.selectors.follow("a", 2)
     write(table, 2)
-    key = ViewKey(max_lag=0)
+    key = SampleConditions(max_lag=0)
     assert table.plan_sample(3, rng=rng(), key=key) is None
     assert sorted(planned(table, 2, key=key).rows.tolist()) == [2, 3]
     with pytest.raises(InvalidRequestError):
@@ -339,14 +339,14 @@ def test_plan_sample_when_rows_come_once_each_and_too_few_are_young_then_waits()
 
 def test_discard_when_rows_are_too_old_then_they_go_but_for_those_on_lease() -> None:
     table = table_of(4, sampler=Fifo(), limiter=Queue(4), is_queue=True, policy="p")
-    table.views.follow("a", 1)
+    table.selectors.follow("a", 1)
     write(table, 3)
     held = planned(table, 1, owner=7).rows
-    table.views.follow("a", 3)
+    table.selectors.follow("a", 3)
     write(table, 1, policy_versions=np.array([2]))
     assert table.plan_extend(1) is None
     assert (table.discard(2), table.discard(1), table.discard(1)) == (0, 2, 0)
-    assert (len(table), table.views.staleness.num_discarded) == (2, 2)  # type: ignore[union-attr]
+    assert (len(table), table.selectors.staleness.num_discarded) == (2, 2)  # type: ignore[union-attr]
     assert table.plan_extend(2) is not None
     table.give_back(7, OWN, held)
     assert table.discard(1) == 1

@@ -17,14 +17,20 @@ from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.sampler import Uniform
-from tdserve.rules.replay.selections import OWN, PLAIN, ViewKey
+from tdserve.rules.replay.selections import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 
 _CAPACITY = 9
 _KEYS = (0, 1)
-_VIEWS = (PLAIN, ViewKey((0,)), ViewKey((), "a"), ViewKey(None, "b"), ViewKey((1,), "a"))
+_VIEWS = (
+    PLAIN,
+    SampleConditions((0,)),
+    SampleConditions((), "a"),
+    SampleConditions(None, "b"),
+    SampleConditions((1,), "a"),
+)
 _SAMPLERS = (Uniform(), Prioritized(), Fifo(), WithoutReplacement())
 
 _numbers = st.lists(st.integers(0, _CAPACITY - 1), min_size=1, max_size=_CAPACITY)
@@ -84,7 +90,7 @@ class _AgainstAModel(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ what the model knows
 
-    def _members(self, key: ViewKey) -> set[int]:
+    def _members(self, key: SampleConditions) -> set[int]:
         wanted = set(_KEYS if key.require is None else key.require)
         return {
             number
@@ -170,7 +176,7 @@ class _AgainstAModel(RuleBasedStateMachine):
     # ------------------------------------------------------------ reading
 
     @rule(key=st.sampled_from(_VIEWS), num_rows=st.integers(1, _CAPACITY), num_batches=st.integers(1, 3))
-    def sample(self, key: ViewKey, num_rows: int, num_batches: int) -> None:
+    def sample(self, key: SampleConditions, num_rows: int, num_batches: int) -> None:
         members = self._members(key)
         try:
             plan = self.table.plan_sample(num_rows, num_batches, rng=self.rng, key=key)
@@ -197,7 +203,7 @@ class _AgainstAModel(RuleBasedStateMachine):
     @rule(
         key=st.sampled_from(_VIEWS), num_rows=st.integers(1, 4), num_batches=st.integers(1, 2), place=st.integers(0, 1)
     )
-    def take(self, key: ViewKey, num_rows: int, num_batches: int, place: int) -> None:
+    def take(self, key: SampleConditions, num_rows: int, num_batches: int, place: int) -> None:
         members, owner = self._members(key), self.owners[place]
         if self.settings.max_times_sampled:
             with pytest.raises(InvalidRequestError):
@@ -289,7 +295,7 @@ class _AgainstAModel(RuleBasedStateMachine):
     def session_ends(self, place: int) -> None:
         owner = self.owners[place]
         held = [key for key, by in self.leases.items() if by == owner]
-        assert bool(sum(self.table.views.releasing(owner))) is bool(held)
+        assert bool(sum(self.table.selectors.release_in_pieces(owner))) is bool(held)
         for key in held:
             del self.leases[key]
         self.owners[place] = max(self.owners) + 1
@@ -381,7 +387,7 @@ class _AgainstAModel(RuleBasedStateMachine):
         assert (info["num_held"], info["num_reserved"]) == (self._num_held(), self._num_reserved())
         assert info["num_leased"] == len(self.leases)
         for key in _VIEWS:
-            assert len(table.views.get(key)) == len(self._members(key)), key
+            assert len(table.selectors.get(key)) == len(self._members(key)), key
         for number in there:
             row = self.rows[number]
             assert table.columns.sequence[number] == row.sequence

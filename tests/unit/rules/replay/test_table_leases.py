@@ -13,7 +13,7 @@ from tdserve.base.errors import (
 )
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.prioritized import Prioritized
-from tdserve.rules.replay.selections import PLAIN, ViewKey
+from tdserve.rules.replay.selections import PLAIN, SampleConditions
 from tdserve.rules.replay.slices import Slices
 from tests.unit.rules.replay.tables import numbers, planned, queue, rng, table_of, write
 
@@ -26,7 +26,7 @@ def test_take_when_acknowledged_then_consumed_and_else_at_the_front_again() -> N
     assert table.acknowledge(7, "", numbers(1, 1)) == 1
     table.give_back(7, "", numbers(0))
     assert planned(table, 2, owner=8).rows.tolist() == [0, 3]
-    assert sum(table.views.releasing(8))
+    assert sum(table.selectors.release_in_pieces(8))
     assert planned(table, 3, owner=9).rows.tolist() == [0, 2, 3]
     assert table.acknowledge(9, "", numbers(0, 2, 3)) == 3
     assert (len(table), table.ring.num_holes) == (0, 4)
@@ -63,7 +63,7 @@ def test_give_back_when_some_rows_are_not_the_callers_then_only_its_own_are_free
     planned(table, 2, owner=7)
     planned(table, 2, owner=8)
     table.give_back(7, "", numbers(1, 2, 3))
-    assert table.views.leases.holds(np.arange(4), "").tolist() == [True, False, True, True]
+    assert table.selectors.leases.holds(np.arange(4), "").tolist() == [True, False, True, True]
     assert planned(table, 1, owner=9).rows.tolist() == [1]
 
 
@@ -88,7 +88,7 @@ def test_closed_when_drained_then_takers_get_what_is_left_and_then_the_end() -> 
     assert (first.rows.tolist(), last.rows.tolist()) == ([0, 1], [2])
     assert table.plan_sample(1, rng=rng(), owner=9) is None  # a row may come back
     table.acknowledge(8, "", last.rows)
-    assert sum(table.views.releasing(7))
+    assert sum(table.selectors.release_in_pieces(7))
     again = planned(table, 5 - 1, owner=9)
     assert again.rows.tolist() == [0, 1]
     table.acknowledge(9, "", again.rows)
@@ -99,7 +99,7 @@ def test_closed_when_drained_then_takers_get_what_is_left_and_then_the_end() -> 
 def test_closed_when_a_consumer_has_had_all_then_the_end_for_it_alone() -> None:
     table = table_of()
     write(table, 3)
-    key, other = ViewKey(consumer="a"), ViewKey(consumer="b")
+    key, other = SampleConditions(consumer="a"), SampleConditions(consumer="b")
     table.acknowledge(1, "a", planned(table, 3, key=key, owner=1).rows)
     assert table.plan_sample(1, rng=rng(), key=key, owner=1) is None
     table.close()
@@ -110,7 +110,7 @@ def test_closed_when_a_consumer_has_had_all_then_the_end_for_it_alone() -> None:
 
 def test_closed_when_groups_are_taken_then_whole_ones_and_then_the_end() -> None:
     table = table_of()
-    key = ViewKey(group="g", group_size=2)
+    key = SampleConditions(group="g", group_size=2)
     write(table, 5, groups={"g": numbers(1, 2, 1, 2, 3)})
     table.close()
     plan = planned(table, 6, key=key, owner=1)
@@ -166,7 +166,7 @@ def test_max_times_when_a_row_is_on_its_way_out_then_nobody_may_write_to_it(ends
     assert table.clear() == 1
     getattr(table, ends)(plan)
     assert table.live_rows().tolist() == ([] if ends == "finish" else [0])
-    assert len(table.views.get(PLAIN)) == len(table) == (0 if ends == "finish" else 1)
+    assert len(table.selectors.get(PLAIN)) == len(table) == (0 if ends == "finish" else 1)
 
 
 def test_undo_when_rows_were_on_lease_then_others_have_them() -> None:
@@ -191,6 +191,6 @@ def test_take_when_rows_leave_after_some_samples_then_refused() -> None:
     table = table_of(max_times_sampled=1)  # they would be gone before anybody could acknowledge them
     write(table, 3)
     with pytest.raises(InvalidRequestError, match="max_times_sampled"):
-        table.plan_sample(2, rng=rng(), key=ViewKey(consumer="a"), owner=1)
+        table.plan_sample(2, rng=rng(), key=SampleConditions(consumer="a"), owner=1)
     assert table.counts.samples == 0
-    assert len(table.views.get(PLAIN)) == 3
+    assert len(table.selectors.get(PLAIN)) == 3

@@ -11,7 +11,7 @@ from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
-from tdserve.rules.replay.selections import PLAIN, ViewKey
+from tdserve.rules.replay.selections import PLAIN, SampleConditions
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.table import Table
@@ -86,7 +86,7 @@ def test_hold_when_a_row_is_not_live_then_refused_and_nothing_changes() -> None:
     with pytest.raises(SelectionError, match="not live"):
         files.table.hold(rows(1, 2))
     assert files.generations.tolist() == [2, 2, 0, 0]
-    assert len(files.table.views.get(PLAIN)) == 2
+    assert len(files.table.selectors.get(PLAIN)) == 2
 
 
 def test_let_go_when_the_rows_lacked_leaves_then_they_have_those_that_were_written() -> None:
@@ -96,7 +96,7 @@ def test_let_go_when_the_rows_lacked_leaves_then_they_have_those_that_were_writt
     for keys, whole in (((), 0), ((1,), 1)):
         files.table.hold(rows(1))
         files.table.resume(files.table.let_go(rows(1), keys))
-        assert len(files.table.views.get(PLAIN)) == whole
+        assert len(files.table.selectors.get(PLAIN)) == whole
     assert files.drawn(1) == [1]
 
 
@@ -106,7 +106,7 @@ def test_hold_when_the_first_partial_rows_come_meanwhile_then_the_held_ones_are_
     files.table.hold(rows(0))
     files.write(1, keys=(1,))
     files.table.resume(files.table.let_go(rows(0), (0,)))
-    assert len(files.table.views.get(PLAIN)) == 2
+    assert len(files.table.selectors.get(PLAIN)) == 2
     assert set(files.drawn(50) or []) == {0, 1}
 
 
@@ -175,7 +175,7 @@ def test_restore_when_there_were_priorities_then_they_and_the_highest_are_back()
 def test_restore_when_consumers_had_rows_then_not_again() -> None:
     files = _Files(4, sampler=Fifo())
     files.write(3)
-    key = ViewKey(consumer="a")
+    key = SampleConditions(consumer="a")
     assert files.drawn(2, key=key, owner=1) == [0, 1]
     files.table.acknowledge(1, "a", rows(0))
     files.restart()
@@ -189,7 +189,7 @@ def test_restore_when_rows_lack_leaves_then_still() -> None:
     files.write(1)
     files.restart()
     assert set(files.drawn(30) or []) == {2}
-    assert set(files.drawn(30, key=ViewKey((0,))) or []) == {0, 1, 2}
+    assert set(files.drawn(30, key=SampleConditions((0,))) or []) == {0, 1, 2}
 
 
 def test_restore_when_a_last_sample_was_cut_short_then_its_rows_can_be_had_once_more() -> None:
@@ -266,17 +266,17 @@ def test_remove_when_rows_go_then_the_next_writer_gets_them() -> None:
 
 def test_restore_when_rows_have_policy_versions_then_they_and_the_policy_are_known_again() -> None:
     files = _Files(8, policy="p")
-    files.table.views.follow("a", 4)
+    files.table.selectors.follow("a", 4)
     files.write(2, policy_versions=rows(1, 3))
     files.write(1)
     files.table.discard(2)
-    key = ViewKey(max_lag=1)
+    key = SampleConditions(max_lag=1)
     table = files.restart()
-    staleness = table.views.staleness
+    staleness = table.selectors.staleness
     assert staleness is not None
     assert (staleness.uid, staleness.num_discarded) == ("a", 1)
-    table.views.follow("a", 5)
+    table.selectors.follow("a", 5)
     assert set(files.drawn(50, key=key) or []) == {2}
     assert staleness.lags() == (1, 1.5, 2)
-    files.restart().views.follow("b", 5)
-    assert files.drawn(1, key=ViewKey(max_lag=100)) is None
+    files.restart().selectors.follow("b", 5)
+    assert files.drawn(1, key=SampleConditions(max_lag=100)) is None

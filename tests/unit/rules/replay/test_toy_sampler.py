@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tdserve.rules.replay import settings as replay_settings
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.sample_columns import added_columns
 from tdserve.rules.replay.sampler import Sampler
@@ -29,7 +29,7 @@ class Every(Sampler):
     adds: ClassVar[tuple[str, ...]] = ("priority",)
     is_ordered: ClassVar[bool] = True
 
-    def selector(self, columns: Columns, capacity: int) -> EverySelector:
+    def selector(self, columns: RowColumns, capacity: int) -> EverySelector:
         """As of Sampler."""
         return EverySelector(self.step, columns)
 
@@ -37,7 +37,7 @@ class Every(Sampler):
 class EverySelector:
     """The selector of Every."""
 
-    def __init__(self, step: int, columns: Columns) -> None:
+    def __init__(self, step: int, columns: RowColumns) -> None:
         self._step = step
         self._columns = columns
         self._rows: set[int] = set()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.trajectories import Trajectories
 
@@ -19,8 +19,8 @@ def _rows(rows: Iterable[int]) -> Rows:
     return np.array(list(rows), np.int64)
 
 
-def _made(capacity: int = 12) -> tuple[Columns, Trajectories]:
-    columns = Columns(capacity)
+def _made(capacity: int = 12) -> tuple[RowColumns, Trajectories]:
+    columns = RowColumns(capacity)
     columns.sequence[:] = np.arange(capacity)
     return columns, Trajectories(columns, capacity)
 
@@ -30,7 +30,7 @@ class _AgainstLists(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.columns = Columns(_CAPACITY)
+        self.columns = RowColumns(_CAPACITY)
         self.trajectories = Trajectories(self.columns, _CAPACITY)
         self.model: list[list[int | None]] = []
         self.open: dict[tuple[int, int | None], list[int | None]] = {}

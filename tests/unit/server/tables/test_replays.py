@@ -177,10 +177,10 @@ def test_extend_when_partial_then_the_other_leaves_read_as_zeros_also_where_olde
     assert columns["c"].sum(dim=1).tolist() == [0.0, 0.0, 2.0, 2.0, 2.0, 2.0, 2.0]
     world.reopen()
     again = world.stores.get("r")
-    assert again.replay_table().views.has_partial_rows
-    assert len(again.replay_table().views.get(PLAIN)) == 5
+    assert again.replay_table().selectors.has_partial_rows
+    assert len(again.replay_table().selectors.get(PLAIN)) == 5
     extend(world, run, again, rows(30, 7), 3)
-    assert len(again.replay_table().views.get(PLAIN)) == 7
+    assert len(again.replay_table().selectors.get(PLAIN)) == 7
 
 
 def test_extend_when_its_record_fails_then_nothing_is_live_and_the_rows_are_free(

@@ -244,7 +244,7 @@ def test_sample_when_somebody_waits_in_its_line_then_who_expects_content_at_once
             world.samples.sample(world.session(2), 1, sampling(1, is_lease=True, timeout_s=20.0))
         )
         await in_line(queue)
-        list(queue.replay_table().views.releasing(1))  # there is something now, and nobody was woken yet
+        list(queue.replay_table().selectors.release_in_pieces(1))  # there is something now, and nobody was woken yet
         answer = await world.samples.sample(session, 1, sampling(1, is_lease=True, message_nbytes=sizes))
         queue.changed.wake()
         await waiting

@@ -36,7 +36,7 @@ def test_sample_when_the_first_of_its_kind_then_others_are_served_and_it_has_all
     assert run(turns_during(take())) > 8
     first = content(entry, found[0])["a"]
     assert sorted(each // 2 for each in first) == sorted([each // 2 for each in first[::2]] * 2)
-    assert not entry.replay_table().views.is_plain
+    assert not entry.replay_table().selectors.is_plain
     assert len(sample(world, run, entry, 6, **fields)["a"]) == 6
 
 
@@ -51,10 +51,10 @@ def test_sample_when_rows_come_while_its_kind_is_learnt_then_they_are_among_them
         return await task
 
     run(scenario())
-    selector = next(each for key, each in entry.replay_table().views._selectors.items() if key.group)
+    selector = next(each for key, each in entry.replay_table().selectors._selectors.items() if key.group)
     assert len(selector) == LONG_ROWS
     table = entry.replay_table()
-    key = next(key for key in table.views._selectors if key.group)
+    key = next(key for key in table.selectors._selectors if key.group)
     ids = table.columns.array(key.group, "int64")
     assert ids[:32].tolist() == [5 * LONG_ROWS + each // 2 for each in range(32)]
     assert ids[32:].tolist() == [each // 2 for each in range(32, LONG_ROWS)]
