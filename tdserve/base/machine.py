@@ -71,8 +71,7 @@ def keep_freed_memory() -> None:
     kernel.
 
     The first touch of a page costs more than copying into it: with this, reads of blocks of values of half a megabyte
-        take half the time (measured). Does nothing if the C library has no such setting.
-    the time with this (measured). Does nothing where the C library has no such setting.
+    take half the time (measured). Does nothing if the C library has no such setting.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -84,10 +83,8 @@ def use_small_pages(is_small: bool = True) -> None:
     """Makes this process, and those that it starts, use memory pages of 4 KiB, never of 2 MiB.
 
     NumPy asks for large pages for every array of 4 MiB or more. In a virtual machine the kernel takes up to 10 ms to
-        provide one: an event loop would spend them on the first row of each 2 MiB of a table. Later work on the rows is
-        equally fast with either (measured). Does nothing if the kernel has no such setting.
-    event loop would spend them on the first row of each 2 MiB of a table; what is done with the rows later takes as
-    long with either (measured). Does nothing where the kernel has no such setting.
+    provide one: an event loop would spend them on the first row of each 2 MiB of a table. Later work on the rows is
+    equally fast with either (measured). Does nothing if the kernel has no such setting.
 
     Args:
         is_small: False undoes it.

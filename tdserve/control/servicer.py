@@ -122,8 +122,7 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Refuses every call without the bearer token, before a byte of its messages is received.
 
     A health check without it is answered unread too, since an orchestrator has no token: it gets the state of the whole
-        server, whichever service it asked for.
-    server is, whichever service it has asked for.
+    server, whichever service it asked for.
     """
 
     def __init__(self, token: str, address: str, status: Callable[[], health_pb2.HealthCheckResponse]) -> None:

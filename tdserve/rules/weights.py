@@ -350,8 +350,7 @@ class Versions:
         """Restores versions. Readers are gone with the server; versions that were not committed do not exist.
 
         After a crash between a rename and the record of the state, a file to recycle may be missing: then a fresh one
-            replaces it. Files of versions that are not in :attr:`files` are leftovers.
-        one takes its place. Files of no version in :attr:`files` are left over and can go.
+        replaces it. Files of versions that are not in :attr:`files` are leftovers.
 
         Raises:
             CorruptDataError: The state is not one of :meth:`state`.

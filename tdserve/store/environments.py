@@ -75,10 +75,8 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
     """Opens the environment in ``folder``, or shares the one that this process has open.
 
     Commits are not synced: they survive ``kill -9`` of the process (the pages are the kernel's), but not a loss of
-        power. A later ``env.sync(True)`` makes them survive that too. The map is not written through: on a full disk a
-        commit fails with an error instead of killing the process with SIGBUS.
-    later ``env.sync(True)`` makes them survive that too. The map is not written through: on a full disk a commit
-    fails with an error instead of killing the process with SIGBUS.
+    power. A later ``env.sync(True)`` makes them survive that too. The map is not written through: on a full disk a
+    commit fails with an error instead of killing the process with SIGBUS.
 
     Args:
         folder: Created if it is missing and ``writable``.

@@ -141,8 +141,7 @@ class Objects:
         """Copies all values of paths to other paths, replacing those, and then clears paths; in one commit.
 
         ``cleared_below`` also clears all paths that begin with this key. A path without values is not copied, so
-            repeating the call after the sources were cleared changes nothing.
-        it again, when the sources were cleared, changes nothing.
+        repeating the call after the sources were cleared changes nothing.
 
         Raises:
             CapacityError: The map or the disk is full. Nothing was changed.

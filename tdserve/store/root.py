@@ -42,12 +42,8 @@ class Root:
     """An acquired root folder. Build it with :meth:`acquire`, once per server process.
 
     The exclusive ``flock`` belongs to the open file: it ends with :meth:`release` or with this process, however that
-        ends, unless another process still has the file open. Processes that write below the root are given
-        :attr:`lock_fd`, so that no other server starts before the last of them has ended; start any other process by
-        ``spawn`` or ``exec``.
-    ends, unless another process still holds the file open. Processes that write below the root are given
-    :attr:`lock_fd`, so that no other server begins before the last of them is gone; any others are to be started by
-    ``spawn`` or ``exec``.
+    ends, unless another process still has the file open. Processes that write below the root are given :attr:`lock_fd`,
+    so that no other server starts before the last of them has ended; start any other process by ``spawn`` or ``exec``.
 
     Attributes:
         path: The folder, absolute.

@@ -49,7 +49,7 @@ def make_group(kv_store: KVStore, rank: int, device: torch.device, *, world_size
     """Makes a ProcessGroupNCCL whose faults we handle. Its first call forms the connections.
 
     That call raises RuntimeError if they have not formed after ``FORM_TIMEOUT_S``, which works since the group does not
-        block.
+    block.
     """
     prepare_process()
     with torch.cuda.device(device):

@@ -27,10 +27,8 @@ class BufferPool:
     """Lends uint8 tensors and takes their memory back automatically.
 
     Threads: safe without a lock. A buffer returns in whichever thread drops the last tensor, possibly during a garbage
-        collection inside ``take``, where a lock would deadlock. The operations of ``deque`` and ``dict`` used here are
-        atomic.
-    of a garbage collection inside ``take``, where a lock would deadlock; the operations of ``deque`` and ``dict`` used
-    here are atomic.
+    collection inside ``take``, where a lock would deadlock. The operations of ``deque`` and ``dict`` used here are
+    atomic.
     """
 
     is_shared: ClassVar[bool] = False

@@ -19,8 +19,7 @@ class KVStore(dist.Store):  # type: ignore[name-defined,misc]
     """The rendezvous of one group. What one end sets is passed to ``publish``, and the other ends ``feed`` it.
 
     It replaces ``TCPStore``, which always listens on all interfaces; here the addresses travel over the authenticated
-        session. Threads: ``feed`` may be called from any thread.
-    authenticated session instead. Threads: ``feed`` may be called from any thread.
+    session. Threads: ``feed`` may be called from any thread.
 
     Attributes:
         timeout_s: Seconds for which ``get`` waits for an entry.

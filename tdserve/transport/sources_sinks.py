@@ -50,8 +50,7 @@ def copy_bytes(target: torch.Tensor, content: torch.Tensor) -> None:
     """Copies one-dimensional uint8 tensors of equal length.
 
     It uses NumPy, in the calling thread: torch's own copy spreads half a megabyte over all cores, and takes a hundred
-        times longer if one of them is busy (measured).
-    longer than the copy takes when one of them is busy (measured).
+    times longer if one of them is busy (measured).
     """
     np.copyto(target.numpy(), content.numpy())
 
@@ -99,9 +98,7 @@ class LeafEnd:
     """A source and sink: one contiguous tensor per slot, used in place if a message lies inside one of them.
 
     NumPy views of the bytes are made once: for two thousand small leaves, slicing tensors costs more than copying them.
-        Received bytes are copied through memory views, which takes a quarter less than NumPy's assignment for leaves of
-        32 KiB (measured).
-    What arrives is copied by way of memory views, which takes a quarter less than NumPy's assignment for leaves of 32
+    Received bytes are copied through memory views, which takes a quarter less than NumPy's assignment for leaves of 32
     KiB (measured).
 
     Args:

@@ -239,10 +239,8 @@ class ConditionalSelectors:
         """Adds the rows of some conditions to their selector, a piece at a time; then :meth:`get` has it.
 
         Rows come, go and change meanwhile. Changes of rows below a mark, which were visited, are applied to the new
-            selector as to the others; rows above it are visited later, in their state of then. Only one selector grows
-            at a time. If the policy changes meanwhile, it is dropped, and :meth:`get` makes it.
-        new selector as in the others; those above it are looked at later, as they are by then. There is one that grows
-        at a time; where the policy is another meanwhile, none of it is left, and :meth:`get` makes it.
+        selector as to the others; rows above it are visited later, in their state of then. Only one selector grows at a
+        time. If the policy changes meanwhile, it is dropped, and :meth:`get` makes it.
 
         Args:
             key: The conditions.

@@ -48,9 +48,7 @@ class Slices(Sampler):
             with the probability of a start. Then a sample may have fewer rows.
 
     The last row of each slice is marked in the sample: by ``("next", "truncated")`` if rows have that key (it is true
-        there whatever was written, as in torchrl's ``SliceSampler``), otherwise by ``"slice_end"``, bool
-        ``[num_rows]``.
-    written (as of torchrl's ``SliceSampler``), where rows have that key, else by ``"slice_end"``, bool ``[num_rows]``.
+    there whatever was written, as in torchrl's ``SliceSampler``), otherwise by ``"slice_end"``, bool ``[num_rows]``.
 
     Raises:
         InvalidRequestError: Both or none of ``slice_len`` and ``num_slices`` are given, both keys, or an invalid value.

@@ -35,8 +35,7 @@ class Staleness:
     """The versions of a table's rows, and the rows that a largest lag lets through.
 
     Rows that may be drawn lie in buckets by version: rows that become too old are found without visiting the others.
-        The amortised cost is that of the rows that change. Memory: up to 25 bytes per row of capacity.
-    Everything costs as much as the rows that change, in the long run. Memory: up to 25 bytes per row of capacity.
+    The amortised cost is that of the rows that change. Memory: up to 25 bytes per row of capacity.
 
     Args:
         columns: Columns of the table.

@@ -223,8 +223,7 @@ class Table(TableRows):
         any more.
 
         Rows may come and go in between: each is drawn on its own, among the rows of that moment, and the limiter has
-            let all of them through at once.
-        limiter has let all of them through at once.
+        let all of them through at once.
 
         Args:
             plan: The previous piece.

@@ -23,10 +23,8 @@ class Trajectories:
     """Links between the rows of a table, in both directions.
 
     A trajectory is *open* while its writer may continue it: until a row that ends it, until :meth:`end`, or until its
-        last row is gone. ``columns.previous`` and ``columns.is_end`` are written in place, and their owner keeps them
-        over a restart; all other state follows from them.
-    last row is gone. ``columns.previous`` and ``columns.is_end`` are written in place and survive a restart with
-    whoever owns them; what else there is follows from them.
+    last row is gone. ``columns.previous`` and ``columns.is_end`` are written in place, and their owner keeps them over
+    a restart; all other state follows from them.
 
     Args:
         columns: Columns of the table.
