@@ -1,1 +1,1 @@
-"""How content and requests are spelt in bytes: layouts, index expressions, row numbers, non-tensor values."""
+"""The byte formats of content and requests: layouts, index expressions, row numbers, non-tensor values."""

@@ -1,6 +1,6 @@
-"""What one transfer moves: the spec of the selected content, and the columns that the service adds behind it.
+"""The content of one transfer: the spec of what is selected, and the columns that the service adds behind it.
 
-Pure; client, control and data worker compute the same from the same spec, so that nothing but bytes has to travel.
+Pure. Client, control and data worker compute the same from the same spec, so that only bytes have to travel.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ INDEX_KEY = "index"
 GENERATION_KEY = "generation"
 
 POLICY_VERSION_KEY = "policy_version"
-"""Of a table with a policy, whose rows may not have it at the root: the version that made the row."""
+"""Key that a table with a policy adds to samples, and that its rows may not have at the root: the version that made the
+row."""
 
 SLICE_END_KEY = "slice_end"
-"""Last row of a slice: becomes ``("next", "truncated")`` at the client where rows have that, and is not shown then."""
+"""Key of the mark on the last row of a slice. At the client it becomes ``("next", "truncated")`` if rows have that key,
+and is then not shown."""
 
 ADDED_DTYPES = {
     "priority": "float32",
@@ -34,22 +36,24 @@ ADDED_DTYPES = {
     POLICY_VERSION_KEY: "int64",
     SLICE_END_KEY: "bool",
 }
-"""What a table may add to each row of a sample, in the order in which it travels; which of it, its settings say."""
+"""Columns that a table may add to each row of a sample, in the order in which they travel; its settings determine
+which."""
 
 RESERVED_KEYS = (INDEX_KEY, GENERATION_KEY, "priority", "probability", "priority_weight", "times_sampled")
-"""Keys that the service adds to a sampled batch; a replay's rows may not have them at the root."""
+"""Keys that the service adds to a sample; rows of a replay may not have them at the root."""
 
 MAX_SAMPLE_ROWS = 1 << 24
-"""Of one request: row numbers and generations of more would take the control process, which serves everybody, 256
-MiB."""
+"""Most rows of one request: row numbers and generations of more would take 256 MiB in the control process, which serves
+all clients."""
 
 MIN_SENT_VALUES_BYTES = 64 * 1024
-"""A block of values from this size on travels as data messages behind the leaves, a smaller one in the request or the
-answer: that costs two more copies and the time of the control process, this one more wait."""
+"""A block of values of this size or more travels as data messages behind the leaves, which costs one more wait. A
+smaller one travels in the request or the answer, which costs two more copies and time of the control process."""
 
 
 def has_bundles(spec: Spec) -> bool:
-    """Whether the values of each new row of this structure are kept together: where it has several, one of each."""
+    """Returns whether the values of each new row of this structure are stored as a bundle: if it has several, one of
+    each."""
     return len(spec.values) > 1 and all(leaf.batch_size == spec.batch_size for _, leaf in spec.values)
 
 
@@ -57,7 +61,7 @@ class ReadStatus(IntEnum):
     """First number of the status column that ends every read."""
 
     WHOLE = 0
-    TORN = 1  # rows kept moving while they were copied: read again
+    TORN = 1  # rows kept moving during the copy: read again
     FAILED = 2  # the content is undefined, a Failure follows on the session
 
 
@@ -68,7 +72,7 @@ STATUS = Trailing("status", "int64", (8,))
 
 
 def status_column(outcome: ReadStatus, version: int = 0, num_missing: int = 0) -> NDArray[np.int64]:
-    """The column that ends a read."""
+    """Returns the column that ends a read."""
     return np.array([outcome, version, num_missing, 0, 0, 0, 0, 0], np.int64)
 
 
@@ -76,9 +80,9 @@ def mark_moved(generations: NDArray[np.int64], expected: NDArray[np.int64]) -> i
     """Marks the rows of a sample that moved while they were copied, whose content is undefined; returns how many.
 
     Args:
-        generations: As they are behind the copy. Of a row that has moved it becomes minus the one that was expected:
-            who has the row on lease can still name it.
-        expected: Generations as control saw them when it chose the rows.
+        generations: Generations after the copy. That of a row that has moved becomes the negative of the expected one,
+            so that a client that has the row on lease can still name it.
+        expected: Generations at the moment when control selected the rows.
     """
     has_moved = (generations != expected) | (generations & 1 == 1)  # odd: a part of it is being written
     num_missing = int(np.count_nonzero(has_moved))
@@ -88,10 +92,11 @@ def mark_moved(generations: NDArray[np.int64], expected: NDArray[np.int64]) -> i
 
 
 def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, store: str = "") -> Spec:
-    """The structure of ``td[selection].select(*keys)`` for a tensordict of this spec; names of dimensions are lost.
+    """Returns the structure of ``td[selection].select(*keys)`` for a tensordict of this spec; names of dimensions are
+    lost.
 
     Raises:
-        KeyNotFoundError: A key names nothing.
+        KeyNotFoundError: A key does not exist.
         SelectionError: The index does not fit.
     """
     if keys:
@@ -110,7 +115,7 @@ def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, sto
 
 
 def _listed_spec(spec: Spec, num_rows: int) -> Spec:
-    """The structure of so many rows; the same object for the same number."""
+    """Returns the structure of ``num_rows`` rows; the same object for the same number."""
     nameless: Spec | None = spec.memo.get("nameless")
     if nameless is None:
         num_dims = len(spec.batch_size)
@@ -119,7 +124,8 @@ def _listed_spec(spec: Spec, num_rows: int) -> Spec:
 
 
 def _moved_dims(selection: Selection, num_dims: int) -> tuple[int | None, ...] | None:
-    """Where each batch dimension is in the result, None where an integer took it away. None: that is not so simple."""
+    """Returns the place of each batch dimension in the result, None if an integer removed it; or None if the selection
+    is not that simple."""
     items = selection.items
     if not all(item is None or isinstance(item, (int, slice)) or getattr(item, "ndim", 0) == 1 for item in items):
         return None
@@ -135,7 +141,7 @@ def _moved_dims(selection: Selection, num_dims: int) -> tuple[int | None, ...] |
 
 
 def _select_numbers(selection: Selection, batch_size: tuple[int, ...]) -> tuple[Sequence[int], ...]:
-    """Which numbers of each batch dimension are selected, by items of which none covers several."""
+    """Returns the selected numbers of each batch dimension, if no item covers several dimensions."""
     items = [item for item in selection.items if item is not None]
     found: list[Sequence[int]] = []
     for size, item in zip(batch_size, (*items, *(slice(None),) * len(batch_size)), strict=False):
@@ -150,29 +156,29 @@ def _select_numbers(selection: Selection, batch_size: tuple[int, ...]) -> tuple[
 
 
 def write_layout(spec: Spec, *, is_packed: bool = False) -> Layout:
-    """Content of a write: the leaves. Packed: of a version of weights, as its file has them."""
+    """Returns the layout of a write: the leaves. Packed: in the order of a version's file."""
     return Layout.of(spec, is_packed=is_packed)
 
 
 def read_layout(spec: Spec, *, is_packed: bool = False) -> Layout:
-    """Content of a read: the leaves, then the status. Packed: of a version of weights, as its file has them."""
+    """Returns the layout of a read: the leaves, then the status. Packed: in the order of a version's file."""
     return Layout.of(spec, (STATUS,), is_packed=is_packed)
 
 
 def values_messages(nbytes: int) -> tuple[Message, ...]:
-    """How a block of values is cut that travels behind the leaves; ``offset`` counts in the block."""
+    """Cuts a block of values behind the leaves into messages; ``offset`` counts in the block."""
     starts = range(0, nbytes, MAX_MESSAGE_BYTES)
     return tuple(Message(start, min(MAX_MESSAGE_BYTES, nbytes - start), ()) for start in starts)
 
 
 def write_messages(layout: Layout, values_nbytes: int, announced: Sequence[int]) -> tuple[Message, ...]:
-    """What a write sends: the messages of its leaves, then those of its values.
+    """Returns the messages of a write: those of its leaves, then those of its values.
 
     Raises:
         RemoteProtocolError: The sender has announced messages of other sizes.
     """
     num_values = len(announced) - len(layout.messages)
-    if 0 <= values_nbytes <= max(num_values, 0) * MAX_MESSAGE_BYTES:  # before as many are made as it says
+    if 0 <= values_nbytes <= max(num_values, 0) * MAX_MESSAGE_BYTES:  # checked before that many are made
         messages = (*layout.messages, *values_messages(values_nbytes))
         if [message.nbytes for message in messages] == list(announced):
             return messages
@@ -182,10 +188,11 @@ def write_messages(layout: Layout, values_nbytes: int, announced: Sequence[int])
 
 
 def rows_layout(spec: Spec, num_rows: int, added: tuple[str, ...] = ()) -> Layout:
-    """Content of ``num_rows`` rows: the leaves, the rows' numbers and generations, added columns, then the status.
+    """Returns the layout of ``num_rows`` rows: the leaves, the rows' numbers and generations, added columns, then the
+    status.
 
     Args:
-        added: Of ``ADDED_DTYPES``.
+        added: Keys of ``ADDED_DTYPES``.
     """
     rows = spec.with_rows(num_rows)
     layout: Layout | None = rows.memo.get(("rows_layout", added))

@@ -1,7 +1,8 @@
-"""Byte positions: where every tensor leaf of a spec lies in one flat buffer, and how that buffer is cut into messages.
+"""Byte positions: the place of every tensor leaf of a spec in one flat buffer, and the cut of that buffer into
+messages.
 
-Both ends of a transfer compute the same layout from the same spec, so that no header travels with the bytes. Pure: no
-torch, no I/O. The rules are written down in ``proto/README.md`` §2.3 and §5.
+Both ends of a transfer compute the same layout from the same spec, so no header travels with the bytes. Pure: no torch,
+no I/O. ``proto/README.md`` §2.3 and §5 define the rules.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ ALIGNMENT_BYTES = 64
 """Every leaf starts at a multiple of this: one cache line, and enough for every dtype (complex128 needs 16)."""
 
 LARGE_LEAF_BYTES = 1024 * 1024
-"""A leaf from this size on travels in messages of its own, so that both ends may use its memory directly; below it, one
-copy at each end costs less than one more message."""
+"""A leaf of this size or more travels in messages of its own, so that both ends may use its memory in place; for a
+smaller one, a copy at each end costs less than one more message."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """No message of leaves is longer: gloo reaches its full speed from 2 MiB on, and staging buffers stay near the cache.
 
-Trailing columns all travel in the last message, however long they make it."""
+Trailing columns all travel in the last message, whatever its length becomes."""
 
 MAX_PACKED_BYTES = 2 * 1024 * 1024
-"""The same for runs of small leaves of a version, one end of which is a file: what is copied together for the next
-message, or out of the last, is still in the cache (64 MiB in 2,000 leaves then take a sixth less, measured)."""
+"""The same limit for runs of small leaves of a version, one end of which is a file: leaves that are copied together for
+the next message, or out of the last, are still in the cache (64 MiB in 2,000 leaves then take a sixth less,
+measured)."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,12 @@ class Slot:
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of one index of the first dimension; the whole leaf when it has no dimension."""
+        """Bytes of one index of the first dimension; the whole leaf if it has no dimension."""
         return self.nbytes // self.shape[0] if self.shape and self.shape[0] else self.nbytes
 
 
 class LeafPart(NamedTuple):
-    """Bytes ``[start, stop)`` of slot number ``slot``, lying ``offset`` bytes into their message."""
+    """Bytes ``[start, stop)`` of slot number ``slot``, at ``offset`` in their message."""
 
     slot: int
     start: int
@@ -67,8 +69,8 @@ class Message:
 
     @cached_property
     def gaps(self) -> tuple[tuple[int, int], ...]:
-        """The bytes between parts, as (start, stop). Whoever copies parts together makes them zero: staging memory
-        holds what was there before, perhaps of another client."""
+        """The bytes between parts, as (start, stop). A sender that copies parts together zeroes them: staging memory
+        has old content, perhaps of another client."""
         ends = [part.offset + part.stop - part.start for part in self.parts]
         starts = [part.offset for part in self.parts[1:]]
         return tuple((end, start) for end, start in zip(ends, starts, strict=False) if start > end)
@@ -88,12 +90,11 @@ class Layout:
     """All slots in order, and the length of the flat buffer that holds them.
 
     Attributes:
-        slots: The leaves, large ones behind small ones and else in the spec's canonical order, then the trailing
-            columns
+        slots: The leaves in the spec's canonical order, but large ones behind small ones; then the trailing columns
             (their path is ``(name,)``).
-        num_leaves: How many of the slots are leaves of the spec.
+        num_leaves: Number of slots that are leaves of the spec.
         nbytes: Length of the flat buffer, a multiple of 64.
-        is_packed: Whether small leaves lie without gaps, the largest elements first, as in a version's file.
+        is_packed: Whether small leaves lie without gaps, those with the largest elements first, as in a version's file.
     """
 
     slots: tuple[Slot, ...]
@@ -103,7 +104,7 @@ class Layout:
 
     @classmethod
     def of(cls, spec: Spec, trailing: tuple[Trailing, ...] = (), *, is_packed: bool = False) -> Layout:
-        """The layout of a spec; kept with the spec, since the same few structures move again and again."""
+        """Returns the layout of a spec; kept with the spec, since the same few structures move again and again."""
         key = ("layout", trailing, is_packed)
         layout = spec.memo.get(key)
         if layout is None:
@@ -112,18 +113,18 @@ class Layout:
 
     @cached_property
     def memo(self) -> dict[object, Any]:
-        """What others compute once per layout, by a key of theirs; dies with the layout."""
+        """Values that callers compute once per layout, by a key of theirs; they end with the layout."""
         return {}
 
     @cached_property
     def leaf_paths(self) -> tuple[Path, ...]:
-        """Of the leaves, in the order of their slots."""
+        """Paths of the leaves, in the order of their slots."""
         return tuple(slot.path for slot in self.slots[: self.num_leaves])
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:
-        """The cut: large leaves alone in pieces of at most 4 MiB, runs of small ones together; covers every leaf
-        once."""
+        """The messages: large leaves alone in pieces of at most 4 MiB, runs of small ones together; every leaf is
+        covered once."""
         messages: list[Message] = []
         run: list[LeafPart] = []
         for number, slot in enumerate(self.slots):
@@ -162,7 +163,7 @@ def align(nbytes: int) -> int:
 def _layout_of(spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool) -> Layout:
     slots: list[Slot] = []
     offset = 0
-    # Small leaves stand together, so that they share messages.
+    # Small leaves are neighbours, so that they share messages.
     leaves = sorted(spec.tensors, key=lambda item: _rank(item[1], is_packed))
     columns: list[tuple[Path, str, Sequence[int]]] = [(path, leaf.dtype, leaf.shape) for path, leaf in leaves]
     columns += [((column.name,), column.dtype, column.shape) for column in trailing]
@@ -176,7 +177,7 @@ def _layout_of(spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool) -> L
 
 
 def _rank(leaf: TensorLeaf, is_packed: bool) -> tuple[bool, int]:
-    """Order of the leaves; those of equal rank keep the canonical one."""
+    """Returns the sort key of a leaf; leaves of equal rank keep the canonical order."""
     return leaf.nbytes >= LARGE_LEAF_BYTES, -ITEMSIZE[leaf.dtype] if is_packed else 0
 
 
@@ -188,7 +189,7 @@ def _close_run(messages: list[Message], run: list[LeafPart], slots: tuple[Slot, 
 
 
 def _cut_large(number: int, slot: Slot) -> list[Message]:
-    """Cuts one large leaf into pieces of about equal length, between rows where a row fits into a message."""
+    """Cuts one large leaf into pieces of about equal length, between rows if a row fits into a message."""
     num_pieces = -(-slot.nbytes // MAX_MESSAGE_BYTES)
     unit = slot.row_nbytes if slot.row_nbytes <= MAX_MESSAGE_BYTES else ALIGNMENT_BYTES
     num_units = -(-slot.nbytes // unit)

@@ -1,4 +1,4 @@
-"""Lists in requests that may be of millions of rows: too long for a message that control reads and hands on."""
+"""Lists in requests that may have millions of rows: too long for a message that control parses and forwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LongList = content_pb2.IntArray | control_pb2.Rows
 
 
 def lists_in(message: control_pb2.ClientMessage) -> Sequence[LongList]:
-    """The lists of a request that may be long: of its selection, or of rows to be deleted."""
+    """Returns the lists of a request that may be long: of its selection, or of rows to be deleted."""
     kind = message.WhichOneof("body")
     if kind == "read" or kind == "write":
         selection = message.read.selection if kind == "read" else message.write.selection
@@ -20,7 +20,7 @@ def lists_in(message: control_pb2.ClientMessage) -> Sequence[LongList]:
 
 
 def read_list(rows: control_pb2.Rows) -> bytes:
-    """The row numbers as they were encoded, from the file where they lie in one. Reads it: to be called in a thread."""
+    """Returns encoded row numbers, from their file if they are in one. This reads the file: call it in a thread."""
     if not rows.file:
         return rows.data
     with Path(rows.file).open("rb") as file:

@@ -1,5 +1,4 @@
-"""Row numbers as bytes: a run of consecutive rows, which is what writers nearly always get, takes 24 bytes at any
-length."""
+"""Row numbers as bytes: a run of consecutive rows, which writers nearly always get, takes 24 bytes at any length."""
 
 from __future__ import annotations
 
@@ -17,41 +16,41 @@ _RUN = -1
 _RUN_FORM = struct.Struct("<3q")
 
 _HALVES = -2
-"""First number of the form of four bytes per row; no row has it either."""
+"""First number of the form of four bytes per row; no row has it."""
 
 
 PIECE_ROWS = 1 << 14
-"""What is done for each row of very many is done for so many at a time, and others are served in between: the slowest
-of it, with trees of priorities, takes a few milliseconds for these."""
+"""Rows of a very large request that are handled at a time, while others are served in between: the slowest work, on
+trees of priorities, takes a few milliseconds for these."""
 
 
 RUN_PIECE_ROWS = 8 * PIECE_ROWS
-"""The same of rows that follow one another, and to which little is done."""
+"""The same for consecutive rows and little work per row."""
 
 TREE_PIECE_ROWS = PIECE_ROWS // 8
-"""The same of rows all over a tree of ten million priorities: of each, memory has to be fetched on every level."""
+"""The same for rows all over a tree of ten million priorities: each needs memory accesses on every level."""
 
 _BITS = -3
-"""First number of the form of a bit per row."""
+"""First number of the form of one bit per row."""
 
 
 _REPEATS = -4
-"""First number of the form of numbers that stand for several rows each; no generation is negative."""
+"""First number of the run-length form of generations; no generation is negative."""
 
 
 _RUNS = -5
 """First number of the form of several runs."""
 
 _MIN_RUNS_ROWS = 1024
-"""Fewer rows are sent sooner than it is found out of how many runs they are."""
+"""Fewer rows are sent as they are, since finding their runs takes longer."""
 
 _ROWS_OF_RUN = 64
-"""At least so many on average, for the form of several runs."""
+"""Least average length of runs for the form of several runs."""
 
 
 def encode_rows(rows: NDArray[np.int64]) -> bytes:
-    """int64, little endian: ``[-1, first, count]`` for a run, ``[-5, first, count, first, count, ...]`` for a few long
-    ones, as of a writer that goes round the end of a table; else the numbers themselves."""
+    """Encodes rows as int64, little endian: ``[-1, first, count]`` for a run, ``[-5, first, count, first, count, ...]``
+    for a few long ones, as of a writer that wraps around the end of a table; otherwise the numbers themselves."""
     num_rows = len(rows)
     if num_rows > 3 and is_run(rows):
         return _RUN_FORM.pack(_RUN, int(rows[0]), num_rows)
@@ -64,7 +63,7 @@ def encode_rows(rows: NDArray[np.int64]) -> bytes:
 
 
 def has_runs(content: bytes) -> bool:
-    """Whether encoded rows may be very many more than their bytes."""
+    """Returns whether encoded rows may be very many more than their bytes."""
     return len(content) >= _RUN_FORM.size and int.from_bytes(content[:8], "little", signed=True) == _RUNS
 
 
@@ -77,15 +76,15 @@ def _rows_of_runs(runs: NDArray[np.int64], max_rows: int | None) -> NDArray[np.i
 
 
 def is_run(rows: NDArray[np.int64]) -> bool:
-    """Whether the numbers, of which there is at least one, follow one another."""
-    # Numbers that only grow, and so little, leave none out.
+    """Returns whether the numbers, of which there is at least one, are consecutive."""
+    # Numbers that only grow, over this range, leave none out.
     length = len(rows) - 1
     return int(rows[-1]) - int(rows[0]) == length and int(np.count_nonzero(rows[1:] > rows[:-1])) == length
 
 
 def each_once(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rows sorted, each once. Where they are so already, as rows mostly are that came together, they stay as they
-    are; else they are sorted, which np.unique takes ten times as long for."""
+    """Returns the rows sorted, each once. Rows that are so already, as rows that came together mostly are, are returned
+    unchanged; others are sorted, which takes np.unique ten times as long."""
     if np.count_nonzero(rows[1:] > rows[:-1]) == len(rows) - 1:
         return rows
     rows = np.sort(rows)
@@ -95,9 +94,9 @@ def each_once(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def encode_few_bytes(rows: NDArray[np.int64]) -> bytes:
-    """As ``encode_rows``, in four bytes each where all numbers fit: for messages that must stay short.
+    """Like ``encode_rows``, in four bytes each if all numbers fit: for messages that must stay short.
 
-    Behind ``[-2, count]`` the numbers are uint32, padded to a multiple of eight bytes.
+    After ``[-2, count]`` the numbers are uint32, padded to a multiple of eight bytes.
     """
     num_rows = len(rows)
     if num_rows < 8 or int(rows.min()) < 0 or int(rows.max()) >> 32:
@@ -108,12 +107,12 @@ def encode_few_bytes(rows: NDArray[np.int64]) -> bytes:
 
 
 def encode_bits(bits: NDArray[np.uint8]) -> bytes:
-    """Rows by a bit for each, most significant first: ``[-3, bytes]``, and the bits, padded to eight bytes."""
+    """Encodes one bit per row, most significant first: ``[-3, bytes]`` and the bits, padded to eight bytes."""
     return np.array([_BITS, len(bits)], "<i8").tobytes() + bits.tobytes() + bytes(-len(bits) % 8)
 
 
 def bits_of(content: bytes) -> NDArray[np.uint8] | None:
-    """What ``encode_bits`` was given; None for what is encoded otherwise."""
+    """Returns the bits that ``encode_bits`` encoded; None for any other form."""
     if len(content) < 16 or len(content) % 8:
         return None
     form, size = np.frombuffer(content, "<i8", 2).tolist()
@@ -121,8 +120,9 @@ def bits_of(content: bytes) -> NDArray[np.uint8] | None:
 
 
 def encode_repeats(numbers: NDArray[np.int64]) -> bytes:
-    """Numbers, none negative: int64, little endian; where neighbours mostly are equal, as the generations of very many
-    rows are, ``[-4]``, each number that is another than the one before, and how many times each."""
+    """Encodes numbers, none negative, as int64, little endian. If most neighbours are equal, as with the generations of
+    very many rows, they are run-length encoded: ``[-4]``, each number that differs from the previous one, and the
+    counts."""
     if len(numbers):
         heads = np.append(0, np.flatnonzero(numbers[1:] != numbers[:-1]) + 1)
         if len(heads) * 16 < len(numbers):
@@ -132,10 +132,10 @@ def encode_repeats(numbers: NDArray[np.int64]) -> bytes:
 
 
 def decode_repeats(content: bytes, num_rows: int) -> NDArray[np.int64]:
-    """What ``encode_repeats`` was given.
+    """Returns the numbers that ``encode_repeats`` encoded.
 
     Args:
-        num_rows: How many numbers there must be.
+        num_rows: Number of numbers that there must be.
 
     Raises:
         RemoteProtocolError: There are more or fewer.
@@ -151,13 +151,13 @@ def decode_repeats(content: bytes, num_rows: int) -> NDArray[np.int64]:
 
 
 def decode_rows(content: bytes, *, max_rows: int | None = None) -> NDArray[np.int64]:
-    """The numbers, in their order.
+    """Returns the numbers, in order.
 
     Args:
-        max_rows: Of what a client says: a few bytes can stand for more rows than memory has room for.
+        max_rows: Limit for input from a client: a few bytes can stand for more rows than memory has room for.
 
     Raises:
-        RemoteProtocolError: The bytes are no row numbers, or more than ``max_rows``.
+        RemoteProtocolError: The bytes are not row numbers, or more than ``max_rows``.
     """
     if len(content) % 8:
         raise RemoteProtocolError(expected="int64 row numbers", received=f"{len(content)} bytes")
@@ -179,7 +179,7 @@ def decode_rows(content: bytes, *, max_rows: int | None = None) -> NDArray[np.in
 
 
 def run_of(content: bytes) -> tuple[int, int] | None:
-    """The first number and the count of a run, without its numbers being made; None for what is encoded otherwise."""
+    """Returns first number and count of a run, without expanding it; None for any other form."""
     if len(content) != _RUN_FORM.size:
         return None
     form, first, count = _RUN_FORM.unpack(content)
@@ -187,7 +187,7 @@ def run_of(content: bytes) -> tuple[int, int] | None:
 
 
 def max_rows_of(content: bytes) -> int:
-    """How many rows these are at most, without their numbers being made."""
+    """Returns an upper bound of the number of rows, without expanding them."""
     numbers = np.frombuffer(content[: len(content) // 8 * 8], "<i8")
     form = int(numbers[0]) if len(numbers) else 0
     if form == _RUN and len(numbers) == _RUN_FORM.size // 8:
@@ -198,14 +198,14 @@ def max_rows_of(content: bytes) -> int:
 
 
 def spread(rows: NDArray[np.int64], num_each: int) -> NDArray[np.int64]:
-    """Positions in an array of ``num_each`` elements per row, of all elements of these rows, in order."""
+    """Returns the positions of all elements of these rows, in order, in an array of ``num_each`` elements per row."""
     if num_each == 1:
         return rows
     return (rows[:, None] * num_each + np.arange(num_each)).reshape(-1)
 
 
 def column_of(argument: str, content: bytes, dtype: str, num_rows: int) -> NDArray[Any]:
-    """One number per row, of which a single one may stand for all; a view of the content.
+    """Returns one number per row as a view of the content; a single number stands for all rows.
 
     Raises:
         InvalidRequestError: There are more or fewer.

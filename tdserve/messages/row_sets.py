@@ -1,6 +1,6 @@
-"""Different rows of one store, however many: a run of them, a few by number, or a bit for each.
+"""Sets of rows of one store, however many: a run, a few numbers, or a bit per row.
 
-Ten million rows are a run of three numbers, or bits of a megabyte: what is asked of two such sets takes a fraction of a
+Ten million rows are a run of three numbers, or a megabyte of bits: an operation on two such sets takes a fraction of a
 millisecond, where lists of their numbers took seconds.
 """
 
@@ -29,11 +29,11 @@ _RUN_FORM = struct.Struct("<3q")
 
 
 class RowSet:
-    """A set of row numbers; it does not change.
+    """An immutable set of row numbers.
 
-    It is held in one of three forms: a run ``[start, stop)``; up to ``PIECE_ROWS`` numbers, sorted; a bit per row, most
-    significant first in each byte. Build it with :meth:`run`, :meth:`of`, :meth:`of_range` or :meth:`of_mask`; of very
-    many rows that are no run each takes a while, and belongs into a thread.
+    It has one of three forms: a run ``[start, stop)``; up to ``PIECE_ROWS`` numbers, sorted; a bit per row, most
+    significant first in each byte. Build it with :meth:`run`, :meth:`of`, :meth:`of_range` or :meth:`of_mask`; for very
+    many rows that are not a run, do that in a thread.
     """
 
     __slots__ = ("_bits", "_listed", "_num", "_start", "_stop")
@@ -51,12 +51,12 @@ class RowSet:
 
     @classmethod
     def run(cls, start: int, stop: int) -> RowSet:
-        """Rows from ``start`` to before ``stop``."""
+        """Returns the rows from ``start`` to before ``stop``."""
         return cls(start=start, stop=max(start, stop))
 
     @classmethod
     def of(cls, rows: Rows) -> RowSet:
-        """These rows, in any order, named as often as they are."""
+        """Returns a set of these rows, given in any order and possibly repeated."""
         if len(rows) and is_run(rows):
             return cls.run(int(rows[0]), int(rows[-1]) + 1)
         if len(rows) <= PIECE_ROWS:
@@ -67,7 +67,7 @@ class RowSet:
 
     @classmethod
     def of_range(cls, rows: range) -> RowSet:
-        """The rows of a range that goes either way."""
+        """Returns the rows of a range of either direction."""
         rows = rows if rows.step > 0 else rows[::-1]
         if rows.step == 1:
             return cls.run(rows.start, rows.stop)
@@ -79,13 +79,13 @@ class RowSet:
 
     @classmethod
     def of_mask(cls, mask: NDArray[np.bool_]) -> RowSet:
-        """The rows whose elements are true."""
+        """Returns the rows whose elements are true."""
         return cls._of_bits(np.packbits(mask))
 
     @classmethod
     def decode(cls, content: bytes, *, max_rows: int | None = None) -> RowSet:
-        """As :meth:`encode` wrote it, or ``encode_rows``. ``max_rows``, and errors, as of ``decode_rows``; a run, which
-        takes no memory, may be longer."""
+        """Decodes the result of :meth:`encode` or ``encode_rows``. ``max_rows``, and errors, as in ``decode_rows``; a
+        run, which takes no memory, may be longer."""
         bits = bits_of(content)
         if bits is not None:
             return cls(bits=bits)
@@ -96,7 +96,7 @@ class RowSet:
         return cls.of(decode_rows(content, max_rows=max_rows))
 
     def encode(self) -> bytes:
-        """As ``decode_rows`` reads it too."""
+        """Encodes the set; ``decode_rows`` reads it too."""
         if self._bits is not None:
             return encode_bits(self._bits)
         if self._listed is not None:
@@ -111,15 +111,15 @@ class RowSet:
 
     @property
     def rows(self) -> Rows:
-        """The numbers, sorted; to be asked of few rows, or in a thread."""
+        """Returns the numbers, sorted; call it for few rows, or in a thread."""
         found = [np.arange(each.start, each.stop) if isinstance(each, slice) else each for each in self.pieces()]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def pieces(self, run_rows: int = RUN_PIECE_ROWS) -> Iterator[slice | Rows]:
-        """All rows, in order, so many at a time that what NumPy does with one of them takes no millisecond.
+        """Yields all rows, in order, in pieces on which NumPy works for less than a millisecond.
 
         Args:
-            run_rows: Of a piece of a run. The others have at most ``PIECE_ROWS``.
+            run_rows: Rows per piece of a run. Other pieces have at most ``PIECE_ROWS``.
         """
         if self._listed is not None:
             if len(self._listed):
@@ -135,7 +135,7 @@ class RowSet:
                     yield found + 8 * start
 
     def contains(self, rows: Rows) -> NDArray[np.bool_]:
-        """Which of these rows, none negative, are in the set."""
+        """Returns which of these rows, none negative, are in the set."""
         if self._listed is not None:
             return np.isin(rows, self._listed)
         if self._bits is None:
@@ -147,7 +147,7 @@ class RowSet:
         return found
 
     def overlaps(self, other: RowSet) -> bool:
-        """Whether a row is in both."""
+        """Returns whether any row is in both."""
         if not self or not other:
             return False
         for one, two in ((self, other), (other, self)):
@@ -159,7 +159,7 @@ class RowSet:
         return bool((ours & theirs).any())
 
     def __and__(self, other: RowSet) -> RowSet:
-        """The rows that are in both."""
+        """Returns the rows that are in both."""
         for one, two in ((self, other), (other, self)):
             if one._listed is not None:
                 return RowSet(listed=one._listed[two.contains(one._listed)])
@@ -169,7 +169,7 @@ class RowSet:
         return RowSet._of_bits(ours & theirs)
 
     def __sub__(self, other: RowSet) -> RowSet:
-        """The rows of this one that are not in the other."""
+        """Returns the rows of this one that are not in the other."""
         if not self.overlaps(other):
             return self
         if self._listed is not None:
@@ -178,7 +178,7 @@ class RowSet:
         return RowSet._of_bits(ours & ~theirs)
 
     def __or__(self, other: RowSet) -> RowSet:
-        """The rows that are in either."""
+        """Returns the rows that are in either."""
         if not self or not other:
             return self or other
         ours, theirs = _alike(self._as_bits(), other._as_bits())
@@ -209,7 +209,7 @@ class RowSet:
 
 
 def _alike(one: Bits, two: Bits) -> tuple[Bits, Bits]:
-    """Both, as long as the longer one."""
+    """Returns both, padded to the length of the longer one."""
     size = max(len(one), len(two))
     padded = [
         bits if len(bits) == size else np.append(bits, np.zeros(size - len(bits), np.uint8)) for bits in (one, two)

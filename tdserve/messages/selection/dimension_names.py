@@ -1,4 +1,4 @@
-"""Names of the dimensions of what a selection selects, by tensordict's own rules."""
+"""Names of the dimensions of a selection's result, by tensordict's own rules."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from tdserve.messages.selection.torch_selection import torch_item
 def result_names(
     names: Sequence[str | None] | None, batch_size: Sequence[int], selection: Selection
 ) -> tuple[str | None, ...] | None:
-    """Names of the dimensions of what is selected, by tensordict's own rules; ``None`` when there are no names.
+    """Returns the names of the dimensions of a selection's result, by tensordict's own rules; ``None`` if there are no
+    names.
 
     Args:
         names: One per batch dimension, or ``None``.
-        batch_size: Of the tensordict.
-        selection: Fits the batch size.
+        batch_size: Batch size of the tensordict.
+        selection: A selection that fits the batch size.
     """
     if names is None or all(name is None for name in names):
         return None
     canonical = selection.canonical(batch_size)
     # A negative step names its dimension as a positive one does, and tensordict knows only the latter.
     index = tuple(torch_item(_upwards(item)) for item in canonical.items)
-    given: Any = list(names)  # tensordict's annotation forgets that a dimension may be unnamed
+    given: Any = list(names)  # tensordict's annotation omits that a dimension may be unnamed
     empty = TensorDict({}, batch_size=list(batch_size), names=given)
     found = tuple((empty[index] if index else empty).names)
     return None if all(name is None for name in found) else found

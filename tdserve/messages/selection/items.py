@@ -1,7 +1,6 @@
-"""The items of an index expression, one by one: read from Python, described in errors, sent as messages.
+"""The items of an index expression, each on its own: parsed from Python, described in errors, sent as messages.
 
-``selection`` puts them together and knows batch sizes; here an item stands alone. NumPy only; torch tensors are
-recognised by their ``detach``.
+``selection`` combines them and knows batch sizes. NumPy only; torch tensors are recognised by their ``detach``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Item = int | slice | Positions | Mask | EllipsisType | None
 """A ``bool`` is kept as a mask without dimensions, a range or list as positions or mask."""
 
 MAX_DIMS = 64
-"""As many dimensions as NumPy knows; a message with more is no honest index."""
+"""The number of dimensions that NumPy supports; a message with more is not a valid index."""
 
 FULL = slice(None)
 
@@ -32,11 +31,11 @@ _INT64 = np.iinfo(np.int64)
 
 
 def parse_item(item: Any) -> Item:
-    """What one item between the brackets says.
+    """Parses one item between the brackets.
 
     Raises:
-        TypeError: It is no index.
-        ValueError: A list is no array.
+        TypeError: It is not an index.
+        ValueError: A list is not an array.
         OverflowError: An integer does not fit 64 bits. The caller turns all three into a SelectionError.
     """
     kind = type(item)
@@ -65,7 +64,7 @@ def parse_item(item: Any) -> Item:
 
 
 def _as_positions(array: NDArray[Any]) -> NDArray[Any]:
-    """NumPy's integers of any width as int64: unlike torch's they are positions."""
+    """Returns NumPy's integers of any width as int64: unlike torch's they are positions."""
     if array.dtype.kind not in "iu":
         return array
     if array.dtype == np.uint64 and array.size:
@@ -74,7 +73,7 @@ def _as_positions(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _parse_array(array: NDArray[Any]) -> Item:
-    """As torch takes it: bool and uint8 are masks, int32 and int64 positions, nothing else is an index."""
+    """Parses an array as torch does: bool and uint8 are masks, int32 and int64 positions; nothing else is an index."""
     if array.dtype == np.bool_:
         return array
     if array.dtype == np.uint8 and array.ndim:
@@ -99,36 +98,36 @@ def _clamp(value: Any) -> int:
 
 
 def is_full(item: Item) -> bool:
-    """Whether the item is ``:``."""
+    """Returns whether the item is ``:``."""
     return isinstance(item, slice) and item == FULL
 
 
 def is_mask(item: Item) -> TypeGuard[Mask]:
-    """Whether the item is a boolean array, which covers as many dimensions as it has."""
+    """Returns whether the item is a boolean array, which covers as many dimensions as it has."""
     return isinstance(item, np.ndarray) and item.dtype == np.bool_
 
 
 def num_covered(item: Item) -> int:
-    """How many batch dimensions the item indexes; an ellipsis counts as none."""
+    """Returns how many batch dimensions the item indexes; an ellipsis counts as none."""
     if item is None or item is ...:
         return 0
     return item.ndim if is_mask(item) else 1
 
 
 def span_of(item: slice, size: int) -> Positions:
-    """The positions that a slice selects of a dimension, in its order."""
+    """Returns the positions that a slice selects of a dimension, in its order."""
     return np.arange(*item.indices(size), dtype=np.int64)
 
 
 def is_same(left: Item, right: Item) -> bool:
-    """Whether two items say the same; a mask and its positions do not."""
+    """Returns whether two items are the same; a mask and its positions are not."""
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         return left.dtype == right.dtype and np.array_equal(left, right)
     return type(left) is type(right) and left == right
 
 
 def describe(item: object) -> str:
-    """The item as one would type it, short: errors carry it."""
+    """Returns the item as a user would type it, shortened, for errors."""
     if isinstance(item, np.ndarray):
         return f"<{item.dtype} array {list(item.shape)}>" if item.size > 16 else str(item.tolist())
     if isinstance(item, slice):
@@ -140,7 +139,7 @@ def describe(item: object) -> str:
 
 
 def item_to_message(item: Item) -> content_pb2.IndexItem:
-    """The item as a message; arrays are copied."""
+    """Returns the item as a message; arrays are copied."""
     if isinstance(item, np.ndarray):
         if item.dtype == np.bool_:
             return content_pb2.IndexItem(mask=content_pb2.BoolArray(shape=item.shape, data=np.packbits(item).tobytes()))
@@ -156,7 +155,7 @@ def item_to_message(item: Item) -> content_pb2.IndexItem:
 
 
 def item_from_message(item: content_pb2.IndexItem) -> Item:
-    """The item that a peer sent; positions are a read-only view of the message's bytes.
+    """Returns the item that a peer sent; positions are a read-only view of the message's bytes.
 
     Raises:
         RemoteProtocolError: The item is empty, or an array's size contradicts its bytes.
@@ -180,7 +179,7 @@ def item_from_message(item: content_pb2.IndexItem) -> Item:
 
 
 def _positions_from_message(array: content_pb2.IntArray) -> Positions:
-    if array.file:  # of the server, which has looked at its size; nobody changes it while it is there
+    if array.file:  # the server's own file, whose size it has checked; it does not change while it exists
         shape = _checked_shape(array.shape, array.nbytes_ahead, 64)
         return np.asarray(np.memmap(array.file, "<i8", "r", array.offset, shape))
     data = array.data
@@ -198,7 +197,8 @@ def _mask_from_message(array: content_pb2.BoolArray) -> Mask:
 
 
 def _checked_shape(sizes: Iterable[int], nbytes: int, num_bits: int) -> tuple[int, ...]:
-    """The shape of an array of elements of so many bits. Raises RemoteProtocolError unless its bytes are as many."""
+    """Returns the shape of an array of elements of ``num_bits``. Raises RemoteProtocolError unless it has
+    ``nbytes``."""
     shape = tuple(sizes)
     has_room = len(shape) <= MAX_DIMS and all(0 <= size < 1 << 40 for size in shape)
     if not has_room or -(-math.prod(shape) * num_bits // 8) != nbytes:
@@ -207,16 +207,15 @@ def _checked_shape(sizes: Iterable[int], nbytes: int, num_bits: int) -> tuple[in
 
 
 def split_index(index: Any, num_dims: int, num_all: int | None = None) -> tuple[Any, Any]:
-    """An index in two: what selects of the first dimensions, and what is left for the result of that.
+    """Splits an index in two: the part for the first dimensions, and the rest for the result of that.
 
     Args:
-        num_dims: How many of the first.
-        num_all: How many dimensions there are with those behind; None where that is not known: then an ellipsis is
-            taken for one of the first.
+        num_dims: Number of the first dimensions.
+        num_all: Number of all dimensions; None if it is unknown: then an ellipsis counts for one of the first.
 
     Returns:
-        The second is None where nothing is left. Where arrays, masks and new dimensions have to be applied together,
-        the first selects everything that they might.
+        The second is None if nothing is left. If arrays, masks and new dimensions have to be applied together, the
+        first selects everything that they might select.
     """
     if num_dims == 0:
         return ((), None) if index is Ellipsis or (isinstance(index, tuple) and not index) else ((), index)
@@ -233,7 +232,8 @@ def split_index(index: Any, num_dims: int, num_all: int | None = None) -> tuple[
 
 
 def _spelled_out(items: tuple[Any, ...], num_all: int | None) -> tuple[Any, ...] | None:
-    """Items without an ellipsis, and without what selects all of the last dimensions; None where that is not known."""
+    """Returns the items without an ellipsis, and without trailing items that select everything; None if that is
+    unknown."""
     at = next((number for number, item in enumerate(items) if item is ...), None)
     if at is not None:
         if num_all is None:
@@ -246,7 +246,7 @@ def _spelled_out(items: tuple[Any, ...], num_all: int | None) -> tuple[Any, ...]
 
 
 def _num_covered(item: Any) -> int:
-    """As ``num_covered``, of what nobody has parsed yet."""
+    """Like ``num_covered``, for an item that is not parsed yet."""
     if item is None or item is ... or isinstance(item, (bool, np.bool_)):
         return 0
     is_mask = str(getattr(item, "dtype", "")).removeprefix("torch.") in ("bool", "uint8")
@@ -254,7 +254,7 @@ def _num_covered(item: Any) -> int:
 
 
 def _positions(item: Any) -> Positions | None:
-    """The positions along one dimension that an array or list selects; None of anything else."""
+    """Returns the positions along one dimension that an array or list selects; None for anything else."""
     try:
         found = parse_item(item)
     except (TypeError, ValueError, OverflowError):

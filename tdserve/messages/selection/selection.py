@@ -1,11 +1,11 @@
-"""Index expressions over batch dimensions as data: read from Python, checked against a batch size, sent as messages.
+"""Index expressions over batch dimensions as data: parsed from Python, checked against a batch size, sent as messages.
 
-The meaning is torch's, as ``TensorDict.__getitem__`` shows it: an integer removes its dimension and is no advanced
-index, a boolean array stands for the positions of its true elements, advanced indices broadcast together and their
-dimensions stay in place when they are neighbours, else come first. One thing more than tensordict 0.15, which refuses
-it: a slice with a negative step means what it means in NumPy.
+The meaning is torch's, as in ``TensorDict.__getitem__``. An integer removes its dimension and is not an advanced index.
+A boolean array stands for the positions of its true elements. Advanced indices broadcast together; their dimensions
+stay in place if they are neighbours, otherwise they come first. One addition, which tensordict 0.15 refuses: a slice
+with a negative step has NumPy's meaning.
 
-NumPy only, since control uses it; ``selection_torch`` applies selections to leaves. This file reads no content and
+NumPy only, since control uses it; ``torch_selection`` applies selections to leaves. This file reads no content and
 knows no store.
 """
 
@@ -44,10 +44,11 @@ _NO_ROWS: Positions = np.empty(0, np.int64)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Selection:
-    """An index expression, item by item as in the tuple between the brackets. Without items it is everything.
+    """An index expression as a list of items, as in the tuple between the brackets. Without items it selects
+    everything.
 
     Attributes:
-        items: What :func:`parse` made of the expression. Arrays are shared with the caller, never written to.
+        items: The parsed items. Arrays are shared with the caller and never written.
     """
 
     items: tuple[Item, ...] = ()
@@ -66,16 +67,17 @@ class Selection:
 
     @property
     def is_everything(self) -> bool:
-        """Whether it selects all, in place. Of a canonical selection it is exact, of others it may miss some."""
+        """Whether it selects all, in place. Exact for canonical selections; for others it may be False although it
+        does."""
         return not self.items or all(item is ... or is_full(item) for item in self.items)
 
     @property
     def listed(self) -> Positions | None:
-        """The rows one by one, where the selection is a list of them and nothing else; else None."""
+        """The rows, if the selection is only a list of rows; otherwise None."""
         only = self.items[0] if len(self.items) == 1 else None
         if is_mask(only) or not isinstance(only, np.ndarray) or only.ndim != 1:
             return None
-        positions: Positions = only.view(np.int64)  # which it is: a mask was sorted out
+        positions: Positions = only.view(np.int64)  # masks were excluded above
         return positions
 
     def check(self, batch_size: Sequence[int], store: str = "") -> None:
@@ -88,14 +90,14 @@ class Selection:
         self.canonical(batch_size, store=store)
 
     def canonical(self, batch_size: Sequence[int], *, store: str = "") -> Selection:
-        """The same selection in its one simple form for this batch size.
+        """Returns the same selection in its unique simple form for this batch size.
 
-        Integers are not negative; an ellipsis is written out; slices are ``slice(None)`` when full, else have an
-        integer start and step, and an integer stop too unless they run down to the first element; full slices at the
-        end are left out. Everything is therefore ``()``.
+        Integers are not negative; an ellipsis is written out; slices are ``slice(None)`` if full, otherwise they have
+        an integer start and step, and an integer stop unless they run down to the first element; trailing full slices
+        are left out. So everything is ``()``.
 
         Raises:
-            SelectionError: As :meth:`check`.
+            SelectionError: As in :meth:`check`.
         """
         items = self.items
         if len(items) == 1 and len(batch_size) == 1 and items[0] is not None and items[0] is not ...:
@@ -125,7 +127,7 @@ class Selection:
         return done
 
     def result_batch_size(self, batch_size: Sequence[int]) -> tuple[int, ...]:
-        """Batch size of what a checked selection selects from a tensordict of ``batch_size``."""
+        """Returns the batch size of the result of a checked selection from a tensordict of ``batch_size``."""
         if len(self.items) == 1 and len(batch_size) == 1:
             only = self.items[0]
             if isinstance(only, int):
@@ -137,9 +139,9 @@ class Selection:
         return self._place_items(batch_size)[1]
 
     def rows(self, batch_size: Sequence[int]) -> Positions:
-        """Indices of the first dimension that a checked selection touches, sorted, each once.
+        """Returns the indices of the first dimension that a checked selection touches, sorted, each once.
 
-        A tensordict without batch dimensions is one row, so that of batch size ``[]`` it is ``[0]``.
+        A tensordict without batch dimensions is one row, so the result for batch size ``[]`` is ``[0]``.
         """
         if not batch_size:
             return np.zeros(1, np.int64)
@@ -158,7 +160,7 @@ class Selection:
         return np.arange(batch_size[0], dtype=np.int64)
 
     def row_set(self, batch_size: Sequence[int]) -> RowSet:
-        """The same rows as a set; of a slice it costs nothing, however many they are."""
+        """Returns the same rows as a set; for a slice it costs nothing, however many they are."""
         if not batch_size or 0 in self.result_batch_size(batch_size):
             return RowSet.run(0, 0 if batch_size else 1)
         first = next((item for item in self._expand(len(batch_size), "") if item is not None), FULL)
@@ -170,15 +172,15 @@ class Selection:
 
     @property
     def is_long(self) -> bool:
-        """Whether it lists very many positions or elements, so that to look through them takes a while."""
+        """Whether it lists so many positions or elements that visiting them takes long."""
         return any(isinstance(item, np.ndarray) and item.size > PIECE_ROWS for item in self.items)
 
     def without_negative_steps(self, batch_size: Sequence[int]) -> Selection:
-        """An equal selection of which torch can apply every item to a tensor: it has positions for negative steps.
+        """Returns an equal selection whose items torch can apply to a tensor: it has positions for negative steps.
 
-        Where such a slice stands alone its positions take its place. Beside other arrays they would broadcast with
-        them instead of spanning a dimension of their own, so there every dimension gets positions in the shape of
-        the result. ``self`` must be canonical.
+        If such a slice stands alone, its positions replace it. Beside other arrays they would broadcast with them
+        instead of spanning a dimension of their own, so then every dimension gets positions in the shape of the result.
+        ``self`` must be canonical.
         """
         is_down = [isinstance(item, slice) and item.step is not None and item.step < 0 for item in self.items]
         if not any(is_down):
@@ -193,7 +195,8 @@ class Selection:
         return Selection(self._mesh(batch_size))
 
     def elements(self, batch_size: Sequence[int]) -> Positions:
-        """Positions in the flattened batch of what a checked selection selects, in the flattened result's order."""
+        """Returns the positions in the flattened batch that a checked selection selects, in the order of the flattened
+        result."""
         if not batch_size:
             return np.zeros(math.prod(self.result_batch_size(batch_size)), np.int64)
         canonical = self.canonical(batch_size)
@@ -203,13 +206,13 @@ class Selection:
         return np.ravel_multi_index(spread, tuple(batch_size)).reshape(-1).astype(np.int64, copy=False)
 
     def to_message(self) -> content_pb2.Selection:
-        """The selection as a message; it need not be checked before."""
+        """Returns the selection as a message; it need not be checked."""
         return content_pb2.Selection(items=[item_to_message(item) for item in self.items])
 
     # ------------------------------------------------------------------------------------------------ inner parts
 
     def _expand(self, num_dims: int, store: str) -> list[Item]:
-        """The items with the ellipsis written out, if they are not too many."""
+        """Returns the items with the ellipsis written out, if they are not too many."""
         items = list(self.items)
         covered = sum(map(num_covered, items))
         if covered > num_dims:
@@ -234,9 +237,9 @@ class Selection:
                 return FULL
             if len(range(start, stop, step)) == 0:
                 return slice(0, 0, 1)
-            # A longer step means the same, and torch's kernels count past the end of their integers with it.
+            # A longer step means the same, and torch's kernels overflow their integers with it.
             return slice(start, None if stop < 0 else stop, max(-size, min(step, size)))
-        # Seen as unsigned, a negative position is huge: one pass tells that all are in range and none is negative.
+        # As unsigned numbers, negative positions are huge: one pass checks that all are in range and none is negative.
         if item.size == 0 or int(item.view(np.uint64).max()) < size:
             return item
         low, high = int(item.min()), int(item.max())
@@ -246,7 +249,7 @@ class Selection:
         return np.where(item < 0, item + size, item)
 
     def _broadcast_shape(self, store: str) -> tuple[int, ...]:
-        """The common shape of all arrays; a mask counts as the list of its true elements' positions."""
+        """Returns the common shape of all arrays; a mask counts as the list of its true elements' positions."""
         shapes = [
             (int(np.count_nonzero(item)),) if is_mask(item) else item.shape
             for item in self.items
@@ -260,7 +263,8 @@ class Selection:
             self._fail(store, f"its arrays of shapes {[list(shape) for shape in shapes]} do not broadcast together")
 
     def _place_items(self, batch_size: Sequence[int]) -> tuple[list[tuple[Item, int, int]], tuple[int, ...]]:
-        """Each item with the batch dimension and the result's dimension where it begins, and the result's size."""
+        """Returns each item with the batch dimension and the result's dimension where it begins, and the result's
+        size."""
         placed: list[tuple[Item, int, int]] = []
         sizes: list[int] = []
         dim = 0
@@ -285,7 +289,7 @@ class Selection:
         return moved, tuple(sizes)
 
     def _mesh(self, batch_size: Sequence[int]) -> tuple[Item, ...]:
-        """Positions for every batch dimension, each with as many dimensions as the result."""
+        """Returns positions for every batch dimension, each with as many dimensions as the result."""
         placed, result = self._place_items(batch_size)
         num_block_dims = len(self._broadcast_shape(""))
         found: list[Positions] = []
@@ -320,25 +324,25 @@ _EVERYTHING = Selection()
 
 
 def encode(index: object, *, batch_size: Sequence[int], store: str = "") -> Selection:
-    """What ``tensordict[index]`` would select, checked and canonical.
+    """Returns the selection of ``tensordict[index]``, checked and canonical.
 
     Args:
         index: Integer, slice, range, ``None``, ``...``, a (nested) list or array or tensor of integers or booleans, or
             a tuple of those. Tensors may lie on any device.
-        batch_size: Of the tensordict.
+        batch_size: Batch size of the tensordict.
         store: Its name, for the message of an error.
 
     Raises:
-        SelectionError: It is no index, or does not fit. Nothing was read or written.
+        SelectionError: It is not an index, or does not fit. Nothing was read or written.
     """
     return parse(index, store=store).canonical(batch_size, store=store)
 
 
 def parse(index: object, *, store: str = "") -> Selection:
-    """What an expression says, not yet checked against a size.
+    """Parses an expression, without checking it against a size.
 
     Raises:
-        SelectionError: It is no index: a string, a float, an array of another dtype, a list that is no array.
+        SelectionError: It is not an index: a string, a float, an array of another dtype, a list that is not an array.
     """
     try:
         return Selection(tuple(map(parse_item, index)) if isinstance(index, tuple) else (parse_item(index),))
@@ -348,7 +352,8 @@ def parse(index: object, *, store: str = "") -> Selection:
 
 
 def from_message(message: content_pb2.Selection) -> Selection:
-    """The selection that a peer sent. Its items are well formed; whether they fit, :meth:`Selection.check` says.
+    """Returns the selection that a peer sent. Its items are well formed; :meth:`Selection.check` checks whether they
+    fit.
 
     Raises:
         RemoteProtocolError: The message contradicts itself. Nothing was changed.
