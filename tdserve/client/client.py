@@ -11,7 +11,11 @@ from tdserve.base.ids import check_store_name
 from tdserve.base.integers import check_integer
 from tdserve.client.groups.group import Group, join_group
 from tdserve.client.handles.handle import StoreHandle
+from tdserve.client.movers.local import LocalMover
+from tdserve.client.movers.remote import RemoteMover
 from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.mover import Mover
+from tdserve.client.session.session import Session
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tensordicts.memmap.adopting import adopt_folder
@@ -321,6 +325,10 @@ class Client(WeightsClient):
             "workers": [_plain(each) for each in from_server.workers],
             "sessions": [_plain(each) for each in from_server.sessions],
         }
+
+    def make_mover(self, session: Session) -> Mover:
+        """Local where the session has reached the server's files."""
+        return RemoteMover(session) if session.local is None else LocalMover(session.local)
 
 
 def connect(

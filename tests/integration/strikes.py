@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tdserve.client.local import claims as _claims, reads as local_reads
-from tdserve.client.transfers import upload as _outgoing
+from tdserve.client.transfers import placing as _placing
 from tdserve.data import opened as _opened
 from tdserve.store.versions import VersionFile
 from tdserve.transport import sources_sinks
@@ -22,7 +22,7 @@ BEHIND = 3
 """Where a strike comes when all leaves of a row were touched."""
 
 claims: Any = _claims
-outgoing: Any = _outgoing
+placing: Any = _placing
 opened: Any = _opened
 versions: Any = VersionFile
 
@@ -83,7 +83,7 @@ class _WatchedLeaves:
 
 def strike_in_place(at: int, number: int) -> None:
     """Strikes when the content of the next writes is put in place, once."""
-    put_rows, put_selection, put_version = outgoing.put_rows, outgoing.put_selection, outgoing.put_version
+    put_rows, put_selection, put_version = placing.put_rows, placing.put_selection, placing.put_version
     fill_rows = claims.fill_rows
     create, seal = versions.create, versions.seal
     struck = Struck(at, number)
@@ -116,10 +116,10 @@ def strike_in_place(at: int, number: int) -> None:
         struck.touch()
         seal(file)
 
-    outgoing.put_rows = watching_rows
+    placing.put_rows = watching_rows
     claims.fill_rows = watching_claimed_rows
-    outgoing.put_selection = watching_selection
-    outgoing.put_version = watching_version
+    placing.put_selection = watching_selection
+    placing.put_version = watching_version
     versions.create = creating
     versions.seal = sealing
 

@@ -18,7 +18,7 @@ from tests.integration.crashing import Crashing
 from tests.integration.local_roles import NUM_ROWS, numbers_in, rows
 from tests.integration.nursery import TIMEOUT_S, Child, Nursery
 from tests.integration.processes import state_of, wait_for
-from tests.integration.strikes import BEHIND, outgoing
+from tests.integration.strikes import BEHIND, placing
 
 pytestmark = pytest.mark.integration
 
@@ -201,7 +201,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_reached = Event()
         self.may_go_on = Event()
-        put_selection = outgoing.put_selection
+        put_selection = placing.put_selection
 
         def holding(*arguments: Any) -> None:
             put_selection(*arguments)
@@ -209,7 +209,7 @@ class Gate:
             assert self.may_go_on.wait(TIMEOUT_S)
             put_selection(*arguments)
 
-        monkeypatch.setattr(outgoing, "put_selection", holding)
+        monkeypatch.setattr(placing, "put_selection", holding)
 
 
 def test_close_when_another_thread_is_overwriting_then_that_ends_first_and_no_other_begins(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import NotSupportedError
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.calls import SessionClient
@@ -25,18 +24,12 @@ def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, d
     check_real("mapping a store")
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Any:
-        local = session.local
-        if local is None:
-            why = session.why_not_local or "this client was told to use gloo"
-            reason = f"it needs transport 'shm', and there is none here: {why}; read the store instead"
-            raise NotSupportedError(feature=f"mapping store {name!r}", reason=reason)
-        if writable:
-            local.check_writable(f"mapping store {name!r} writable")
+        session.mover.check_maps(f"mapping store {name!r}", writable=writable)
         asked = control_pb2.ReadRequest(store=name, fingerprint=spec.fingerprint, timeout_s=deadline.remaining_s)
         pending = session.send(request, read=asked)
         accepted = pending.wait(answer_timeout_s(deadline), f"a read of {name!r}").done.accepted
         stored = codec.decode(accepted.spec) if accepted.HasField("spec") else spec
-        store = local.store(name, accepted.uid, stored, structure=accepted.structure)
+        store = session.mover.open_mapped(name, stored, accepted)
         if writable:
             store.check_writable()
         values: bytes | ReadBlock = accepted.values

@@ -12,9 +12,9 @@ from tdserve.base.errors import SpecMismatchError
 from tdserve.client.handles.coerce import Manner, fitted, is_none, is_unset_field
 from tdserve.client.handles.tensordict_calls import as_local
 from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.outgoing import Outgoing, Target
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s
-from tdserve.client.transfers.upload import Outgoing, Target
 from tdserve.client.transfers.write import write
 from tdserve.structure import codec
 from tdserve.structure.altering import Renaming
@@ -76,7 +76,10 @@ def alter(
         asked.timeout_s = deadline.remaining_s or 0.0
         return {"alter": asked}
 
-    done = write(client, lambda session: Outgoing([content], target, session), make_body, deadline=deadline, what=what)
+    def make_outgoing(session: Session) -> Outgoing:
+        return session.mover.prepare([content], target)
+
+    done = write(client, make_outgoing, make_body, deadline=deadline, what=what)
     return done.version
 
 

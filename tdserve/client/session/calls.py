@@ -23,8 +23,8 @@ from tdserve.base.errors import (
     TransportError,
 )
 from tdserve.client.content.gpu import named_gpu
-from tdserve.client.local.end import LocalEnd
 from tdserve.client.session.catalog_client import CatalogClient, checked_wait_s
+from tdserve.client.session.mover import Mover
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
 from tdserve.client.session.timeouts import min_channel_s
@@ -213,9 +213,8 @@ class SessionClient(CatalogClient):
             StoreNotFoundError: There is no such store.
         """
         super().delete(name)
-        session = self._session
-        if session is not None and session.local is not None:
-            session.local.forget_deleted()
+        if self._session is not None:
+            self._session.mover.forget_deleted()
 
     @property
     def has_session(self) -> bool:
@@ -226,8 +225,8 @@ class SessionClient(CatalogClient):
     @property
     def has_channel(self) -> bool:
         """Whether there is a session whose channel is open, or needs none: to send content waits for no answer then."""
-        session = self._session
-        return session is not None and not session.is_lost and (session.local is not None or session.has_channel)
+        mover = self.mover
+        return mover is not None and mover.is_ready
 
     @property
     def is_turning(self) -> bool:
@@ -235,25 +234,18 @@ class SessionClient(CatalogClient):
         return self._session is not None and self._session.is_turning
 
     @property
-    def is_local(self) -> bool:
-        """Whether there is a session that writes content in place."""
+    def mover(self) -> Mover | None:
+        """What moves content as long as the session is open; None without one."""
         session = self._session
-        return session is not None and not session.is_lost and session.local is not None
+        return None if session is None or session.is_lost else session.mover
 
-    @property
-    def local_end(self) -> LocalEnd | None:
-        """Where mapped files are read, as long as the session is open; None without one.
-
-        Raises:
-            ClosedError, ForkedClientError: This client cannot be used.
-        """
-        self._check_usable()
-        session = self._session
-        return None if session is None or session.is_lost else session.local
+    def make_mover(self, session: Session) -> Mover:
+        """What moves the content of a session that has just been opened."""
+        raise NotImplementedError
 
     def session(self, deadline: Deadline) -> Session:
         """The open session; opens one if there is none."""
-        self._check_usable()
+        self.check_usable()
         session = self._session
         if session is not None and session.is_silent:
             session.close()
@@ -283,12 +275,12 @@ class SessionClient(CatalogClient):
 
     def _make_session(self, deadline: Deadline) -> Session:
         """In a thread of its own, one at a time: opens the session of this client."""
-        self._check_usable()
+        self.check_usable()
         self._connection.wait_ready(deadline.remaining_s or 0.0)
         failure = self._session.nccl_failure if self._session is not None else ""
         if failure and self.transport == "auto":  # not tried again
             self._gpu = self._gpu._replace(uuid="", why_not=failure)
-        session = self._session = Session(
+        session = Session(
             self._connection,
             client_id=self._client_id,
             transport=self.transport,
@@ -297,9 +289,11 @@ class SessionClient(CatalogClient):
             requests=self.requests,
             timeout_s=deadline.remaining_s or 0.0,
         )
+        session.mover = self.make_mover(session)
+        self._session = session
         if self._is_closed:  # by another thread, which may not have seen this session
             session.close()
-            self._check_usable()
+            self.check_usable()
         return session
 
     def close(self) -> None:

@@ -192,7 +192,7 @@ class CatalogClient:
     ) -> None:
         self.close()
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise ForkedClientError(what=f"the client of {self.address}", pid=self._pid)
         if self._is_closed:
@@ -221,7 +221,7 @@ class CatalogClient:
             raise self.missing_names.explain(error, timeout_s) from None
 
     def _ask(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
-        self._check_usable()
+        self.check_usable()
         return self._connection.call(method, request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
 
 

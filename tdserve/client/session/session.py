@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Lock
 from typing import Any
@@ -26,10 +27,11 @@ from tdserve.client.session.content_channel import ContentChannel, ContentChanne
 from tdserve.client.session.control_channel import ClientControlChannel
 from tdserve.client.session.group_inbox import GroupInbox
 from tdserve.client.session.hello import hello
+from tdserve.client.session.mover import Mover
 from tdserve.client.session.network_interface import address_towards, unformed
 from tdserve.client.session.pending import OnAnswer, OnGranted, Pending
 from tdserve.client.session.request_numbers import RequestNumbers
-from tdserve.control.connection import ControlConnection
+from tdserve.control.connection import ControlConnection, SessionStream
 from tdserve.control.status import encode_failure
 from tdserve.structure.tree import Spec
 from tdserve.transport.channel import Channel
@@ -61,6 +63,7 @@ class Session:
         gpu: Of the client, for content by NCCL.
 
     Attributes:
+        mover: What moves its content; set by who opens the session.
         device: The client's GPU, where content goes from GPU to GPU; "" over any other transport.
         why_not_nccl: Why it does not, although a GPU was named.
         nccl_failure: What became of the attempt, where it failed.
@@ -74,6 +77,8 @@ class Session:
     Raises:
         ConnectError, UnauthenticatedError, ProtocolVersionError: There is no session.
     """
+
+    mover: Mover
 
     def __init__(
         self,
@@ -104,9 +109,10 @@ class Session:
             self._make_channel, self._send_rendezvous, peer=self._peer, on_unformed=self._end_unformed
         )
         self._control_channel: ClientControlChannel | None = None
-        self._spooled: dict[int, tuple[int, int]] = {}
+        self._frees: dict[int, Callable[[], None]] = {}
         self.relays = Relays(self.notify, self.interface)
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
+        self._link: SessionStream | LocalEnd = self._stream
         said = hello(client_id, transport=transport, gpu=gpu.uuid)
         self._stream.send(control_pb2.ClientMessage(hello=said, answered=requests.tell()))
         try:
@@ -137,8 +143,11 @@ class Session:
     @property
     def transport(self) -> str:
         """How content moves."""
-        if self.local is not None:
-            return "shm"
+        return self.mover.transport
+
+    @property
+    def channel_transport(self) -> str:
+        """By which its content moves over a channel."""
         return "nccl" if self.device else "gloo"
 
     def send(
@@ -147,7 +156,7 @@ class Session:
         *,
         on_answer: OnAnswer | None = None,
         place: OnGranted | None = None,
-        spooled: tuple[int, int] | None = None,
+        free: Callable[[], None] | None = None,
         content: ContentChannel | None = None,
         **body: Any,
     ) -> Pending:
@@ -156,7 +165,7 @@ class Session:
         Args:
             request: Its number.
             on_answer, place: As in Pending.
-            spooled: Where its values lie, until it is forgotten.
+            free: Called when the server is through with the request.
             content: The channel of data messages that it announces, or waits for.
             **body: One field of ClientMessage.
 
@@ -169,17 +178,15 @@ class Session:
             if self._lost is not None:
                 raise self._lost
             self._pending[request] = pending
-            if spooled is not None:
-                self._spooled[request] = spooled
+            if free is not None:
+                self._frees[request] = free
         message = control_pb2.ClientMessage(request=request, answered=self._requests.tell_with(request), **body)
         if content is not None:
             message.channel = content.number
         try:
-            pending.is_mailed = (
-                self.local is None and self._control_channel is not None and self._control_channel.send(message)
-            )
+            pending.is_mailed = self._control_channel is not None and self._control_channel.send(message)
             if not pending.is_mailed:
-                (self.local or self._stream).send(message)
+                self._link.send(message)
         except TransportError:
             with self._lock:
                 is_untold = self._pending.pop(request, None) is pending
@@ -191,15 +198,12 @@ class Session:
 
     def notify(self, message: control_pb2.ClientMessage) -> None:
         """Sends a message that has no answer; lost when the session is."""
-        if self.local is not None:
-            with suppress(ConnectError):
-                self.local.send(message)
-        else:
-            self._stream.send(message)
+        with suppress(ConnectError):
+            self._link.send(message)
 
     def flush(self) -> None:
         """What was told the server arrives, and nothing can be told it any more: ``close`` must follow."""
-        (self.local or self._stream).flush(FLUSH_TIMEOUT_S)
+        self._link.flush(FLUSH_TIMEOUT_S)
 
     def forget(self, request: int) -> None:
         """The request is answered, or its answer does not matter any more.
@@ -211,7 +215,7 @@ class Session:
         if self._control_channel is not None:
             self._control_channel.forget(request)
         if pending is None or pending.has_ended:
-            self._free_spooled(request)
+            self._free(request)
 
     def disown(self, request: int, *, is_sent: bool) -> None:
         """The caller was interrupted in the middle of a request that returns early: it is not tried again.
@@ -226,19 +230,19 @@ class Session:
                 self.close()
             self.forget(request)
 
-    def _free_spooled(self, request: int) -> None:
-        if not self._spooled:
+    def _free(self, request: int) -> None:
+        if not self._frees:
             return
         with self._lock:
-            spooled = self._spooled.pop(request, None)
-        if spooled is not None and self.local is not None:
-            self.local.free(spooled)
+            free = self._frees.pop(request, None)
+        if free is not None:
+            free()
 
     def cancel(self, request: int) -> None:
         """Asks the server to give a waiting request up; the same way as the request, which it must not overtake."""
         message = control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request))
         pending = self._pending.get(request)
-        way: Any = self.local or (self._control_channel if pending is not None and pending.is_mailed else self._stream)
+        way: Any = self._control_channel if pending is not None and pending.is_mailed else self._link
         with suppress(TransportError):
             way.send(message)
 
@@ -371,7 +375,7 @@ class Session:
         host, timeout_s = self.interface(), CONNECT_TIMEOUT_S if number else self.connect_timeout_s
         bond = session_bond(self.welcome.secret, self.welcome.session, channel_number=number)
         end = ChannelEnd(kv_store, CLIENT_RANK, host, bond, self._peer, device=self.device, timeout_s=timeout_s)
-        return open_channel("nccl" if self.device else "gloo", end)
+        return open_channel(self.channel_transport, end)
 
     def _send_rendezvous(self, entry: control_pb2.Rendezvous) -> None:
         self._stream.send(control_pb2.ClientMessage(rendezvous=entry))
@@ -400,8 +404,8 @@ class Session:
                 self._is_unwanted(message)
         elif message.HasField("accepted") and self.local is not None:  # nobody waits for this request any more
             self._tell(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
-        if self._spooled and message.request not in self._pending and not message.HasField("accepted"):
-            self._free_spooled(message.request)  # of one that nobody waits for
+        if self._frees and message.request not in self._pending and not message.HasField("accepted"):
+            self._free(message.request)  # of one that nobody waits for
 
     def _is_unwanted(self, message: control_pb2.ServerMessage) -> bool:
         """Deals with what a message brings to a call that was given up; whether there was such a thing."""
@@ -436,9 +440,7 @@ class Session:
 
     def answer(self, request: int, written: control_pb2.Written) -> None:
         """Tells the server that what it has let this client do is done; it learns by itself when the socket is gone."""
-        if self.local is not None:
-            with suppress(ConnectError):
-                self.local.send(control_pb2.ClientMessage(request=request, written=written))
+        self.notify(control_pb2.ClientMessage(request=request, written=written))
 
     def _open_local(self, transport: str, root: str | None) -> None:
         try:
@@ -455,6 +457,7 @@ class Session:
             # wrong with this client, and the loss of the session is heard of in a moment.
             if not self._is_over.wait(LOSS_NOTICE_S):
                 raise
+        self._link = self.local or self._stream
         if self._lost is not None:  # meanwhile, which may be why there is none
             raise self._lost
 

@@ -10,8 +10,8 @@ import torch
 from tdserve.base.errors import TDServeError, TransportError
 from tdserve.client.local.claims import RowClaim
 from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.outgoing import Target
 from tdserve.client.session.session import Session
-from tdserve.client.transfers.upload import Target
 from tdserve.rules.replay.settings import Settings
 from tdserve.store.claims import has_fences
 from tdserve.structure.capture import Captured
@@ -108,9 +108,10 @@ class ClaimPolicy:
 
     def make_claim_request(self, num_rows: int) -> ClaimRequest | None:
         """Returns what an extend of so many rows, sent now, asks for beside; None if it asks for no claim."""
-        if not self._is_possible or self._claim is not None or self.is_awaiting_claim or not self._client.is_local:
+        if not self._is_possible or self._claim is not None or self.is_awaiting_claim:
             return None
-        if 2 * num_rows > AHEAD_ROWS:
+        mover = self._client.mover
+        if mover is None or not mover.takes_claims or 2 * num_rows > AHEAD_ROWS:
             return None
         self._num_left -= 1
         if self._num_left > 0:
@@ -120,14 +121,13 @@ class ClaimPolicy:
 
     def take_answer(self, claim_request: ClaimRequest, done: control_pb2.Done | None) -> None:
         """Takes the answer to an extend that asked for a claim; None if it failed."""
-        local = None if claim_request.session is None else claim_request.session.local
-        stored = self._target.stored
+        session, stored = claim_request.session, self._target.stored
         self._num_left = self._pause
-        if done is None or local is None or stored is None or not done.HasField("claim"):
+        if done is None or session is None or stored is None or not done.HasField("claim"):
             self._pause = min(2 * self._pause, MAX_PAUSE)
         else:
             try:
-                self._claim = RowClaim(local, self._target.store, stored, done.claim)
+                self._claim = session.mover.open_claim(self._target.store, stored, done.claim)
             except TransportError:
                 pass  # the session is over
             except TDServeError:  # the server takes it back when it is asked for rows

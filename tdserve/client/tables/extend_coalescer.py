@@ -21,27 +21,20 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, ClosedError, RequestError, TDServeError, TransferAbortedError
-from tdserve.client.content.leaves import leaves_of
 from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.mover import Mover
+from tdserve.client.session.outgoing import Outgoing, Target
 from tdserve.client.session.process_exit import before_executors_end, before_the_end
 from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
 from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, UnknownOutcome
 from tdserve.client.tables.counts import ToldCounts
 from tdserve.client.tables.parts import Part, joined
-from tdserve.client.transfers.upload import Outgoing, Target
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
-from tdserve.messages.content import write_layout
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2
-
-MAX_JOINED_BYTES = 4 * 1024 * 1024
-"""As much as one data message holds."""
-
-MAX_LOCAL_JOINED_BYTES = 32 * 1024 * 1024
-"""Of tensors that the client writes in place: all that it costs is that they become visible together."""
 
 EXIT_FLUSH_S = 3.0
 """For extends whose futures nobody has waited for, when the interpreter ends."""
@@ -116,8 +109,8 @@ class ExtendCoalescer:
 
     def _max_bytes(self, first: Part) -> int:
         """Of a joined request that begins with this part."""
-        is_in_place = self._client.is_local and not first.captured.spec.values
-        return MAX_LOCAL_JOINED_BYTES if is_in_place else MAX_JOINED_BYTES
+        mover = self._client.mover
+        return Mover.max_joined_bytes if mover is None or first.captured.spec.values else mover.max_joined_bytes
 
     def submit(self, part: Part) -> None:
         """Sends a part now, or together with others as soon as those before it leave room."""
@@ -128,8 +121,8 @@ class ExtendCoalescer:
             self._waiting.append(part)
             self._num_waiting_bytes += part.nbytes
         self._advance()
-        if self._client.is_local:  # the thread that copies it finds it taken apart
-            leaves_of(part.captured, write_layout(part.captured.spec))
+        if (mover := self._client.mover) is not None:
+            mover.take_apart(part.captured)
 
     def _advance(self) -> None:
         """Sends what may be sent. One thread at a time, so that the order stays; another's work is done by it."""
@@ -275,7 +268,7 @@ class ExtendCoalescer:
 
         def make_outgoing(session: Session) -> Outgoing:
             margin_nbytes = len(request.priorities) + len(request.ends) + len(request.policy_versions)
-            return Outgoing(captured, self._target, session, margin_nbytes=margin_nbytes)
+            return session.mover.prepare(captured, self._target, margin_nbytes=margin_nbytes)
 
         def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
             message = control_pb2.ExtendRequest(content=outgoing.message, timeout_s=deadline.remaining_s)

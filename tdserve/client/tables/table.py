@@ -28,6 +28,7 @@ from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.session.by_address import ByAddress, OfProcess
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.outgoing import Target
 from tdserve.client.session.pending import accepted_in
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s
@@ -41,7 +42,6 @@ from tdserve.client.tables.row_annotations import checked_max_lag, set_row_annot
 from tdserve.client.tables.sampling import Query, built, rows_here
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.client.transfers.read import Content, finish_read
-from tdserve.client.transfers.upload import Target
 from tdserve.messages.content import rows_layout
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import encode, parse

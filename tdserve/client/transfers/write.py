@@ -18,10 +18,10 @@ from tdserve.base.errors import (
     TransportError,
 )
 from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.outgoing import Outgoing, Target
 from tdserve.client.session.pending import Answer, OnAnswer, Pending, checked
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s, sending_timeout_s
-from tdserve.client.transfers.upload import Outgoing, Target
 from tdserve.messages.selection.selection import Selection
 from tdserve.rules.tags import tag_of
 from tdserve.structure.capture import Captured
@@ -144,7 +144,7 @@ class _Sent:
             request,
             on_answer=on_answer,
             place=outgoing.place,
-            spooled=outgoing.spooled,
+            free=outgoing.free,
             content=self.content,
             **body,
         )
@@ -167,7 +167,7 @@ class _Sent:
             InvalidRequestError, DeadlineExceededError: The channel was given up.
         """
         try:
-            self._works = self._outgoing.send(self._session, self.content, tag_of(request), pool, timeout_s)
+            self._works = self._outgoing.send(self.content, tag_of(request), pool, timeout_s)
         except TransportError as error:
             self.give_up(error)
         except (InvalidRequestError, DeadlineExceededError) as error:
@@ -178,7 +178,7 @@ class _Sent:
     def post(self, request: int, pool: BufferPool) -> None:
         """Begins to send the content; an answer says what became of it, as of ``send``, and then its retry."""
         try:
-            works = self._outgoing.post(self._session, self.content, tag_of(request), pool)
+            works = self._outgoing.post(self.content, tag_of(request), pool)
         except (TransportError, InvalidRequestError, DeadlineExceededError) as error:
             self.give_up(error)
             return
@@ -304,7 +304,7 @@ def write_selection(
     target = Target(name, stored.fingerprint, stored, selection, allow_pickle=client.allow_pickle)
 
     def make_outgoing(session: Session) -> Outgoing:
-        outgoing = Outgoing([captured], target, session)
+        outgoing = session.mover.prepare([captured], target)
         if create is not None:
             await_channel(session, outgoing, deadline)  # first: a store that is never filled would keep the name
             create(session)

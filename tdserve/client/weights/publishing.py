@@ -15,8 +15,8 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.base.ids import check_store_name
 from tdserve.base.integers import check_integer
 from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.outgoing import Outgoing, Target
 from tdserve.client.session.session import Session
-from tdserve.client.transfers.upload import Outgoing, Target
 from tdserve.client.transfers.write import write
 from tdserve.client.weights.lru_names import NewestNames
 from tdserve.rules.weights import check_metadata
@@ -99,12 +99,11 @@ def publish(
     def make_outgoing(session: Session) -> Outgoing:
         # To look at thousands of leaves takes as long as the server takes to get ready for them.
         nonlocal announced
-        is_known = fetch.cache_info().currsize or session.local is not None
-        announced = None if is_known else published.take(name, td, dtype)
-        is_announced = announced is not None and announced.nbytes > session.inline_bytes
+        announced = None if fetch.cache_info().currsize else published.take(name, td, dtype)
+        is_announced = announced is not None and announced.nbytes > session.mover.inline_bytes
         captured = Captured(announced, {}, {}, {}) if announced is not None and is_announced else fetch()
         target = Target(name, captured.spec.fingerprint, is_packed=True, allow_pickle=client.allow_pickle)
-        return Outgoing([captured], target, session, fetch=fetch if is_announced else None)
+        return session.mover.prepare([captured], target, fetch=fetch if is_announced else None)
 
     def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
         spec = outgoing.spec

@@ -37,7 +37,7 @@ def adopt_folder(
         pending = session.send(request, adopt=asked)
         return pending.wait(answer_timeout_s(deadline), f"the adoption of {asked.path!r}")
 
-    if client.session(deadline).local is None and client.transport != "auto":
+    if client.session(deadline).transport != "shm" and client.transport != "auto":
         beside = replace(client.recipe, transport="shm", device=None).make()
         try:
             beside.call(attempt, deadline, request=beside.requests.begin_change())

@@ -33,9 +33,9 @@ OTHER: dict[str, Any] = {
 def opened(handle: tdserve.StoreHandle) -> MappedStore:
     """What the client has mapped, once it was let."""
     handle.to_tensordict()
-    local = handle._client.local_end
-    assert local is not None
-    store = local.known(handle.name, handle.spec)
+    mover = handle._client.mover
+    assert mover is not None
+    store = mover.find_known(handle.name, handle.spec)
     assert store is not None
     return store
 

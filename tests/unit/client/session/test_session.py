@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -250,7 +251,7 @@ def test_spooled_values_when_the_caller_gives_up_then_kept_until_the_server_has_
     spooled = local_session.local.spool([bytes(100_000)])
     assert spooled is not None
     waiting = control_pb2.LatestRequest(store=name, timeout_s=20.0)  # of weights that nobody has published
-    pending = local_session.send(1, latest=waiting, spooled=spooled)
+    pending = local_session.send(1, latest=waiting, free=partial(local_session.local.free, spooled))
     with pytest.raises(DeadlineExceededError):
         pending.wait(0.01, "an answer", is_owed=False)
     local_session.forget(1)
@@ -258,7 +259,7 @@ def test_spooled_values_when_the_caller_gives_up_then_kept_until_the_server_has_
     assert other is not None
     assert other[0] != spooled[0]
     local_session.cancel(1)
-    wait_for(lambda: not local_session._spooled, "the server's answer")
+    wait_for(lambda: not local_session._frees, "the server's answer")
     assert local_session.local.spool([bytes(100_000)]) == spooled
 
 

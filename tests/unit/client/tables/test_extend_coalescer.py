@@ -18,11 +18,11 @@ from tdserve.base.config import DEFAULT_INLINE_BYTES
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, PeerLostError
 from tdserve.client.session.calls import MAX_BACKGROUND_THREADS
+from tdserve.client.session.outgoing import Target
 from tdserve.client.session.session import Session
 from tdserve.client.tables import extend_coalescer
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.replay import ReplayHandle
-from tdserve.client.transfers.upload import Target
 from tdserve.client.transfers.write import write_early
 from tdserve.rules.replay.settings import Settings
 from tests.unit.client.tables.numbered import part, rows

@@ -6,10 +6,9 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import LocalProtocolError
 from tdserve.client.content.columns import views
+from tdserve.client.session.outgoing import Outgoing, Target
 from tdserve.client.session.session import Session
-from tdserve.client.transfers.upload import Outgoing, Target
 from tdserve.messages.content import write_layout
 from tdserve.messages.layout import MAX_MESSAGE_BYTES
 from tdserve.structure.capture import capture
@@ -23,7 +22,7 @@ TARGET = Target("x", b"f")
 
 def made(session: Session, td: TensorDict, inline_bytes: int) -> Outgoing:
     """Laid out for a request that leaves so much room."""
-    return Outgoing([capture(td)], TARGET, session, margin_nbytes=session.inline_bytes - inline_bytes)
+    return session.mover.prepare([capture(td)], TARGET, margin_nbytes=session.inline_bytes - inline_bytes)
 
 
 def test_content_when_small_then_inline_and_whole(mailing: Session) -> None:
@@ -58,7 +57,7 @@ def session(local_client: tdserve.Client) -> Session:
 
 def test_content_when_the_client_is_local_then_only_values_are_in_the_request(session: Session) -> None:
     td = TD.clone().set_non_tensor("t", "text")
-    found = Outgoing([capture(td)], Target("x", b"f", capture(td).spec), session)
+    found = session.mover.prepare([capture(td)], Target("x", b"f", capture(td).spec))
     assert found.is_inline
     assert (found.message.HasField("inline"), list(found.message.message_nbytes)) == (False, [])
     assert b"text" in found.message.values
@@ -67,7 +66,7 @@ def test_content_when_the_client_is_local_then_only_values_are_in_the_request(se
 
 def test_content_when_of_a_version_of_a_local_client_then_its_values_are_written_with_it(session: Session) -> None:
     td = TensorDict({"w": torch.ones(3)}, []).set_non_tensor("t", "text")
-    found = Outgoing([capture(td)], Target("x", b"f", is_packed=True), session)
+    found = session.mover.prepare([capture(td)], Target("x", b"f", is_packed=True))
     assert not found.message.values
     assert found.place is not None
     found.place(control_pb2.Accepted(path="stores/1.safetensors"))
@@ -76,16 +75,6 @@ def test_content_when_of_a_version_of_a_local_client_then_its_values_are_written
     assert b"text" in (folder / "1.values").read_bytes()
     for path in folder.glob("1.*"):
         path.unlink()
-
-
-def test_place_when_the_session_is_local_no_more_then_our_bug(session: Session) -> None:
-    found = Outgoing([capture(TD)], TARGET, session)
-    place = found.place
-    assert place is not None
-    local, session.local = session.local, None
-    with pytest.raises(LocalProtocolError):
-        place(control_pb2.Accepted())
-    session.local = local
 
 
 def test_content_when_values_are_many_then_behind_the_leaves_and_nothing_in_the_request(mailing: Session) -> None:
@@ -103,6 +92,6 @@ def test_content_when_values_are_many_then_behind_the_leaves_and_nothing_in_the_
 
 def test_content_when_values_are_many_but_of_a_version_then_in_the_request(mailing: Session) -> None:
     td = TensorDict({"w": torch.ones(3)}, []).set_non_tensor("t", "x" * (1 << 17))
-    found = Outgoing([capture(td)], Target("x", b"f", is_packed=True), mailing)
+    found = mailing.mover.prepare([capture(td)], Target("x", b"f", is_packed=True))
     assert len(found.message.values) > 1 << 17
     assert (found.is_inline, found.message.values_nbytes) == (True, 0)

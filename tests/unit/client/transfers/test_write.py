@@ -11,7 +11,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import StoreNotFoundError
-from tdserve.client.transfers.upload import Outgoing
+from tdserve.client.transfers.placing import PlacedContent
+from tdserve.client.transfers.upload import SentContent
 from tdserve.v1 import control_pb2
 from tests.integration.processes import wait_for
 
@@ -127,7 +128,8 @@ def test_write_when_interrupted_while_it_is_sent_then_over_and_never_tried_again
     batch, session = rows(num_rows), client.session(Deadline.after(20.0))
     monkeypatch.setattr(client, "later", pytest.fail)
     with monkeypatch.context() as patch:
-        patch.setattr(Outgoing, "post", interrupt)
+        patch.setattr(SentContent, "post", interrupt)
+        patch.setattr(PlacedContent, "post", interrupt)
         with pytest.raises(KeyboardInterrupt):
             replay.extend(batch, return_early=True)
     batch["a"].fill_(-1)  # the caller's again

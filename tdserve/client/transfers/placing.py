@@ -1,0 +1,69 @@
+"""Content that this process puts into the server's files by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from tdserve.client.content.leaves import leaves_of
+from tdserve.client.content.value_blocks import may_bundle
+from tdserve.client.local.end import LocalEnd
+from tdserve.client.local.writes import put_rows, put_selection, put_version
+from tdserve.client.session.content_channel import ContentChannel
+from tdserve.client.session.outgoing import Outgoing, Target
+from tdserve.messages.content import write_layout
+from tdserve.structure.capture import Captured
+from tdserve.transport.channel import Work
+from tdserve.transport.pool import BufferPool
+from tdserve.v1 import control_pb2
+
+
+class PlacedContent(Outgoing):
+    """Tensors are written where the server lets them; values go to the worker that stores them. Arguments and errors as
+    of ``Outgoing``.
+
+    Args:
+        local: The session's other end.
+
+    Raises:
+        NotSupportedError: This process may only read.
+    """
+
+    def __init__(self, captured: Sequence[Captured], target: Target, local: LocalEnd) -> None:
+        local.check_writable(f"writing to {target.store!r}")
+        super().__init__(captured, target, is_bundled=_may_bundle(captured[0], target))
+        self._local = local
+        self.place = self._put
+        if target.is_packed:  # a version's lie beside its file, and are written with it
+            return
+        spooled = local.spool(self._values)
+        if spooled is None:
+            self.message.values = b"".join(self._values)
+        else:
+            self.message.spool_offset, self.message.spool_nbytes = spooled
+            self.free = partial(local.free, spooled)
+        self._values = []
+
+    def post(self, content: ContentChannel | None, tag: int, pool: BufferPool) -> list[Work]:
+        """Makes what the copying of rows needs, while the server still decides where."""
+        if self._target.is_extend:
+            for each in self._captured:
+                leaves_of(each, write_layout(each.spec))
+        return []
+
+    def _put(self, accepted: control_pb2.Accepted) -> control_pb2.Written:
+        local, target = self._local, self._target
+        if target.stored is None:
+            put_version(local, accepted, self._captured[0], b"".join(self._values))
+            return control_pb2.Written()
+        store = local.store(target.store, accepted.uid, target.stored, structure=accepted.structure, path=accepted.path)
+        if accepted.rows:
+            return put_rows(store, accepted, self._captured, look=local.look)
+        put_selection(store, target.selection, self._captured[0])
+        return control_pb2.Written()
+
+
+def _may_bundle(captured: Captured, target: Target) -> bool:
+    """Whether these are new rows that lack no value: the worker takes them as they will be kept."""
+    spec, stored = captured.spec, target.stored
+    return stored is not None and target.is_extend and may_bundle(spec) and len(spec.values) == len(stored.values)
