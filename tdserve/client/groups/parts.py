@@ -10,8 +10,8 @@ import torch
 from tdserve.base.errors import NotSupportedError
 from tdserve.client.content.columns import views
 from tdserve.client.content.leaves import leaves_of, source_of
+from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import decode_values, encode_values
-from tdserve.client.transfers.read import Content, Destination
 from tdserve.messages.content import values_messages, write_layout
 from tdserve.messages.layout import Message
 from tdserve.structure.build import build

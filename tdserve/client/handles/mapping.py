@@ -6,11 +6,11 @@ from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.client.content.fake_modes import check_real
+from tdserve.client.content.read_content import on_cpu
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s
-from tdserve.client.transfers.read import on_cpu
 from tdserve.data.values import ReadBlock, read_block
 from tdserve.store.mapping import open_leaves
 from tdserve.structure import codec

@@ -14,6 +14,7 @@ from tdserve.base.errors import InvalidRequestError, TDServeError, TransferAbort
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad, padded
+from tdserve.client.content.read_content import Content, on_cpu
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import copy_rows
 from tdserve.client.session.calls import SessionClient
@@ -21,7 +22,7 @@ from tdserve.client.session.pending import Pending, accepted_in
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s, may_expect
 from tdserve.client.transfers.download import Posted, post
-from tdserve.client.transfers.read import Content, decoded, finish_posted, finish_read, on_cpu
+from tdserve.client.transfers.read import decoded, finish_posted, finish_read
 from tdserve.control.status import encode_failure
 from tdserve.messages.content import (
     ADDED_DTYPES,

@@ -22,6 +22,7 @@ from tdserve.base.ids import check_text
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad
+from tdserve.client.content.read_content import Content
 from tdserve.client.datasets.dataset import TableRows
 from tdserve.client.handles.keys import checked_path
 from tdserve.client.handles.overwriting import overwrite
@@ -41,7 +42,7 @@ from tdserve.client.tables.retype_table import current_description, retype, was_
 from tdserve.client.tables.row_annotations import checked_max_lag, set_row_annotations
 from tdserve.client.tables.sampling import Query, built, rows_here
 from tdserve.client.tables.writer import ReplayWriter
-from tdserve.client.transfers.read import Content, finish_read
+from tdserve.client.transfers.read import finish_read
 from tdserve.messages.content import rows_layout
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import encode, parse

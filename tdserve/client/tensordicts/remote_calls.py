@@ -11,6 +11,7 @@ from tdserve.base.ids import check_store_name
 from tdserve.base.integers import check_version
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.padding import Pad
+from tdserve.client.content.read_content import Content, Destination, only
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.live_values import with_live_leaves
 from tdserve.client.session.calls import SessionClient
@@ -18,7 +19,6 @@ from tdserve.client.session.description import StoreDescription, from_message
 from tdserve.client.session.session import Session
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
-from tdserve.client.transfers.read import Content, Destination, only
 from tdserve.client.transfers.read_selection import brought, read_selection
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.selection.selection import Selection

@@ -10,6 +10,7 @@ from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import LocalProtocolError, RemoteProtocolError, TransferAbortedError
+from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import copy_selection
@@ -18,7 +19,7 @@ from tdserve.client.session.pending import accepted_in
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s, may_expect
 from tdserve.client.transfers.download import post
-from tdserve.client.transfers.read import Content, Destination, finish_posted, finish_read
+from tdserve.client.transfers.read import finish_posted, finish_read
 from tdserve.data.opened import MappedStore
 from tdserve.messages.content import read_layout, selected_spec
 from tdserve.messages.selection.selection import Selection

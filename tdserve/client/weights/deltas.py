@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tdserve.base.errors import RemoteProtocolError, TDServeError
 from tdserve.client.content.columns import views
 from tdserve.client.content.leaves import Leaves, leaves_of
-from tdserve.client.transfers.read import Destination
+from tdserve.client.content.read_content import Destination
 from tdserve.client.weights.lru_names import NewestNames
 from tdserve.messages.content import read_layout, write_layout
 from tdserve.messages.layout import Layout

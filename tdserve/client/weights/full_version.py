@@ -6,13 +6,13 @@ from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, TDServeError, TransportError
+from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Pending, accepted_in
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import transfer_timeout_s
 from tdserve.client.transfers.download import failure_of, receive_answer
-from tdserve.client.transfers.read import Content, Destination
 from tdserve.client.weights.relay_taking import receive_linked
 from tdserve.messages.content import read_layout
 from tdserve.structure.tree import Spec

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from tdserve.base.errors import CorruptDataError, TransferAbortedError, WrongStateError
+from tdserve.client.content.read_content import Content, Destination, on_cpu
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.transfers.read import Content, Destination, on_cpu
 from tdserve.messages.content import write_layout
 from tdserve.store.version_mappings import leaf_views
 from tdserve.store.versions import VersionFile, version_layout

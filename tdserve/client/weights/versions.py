@@ -22,13 +22,13 @@ from tdserve.base.errors import (
 from tdserve.base.ids import check_store_name
 from tdserve.base.integers import LARGEST, check_version
 from tdserve.client.content.leaves import Leaves
+from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Pending, accepted_in
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s, transfer_timeout_s
 from tdserve.client.transfers.download import receive_answer
-from tdserve.client.transfers.read import Content, Destination
 from tdserve.client.weights.deltas import HeldVersions, Rest
 from tdserve.client.weights.full_version import take_whole
 from tdserve.client.weights.local_versions import version_here

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from tdserve.client.content.columns import Received
+from tdserve.client.content.read_content import Content
 from tdserve.client.content.value_blocks import decode_values, encode_values
-from tdserve.client.transfers.read import Content
 from tdserve.messages.content import ReadStatus, rows_layout
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2

@@ -21,6 +21,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.content.fake_modes import fake_mode
 from tdserve.client.content.padding import Pad, padded
+from tdserve.client.content.read_content import Content, Destination, on_cpu
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.live_values import with_live_leaves
 from tdserve.client.tensordicts.memmap.arguments import (
@@ -32,7 +33,6 @@ from tdserve.client.tensordicts.memmap.arguments import (
     split_name,
 )
 from tdserve.client.tensordicts.remote_calls import TensorDictClient
-from tdserve.client.transfers.read import Content, Destination, on_cpu
 from tdserve.client.transfers.read_selection import brought
 from tdserve.structure.build import build, fill
 from tdserve.structure.capture import capture

@@ -7,8 +7,9 @@ from tensordict import TensorDict, lazy_stack
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidSpecError, NotSupportedError, SpecMismatchError
+from tdserve.client.content.read_content import Destination, on_cpu, only
 from tdserve.client.transfers.download import post
-from tdserve.client.transfers.read import Destination, finish_posted, on_cpu, only
+from tdserve.client.transfers.read import finish_posted
 from tdserve.messages.content import rows_layout
 from tdserve.messages.layout import Layout
 from tdserve.rules.tags import tag_of

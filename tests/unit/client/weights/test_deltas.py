@@ -11,7 +11,7 @@ from torch import nn
 
 import tdserve
 from tdserve.base.errors import RemoteProtocolError, SpecMismatchError
-from tdserve.client.transfers.read import Destination
+from tdserve.client.content.read_content import Destination
 from tdserve.client.weights.deltas import MAX_PLACES, MIN_NBYTES, HeldVersions, Rest
 from tdserve.client.weights.versions import ModuleDestination
 from tdserve.store.version_checksums import leaf_checksum

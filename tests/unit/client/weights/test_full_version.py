@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import SpecMismatchError
-from tdserve.client.transfers.read import Content
+from tdserve.client.content.read_content import Content
 from tdserve.client.weights import versions
 from tdserve.client.weights.full_version import take_whole
 

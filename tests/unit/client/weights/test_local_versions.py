@@ -12,10 +12,10 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import CorruptDataError, SpecMismatchError, TransferAbortedError
+from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import encode_values
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.writes import put_version
-from tdserve.client.transfers.read import Content, Destination
 from tdserve.client.weights.local_versions import version_here
 from tdserve.store.versions import retire
 from tdserve.structure.capture import capture

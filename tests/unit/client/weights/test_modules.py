@@ -6,7 +6,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from tdserve.base.errors import SpecMismatchError
-from tdserve.client.transfers.read import Content
+from tdserve.client.content.read_content import Content
 from tdserve.client.weights.versions import ModuleDestination
 from tdserve.messages.content import read_layout
 from tdserve.structure.capture import capture
