@@ -328,7 +328,7 @@ class Client(WeightsClient):
 
     def make_mover(self, session: Session) -> Mover:
         """Local where the session has reached the server's files."""
-        return RemoteMover(session) if session.local is None else LocalMover(session.local)
+        return RemoteMover(self, session) if session.local is None else LocalMover(self, session, session.local)
 
 
 def connect(

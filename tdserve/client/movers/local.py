@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import TDServeError, TransferAbortedError
 from tdserve.client.content.leaves import leaves_of
+from tdserve.client.content.read_content import Content, on_cpu
+from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.local.claims import RowClaim
 from tdserve.client.local.end import LocalEnd
-from tdserve.client.session.mover import Mover
+from tdserve.client.local.reads import copy_rows, copy_selection
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.mover import Mover, WantedRows, WantedSelection
 from tdserve.client.session.outgoing import Outgoing, Target
+from tdserve.client.session.pending import Reply
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import answer_timeout_s
 from tdserve.client.transfers.placing import PlacedContent
+from tdserve.client.transfers.read import decoded
+from tdserve.control.status import encode_failure
 from tdserve.data.opened import MappedStore
-from tdserve.messages.content import write_layout
+from tdserve.messages.content import read_layout, selected_spec, write_layout
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
+
+MAX_TRIES = 100
+"""Copies of a selection that writers keep changing; each lasts about as long as one of their writes."""
 
 
 class LocalMover(Mover):
     """Copies what the server lets it copy.
 
     Args:
+        client: Whose session it is.
+        session: Whose content it moves.
         local: The session's other end.
     """
 
@@ -31,7 +49,9 @@ class LocalMover(Mover):
     is_ready = True
     inline_bytes = sys.maxsize
 
-    def __init__(self, local: LocalEnd) -> None:
+    def __init__(self, client: SessionClient, session: Session, local: LocalEnd) -> None:
+        self._client = client
+        self._session = session
         self._local = local
 
     def prepare(
@@ -60,6 +80,62 @@ class LocalMover(Mover):
     def open_mapped(self, name: str, spec: Spec, accepted: control_pb2.Accepted) -> MappedStore:
         """Errors as of ``LocalEnd.store``."""
         return self._local.store(name, accepted.uid, spec, structure=accepted.structure)
+
+    def take_rows(self, reply: Reply, wanted: WantedRows) -> Content:
+        """Copies them, and tells the server when that is over, if it waits for that."""
+        accepted, name, stored = reply.accepted, wanted.name, wanted.stored
+        spec = on_cpu(stored.with_rows(accepted.num_rows))
+        try:
+            copied = copy_rows(self._local, name, stored, wanted.added, accepted, self._client.pool)
+            spec, values, fault = decoded(self._client, spec, copied.values, keeps_fault=wanted.keeps_fault)
+        except TDServeError as error:
+            if accepted.wants_written:
+                self._session.answer(reply.request, control_pb2.Written(failure=encode_failure(error)))
+            raise
+        if accepted.wants_written:
+            self._session.answer(reply.request, control_pb2.Written())
+            reply.pending.wait(answer_timeout_s(reply.deadline), f"the end of a sample of {name!r}")
+        return Content(spec, copied.received.leaves(), values, 0, accepted, copied.received, fault)
+
+    def read_known(self, wanted: WantedSelection, stored: Spec, request: int, deadline: Deadline) -> Content | None:
+        """Without a question."""
+        store = self._local.known(wanted.name, stored)
+        return None if store is None else self._copy_selection(store, wanted)
+
+    def take_selection(self, reply: Reply, wanted: WantedSelection, stored: Spec) -> Content:
+        """Copies it, again while it is being written; the next read needs no answer."""
+        local, accepted = self._local, reply.accepted
+        store = self.open_mapped(wanted.name, stored, accepted)
+        if not local.lacks_values or not stored.values:
+            local.grant(store)
+        for _ in range(MAX_TRIES):
+            content = self._copy_selection(store, wanted, values=accepted.values)
+            if content is not None:
+                return content
+            time.sleep(0)  # lets the writer go on
+        reason = f"rows of {wanted.name!r} were written, again and again, while they were read"
+        raise TransferAbortedError(transfer=0, reason=reason)
+
+    def _copy_selection(self, store: MappedStore, wanted: WantedSelection, *, values: bytes = b"") -> Content | None:
+        """Copies a selection; None when it is being written, or the store was deleted."""
+        selection, keys, destination, places = wanted.selection, wanted.keys, wanted.destination, None
+        if destination is not None:
+            chosen = selected_spec(store.spec, selection, keys, store=store.name)
+            destination.check(chosen)
+            places = destination.places(read_layout(chosen))
+        found = copy_selection(store, selection, keys, values=values, pool=self._client.pool, into=places)
+        if found is None:
+            return None
+        trusts = self._client.allow_pickle if wanted.allow_pickle is None else wanted.allow_pickle
+        spec, decoded_values = decode_values(found.spec, found.values, allow_pickle=trusts)
+        content = Content(spec, found.leaves, decoded_values, found.version).of(store.spec)
+        if destination is not None:
+            destination.finish(content, was_direct=places is not None)
+        return content
+
+    def find_file(self, path: str) -> Path:
+        """Below the root, as this process sees it."""
+        return self._local.root / path
 
     def check_maps(self, what: str, *, writable: bool) -> None:
         """It may not be able to write."""

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError
-from tdserve.client.session.mover import Mover
+from tdserve.client.content.read_content import Content, on_cpu
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.mover import Mover, WantedRows, WantedSelection
 from tdserve.client.session.outgoing import Outgoing, Target
+from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import may_expect
+from tdserve.client.transfers.download import post
+from tdserve.client.transfers.read import finish_posted, finish_read
 from tdserve.client.transfers.upload import SentContent
+from tdserve.messages.content import read_layout, rows_layout, selected_spec
+from tdserve.rules.tags import tag_of
 from tdserve.structure.capture import Captured
+from tdserve.structure.tree import Spec
+
+MAX_EXPECTED_BYTES = 16 * 1024 * 1024
+"""Of content that is waited for before it is announced: of more the announcement takes a hundredth of the time, and as
+many bytes would come void where the store has changed."""
 
 
 class RemoteMover(Mover):
     """Moves content in messages, small content in requests and answers.
 
     Args:
+        client: Whose session it is.
         session: Whose content it moves.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, client: SessionClient, session: Session) -> None:
         self.transport = session.channel_transport
+        self._client = client
         self._session = session
 
     @property
@@ -43,6 +59,51 @@ class RemoteMover(Mover):
     ) -> Outgoing:
         """Laid out for messages."""
         return SentContent(captured, target, self._session, margin_nbytes=margin_nbytes, fetch=fetch)
+
+    def take_rows(self, reply: Reply, wanted: WantedRows) -> Content:
+        """Receives them."""
+        stored, num_rows = wanted.stored, reply.accepted.num_rows
+        return finish_read(
+            self._client,
+            self._session,
+            reply,
+            spec=on_cpu(stored.with_rows(num_rows)),
+            layout=rows_layout(stored, num_rows, wanted.added),
+            keeps_fault=wanted.keeps_fault,
+            device=wanted.device,
+        )
+
+    def read_known(self, wanted: WantedSelection, stored: Spec, request: int, deadline: Deadline) -> Content | None:
+        """Asks, and waits for the content itself: two messages less than with an answer before it."""
+        session = self._session
+        if wanted.destination is not None or not may_expect(deadline) or session.is_renewing:
+            return None
+        chosen = selected_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
+        if chosen.values:
+            return None
+        layout = read_layout(chosen)
+        if not session.inline_bytes < sum(layout.message_nbytes) <= MAX_EXPECTED_BYTES:
+            return None
+        asked = wanted.request(deadline)
+        asked.message_nbytes.extend(layout.message_nbytes)
+        pending = session.send(request, content=session.content, read=asked)
+        posted = post(layout, session, pending, tag_of(request), self._client.pool, device=wanted.device)
+        content = finish_posted(session, pending, posted, spec=chosen, layout=layout, deadline=deadline)
+        return None if content is None else content.of(stored)
+
+    def take_selection(self, reply: Reply, wanted: WantedSelection, stored: Spec) -> Content:
+        """Receives it."""
+        chosen = selected_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
+        return finish_read(
+            self._client,
+            self._session,
+            reply,
+            spec=chosen,
+            layout=read_layout(chosen),
+            destination=wanted.destination,
+            device=wanted.device,
+            allow_pickle=wanted.allow_pickle,
+        ).of(stored)
 
     def check_maps(self, what: str, *, writable: bool) -> None:
         """It cannot."""

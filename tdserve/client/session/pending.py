@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Lock, current_thread, main_thread
+from typing import NamedTuple
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, TDServeError, TransferAbortedError
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.request_numbers import SIGNAL_POLL_S
@@ -29,6 +31,27 @@ OnGranted = Callable[[control_pb2.Accepted], control_pb2.Written]
 def accepted_in(answer: control_pb2.ServerMessage) -> control_pb2.Accepted:
     """What the server says of a request that it lets happen: by itself, or with the end of what is over already."""
     return answer.accepted if answer.HasField("accepted") else answer.done.accepted
+
+
+class Reply(NamedTuple):
+    """The answer to a request, of which the content is still to be taken.
+
+    Attributes:
+        request: Its number.
+        pending: Where what follows arrives.
+        answer: What the server says.
+        deadline: Of the call.
+    """
+
+    request: int
+    pending: Pending
+    answer: control_pb2.ServerMessage
+    deadline: Deadline
+
+    @property
+    def accepted(self) -> control_pb2.Accepted:
+        """What the server lets happen."""
+        return accepted_in(self.answer)
 
 
 class Pending:

@@ -10,20 +10,18 @@ import numpy as np
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, TDServeError, TransferAbortedError
+from tdserve.base.errors import InvalidRequestError, TransferAbortedError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad, padded
 from tdserve.client.content.read_content import Content, on_cpu
-from tdserve.client.local.end import LocalEnd
-from tdserve.client.local.reads import copy_rows
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.pending import Pending, accepted_in
+from tdserve.client.session.mover import WantedRows
+from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s, may_expect
 from tdserve.client.transfers.download import Posted, post
-from tdserve.client.transfers.read import decoded, finish_posted, finish_read
-from tdserve.control.status import encode_failure
+from tdserve.client.transfers.read import finish_posted
 from tdserve.messages.content import (
     ADDED_DTYPES,
     GENERATION_KEY,
@@ -234,10 +232,10 @@ def ask(
 
 def _expect_messages(session: Session, query: Query, total: int) -> tuple[int, ...]:
     """The messages to wait for without an answer first; none when the content may be inline or has values."""
-    if session.local is not None or session.is_renewing or query.stored.values or not query.is_exact:
+    if session.is_renewing or query.stored.values or not query.is_exact:
         return ()
     message_nbytes = query.layout(total).message_nbytes
-    return message_nbytes if sum(message_nbytes) > session.inline_bytes else ()
+    return message_nbytes if sum(message_nbytes) > session.mover.inline_bytes else ()
 
 
 def take(
@@ -269,65 +267,9 @@ def take(
         if is_over():  # looked at after asking: whoever gives up either saw this request, or was seen here
             session.cancel(request)
     answer = pending.wait(answer_timeout_s(deadline), f"a sample of {message.store!r}")
-    if session.local is not None:
-        return _taken_here(client, session, session.local, request, pending, answer, query, deadline)
-    accepted = accepted_in(answer)
-    total = accepted.num_rows
-    spec, layout = on_cpu(stored.with_rows(total)), query.layout(total)
-    content = finish_read(
-        client,
-        session,
-        request,
-        pending,
-        answer=answer,
-        spec=spec,
-        layout=layout,
-        deadline=deadline,
-        keeps_fault=query.is_lease,
-        device=query.device,
-    )
-    return Sampled(content, query)
-
-
-def _taken_here(
-    client: SessionClient,
-    session: Session,
-    local: LocalEnd,
-    request: int,
-    pending: Pending,
-    answer: control_pb2.ServerMessage,
-    query: Query,
-    deadline: Deadline,
-) -> Sampled:
-    """Copies the rows that were drawn for a local client."""
-    accepted = accepted_in(answer)
-    try:
-        content = rows_here(client, local, query.name, query.stored, query.added, accepted, keeps_fault=query.is_lease)
-    except TDServeError as error:
-        if accepted.wants_written:
-            session.answer(request, control_pb2.Written(failure=encode_failure(error)))
-        raise
-    if accepted.wants_written:
-        session.answer(request, control_pb2.Written())
-        pending.wait(answer_timeout_s(deadline), f"the end of a sample of {query.name!r}")
-    return Sampled(content, query)
-
-
-def rows_here(
-    client: SessionClient,
-    local: LocalEnd,
-    name: str,
-    stored: Spec,
-    added: tuple[str, ...],
-    accepted: control_pb2.Accepted,
-    *,
-    keeps_fault: bool = False,
-) -> Content:
-    """The content of rows that the server has chosen, copied by this local client; ``keeps_fault`` as of reads."""
-    copied = copy_rows(local, name, stored, added, accepted, client.pool)
-    spec = on_cpu(stored.with_rows(accepted.num_rows))
-    spec, values, fault = decoded(client, spec, copied.values, keeps_fault=keeps_fault)
-    return Content(spec, copied.received.leaves(), values, 0, accepted, copied.received, fault)
+    reply = Reply(request, pending, answer, deadline)
+    wanted = WantedRows(query.name, stored, query.added, keeps_fault=query.is_lease, device=query.device)
+    return Sampled(session.mover.take_rows(reply, wanted), query)
 
 
 def _ask_again(session: Session, request: int, message: control_pb2.SampleRequest, deadline: Deadline) -> Pending:

@@ -29,8 +29,9 @@ from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.session.by_address import ByAddress, OfProcess
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.mover import WantedRows
 from tdserve.client.session.outgoing import Target
-from tdserve.client.session.pending import accepted_in
+from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s
 from tdserve.client.tables.changes import MAX_MESSAGE_ROWS, change, generations_of, row_numbers
@@ -40,10 +41,8 @@ from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.parts import Part
 from tdserve.client.tables.retype_table import current_description, retype, was_densified
 from tdserve.client.tables.row_annotations import checked_max_lag, set_row_annotations
-from tdserve.client.tables.sampling import Query, built, rows_here
+from tdserve.client.tables.sampling import Query, built
 from tdserve.client.tables.writer import ReplayWriter
-from tdserve.client.transfers.read import finish_read
-from tdserve.messages.content import rows_layout
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import encode, parse
 from tdserve.rules.replay.sample_columns import added_columns
@@ -308,14 +307,8 @@ class TableHandle(TableRows, ByAddress):
             )
             pending = session.send(request, read=asked)
             answer = pending.wait(answer_timeout_s(deadline), f"a read of {self.name!r}")
-            accepted = accepted_in(answer)
-            if session.local is not None:
-                content = rows_here(self._client, session.local, self.name, self._stored, (), accepted)
-            else:
-                spec, layout = self._stored.with_rows(accepted.num_rows), rows_layout(self._stored, accepted.num_rows)
-                content = finish_read(
-                    self._client, session, request, pending, answer=answer, spec=spec, layout=layout, deadline=deadline
-                )
+            reply = Reply(request, pending, answer, deadline)
+            content = session.mover.take_rows(reply, WantedRows(self.name, self._stored))
             _check_whole(content, request)
             return built(content, self._stored)
 

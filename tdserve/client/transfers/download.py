@@ -18,8 +18,9 @@ from tdserve.client.content.columns import Received, views
 from tdserve.client.content.gpu import landing
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.session.content_channel import ContentChannel
-from tdserve.client.session.pending import Pending
+from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import transfer_timeout_s
 from tdserve.messages.content import values_messages
 from tdserve.messages.layout import Layout, Message
 from tdserve.rules.tags import tag_of
@@ -29,7 +30,6 @@ from tdserve.transport.channel import Channel, Work
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import FlatEnd, LeafEnd, Sink
 from tdserve.transport.stream import recv_messages, unpack
-from tdserve.v1 import control_pb2
 
 ANSWER_GRACE_S = 1.0
 """The server ends a wait at its deadline by itself; its answer gets this long to arrive before we give up."""
@@ -135,12 +135,9 @@ def receive(
 def receive_answer(
     layout: Layout,
     session: Session,
-    request: int,
-    pending: Pending,
-    answer: control_pb2.ServerMessage,
+    reply: Reply,
     *,
     pool: BufferPool,
-    timeout_s: float,
     into: Leaves | None = None,
     values: torch.Tensor | None = None,
     device: Any = None,
@@ -150,15 +147,15 @@ def receive_answer(
     Raises:
         TDServeError: Why it did not come; of what the server says along the true reason. The channel was replaced.
     """
-    inline = answer.done.inline if answer.HasField("done") else None
-    content = None if inline is not None else session.content_of(pending, answer.accepted)
+    inline = reply.answer.done.inline if reply.answer.HasField("done") else None
+    content = None if inline is not None else session.content_of(reply.pending, reply.answer.accepted)
     try:
         return receive(
             layout,
             session,
-            tag_of(request),
+            tag_of(reply.request),
             pool=pool,
-            timeout_s=timeout_s,
+            timeout_s=transfer_timeout_s(reply.deadline),
             inline=inline,
             content=content,
             into=into,
@@ -166,7 +163,7 @@ def receive_answer(
             device=device,
         )
     except (TransportError, DeadlineExceededError) as error:
-        raise failure_of(session, pending, error) from error
+        raise failure_of(session, reply.pending, error) from error
 
 
 def _buffer(layout: Layout, pool: BufferPool, device: torch.device | None) -> torch.Tensor:

@@ -15,9 +15,9 @@ from tdserve.base.errors import (
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.pending import Pending, accepted_in
+from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s, sending_timeout_s, transfer_timeout_s
+from tdserve.client.session.timeouts import answer_timeout_s, sending_timeout_s
 from tdserve.client.transfers.download import Posted, failure_of, receive_answer
 from tdserve.data.values import ReadBlock
 from tdserve.messages.layout import Layout
@@ -28,13 +28,10 @@ from tdserve.v1 import control_pb2
 def finish_read(
     client: SessionClient,
     session: Session,
-    request: int,
-    pending: Pending,
+    reply: Reply,
     *,
-    answer: control_pb2.ServerMessage,
     spec: Spec,
     layout: Layout,
-    deadline: Deadline,
     destination: Destination | None = None,
     keeps_fault: bool = False,
     device: Any = None,
@@ -50,17 +47,14 @@ def finish_read(
         device: Where the content will be moved, as of ``receive``.
         allow_pickle: Whether pickled values are unpickled; None: as the client says.
     """
-    accepted = accepted_in(answer)
+    accepted = reply.accepted
     places, mismatch = (None, None) if destination is None else destination.places_for(spec, layout)
     block = _room(client, accepted)
     received = receive_answer(
         layout,
         session,
-        request,
-        pending,
-        answer,
+        reply,
         pool=client.pool,
-        timeout_s=transfer_timeout_s(deadline),
         into=places,
         values=block,
         device=device if destination is None else None,

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, TDServeError, TransportError
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.pending import Pending, accepted_in
+from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import transfer_timeout_s
 from tdserve.client.transfers.download import failure_of, receive_answer
 from tdserve.client.weights.relay_taking import receive_linked
 from tdserve.messages.content import read_layout
 from tdserve.structure.tree import Spec
-from tdserve.v1 import control_pb2
 
 
 def take_whole(
     client: SessionClient,
     session: Session,
-    request: int,
-    pending: Pending,
+    reply: Reply,
     *,
-    answer: control_pb2.ServerMessage,
     spec: Spec,
-    deadline: Deadline,
     destination: Destination | None,
     mismatch: TDServeError | None,
     device: Any = None,
@@ -51,29 +46,34 @@ def take_whole(
         SpecMismatchError, NotSupportedError: As ``mismatch``. Nothing was written to the destination.
         PeerLostError, DeadlineExceededError: The destination may hold a part of it.
     """
-    accepted = accepted_in(answer)
+    accepted = reply.accepted
     layout = read_layout(spec, is_packed=True)
     places, mismatch = (None, mismatch) if destination is None else destination.places_for(spec, layout)
     if mismatch is not None and accepted.is_relayed:  # nothing is on its way to this client
         session.relays.give_up(accepted.link)
         raise mismatch
-    timeout_s = transfer_timeout_s(deadline)
     if accepted.link:
         try:
+            timeout_s = transfer_timeout_s(reply.deadline)
             received = receive_linked(
-                client, session, request, pending, accepted, layout=layout, spec=spec, timeout_s=timeout_s, into=places
+                client,
+                session,
+                reply.request,
+                reply.pending,
+                accepted,
+                layout=layout,
+                spec=spec,
+                timeout_s=timeout_s,
+                into=places,
             )
         except (TransportError, DeadlineExceededError) as error:
-            raise failure_of(session, pending, error) from error
+            raise failure_of(session, reply.pending, error) from error
     else:
         received = receive_answer(
             layout,
             session,
-            request,
-            pending,
-            answer,
+            reply,
             pool=client.pool,
-            timeout_s=timeout_s,
             into=places,
             device=device if destination is None else None,
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
 from tdserve.base.errors import CorruptDataError, TransferAbortedError, WrongStateError
 from tdserve.client.content.read_content import Content, Destination, on_cpu
 from tdserve.client.content.value_blocks import decode_values
-from tdserve.client.local.end import LocalEnd
 from tdserve.client.session.calls import SessionClient
 from tdserve.messages.content import write_layout
 from tdserve.store.version_mappings import leaf_views
@@ -17,9 +18,13 @@ from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 
+class RetiredVersionError(TransferAbortedError):
+    """A version was retired before it was opened."""
+
+
 def version_here(
     client: SessionClient,
-    local: LocalEnd,
+    path: Path,
     spec: Spec,
     sent: Spec,
     accepted: control_pb2.Accepted,
@@ -30,31 +35,31 @@ def version_here(
     """The content of a version that the server has named.
 
     Args:
+        path: Its file.
         spec: Its structure.
         sent: The same, or with other dtypes, that leaves are converted to while they are copied.
         destination: The caller's ``out``; filled in any case.
         copy: False maps the file instead, which is not written again while any of the tensors lives.
 
     Raises:
-        TransferAbortedError: It was retired before it was opened: ask again.
+        RetiredVersionError: Ask again.
         SpecMismatchError: The destination does not fit; nothing was written to it.
     """
     if destination is not None:
         destination.check(sent)
     copy = copy or sent is not spec
-    path = local.root / accepted.path
     try:
         file = VersionFile.map(path, spec) if destination is None and not copy else VersionFile.open(path, spec)
     except WrongStateError as error:
-        raise TransferAbortedError(transfer=0, reason=str(error)) from error
+        raise RetiredVersionError(transfer=0, reason=str(error)) from error
     except CorruptDataError as error:
         if path.exists():
             raise
-        raise TransferAbortedError(transfer=0, reason=f"version {accepted.version} is gone") from error
+        raise RetiredVersionError(transfer=0, reason=f"version {accepted.version} is gone") from error
     with file:  # until all is copied: it may be written again afterwards
         values = file.read_values() if spec.values else b""
         if values is None:
-            raise TransferAbortedError(transfer=0, reason=f"version {accepted.version} is gone")
+            raise RetiredVersionError(transfer=0, reason=f"version {accepted.version} is gone")
         leaves = file.leaves
         if destination is not None or copy:
             leaves = (

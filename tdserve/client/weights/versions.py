@@ -25,13 +25,13 @@ from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.pending import Pending, accepted_in
+from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s, transfer_timeout_s
+from tdserve.client.session.timeouts import answer_timeout_s
 from tdserve.client.transfers.download import receive_answer
 from tdserve.client.weights.deltas import HeldVersions, Rest
 from tdserve.client.weights.full_version import take_whole
-from tdserve.client.weights.local_versions import version_here
+from tdserve.client.weights.local_versions import RetiredVersionError, version_here
 from tdserve.client.weights.lru_names import NewestNames
 from tdserve.client.weights.relay_taking import LinkFailedError
 from tdserve.messages.content import read_layout
@@ -168,9 +168,9 @@ class _Attempt:
                 return self._ask(session, number, deadline, failed)
             except LinkFailedError as error:  # another client's, not the session's
                 failed.append(error.failed)
-            except TransferAbortedError:
+            except RetiredVersionError:
                 num_retired += 1
-                if session.local is None or num_retired == MAX_RETIRED:
+                if num_retired == MAX_RETIRED:
                     raise
             finally:
                 if number != request:
@@ -184,10 +184,9 @@ class _Attempt:
         if self._watch is not None:
             self._watch(session, request)
         has_place = wanted.out is not None or wanted.into is not None
-        knows_some = session.local is None and not self._wants_all
-        holds = self._held.last(wanted.name, has_place=has_place) if knows_some else 0
+        holds = 0 if self._wants_all else self._held.last(wanted.name, has_place=has_place)
         message = wanted.request(spec, holds, deadline)
-        message.relays = session.local is None
+        message.relays = True
         message.failed.extend(failed)
         pending = session.send(request, latest=message)
         destination, mismatch = self._destination()  # while the server works
@@ -197,9 +196,8 @@ class _Attempt:
             if mismatch is not None:
                 raise mismatch
             return None
-        accepted = accepted_in(answer)
-        if session.local is not None and mismatch is not None:
-            raise mismatch
+        reply = Reply(request, pending, answer, deadline)
+        accepted = reply.accepted
         if accepted.HasField("spec"):
             spec = codec.decode(accepted.spec)
             self._known.put(wanted.name, spec)
@@ -207,13 +205,16 @@ class _Attempt:
             raise RemoteProtocolError(expected=f"the structure of {wanted.name!r}", received="none")
         sent = converted(spec, wanted.dtype)
         content: Content | None
-        if session.local is not None:
-            content = version_here(self._client, session.local, spec, sent, accepted, destination, copy=wanted.copy)
+        if accepted.path:  # a file that this client opens
+            if mismatch is not None:
+                raise mismatch
+            file = session.mover.find_file(accepted.path)
+            content = version_here(self._client, file, spec, sent, accepted, destination, copy=wanted.copy)
             return self._weights(content, accepted)
         if accepted.checksums:
             held = self._held.find(wanted.name, destination) if mismatch is None else None
             rest = Rest(spec, accepted, held, destination)
-            content = self._finish_rest(session, request, pending, answer, spec, rest, deadline)
+            content = self._finish_rest(session, reply, spec, rest)
             if mismatch is not None:
                 raise mismatch
             if destination is not None:
@@ -223,11 +224,8 @@ class _Attempt:
             content = take_whole(
                 self._client,
                 session,
-                request,
-                pending,
-                answer=answer,
+                reply,
                 spec=sent,
-                deadline=deadline,
                 destination=destination,
                 mismatch=mismatch,
                 device=wanted.device,
@@ -237,31 +235,13 @@ class _Attempt:
             self._keep(weights, spec, destination)
         return weights
 
-    def _finish_rest(
-        self,
-        session: Session,
-        request: int,
-        pending: Pending,
-        answer: control_pb2.ServerMessage,
-        spec: Spec,
-        rest: Rest,
-        deadline: Deadline,
-    ) -> Content:
+    def _finish_rest(self, session: Session, reply: Reply, spec: Spec, rest: Rest) -> Content:
         """Receives the leaves that have changed, and looks whether the others are still what they were."""
-        accepted = accepted_in(answer)
-        received = receive_answer(
-            rest.layout,
-            session,
-            request,
-            pending,
-            answer,
-            pool=self._client.pool,
-            timeout_s=transfer_timeout_s(deadline),
-            into=rest.into,
-        )
+        accepted = reply.accepted
+        received = receive_answer(rest.layout, session, reply, pool=self._client.pool, into=rest.into)
         leaves, stale = rest.merge(received.leaves(), self._client.pool)
         if stale:
-            self._fetch(spec, accepted.version, stale, leaves, deadline)
+            self._fetch(spec, accepted.version, stale, leaves, reply.deadline)
         built, values = decode_values(spec, accepted.values, allow_pickle=self._client.allow_pickle)
         return Content(built, leaves, values, accepted.version, accepted)
 
@@ -280,18 +260,10 @@ class _Attempt:
             message.leaves = encode_numbers(numbers)
             pending = session.send(request, latest=message)
             answer = pending.wait(answer_timeout_s(deadline), f"leaves of {asked.name!r}")
-            if session.local is not None:
+            reply = Reply(request, pending, answer, deadline)
+            if reply.accepted.path:
                 raise TransferAbortedError(transfer=0, reason="the session is another by now")
-            receive_answer(
-                layout,
-                session,
-                request,
-                pending,
-                answer,
-                pool=self._client.pool,
-                timeout_s=transfer_timeout_s(deadline),
-                into=into,
-            )
+            receive_answer(layout, session, reply, pool=self._client.pool, into=into)
 
         try:
             self._client.call(attempt, deadline)

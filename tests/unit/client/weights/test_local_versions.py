@@ -47,7 +47,7 @@ def found_here(
     client: tdserve.Client, end: LocalEnd, destination: Destination | None = None, *, copy: bool = True
 ) -> Content:
     """The version."""
-    return version_here(client, end, SPEC, SPEC, ACCEPTED, destination, copy=copy)
+    return version_here(client, end.root / ACCEPTED.path, SPEC, SPEC, ACCEPTED, destination, copy=copy)
 
 
 def test_version_when_copied_then_equal_and_the_file_is_free(

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import NotSupportedError, RemoteProtocolError
+from tdserve.client.session.mover import Mover
+from tdserve.structure.capture import capture
+from tdserve.v1 import control_pb2
+
+SPEC = capture(TensorDict({"a": torch.zeros(3)}, [3])).spec
+
+
+@pytest.fixture
+def mover(remote_client: tdserve.Client) -> Mover:
+    """Of a client whose content takes the network."""
+    return remote_client.session(Deadline.after(20.0)).mover
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda mover: mover.open_claim("x", SPEC, control_pb2.Claim()),
+        lambda mover: mover.open_mapped("x", SPEC, control_pb2.Accepted(uid="u")),
+        lambda mover: mover.find_file("stores/x/versions/1.safetensors"),
+    ],
+)
+def test_permit_when_content_takes_the_network_then_the_server_is_wrong(
+    mover: Mover, take: Callable[[Mover], object]
+) -> None:
+    with pytest.raises(RemoteProtocolError):
+        take(mover)
+
+
+def test_mover_when_content_takes_the_network_then_nothing_is_mapped(mover: Mover) -> None:
+    assert mover.transport == "gloo"
+    assert mover.find_known("x", SPEC) is None
+    with pytest.raises(NotSupportedError, match="was told to use gloo"):
+        mover.check_maps("mapping store 'x'", writable=False)
