@@ -55,19 +55,14 @@ class AbandonedRequests:
         with self._lock:
             return any(self._clock() - since > SILENT_S for since, _ in self._since.values())
 
-    def look(self, message: control_pb2.ServerMessage, *, is_local: bool) -> Brings:
-        """Returns what a message brings that no caller waits for.
-
-        Args:
-            is_local: Whether content of the session is moved by the client, which then says that it does not.
-        """
+    def look(self, message: control_pb2.ServerMessage) -> Brings:
+        """Returns what a message brings that no caller waits for; nothing, if it is a permit: the server gets an answer
+        to that, and ends the request."""
         if not self._since:
             return Brings.NOTHING
         with self._lock:
             found = self._since.get(message.request)
-            if found is None:
-                return Brings.NOTHING
-            if message.HasField("accepted") and is_local:
+            if found is None or message.accepted.uid:
                 return Brings.NOTHING
             del self._since[message.request]
         if message.HasField("accepted"):

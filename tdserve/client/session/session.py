@@ -33,6 +33,7 @@ from tdserve.client.session.pending import OnAnswer, OnGranted, Pending
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection, SessionStream
 from tdserve.control.status import encode_failure
+from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
 from tdserve.structure.tree import Spec
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CLIENT_RANK
@@ -332,7 +333,7 @@ class Session:
     def _lose_channel(self, number: int, reason: str, *, waits: bool = False) -> None:
         if number < self.content.number:
             return
-        if self.device or self._contents.is_worn_out:
+        if not CHANNEL_TRANSPORTS[self.channel_transport].is_reopened or self._contents.is_worn_out:
             self.close()
         elif self._contents.replace(number, reason, waits=waits):
             lost = control_pb2.ChannelLost(channel=number, reason=reason)
@@ -402,14 +403,14 @@ class Session:
             pending.put(message)
             if pending.is_given_up:  # meanwhile
                 self._is_unwanted(message)
-        elif message.HasField("accepted") and self.local is not None:  # nobody waits for this request any more
+        elif message.accepted.uid:  # a permit, for which nobody waits any more
             self._tell(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
         if self._frees and message.request not in self._pending and not message.HasField("accepted"):
             self._free(message.request)  # of one that nobody waits for
 
     def _is_unwanted(self, message: control_pb2.ServerMessage) -> bool:
         """Deals with what a message brings to a call that was given up; whether there was such a thing."""
-        brings = self._abandoned.look(message, is_local=self.local is not None)
+        brings = self._abandoned.look(message)
         if brings is Brings.PLACE:
             self._give_up()
         elif brings is Brings.CONTENT:

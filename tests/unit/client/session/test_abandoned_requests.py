@@ -9,6 +9,7 @@ from tdserve.v1 import control_pb2
 
 REQUEST = 7
 ACCEPTED = control_pb2.ServerMessage(request=REQUEST, accepted=control_pb2.Accepted())
+PERMIT = control_pb2.ServerMessage(request=REQUEST, accepted=control_pb2.Accepted(uid="u"))
 DONE = control_pb2.ServerMessage(request=REQUEST, done=control_pb2.Done())
 FORMED = control_pb2.ServerMessage(request=REQUEST, group_formed=control_pb2.GroupFormed())
 REFUSED = control_pb2.ServerMessage(request=REQUEST, failure=control_pb2.Failure())
@@ -19,7 +20,6 @@ WRITE = {"write": control_pb2.WriteRequest()}
 JOIN = {"join_group": control_pb2.JoinGroup()}
 
 
-@pytest.mark.parametrize("is_local", [False, True])
 @pytest.mark.parametrize(
     ("body", "message", "brings"),
     [
@@ -32,23 +32,23 @@ JOIN = {"join_group": control_pb2.JoinGroup()}
     ],
 )
 def test_answer_when_it_comes_late_then_told_what_it_brings_once(
-    is_local: bool, body: dict[str, Any], message: control_pb2.ServerMessage, brings: Brings
+    body: dict[str, Any], message: control_pb2.ServerMessage, brings: Brings
 ) -> None:
     given_up = AbandonedRequests()
-    assert given_up.look(message, is_local=is_local) is Brings.NOTHING
+    assert given_up.look(message) is Brings.NOTHING
     given_up.add(REQUEST, body)
     other = control_pb2.ServerMessage(request=REQUEST + 1, done=control_pb2.Done())
-    assert given_up.look(other, is_local=is_local) is Brings.NOTHING
-    assert given_up.look(message, is_local=is_local) is brings
-    assert given_up.look(message, is_local=is_local) is Brings.NOTHING  # it was the last that comes
+    assert given_up.look(other) is Brings.NOTHING
+    assert given_up.look(message) is brings
+    assert given_up.look(message) is Brings.NOTHING  # it was the last that comes
 
 
 def test_content_when_it_is_granted_late_then_it_comes_unless_the_client_moves_it_itself() -> None:
     now_s = [100.0]
     given_up = AbandonedRequests(lambda: now_s[0])
     given_up.add(REQUEST, LEASE)
-    assert given_up.look(ACCEPTED, is_local=True) is Brings.NOTHING
-    assert given_up.look(ACCEPTED, is_local=False) is Brings.CONTENT
+    assert given_up.look(PERMIT) is Brings.NOTHING
+    assert given_up.look(ACCEPTED) is Brings.CONTENT
     now_s[0] += SILENT_S + 1.0
     assert not given_up.is_silent  # there is no other answer
 
@@ -60,5 +60,5 @@ def test_silence_when_an_answer_is_owed_for_long_then_told_until_it_comes() -> N
     assert not given_up.is_silent
     now_s[0] += SILENT_S + 1.0
     assert given_up.is_silent
-    given_up.look(REFUSED, is_local=False)
+    given_up.look(REFUSED)
     assert not given_up.is_silent
