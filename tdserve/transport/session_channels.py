@@ -1,6 +1,7 @@
 """Opens the channel of a session; there is one entry for each transport whose content moves over a channel.
 
-A new transport is a function here, an entry in ``OPENERS``, and its name in :mod:`tdserve.base.config`.
+A new transport is a function here with its entry in ``OPENERS``, an entry in
+:data:`tdserve.rules.channel_transports.CHANNEL_TRANSPORTS`, and its name in :mod:`tdserve.base.config`.
 """
 
 from __future__ import annotations

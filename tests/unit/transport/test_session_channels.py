@@ -9,6 +9,7 @@ import torch
 
 from tdserve.base.config import TRANSPORTS_HERE
 from tdserve.base.errors import ConnectError, InvalidRequestError
+from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
 from tdserve.transport.rendezvous import KVStore
@@ -30,6 +31,7 @@ def open_both(stores: tuple[KVStore, KVStore], transport: str, *, device: str = 
 
 def test_openers_when_compared_with_the_names_in_the_configuration_then_all_that_use_a_channel() -> None:
     assert set(OPENERS) == set(TRANSPORTS_HERE) - {"auto", "shm"}
+    assert OPENERS.keys() == CHANNEL_TRANSPORTS.keys()
 
 
 def test_open_channel_when_there_is_no_such_transport_then_refused_with_those_there_are() -> None:
