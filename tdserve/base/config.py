@@ -52,7 +52,7 @@ _CUDA_DEVICE = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
 
 _variables_lock = Lock()
 _variable_blocks: dict[str, int] = {}
-"""How many blocks of ``variable_set`` use a variable now."""
+"""How many blocks of ``hold_variable`` use a variable now."""
 
 _PREFIX = "TDSERVE_"
 _TRUE = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -320,7 +320,7 @@ def set_variables(values: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def variable_set(name: str, value: str) -> Iterator[None]:
+def hold_variable(name: str, value: str) -> Iterator[None]:
     """Sets a variable of this process for the length of a block, unless the user has set it.
 
     Threads: safe; the last of several overlapping blocks removes it.

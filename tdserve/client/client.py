@@ -20,7 +20,7 @@ from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tensordicts.memmap.adopting import adopt_folder
 from tdserve.client.weights.calls import WeightsClient
-from tdserve.rules.catalog import Durability, checked_durability, checked_max_object_bytes
+from tdserve.rules.catalog import Durability, check_durability, check_max_object_bytes
 from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.settings import Settings
@@ -237,8 +237,8 @@ class Client(WeightsClient):
             capacity=capacity,
             exists_ok=exists_ok,
             settings=settings.to_json(),
-            max_object_bytes=checked_max_object_bytes(max_object_bytes),
-            durability=checked_durability(durability),
+            max_object_bytes=check_max_object_bytes(max_object_bytes),
+            durability=check_durability(durability),
         )
         try:
             return self._create(request, spec, None)[0]

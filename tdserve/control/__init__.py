@@ -9,7 +9,7 @@ parent's threads have left gRPC.
 
 from __future__ import annotations
 
-from tdserve.base.config import variable_set
+from tdserve.base.config import hold_variable
 
-with variable_set("GRPC_ENABLE_FORK_SUPPORT", "1"):
+with hold_variable("GRPC_ENABLE_FORK_SUPPORT", "1"):
     import grpc  # noqa: F401

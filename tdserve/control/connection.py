@@ -21,8 +21,8 @@ from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.forking import (
     answer_of,
     beside_forks,
-    received_beside_forks,
-    sent_beside_forks,
+    receive_beside_forks,
+    send_beside_forks,
     watch_forks,
 )
 from tdserve.control.parts import PART_BYTES, cut, cut_large
@@ -94,7 +94,7 @@ class SessionStream:
         self._on_lost = on_lost
         self._outgoing: SimpleQueue[control_pb2.ClientMessage | None] = SimpleQueue()
         with beside_forks():
-            self._call = open_call(cut_large(sent_beside_forks(self._outgoing)))
+            self._call = open_call(cut_large(send_beside_forks(self._outgoing)))
         self._thread = Thread(target=self._read, name="tdserve-session-reader", daemon=True)
         self._thread.start()
         # Also at the end of the interpreter: a thread that drops a gloo group at that moment aborts the process
@@ -118,7 +118,7 @@ class SessionStream:
 
     def _read(self) -> None:
         try:
-            for message in received_beside_forks(self._call):
+            for message in receive_beside_forks(self._call):
                 self._on_message(message)
             lost: TDServeError = ConnectError(address=self._address, reason="the server closed the session")
         except grpc.RpcError as error:

@@ -93,7 +93,7 @@ _current = [_ForkGate()]
 """The one of this process, in a list so that a child can replace it."""
 
 
-def sent_beside_forks(outgoing: SimpleQueue[_Message | None]) -> Iterator[_Message]:
+def send_beside_forks(outgoing: SimpleQueue[_Message | None]) -> Iterator[_Message]:
     """Yields the messages of a queue up to a None, for gRPC to send: it takes the next one when the last has left."""
     while True:
         message = outgoing.get()
@@ -107,7 +107,7 @@ def sent_beside_forks(outgoing: SimpleQueue[_Message | None]) -> Iterator[_Messa
             traffic.end()
 
 
-def received_beside_forks(call: Any) -> Generator[Any, None, None]:
+def receive_beside_forks(call: Any) -> Generator[Any, None, None]:
     """Yields the messages of a stream.
 
     Raises:

@@ -139,7 +139,7 @@ class MappedStore:
             epoch = self.generations.objects_epoch
             if opened is not None and opened[0] == epoch:
                 return opened
-            folder = object_folders.current(self.folder, epoch)
+            folder = object_folders.folder_at(self.folder, epoch)
             self._check_present()
             if not writable and not Objects.exists(folder):
                 return None

@@ -73,7 +73,7 @@ def _check_column(
     if not len(rows):  # no elements have no value, not even one that all share
         return ValueColumn(True, [])
     store.check_current()
-    if store.spec.batch_size and _are_nobodys(store, path, rows if not per_row else _lacking(rows, values)):
+    if store.spec.batch_size and _have_left(store, path, rows if not per_row else _lacking(rows, values)):
         found = values if per_row else [None] * len(rows)
         return ValueColumn(True, [NONE if value is None else value for value in found])
     where = f"row {rows[values.index(None)]}" if per_row else "every row"
@@ -84,7 +84,7 @@ def _lacking(rows: Elements, values: Sequence[bytes | None]) -> Elements:
     return rows[[value is None for value in values]]
 
 
-def _are_nobodys(store: MappedStore, path: Path, rows: Elements) -> bool:
+def _have_left(store: MappedStore, path: Path, rows: Elements) -> bool:
     """Returns whether all of these rows have left their table, perhaps with their values; a reader of them sees that
     they moved."""
     num_each = math.prod(store.value_batch_sizes[path]) // store.spec.batch_size[0]

@@ -213,7 +213,7 @@ class Catalog:
             raise StoreNotFoundError(name=name)
         return record
 
-    def overlapping(self, folder: str) -> list[StoreRecord]:
+    def find_overlapping(self, folder: str) -> list[StoreRecord]:
         """Returns the stores that were adopted from a folder, from one below it or from one above it, loading ones too.
 
         Args:
@@ -278,7 +278,7 @@ def _around(begin: int, size: int, total: int) -> slice:
     return slice(first, first + size)
 
 
-def checked_max_object_bytes(asked: int | None) -> int:
+def check_max_object_bytes(asked: int | None) -> int:
     """Returns the limit for a store when a client asks for this one; 0 or None asks for none, and returns 0.
 
     Raises:
@@ -295,7 +295,7 @@ def checked_max_object_bytes(asked: int | None) -> int:
     return -(-number // _OBJECT_BYTES_STEP) * _OBJECT_BYTES_STEP
 
 
-def checked_durability(asked: str | None) -> str:
+def check_durability(asked: str | None) -> str:
     """Returns the durability for a store when a client asks for this one; "" or None asks for none, and returns "".
 
     Raises:

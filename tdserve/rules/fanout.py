@@ -169,7 +169,7 @@ class Fanout:
         found = self._links.get(link)
         return None if found is None or found.is_over else found.source
 
-    def came_from_server(self, link: int, puller: int) -> bool:
+    def is_from_server(self, link: int, puller: int) -> bool:
         """Returns whether the server sent the version of a link, ended or not, to this puller."""
         found = self._links.get(link)
         return found is not None and (found.source, found.puller) == (SERVER, puller)

@@ -32,7 +32,7 @@ class RequestLog:
     def __repr__(self) -> str:
         return f"<RequestLog {len(self)} answers of {len(self._answers)} clients>"
 
-    def seen(self, client_id: bytes, request: int) -> bytes | None:
+    def find_answer(self, client_id: bytes, request: int) -> bytes | None:
         """Returns the answer of this request; ``None`` if it has none."""
         return self._answers.get(client_id, {}).get(request)
 

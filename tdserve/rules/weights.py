@@ -243,7 +243,7 @@ class Versions:
         return record
 
     @contextmanager
-    def undoing(self) -> Iterator[None]:
+    def undo_on_error(self) -> Iterator[None]:
         """A block whose changes are undone if it raises."""
         before = {name: copy(value) for name, value in vars(self).items()}
         try:

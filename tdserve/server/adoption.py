@@ -129,7 +129,7 @@ class Adoption:
             raise InvalidRequestError(argument="path", reason=reason)
         found = await asyncio.to_thread(read_folder, path, writable=not read_only)
         block = await asyncio.to_thread(value_block, found)
-        for other in self._stores.catalog.overlapping(path):
+        for other in self._stores.catalog.find_overlapping(path):
             if not (other.read_only and read_only):
                 raise StoreExistsError(name=other.name, reason=_describe_shared(other))
         spec = found.spec

@@ -16,7 +16,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.base.ids import check_store_name
-from tdserve.rules.catalog import StoreKind, StoreRecord, checked_durability, checked_max_object_bytes
+from tdserve.rules.catalog import StoreKind, StoreRecord, check_durability, check_max_object_bytes
 from tdserve.rules.replay.settings import Settings
 from tdserve.server import descriptions
 from tdserve.server.opened_store import OpenedStore
@@ -157,8 +157,8 @@ def _make_record(name: str, kind: StoreKind, spec: Spec, request: control_pb2.Cr
             num_rows=num_rows,
             loading=request.loading,
             share_non_tensor=request.share_non_tensor and kind == "tensordict",
-            max_object_bytes=checked_max_object_bytes(request.max_object_bytes),
-            durability=checked_durability(request.durability),
+            max_object_bytes=check_max_object_bytes(request.max_object_bytes),
+            durability=check_durability(request.durability),
         )
     if not 1 <= request.capacity <= MAX_CAPACITY_ROWS:
         raise InvalidRequestError(
@@ -177,6 +177,6 @@ def _make_record(name: str, kind: StoreKind, spec: Spec, request: control_pb2.Cr
         num_rows=request.capacity,
         capacity=request.capacity,
         settings=settings.to_json(),
-        max_object_bytes=checked_max_object_bytes(request.max_object_bytes),
-        durability=checked_durability(request.durability),
+        max_object_bytes=check_max_object_bytes(request.max_object_bytes),
+        durability=check_durability(request.durability),
     )

@@ -33,7 +33,7 @@ class CommittedAnswers:
 
     def seen(self, client_id: bytes, request: int) -> bytes | None:
         """The answer that is kept for this request; None for one that has none."""
-        return self._log.seen(client_id, request)
+        return self._log.find_answer(client_id, request)
 
     def earlier(self, client_id: bytes, request: int) -> bytes | None:
         """The answer of an earlier attempt of this request; None where this is the one to carry out.
@@ -44,7 +44,7 @@ class CommittedAnswers:
         """
         if self._log.is_over(client_id, request):
             raise WrongStateError(state="over", event=f"another attempt of request {request}")
-        return self._log.seen(client_id, request)
+        return self._log.find_answer(client_id, request)
 
     def check_room(self, client_id: bytes) -> None:
         """Raises ServerBusyError when a client lets its answers pile up. It may say with the same request what it has

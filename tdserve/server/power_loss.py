@@ -32,7 +32,7 @@ from tdserve.store.root import Root
 from tdserve.store.row_columns import open_column
 from tdserve.store.sync_pass import Pass, put_back
 from tdserve.store.value_copy import ValueCopy
-from tdserve.store.version_marks import whole_versions
+from tdserve.store.version_marks import find_whole_versions
 from tdserve.store.watermark import SyncedStore, find_whole
 from tdserve.structure.tree import Spec
 
@@ -159,7 +159,7 @@ def _recover_versions(db: CatalogDB, folder: Path, uid: bytes) -> int:
     state = json.loads(db.get("states", uid) or b"{}")
     if not state:
         return 0
-    whole = {number: json.loads(record) for number, record in sorted(whole_versions(folder / "versions").items())}
+    whole = {number: json.loads(record) for number, record in sorted(find_whole_versions(folder / "versions").items())}
     num_lost = len({kept[0] for kept in state["kept"]} - set(whole))
     state["kept"] = [record for record, _ in whole.values()]
     state["orders"] = [[number, order] for number, (_, order) in whole.items() if order]

@@ -55,7 +55,7 @@ class Bundles:
         self._folder = folder
         self._known: dict[bytes, Bundle] = {}  # a name always means the same paths
 
-    def holding(self, txn: lmdb.Transaction, path: KeyPath) -> Bundle | None:
+    def find_bundle(self, txn: lmdb.Transaction, path: KeyPath) -> Bundle | None:
         """Returns the bundle that a path is in, if any."""
         held = txn.get(name_of(path) + _MEMBER, db=self._paths)
         if held is None:
@@ -76,7 +76,7 @@ class Bundles:
         bundle = Bundle.of(paths)
         cursor = txn.cursor(db=self._values)
         for path in paths:
-            held = self.holding(txn, path)
+            held = self.find_bundle(txn, path)
             if held != bundle:
                 self._take_in(txn, bundle, path, held)
             name = name_of(path)
@@ -99,7 +99,7 @@ class Bundles:
 
     def let_go(self, txn: lmdb.Transaction, path: KeyPath, going: set[KeyPath] | frozenset[KeyPath]) -> None:
         """Moves all values of a path out of bundles. Paths in ``going`` will be deleted next in any case."""
-        bundle = self.holding(txn, path)
+        bundle = self.find_bundle(txn, path)
         if bundle is None:
             return
         if going.issuperset(bundle.paths):

@@ -27,24 +27,24 @@ MIN_UNUSED_SHARE = 0.25
 """Share of a file: below it a copy would write much to free little."""
 
 
-def current(store_folder: Path, epoch: int) -> Path:
+def folder_at(store_folder: Path, epoch: int) -> Path:
     """Returns the folder of a store's non-tensor values, by the number in its generation file."""
     return store_folder / (f"{NAME}.{epoch}" if epoch else NAME)
 
 
-def exist(store_folder: Path) -> bool:
+def has_values(store_folder: Path) -> bool:
     """Returns whether a store has ever had non-tensor values."""
     return any(store_folder.glob(f"{NAME}*"))
 
 
-def found(store_folder: Path) -> list[Path]:
+def list_folders(store_folder: Path) -> list[Path]:
     """Returns every folder that ever had the values and still exists."""
     return [path for path in store_folder.glob(f"{NAME}*") if path.name.partition(".")[0] == NAME]
 
 
 def num_bytes(store_folder: Path, epoch: int) -> int:
     """Returns the size of the values on disk, free pages included; 0 before there are any."""
-    return _file_bytes(current(store_folder, epoch))
+    return _file_bytes(folder_at(store_folder, epoch))
 
 
 def compact(store_folder: Path, uid: str) -> int:
@@ -64,13 +64,13 @@ def compact(store_folder: Path, uid: str) -> int:
         CapacityError: There is no room for the copy. The values stay where they are.
         CorruptDataError: The store's files are missing or damaged; nothing was changed.
     """
-    folders = found(store_folder)
+    folders = list_folders(store_folder)
     if not any(_file_bytes(path) >= MIN_UNUSED_BYTES for path in folders) and len(folders) <= 1:
         return 0
     generations = Generations.open(store_folder / GENERATION_FILE, uid=uid, writable=True)
     try:
         epoch = generations.objects_epoch
-        old, new = current(store_folder, epoch), current(store_folder, epoch + 1)
+        old, new = folder_at(store_folder, epoch), folder_at(store_folder, epoch + 1)
         with os_faults(store_folder):
             for path in folders:
                 if path != old:

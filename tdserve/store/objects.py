@@ -64,7 +64,7 @@ class Objects:
         """Opens the environment in ``folder``; a writer creates it if it is missing.
 
         Args:
-            folder: The result of ``object_folders.current``.
+            folder: The result of ``object_folders.folder_at``.
             writable: Only one process of all may pass True.
             max_bytes: Size of the map, for a writer; readers take the writer's. It is address space only: the file
                 grows with use.
@@ -177,7 +177,7 @@ class Objects:
 
         def delete(txn: lmdb.Transaction) -> None:
             nonlocal num_dropped
-            bundled = [(self._bundles.holding(txn, path), rows) for path, rows in wanted]
+            bundled = [(self._bundles.find_bundle(txn, path), rows) for path, rows in wanted]
             found = [(bundle.name, rows) for bundle, rows in bundled if bundle is not None]
             found += [(name_of(path), rows) for path, rows in wanted]
             num_dropped = sum(
@@ -276,7 +276,7 @@ class Objects:
         replaced: dict[tuple[Bundle, int], set[KeyPath]] = {}
         for path, rows, values in columns:
             name = name_of(path)
-            bundle = self._bundles.holding(txn, path)
+            bundle = self._bundles.find_bundle(txn, path)
             if bundle is not None and rows is not None:
                 replaced.setdefault((bundle, id(rows)), set()).add(path)
             if rows is None:
@@ -359,7 +359,7 @@ class _ObjectReader:
     def column(self, path: KeyPath, rows: Rows) -> FoundColumn:
         """Returns the values of a path; joined if that was requested or if it is bundled with others."""
         txn, name = self._txn, name_of(path)
-        bundle = self._bundles.holding(txn, path)
+        bundle = self._bundles.find_bundle(txn, path)
         has_own = has_rows(self._cursor, name)
         if bundle is not None and not has_own and not self._in_bundles(bundle, rows).has_gaps:
             return FoundColumn(True, self._copies(bundle, rows)[bundle.paths.index(path)])

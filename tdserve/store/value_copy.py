@@ -60,7 +60,7 @@ class ValueCopy:
             CapacityError: There is no room for the copy; the previous one stays.
             CorruptDataError: The values cannot be read.
         """
-        live = object_folders.current(self._store_folder, epoch)
+        live = object_folders.folder_at(self._store_folder, epoch)
         if not Objects.exists(live):
             return
         with Objects(live) as objects:
@@ -96,10 +96,10 @@ class ValueCopy:
         """Replaces the values by the copy, with epoch 0, after a loss of power; without a copy there are no values."""
         with os_faults(self._store_folder):
             (self.folder / _SOURCE_FILE).unlink(missing_ok=True)  # its numbers start again
-            for folder in object_folders.found(self._store_folder):
+            for folder in object_folders.list_folders(self._store_folder):
                 shutil.rmtree(folder)
             if Objects.exists(self.folder):
-                target = object_folders.current(self._store_folder, 0)
+                target = object_folders.folder_at(self._store_folder, 0)
                 target.mkdir()
                 shutil.copyfile(self.folder / DATA_FILE, target / DATA_FILE)
                 sync_file(target / DATA_FILE)

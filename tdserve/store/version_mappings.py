@@ -87,7 +87,7 @@ class VersionMapping:
         mapping._views = None
         return mapping
 
-    def when_dropped(self, call: Callable[[int], None], argument: int) -> None:
+    def call_when_dropped(self, call: Callable[[int], None], argument: int) -> None:
         """Calls ``call`` once no tensor over the mapping lives any more."""
         weakref.finalize(self._mapping, call, argument).atexit = False
 

@@ -48,7 +48,7 @@ def sync_versions(folder: Path, records: Mapping[int, str]) -> None:
         sync_file(each)
 
 
-def whole_versions(folder: Path) -> dict[int, str]:
+def find_whole_versions(folder: Path) -> dict[int, str]:
     """Returns the records of the versions whose files are unchanged since their sync; for use after a loss of power."""
     return {
         int(number): record

@@ -153,7 +153,7 @@ class VersionFile:
             except BaseException:
                 os.close(fd)
                 raise
-        mapping.when_dropped(os.close, fd)
+        mapping.call_when_dropped(os.close, fd)
         return opened
 
     def seal(self) -> None:

@@ -40,7 +40,7 @@ from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
 from tdserve.worker.lane import Lane
-from tdserve.worker.transfers import answer, check_inline, is_sent_at_once, spooling, take
+from tdserve.worker.transfers import answer, check_inline, is_sent_at_once, spool_values, take
 
 
 def receive_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
@@ -124,7 +124,7 @@ def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     if wanted.HasField("put_values"):
         worked = _take_and_store(lane, order, store, layout, sink)
     else:
-        with spooling(wanted.content, wanted.spool) as values:
+        with spool_values(wanted.content, wanted.spool) as values:
             worked = take(lane, order, wanted.content, layout, sink, values=values)
     if keys:
         written = {slot.path for slot in layout.slots}
@@ -187,7 +187,7 @@ def receive_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     store = lane.surroundings.stores.get(wanted.store)
     layout = _selection_layout(store, wanted.selection, [tuple(key.parts) for key in wanted.keys])
     staged = FlatEnd(_staging(wanted.staging, layout)) if wanted.staging else None
-    with spooling(wanted.content, wanted.spool) as values:
+    with spool_values(wanted.content, wanted.spool) as values:
         return take(lane, order, wanted.content, layout, staged or LeafEnd(store.leaves_of(layout)), values=values)
 
 

@@ -118,7 +118,7 @@ def take(
 
 
 @contextmanager
-def spooling(content: control_pb2.Content, path: str) -> Iterator[Sink | None]:
+def spool_values(content: control_pb2.Content, path: str) -> Iterator[Sink | None]:
     """A block in which a spool file takes the values of a write; None if they do not come over the channel.
 
     Raises:

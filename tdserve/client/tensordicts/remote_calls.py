@@ -22,7 +22,7 @@ from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.transfers.read_selection import brought, read_selection
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.selection.selection import Selection
-from tdserve.rules.catalog import Durability, checked_durability, checked_max_object_bytes
+from tdserve.rules.catalog import Durability, check_durability, check_max_object_bytes
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure import codec
 from tdserve.structure.capture import Captured, capture
@@ -184,8 +184,8 @@ class TensorDictClient(SessionClient):
             spec=codec.encode(captured.spec),
             loading=blank is None,
             share_non_tensor=share_non_tensor,
-            max_object_bytes=checked_max_object_bytes(max_object_bytes),
-            durability=checked_durability(durability),
+            max_object_bytes=check_max_object_bytes(max_object_bytes),
+            durability=check_durability(durability),
         )
 
         if blank is not None:

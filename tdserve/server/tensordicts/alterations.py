@@ -254,7 +254,7 @@ class Alterations:
 
     async def _forget_values(self, entry: OpenedStore, waiting: str) -> None:
         """Removes what was kept of an alteration that does not come."""
-        if object_folders.exist(entry.folder):
+        if object_folders.has_values(entry.folder):
             forgetting = worker_pb2.Order()
             forgetting.move_values.cleared_below = waiting
             with suppress(TDServeError):  # then they take room until the store is deleted

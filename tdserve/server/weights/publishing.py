@@ -74,7 +74,7 @@ class Publishing:
             done = control_pb2.Done(version=publishing.version)
             answer = done.SerializeToString()
             # Nobody sees what is done to the versions before it is on record; if that fails, it never was.
-            with versions.undoing(), self._answers.transaction(session.client_id, request, answer) as txn:
+            with versions.undo_on_error(), self._answers.transaction(session.client_id, request, answer) as txn:
                 drops = self._commit(entry, publishing, spec, asked, txn)
         except BaseException as error:
             self._give_up(session, request, entry, publishing)

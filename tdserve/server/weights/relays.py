@@ -189,7 +189,7 @@ class Relays:
             store.fanout.end(link, is_whole=False)
         elif kind == "whole":
             found = store.fanout.content_of(link)
-            if found is not None and store.fanout.came_from_server(link, session.number):
+            if found is not None and store.fanout.is_from_server(link, session.number):
                 store.checksums.setdefault(found[1], report.whole.checksums)
                 store.entry.changed.wake()
         self._on_moved(store)

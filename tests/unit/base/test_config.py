@@ -14,10 +14,10 @@ from tdserve.base.config import (
     ClientConfig,
     ServerConfig,
     TorchrunRank,
+    hold_variable,
     parse_bytes,
     set_variables,
     single_threaded_environment,
-    variable_set,
 )
 from tdserve.base.errors import InvalidRequestError
 
@@ -283,7 +283,7 @@ def test_variable_set_when_blocks_of_threads_overlap_then_it_is_set_in_all_and_a
     begun, is_left = Barrier(3), Event()
 
     def look(waits: bool) -> list[str | None]:
-        with variable_set("TDSERVE_TEST", "0"):
+        with hold_variable("TDSERVE_TEST", "0"):
             begun.wait(20.0)
             if waits:
                 assert is_left.wait(20.0)

@@ -15,7 +15,7 @@ import pytest
 from tdserve.base.errors import DeadlineExceededError, TDServeError
 from tdserve.control import forking
 from tdserve.control.connection import ControlConnection
-from tdserve.control.forking import answer_of, beside_forks, received_beside_forks, sent_beside_forks, watch_forks
+from tdserve.control.forking import answer_of, beside_forks, receive_beside_forks, send_beside_forks, watch_forks
 from tests.integration.processes import REPOSITORY, wait_for
 from tests.unit.control.serving import Answering, serving
 
@@ -31,14 +31,14 @@ def queue_of(*messages: int | None) -> SimpleQueue[int | None]:
 
 
 def test_messages_when_nobody_forks_then_all_up_to_the_end() -> None:
-    assert list(sent_beside_forks(queue_of(1, 2, None, 3))) == [1, 2]
+    assert list(send_beside_forks(queue_of(1, 2, None, 3))) == [1, 2]
 
 
 def fork_and_ask_for_a_message() -> int:
     """The exit code of a forked child that asks for a message, and gets it."""
     pid = os.fork()
     if pid == 0:
-        os._exit(next(sent_beside_forks(queue_of(7))))
+        os._exit(next(send_beside_forks(queue_of(7))))
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -47,7 +47,7 @@ def test_fork_when_a_message_is_being_sent_then_waits_for_it_and_the_next_one_fo
 ) -> None:
     monkeypatch.setattr(forking, "SENT_TIMEOUT_S", TIMEOUT_S)
     watch_forks()
-    messages = sent_beside_forks(queue_of(1, 2))
+    messages = send_beside_forks(queue_of(1, 2))
     assert next(messages) == 1
     with ThreadPoolExecutor(1) as thread:
         forks = thread.submit(fork_and_ask_for_a_message)
@@ -60,7 +60,7 @@ def test_fork_when_a_message_is_being_sent_then_waits_for_it_and_the_next_one_fo
 def test_fork_when_a_message_does_not_leave_then_not_held_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "SENT_TIMEOUT_S", 0.01)
     watch_forks()
-    messages = sent_beside_forks(queue_of(1, 2))
+    messages = send_beside_forks(queue_of(1, 2))
     assert next(messages) == 1
     assert fork_and_ask_for_a_message() == 7
     assert next(messages) == 2
@@ -122,7 +122,7 @@ class Stream:
 def test_fork_when_a_stream_is_read_then_its_next_message_is_asked_for_afterwards() -> None:
     stream, traffic = Stream(), forking._current[-1]
     with ThreadPoolExecutor(1) as thread:
-        messages = received_beside_forks(stream)
+        messages = receive_beside_forks(stream)
         first = thread.submit(next, messages)
         wait_for(lambda: stream.num_asked == 1, "the stream to be asked")
         traffic.hold()

@@ -13,8 +13,8 @@ from tdserve.rules.catalog import (
     DEFAULT_MAX_OBJECT_BYTES,
     Catalog,
     StoreRecord,
-    checked_durability,
-    checked_max_object_bytes,
+    check_durability,
+    check_max_object_bytes,
     matches,
 )
 from tdserve.rules.replay.limiter import MinSize
@@ -220,13 +220,13 @@ def test_record_when_written_before_there_was_a_limit_then_has_the_default() -> 
 
 @pytest.mark.parametrize(("asked", "given"), [(0, 0), (1 << 20, 1 << 20), ((1 << 20) + 1, (1 << 20) + 65536)])
 def test_max_object_bytes_when_asked_for_then_rounded_up_to_whole_pages(asked: int, given: int) -> None:
-    assert checked_max_object_bytes(asked) == given
+    assert check_max_object_bytes(asked) == given
 
 
 @pytest.mark.parametrize("asked", [1, (1 << 20) - 1, (1 << 42) + 1, 2**64 - 1])
 def test_max_object_bytes_when_it_makes_no_sense_then_is_refused(asked: int) -> None:
     with pytest.raises(InvalidRequestError, match="max_object_bytes"):
-        checked_max_object_bytes(asked)
+        check_max_object_bytes(asked)
 
 
 def test_matches_when_another_limit_is_asked_for_then_says_so_and_no_wish_fits_all() -> None:
@@ -251,9 +251,9 @@ def test_names_around_when_there_are_many_then_the_nearest_in_their_order() -> N
 
 
 def test_durability_when_asked_for_then_is_one_of_two_or_no_wish() -> None:
-    assert [checked_durability(asked) for asked in ("process", "disk", "", None)] == ["process", "disk", "", ""]
+    assert [check_durability(asked) for asked in ("process", "disk", "", None)] == ["process", "disk", "", ""]
     with pytest.raises(InvalidRequestError, match="'ram' is none of process, disk"):
-        checked_durability("ram")
+        check_durability("ram")
 
 
 def test_matches_when_another_durability_is_asked_for_then_says_so_but_not_without_a_wish() -> None:
@@ -279,5 +279,5 @@ def test_overlapping_when_asked_then_all_that_lie_on_one_way(folders: list[str],
         for record in catalog
         if record.adopted and (is_within(path, record.adopted) or is_within(record.adopted, path))
     }
-    found = [record.name for record in catalog.overlapping(path)]
+    found = [record.name for record in catalog.find_overlapping(path)]
     assert (set(found), len(found)) == (expected, len(expected))

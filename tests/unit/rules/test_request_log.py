@@ -12,13 +12,13 @@ def test_seen_when_a_request_is_retried_then_its_own_answer() -> None:
     log = RequestLog()
     log.record(_ANN, 1, b"one")
     log.record(_BOB, 1, b"uno")
-    assert (log.seen(_ANN, 1), log.seen(_BOB, 1), log.seen(_ANN, 2)) == (b"one", b"uno", None)
+    assert (log.find_answer(_ANN, 1), log.find_answer(_BOB, 1), log.find_answer(_ANN, 2)) == (b"one", b"uno", None)
 
 
 def test_seen_when_the_answer_is_empty_then_still_seen() -> None:
     log = RequestLog()
     log.record(_ANN, 1, b"")
-    assert log.seen(_ANN, 1) == b""
+    assert log.find_answer(_ANN, 1) == b""
 
 
 def test_record_when_answered_before_then_refused_and_the_first_stays() -> None:
@@ -26,17 +26,17 @@ def test_record_when_answered_before_then_refused_and_the_first_stays() -> None:
     log.record(_ANN, 1, b"one")
     with pytest.raises(WrongStateError):
         log.record(_ANN, 1, b"two")
-    assert log.seen(_ANN, 1) == b"one"
+    assert log.find_answer(_ANN, 1) == b"one"
 
 
 def test_seen_when_others_were_answered_meanwhile_then_a_request_that_waits_is_new() -> None:
     log = RequestLog()
     for request in range(2, 10_000):
         log.record(_ANN, request, b"x")
-    assert log.seen(_ANN, 1) is None
-    assert log.seen(_ANN, 2) == b"x"
+    assert log.find_answer(_ANN, 1) is None
+    assert log.find_answer(_ANN, 2) == b"x"
     log.record(_ANN, 1, b"late")
-    assert log.seen(_ANN, 1) == b"late"
+    assert log.find_answer(_ANN, 1) == b"late"
 
 
 def test_record_when_it_takes_the_place_of_another_then_that_one_is_forgotten() -> None:
@@ -53,8 +53,8 @@ def test_forget_when_the_client_says_so_then_all_but_what_it_may_send_again() ->
         log.record(_ANN, request, b"x")
     log.record(_BOB, 1, b"x")
     assert log.forget(_ANN, 4, {2}) == [1, 3]
-    assert [log.seen(_ANN, request) for request in (1, 2, 3, 4)] == [None, b"x", None, b"x"]
-    assert log.seen(_BOB, 1) == b"x"
+    assert [log.find_answer(_ANN, request) for request in (1, 2, 3, 4)] == [None, b"x", None, b"x"]
+    assert log.find_answer(_BOB, 1) == b"x"
     assert log.forget(_BOB, 1) == []
 
 
@@ -74,7 +74,7 @@ def test_forget_client_when_gone_for_good_then_nothing_of_it_is_left() -> None:
     log.record(_BOB, 1, b"1")
     assert log.forget_client(_ANN) == [1, 2]
     assert log.forget_client(_ANN) == []
-    assert log.seen(_ANN, 1) is None
+    assert log.find_answer(_ANN, 1) is None
     assert list(log.entries()) == [(_BOB, 1, b"1")]
 
 
@@ -85,7 +85,7 @@ def test_restore_when_entries_come_in_any_order_then_the_same_log() -> None:
     log.record(_BOB, 9, b"9")
     again = RequestLog.restore(reversed(list(log.entries())))
     assert set(again.entries()) == set(log.entries())
-    assert again.seen(_BOB, 8) is None
+    assert again.find_answer(_BOB, 8) is None
 
 
 def test_is_over_when_a_client_has_said_what_it_asks_no_more_then_these_and_no_others() -> None:

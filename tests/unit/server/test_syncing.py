@@ -16,7 +16,7 @@ from tdserve.server import syncing
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.syncing import Syncing
 from tdserve.store.sync_pass import COPY_FILE
-from tdserve.store.version_marks import whole_versions
+from tdserve.store.version_marks import find_whole_versions
 from tdserve.store.watermark import FILE_NAME
 from tdserve.structure.capture import capture
 from tests.unit.server.world import Loop, World
@@ -119,7 +119,7 @@ def test_version_when_synced_then_its_file_stays_until_a_newer_one_is(tmp_path: 
         with own.client() as client:
             for number in range(5):
                 client.publish("w", TensorDict({"a": torch.full((10,), float(number))}, []))
-            assert list(whole_versions(versions)) == [1]
+            assert list(find_whole_versions(versions)) == [1]
         own.shutdown()
-        assert list(whole_versions(versions)) == [5, 6]
+        assert list(find_whole_versions(versions)) == [5, 6]
         assert not (versions / "1.safetensors").exists()

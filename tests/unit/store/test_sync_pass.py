@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.sync_pass import COPY_FILE, Pass, SyncedWeights, put_back
-from tdserve.store.version_marks import whole_versions
+from tdserve.store.version_marks import find_whole_versions
 from tdserve.store.watermark import SyncedStore
 
 
@@ -51,5 +51,5 @@ def test_pass_when_a_store_cannot_be_synced_then_the_others_are(tmp_path: Path) 
         failures = _pass(tmp_path, stores=[gone], weights=weights).run()
     assert list(failures) == ["0" * 32]
     assert "generation.memmap" in failures["0" * 32]
-    assert whole_versions(versions) == {1: "one"}
+    assert find_whole_versions(versions) == {1: "one"}
     assert (tmp_path / "synced" / COPY_FILE).exists()

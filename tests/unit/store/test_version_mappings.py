@@ -85,7 +85,7 @@ def test_when_dropped_when_any_tensor_lives_then_not_yet(tmp_path: Path) -> None
     fd = os.open(file.path, os.O_RDONLY)
     mapping = VersionMapping.private(fd, path=file.path)
     os.close(fd)
-    mapping.when_dropped(told.append, 5)
+    mapping.call_when_dropped(told.append, 5)
     row = mapping.leaves(SPEC)["w",][1]
     del mapping
     gc.collect()

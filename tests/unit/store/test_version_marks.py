@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.store.version_marks import sync_versions, whole_versions
+from tdserve.store.version_marks import find_whole_versions, sync_versions
 from tdserve.store.version_names import retire, values_name
 
 
@@ -23,32 +23,32 @@ def folder(tmp_path: Path) -> Path:
 
 def test_versions_when_synced_then_those_whose_files_are_as_they_were_are_whole(folder: Path) -> None:
     sync_versions(folder, {1: "one", 2: "two", 3: "three"})
-    assert whole_versions(folder) == {1: "one", 2: "two", 3: "three"}
+    assert find_whole_versions(folder) == {1: "one", 2: "two", 3: "three"}
     with open(folder / "1.safetensors", "r+b") as file:
         file.seek(2_500_000)
         file.write(b"\0")
-    assert whole_versions(folder) == {2: "two", 3: "three"}
+    assert find_whole_versions(folder) == {2: "two", 3: "three"}
     values_name(folder / "2.safetensors").write_bytes(b"other!")
-    assert whole_versions(folder) == {3: "three"}
+    assert find_whole_versions(folder) == {3: "three"}
     (folder / "3.safetensors").unlink()
-    assert whole_versions(folder) == {}
+    assert find_whole_versions(folder) == {}
 
 
 def test_versions_when_retired_before_they_are_synced_then_are_left_out(folder: Path) -> None:
     retire(folder / "1.safetensors")
     sync_versions(folder, {1: "one", 2: "two"})
-    assert whole_versions(folder) == {2: "two"}
+    assert find_whole_versions(folder) == {2: "two"}
 
 
 def test_versions_when_synced_before_then_are_not_read_again(folder: Path) -> None:
     sync_versions(folder, {2: "two"})
     (folder / "2.safetensors").write_bytes(b"damaged since")
     sync_versions(folder, {2: "two", 3: "three"})
-    assert whole_versions(folder) == {3: "three"}
+    assert find_whole_versions(folder) == {3: "three"}
 
 
 def test_versions_when_nothing_is_noted_or_the_note_is_damaged_then_none_is_whole(folder: Path) -> None:
-    assert whole_versions(folder) == {}
+    assert find_whole_versions(folder) == {}
     sync_versions(folder, {1: "one"})
     (folder / "synced.json").write_bytes(b"{")
-    assert whole_versions(folder) == {}
+    assert find_whole_versions(folder) == {}

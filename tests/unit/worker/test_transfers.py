@@ -14,7 +14,7 @@ from tdserve.structure.capture import capture
 from tdserve.transport.sources_sinks import LeafEnd, as_bytes
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2, worker_pb2
-from tdserve.worker.transfers import MAX_POSTED_BYTES, answer, check_inline, spooling, take
+from tdserve.worker.transfers import MAX_POSTED_BYTES, answer, check_inline, spool_values, take
 from tests.unit.worker.peer import TIMEOUT_S, Peer, receive
 
 LEAF = torch.arange(10.0)
@@ -139,7 +139,7 @@ def test_take_when_values_follow_then_in_the_spool_and_the_leaves_in_their_place
     content = control_pb2.Content(message_nbytes=sizes, values_nbytes=nbytes)
     sent = torch.split(torch.cat([as_bytes(LEAF), values]), list(sizes))
     works = [peer.channel.send(buffer, 6) for buffer in sent]
-    with spooling(content, spool) as end:
+    with spool_values(content, spool) as end:
         worked = take(peer.session.lane, ORDER, content, LAYOUT, LeafEnd([target]), values=end)
     peer.channel.wait_all(works, TIMEOUT_S)
     assert torch.equal(target, LEAF)
@@ -149,5 +149,5 @@ def test_take_when_values_follow_then_in_the_spool_and_the_leaves_in_their_place
 
 def test_take_when_values_follow_and_nothing_takes_them_then_refused_before_a_byte(peer: Peer) -> None:
     content = control_pb2.Content(message_nbytes=[40, 70_000], values_nbytes=70_000)
-    with spooling(control_pb2.Content(), "") as nothing, pytest.raises(RemoteProtocolError, match="70000"):
+    with spool_values(control_pb2.Content(), "") as nothing, pytest.raises(RemoteProtocolError, match="70000"):
         take(peer.session.lane, ORDER, content, LAYOUT, LeafEnd([torch.zeros(10)]), values=nothing)

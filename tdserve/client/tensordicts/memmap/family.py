@@ -14,7 +14,7 @@ from tdserve.client.tensordicts.memmap.arguments import check_no_archive, check_
 from tdserve.client.tensordicts.memmap.loading import LoadingClient
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.selection.selection import Selection
-from tdserve.rules.catalog import Durability, checked_durability, checked_max_object_bytes
+from tdserve.rules.catalog import Durability, check_durability, check_max_object_bytes
 from tdserve.structure import codec
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.declaring import Declared, declared, declared_paths, first_values, zeros_of
@@ -194,8 +194,8 @@ class MemmapClient(LoadingClient):
             spec=codec.encode(spec),
             exists_ok=exists_ok or existsok,
             share_non_tensor=share_non_tensor,
-            max_object_bytes=checked_max_object_bytes(max_object_bytes),
-            durability=checked_durability(durability),
+            max_object_bytes=check_max_object_bytes(max_object_bytes),
+            durability=check_durability(durability),
         )
         deadline = self.deadline(timeout_s)
 
