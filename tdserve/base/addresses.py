@@ -57,7 +57,7 @@ def parse_address(argument: str, text: str) -> tuple[str, int | None]:
         try:
             ipaddress.IPv6Address(host.partition("%")[0])
         except ValueError as fault:
-            raise InvalidRequestError(argument=argument, reason=f"{text!r} is no IPv6 address") from fault
+            raise InvalidRequestError(argument=argument, reason=f"{text!r} is not an IPv6 address") from fault
     return host, port
 
 

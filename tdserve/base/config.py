@@ -198,7 +198,7 @@ class ServerConfig:
             if value is not None:
                 values[entry.name] = value
         if given:
-            raise InvalidRequestError(argument=sorted(given)[0], reason="is no setting of a server")
+            raise InvalidRequestError(argument=sorted(given)[0], reason="is not a setting of a server")
         if "num_workers" not in values:
             values["num_workers"] = max(len(values.get("devices", ())), 1)
         if "root" not in values:
@@ -365,7 +365,9 @@ def check_cuda_device(argument: str, name: object) -> str:
         InvalidRequestError: It does not.
     """
     if not isinstance(name, str) or _CUDA_DEVICE.fullmatch(name) is None:
-        raise InvalidRequestError(argument=argument, reason=f"{name!r} is no CUDA device with its number, as 'cuda:0'")
+        raise InvalidRequestError(
+            argument=argument, reason=f"{name!r} is not a CUDA device with its number, such as 'cuda:0'"
+        )
     return name
 
 
@@ -393,7 +395,7 @@ def _check_host(host: object) -> None:
     if not isinstance(host, str):
         raise InvalidRequestError(argument="host", reason=f"{host!r} is not a str")
     if parse_address("host", host)[1] is not None:
-        raise InvalidRequestError(argument="host", reason=f"{host!r} has a port; port= (--port) is where it stands")
+        raise InvalidRequestError(argument="host", reason=f"{host!r} has a port; give it as port= (--port)")
 
 
 def _check_int(name: str, value: int, *, low: int, high: int) -> None:

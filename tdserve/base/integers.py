@@ -43,5 +43,5 @@ def check_version(argument: str, value: object) -> int:
     """
     number = integer_of(value)
     if number is None:
-        raise InvalidRequestError(argument=argument, reason=f"{value!r} is no version")
+        raise InvalidRequestError(argument=argument, reason=f"{value!r} is not a version")
     return min(max(number, -1), LARGEST)

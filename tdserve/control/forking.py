@@ -157,7 +157,9 @@ def answer_of(method: Any, request: Any, *, timeout: float, **options: Any) -> A
     try:
         answered.get(timeout=timeout + LATE_S)
     except Empty as error:
-        raise DeadlineExceededError(what="an answer of gRPC, which stands still here,", timeout_s=timeout) from error
+        raise DeadlineExceededError(
+            what="an answer from gRPC, which hangs in this process,", timeout_s=timeout
+        ) from error
     except BaseException:
         with beside_forks():  # after Ctrl-C it is still under way
             call.cancel()

@@ -200,7 +200,7 @@ class OpenStores:
         """Returns the structure with this fingerprint."""
         spec = self._specs.get(fingerprint) or self._specs_before.get(fingerprint)
         if spec is None:
-            raise LocalProtocolError(reason="control names a spec that this process was never told")
+            raise LocalProtocolError(reason="control names a spec that this process has not received")
         return spec
 
     def find(self, uid: str) -> MappedStore | None:

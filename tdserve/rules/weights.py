@@ -268,7 +268,7 @@ class Versions:
             WrongStateError: This version has no reader. Nothing was changed.
         """
         if not self._num_readers.get(version):
-            raise WrongStateError(state="read by nobody", event=f"release of version {version}")
+            raise WrongStateError(state="without readers", event=f"release of version {version}")
         self._num_readers[version] -= 1
         if self._num_readers[version]:
             return ()

@@ -66,7 +66,7 @@ class Adopted:
             return cls(str(told["path"]), bool(told["read_only"]), *numbers, files)
         except (ValueError, TypeError, KeyError, RecursionError) as fault:
             raise CorruptDataError(
-                path=str(file), expected="which folder this is", actual=repr(content[:80])
+                path=str(file), expected="the record of an adopted folder", actual=repr(content[:80])
             ) from fault
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -168,7 +168,7 @@ def real_path(path: str) -> str:
         found = os.path.realpath(path)
         found.encode()
     except (OSError, UnicodeEncodeError) as fault:
-        raise InvalidRequestError(argument="path", reason=f"{path!r} names no folder: {fault}") from fault
+        raise InvalidRequestError(argument="path", reason=f"{path!r} cannot name a folder: {fault}") from fault
     return found
 
 

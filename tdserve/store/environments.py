@@ -169,7 +169,9 @@ def _find(folder: Path) -> Environment | None:
         return None
     shared = _environments.get(inode)
     if shared is not None and shared.env in _kept:
-        raise WrongStateError(state=f"{folder} is open in the process that this one was forked of", event="opening it")
+        raise WrongStateError(
+            state=f"{folder} is open in the process that this one was forked from", event="opening it"
+        )
     if shared is not None and shared.pid != os.getpid():
         shared.env.close()  # inherited by fork, and private: see _part_from_parent
         del _environments[inode]

@@ -35,7 +35,7 @@ class Staging:
             name: One per concurrent write: the file holds one write at a time.
         """
         if not name or "/" in name:
-            raise InvalidRequestError(argument="staging name", reason=f"{name!r} is no file name")
+            raise InvalidRequestError(argument="staging name", reason=f"{name!r} is not a file name")
         self.path = Path(folder) / (name + _SUFFIX)
         self._buffer: torch.Tensor | None = None
         with os_faults(self.path):

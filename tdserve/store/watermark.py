@@ -171,7 +171,7 @@ class Watermark:
         with os_faults(path, asked=nbytes):
             fits = _fits(path, header, nbytes)
             if not fits and not makes:
-                raise CorruptDataError(path=str(path), expected="what is known of its rows", actual="nothing")
+                raise CorruptDataError(path=str(path), expected="a record of its rows", actual="none")
             if not fits:
                 _make(path, header, nbytes)
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -37,7 +37,7 @@ _OPERATIONS = {"sum": "SUM", "max": "MAX", "min": "MIN"}
 def check_available() -> None:
     """Raises NotSupportedError if torch was built without NCCL, or finds no CUDA device."""
     if not dist.is_nccl_available() or not torch.cuda.is_available():
-        raise NotSupportedError(feature="backend 'nccl'", reason="torch has no NCCL, or finds no CUDA device, here")
+        raise NotSupportedError(feature="backend 'nccl'", reason="torch has no NCCL here, or finds no CUDA device")
 
 
 class NcclLink:

@@ -76,7 +76,7 @@ def why_unavailable(device: str) -> str:
     device."""
     wanted = torch.device(device)
     if wanted.type != "cuda":
-        return f"{device} is no CUDA device"
+        return f"{device} is not a CUDA device"
     if not dist.is_nccl_available():
         return "torch has no NCCL here"
     num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -157,7 +157,7 @@ class _Piece:
         while not self._event.query():
             self._wire.check()
             if time.monotonic() >= end_s:
-                raise PeerLostError(peer=self._wire.peer, reason=f"nothing came within {timeout_s:g} s")
+                raise PeerLostError(peer=self._wire.peer, reason=f"no data arrived within {timeout_s:g} s")
             time.sleep(POLL_S)
         self._wire.finish(self)
 

@@ -236,7 +236,7 @@ class OrderedChannel:
             elif self._is_leader:
                 self._theirs[direction, tag].append(nbytes)
             else:
-                raise LocalProtocolError(reason=f"the other end moves {nbytes} bytes that nobody has posted")
+                raise LocalProtocolError(reason=f"the other end moves {nbytes} bytes that were not posted")
 
     def _meet(self, op: _Large, nbytes: int) -> None:
         """Queues a message that both ends have posted. Called with the lock held."""

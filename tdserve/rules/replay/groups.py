@@ -129,7 +129,7 @@ class GroupSelector:
         num_groups, rest = divmod(num_rows, self._size)
         if rest:
             raise InvalidRequestError(
-                argument="num_rows", reason=f"{num_rows} rows are no whole number of groups of {self._size}"
+                argument="num_rows", reason=f"{num_rows} rows are not a whole number of groups of {self._size}"
             )
         if num_rows > len(self._group_ids):
             reason = f"{num_rows} rows of different groups never fit into a capacity of {len(self._group_ids)}"

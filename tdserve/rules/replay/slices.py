@@ -111,7 +111,7 @@ class Slices(Sampler):
         parts = self.slice_len or self.num_slices or 1
         if num_rows % parts:
             what = f"slices of {parts} rows" if self.slice_len else f"rows in each of {parts} slices"
-            raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} rows are no whole number of {what}")
+            raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} rows are not a whole number of {what}")
         length = self.slice_len or num_rows // parts
         self._check_length("n", length, capacity)
         return length
@@ -135,7 +135,7 @@ def _as_key(argument: str, key: str | Sequence[str] | None) -> tuple[str, ...] |
         return None
     parts = (key,) if isinstance(key, str) else key
     if not isinstance(parts, (tuple, list)) or not parts or not all(isinstance(part, str) and part for part in parts):
-        raise InvalidRequestError(argument=argument, reason=f"{key!r} is no key: a string or a tuple of strings")
+        raise InvalidRequestError(argument=argument, reason=f"{key!r} is not a key: a string or a tuple of strings")
     return tuple(parts)
 
 
@@ -157,7 +157,7 @@ class SliceSelector:
 
     def __init__(self, setting: Slices, columns: RowColumns, capacity: int) -> None:
         if columns.trajectories is None:
-            raise LocalProtocolError(reason="slices were asked of a table without trajectories")
+            raise LocalProtocolError(reason="slices need a table with trajectories")
         self._setting = setting
         self._trajectories: Trajectories = columns.trajectories
         self._capacity = capacity

@@ -316,7 +316,9 @@ class Table(TableRows):
     def check_update(self, rows: Rows, priorities: NDArray[Any], generations: NDArray[np.uint32] | None) -> None:
         """Raises as ``update_priority`` does, and changes nothing."""
         if "priority" not in self._needs:
-            raise InvalidRequestError(argument="priority", reason=f"table {self.name!r} has a sampler without them")
+            raise InvalidRequestError(
+                argument="priority", reason=f"the sampler of table {self.name!r} has no priorities"
+            )
         check_priorities(priorities)
         if generations is None:
             self.check_live(rows)

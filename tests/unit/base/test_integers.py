@@ -52,5 +52,5 @@ def test_check_version_when_an_integer_then_one_that_a_message_can_say(value: An
 
 @pytest.mark.parametrize("value", ["1", 1.5, True, None], ids=repr)
 def test_check_version_when_no_integer_then_refused(value: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=r"newer_than: .* is no version"):
+    with pytest.raises(InvalidRequestError, match=r"newer_than: .* is not a version"):
         check_version("newer_than", value)

@@ -25,7 +25,7 @@ def _as_before() -> Iterator[None]:
         (["--host", "0.0.0.0"], "--token-file"),
         (["--port", "65536"], "port"),
         (["--workers", "0"], "num_workers"),
-        (["--device", "cuda:0,cpu"], "'cpu' is no CUDA device"),
+        (["--device", "cuda:0,cpu"], "'cpu' is not a CUDA device"),
         (["--device", "cuda:0", "--device", "cuda:1,cuda:2", "--workers", "2"], "3 are not one for each of 2"),
         (["--transfer-timeout", "0"], "transfer_timeout_s"),
         (["--grace", "-1"], "grace_s"),

@@ -155,7 +155,9 @@ class Still:
 
 def test_answer_when_grpc_stands_still_then_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "LATE_S", 0.02)
-    with pytest.raises(DeadlineExceededError, match=r"gRPC, which stands still here, did not happen within 0\.01 s"):
+    with pytest.raises(
+        DeadlineExceededError, match=r"gRPC, which hangs in this process, did not happen within 0\.01 s"
+    ):
         answer_of(Still(), None, timeout=0.01)
 
 

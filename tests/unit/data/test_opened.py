@@ -233,5 +233,5 @@ def test_forget_specs_when_orders_still_wait_then_what_was_told_last_is_known(st
     stores.forget_specs()
     assert stores.spec(store.ref.fingerprint) == store.spec
     stores.forget_specs()
-    with pytest.raises(LocalProtocolError, match="never told"):
+    with pytest.raises(LocalProtocolError, match="has not received"):
         stores.spec(store.ref.fingerprint)

@@ -26,7 +26,7 @@ def test_order_when_it_fails_then_the_future_has_the_workers_error(worker: DataW
         await worker.ready.wait()
         order = worker_pb2.Order()
         order.send_rows.store.fingerprint = b"never told"
-        with pytest.raises(LocalProtocolError, match="never told"):
+        with pytest.raises(LocalProtocolError, match="has not received"):
             await worker.order(order)
 
     run(scenario())

@@ -150,13 +150,13 @@ def test_sync_when_the_store_has_another_structure_or_is_deleted_then_leaves_it(
 
 
 def test_find_when_nothing_is_known_or_it_is_of_another_store_then_says_so(store: Store) -> None:
-    with pytest.raises(CorruptDataError, match="what is known of its rows"):
+    with pytest.raises(CorruptDataError, match="a record of its rows"):
         find_whole(store.synced)
     sync_store(store.synced)
     content = bytearray((store.folder / FILE_NAME).read_bytes())
     content[8] ^= 1
     (store.folder / FILE_NAME).write_bytes(content)
-    with pytest.raises(CorruptDataError, match="what is known of its rows"):
+    with pytest.raises(CorruptDataError, match="a record of its rows"):
         find_whole(store.synced)
 
 

@@ -143,7 +143,7 @@ def test_wire_when_it_cannot_form_then_connect_error_and_neither_thread_nor_stag
     staging = make_staging(max_sets=1)
     num_threads = len(os.listdir("/proc/self/task"))
     lonely = Kernels([SimpleQueue(), SimpleQueue()])
-    with pytest.raises(ConnectError, match="nothing came within"):
+    with pytest.raises(ConnectError, match="no data arrived within"):
         make_wire(lonely, CLIENT_RANK, staging, timeout_s=0.1)
     failing = Kernels([SimpleQueue(), SimpleQueue()])
     failing.is_failing = True

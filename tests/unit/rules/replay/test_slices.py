@@ -325,8 +325,8 @@ def test_starts_when_many_rows_come_and_go_at_once_then_as_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("setting", "num_rows", "reason"),
     [
-        (Slices(slice_len=3), 7, "7 rows are no whole number of slices of 3 rows"),
-        (Slices(num_slices=3), 7, "7 rows are no whole number of rows in each of 3 slices"),
+        (Slices(slice_len=3), 7, "7 rows are not a whole number of slices of 3 rows"),
+        (Slices(num_slices=3), 7, "7 rows are not a whole number of rows in each of 3 slices"),
         (Slices(num_slices=2), 22, "slices of 11 rows never fit into a capacity of 10"),
     ],
 )
