@@ -27,7 +27,8 @@ if _version_not_supported:
 
 
 class ControlServiceStub(object):
-    """Content never passes through here but for payloads of at most 32 KiB ("inline"), which control hands on unread.
+    """Content does not pass through this service, except for payloads of at most 32 KiB ("inline"), which control forwards
+    unread.
     """
 
     def __init__(self, channel):
@@ -79,13 +80,14 @@ class ControlServiceStub(object):
 
 
 class ControlServiceServicer(object):
-    """Content never passes through here but for payloads of at most 32 KiB ("inline"), which control hands on unread.
+    """Content does not pass through this service, except for payloads of at most 32 KiB ("inline"), which control forwards
+    unread.
     """
 
     def Session(self, request_iterator, context):
-        """One session: [Hello] then any order of requests; one Welcome, then for every request exactly one Accepted (a read
-        whose content follows over the data transport), Done or Failure. Rendezvous messages may come at any time after
-        Hello, in both directions.
+        """One session: Hello, then requests in any order. The server sends one Welcome, and for every request exactly one
+        Accepted (a read whose content follows over the data transport), Done or Failure. Rendezvous messages may come at
+        any time after Hello, in both directions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,7 +100,7 @@ class ControlServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CreateLargeStore(self, request_iterator, context):
-        """As CreateStore, with a request that is too large for one message: the server takes no message above 4 MiB.
+        """Like CreateStore, for a request that is too large for one message: the server accepts no message above 4 MiB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -186,7 +188,8 @@ def add_ControlServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ControlService(object):
-    """Content never passes through here but for payloads of at most 32 KiB ("inline"), which control hands on unread.
+    """Content does not pass through this service, except for payloads of at most 32 KiB ("inline"), which control forwards
+    unread.
     """
 
     @staticmethod
