@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from tdserve.messages.row_numbers import encode_rows
+from tdserve.messages.row_numbers import encode_many
 from tdserve.rules.replay.live_rows import Rows
 
 
@@ -29,4 +29,4 @@ class Reservation:
     @cached_property
     def encoded(self) -> bytes:
         """The row numbers in the form of messages and the catalog."""
-        return encode_rows(self.rows)
+        return encode_many(self.rows)

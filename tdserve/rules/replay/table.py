@@ -368,8 +368,10 @@ class Table(TableRows):
     @property
     def step_rows(self) -> int:
         """Rows that come or leave at a time: they are added to and removed from each selector too, and groups take
-        longest."""
-        return PIECE_ROWS if self.selectors.is_plain else max(PIECE_ROWS // 4 // len(self.selectors), 64)
+        longest; those that an evictor chooses lie all over the table."""
+        if self.selectors.is_plain:
+            return PIECE_ROWS if self._evictor is None else PIECE_ROWS // 4
+        return max(PIECE_ROWS // 4 // len(self.selectors), 64)
 
     def clear(self, *, resets_counts: bool = False) -> int:
         """Removes all rows, and lets the limiter start again; returns how many rows there were."""

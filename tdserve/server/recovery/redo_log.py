@@ -48,7 +48,8 @@ class Redo:
         # Rows of one write mostly have gone round equally often.
         num_rows = len(self.generations)
         is_equal = num_rows > 1 and np.count_nonzero(self.generations == self.generations[0]) == num_rows
-        return head + b"\n" + rows + (self.generations[:1].tobytes() if is_equal else encode_repeats(self.generations))
+        encode = _encode_near if self.is_long else encode_repeats
+        return head + b"\n" + rows + (self.generations[:1].tobytes() if is_equal else encode(self.generations))
 
     def save(self, txn: Transaction) -> None:
         """Writes it beside the commit: over the last one, or until all of a long one is done."""
@@ -74,9 +75,7 @@ class Redo:
         head, _, numbers = content.partition(b"\n")
         fields = json.loads(head)
         rows = decode_rows(numbers[: fields["rows_nbytes"]])
-        content = numbers[fields["rows_nbytes"] :]
-        is_equal = len(content) == _GENERATION_NBYTES
-        generations = np.frombuffer(content, "<i8") if is_equal else decode_repeats(content, len(rows))
+        generations = _decode(numbers[fields["rows_nbytes"] :], len(rows))
         return cls(fields["uid"], rows, np.broadcast_to(generations, rows.shape), is_long=is_long)
 
     def repair(self, values: np.ndarray) -> int:
@@ -85,3 +84,23 @@ class Redo:
         behind = (now == self.generations - 1) | (now == 1)  # 1: never committed before
         values[self.rows[behind]] = self.generations[behind]
         return int(np.count_nonzero(behind))
+
+
+def _encode_near(generations: np.ndarray) -> bytes:
+    """Generations that are near one another, as of rows that have gone round unequally often: the smallest, and a byte
+    for each; where that is longer, or too short, as ``encode_repeats``."""
+    content = encode_repeats(generations)
+    low = int(generations.min())
+    if len(content) <= _GENERATION_NBYTES + len(generations) or int(generations.max()) - low > np.iinfo(np.uint8).max:
+        return content
+    return low.to_bytes(_GENERATION_NBYTES, "little") + (generations - low).astype(np.uint8).tobytes()
+
+
+def _decode(content: bytes, num_rows: int) -> np.ndarray:
+    """What ``_encode_near``, ``encode_repeats`` or, where all are equal, neither was given."""
+    if len(content) == _GENERATION_NBYTES:
+        return np.frombuffer(content, "<i8")
+    low = int.from_bytes(content[:_GENERATION_NBYTES], "little", signed=True)
+    if len(content) == _GENERATION_NBYTES + num_rows and low >= 0:
+        return low + np.frombuffer(content, np.uint8, offset=_GENERATION_NBYTES).astype(np.int64)
+    return decode_repeats(content, num_rows)

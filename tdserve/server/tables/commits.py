@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.rules.replay.plans import Arrival
@@ -15,6 +16,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.redo_log import Redo
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import counts_of
+from tdserve.server.turns import free_apart
 from tdserve.store.catalog_db import Transaction
 from tdserve.v1 import control_pb2
 
@@ -109,6 +111,9 @@ async def commit_in_turns(
         table.commit(shown)
         await asyncio.sleep(0)
     redo.forget(stores.db)
+    last_references: list[Any] = [redo, rest, shown]
+    del redo, rest, shown
+    free_apart(last_references, num_rows=len(reservation))
     entry.changed.wake()
     return done
 

@@ -95,6 +95,9 @@ class Replays:
         except BaseException:
             session.mover.give_up_rows(request, rows)
             raise
+        last_references: list[object] = [reservation, rows, arrival, settle, coming]
+        del reservation, rows, arrival, settle, coming
+        free_apart(last_references, num_rows=asked.num_rows)
         if asked.wished_claim and (claim := self._claiming.offer(session, entry, asked)) is not None:
             done.claim.CopyFrom(claim)
         return done

@@ -6,12 +6,14 @@ import asyncio
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tdserve.base.deadline import Deadline
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
+from tdserve.server.turns import free_apart
 
 
 async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int, deadline: Deadline) -> Reservation:
@@ -42,14 +44,18 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
         give_back=lambda _: table.end_reserving(),
     )
     parts: list[Reservation] = []
+    missing = num_rows
     try:
-        while missing := num_rows - sum(map(len, parts)):
+        while missing:
             look = partial(table.reserve_part, min(missing, table.step_rows))
             parts.append(await session.wait(entry.changed, look, deadline, why, give_back=table.abort))
+            missing -= len(parts[-1])
             await asyncio.sleep(0)
-        rows = await asyncio.to_thread(np.concatenate, [part.rows for part in parts])
-        parts = [table.ring.join(parts, rows)]
-        await asyncio.to_thread(lambda: parts[0].encoded)
+        rows = await asyncio.to_thread(_join, parts, is_sorted=not table.settings.remover.is_ring)
+        joined, last_references = table.ring.join(parts, rows), [parts]
+        parts = [joined]
+        free_apart(last_references, num_rows=num_rows)
+        await asyncio.to_thread(lambda: joined.encoded)
     except BaseException:
         for part in parts:
             table.abort(part)
@@ -58,3 +64,9 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
         table.end_reserving()
         entry.changed.wake()
     return parts[0]
+
+
+def _join(parts: list[Reservation], *, is_sorted: bool) -> NDArray[np.int64]:
+    """The rows of all parts. Those that no ring has put into an order are sorted: they are few bytes then."""
+    rows = np.concatenate([part.rows for part in parts])
+    return np.sort(rows) if is_sorted else rows

@@ -12,6 +12,7 @@ from tdserve.messages.row_numbers import (
     each_once,
     encode_bits,
     encode_few_bytes,
+    encode_many,
     encode_repeats,
     encode_rows,
     is_run,
@@ -47,6 +48,18 @@ def test_rows_when_they_go_round_the_end_of_a_table_then_few_bytes(num_rows: int
 def test_rows_when_of_several_runs_then_equal_in_their_order(found: list[tuple[int, int]]) -> None:
     rows = np.concatenate([np.arange(first, first + num_rows) for first, num_rows in found])
     assert decode_rows(encode_rows(rows)).tolist() == rows.tolist()
+
+
+@pytest.mark.parametrize("step", [1, 2, 70])
+@pytest.mark.parametrize("num_rows", [1, 3, 20_000])
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_encode_many_when_rows_are_sorted_and_near_then_a_bit_each(num_rows: int, step: int, is_sorted: bool) -> None:
+    rows = np.arange(5, 5 + num_rows * step, step) * (1 if is_sorted else -1) + (0 if is_sorted else 2_000_000)
+    encoded = encode_many(rows)
+    assert decode_rows(encoded).tolist() == rows.tolist()
+    assert len(encoded) <= len(encode_rows(rows))
+    if (num_rows, step, is_sorted) == (20_000, 2, True):
+        assert len(encoded) < 2 * num_rows // 8 + 32
 
 
 @pytest.mark.parametrize("runs", [[-5, 0, 2**62, 0, 2**62], [-5, 0, -1], [-5, 0, 3, 9], [-5, 7, 11]])

@@ -17,6 +17,17 @@ def test_load_when_saved_twice_then_the_last(world: World) -> None:
     assert (found.uid, found.rows.tolist(), found.generations.tolist()) == ("second", [3, -1, 7], [6, -2, 14])
 
 
+@pytest.mark.parametrize("generations", [[2] * 9, [2, 4] * 30_000, [2, 2**50] * 30_000, [512, 2, *[4] * 60_000], [6]])
+def test_load_when_a_long_commit_gave_rows_other_generations_then_these(world: World, generations: list[int]) -> None:
+    rows = np.arange(len(generations))
+    redo = Redo("uid", rows, np.array(generations, np.int64), is_long=True)
+    assert len(redo.record) < 150_000 or 2**50 in generations
+    with world.db.transaction() as txn:
+        redo.save(txn)
+    (found,) = Redo.load(world.db)
+    assert (found.generations.tolist(), found.rows.tolist()) == (generations, rows.tolist())
+
+
 def test_load_when_nothing_was_committed_then_nothing(world: World) -> None:
     assert Redo.load(world.db) == []
 
