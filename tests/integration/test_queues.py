@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,21 @@ def test_take_when_several_clients_share_a_queue_then_each_row_goes_to_one(
     found = [each.result(30.0) for each in taking]
     assert sorted(number for each in found for number in each) == [*range(120)]
     assert all(each == sorted(each) for each in found), "each sees them in order"
+
+
+def test_take_when_very_many_rows_become_too_old_while_it_waits_then_it_gets_those_that_come(
+    client: tdserve.Client, name: str
+) -> None:
+    num_rows, policy = 50_000, f"p-{name}"
+    queue = client.create_queue(name, rows(9)[0], num_rows, policy=policy)
+    queue.extend(rows(9)[0].expand(num_rows - 8).clone())
+    with ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(queue.take, num_rows, max_lag=0, ack=False, timeout_s=20.0)
+        client.publish(policy, TensorDict({"w": torch.zeros(4)}))
+        queue.extend(rows(3)[0].expand(num_rows).clone(), timeout_s=20.0)
+        assert set(numbers(taking.result(20.0))) == {3}
+    assert queue.info()["num_discarded"] == num_rows - 8
+    client.delete(policy)
 
 
 def test_ack_when_it_is_not_due_then_refused_and_nothing_changed(

@@ -75,6 +75,22 @@ def test_extend_when_a_version_is_given_or_not_then_each_row_has_its_own(
     assert (version.dtype, version.shape) == (torch.int64, (4,))
 
 
+def test_take_when_very_many_rows_are_too_old_then_they_leave_and_the_others_come_in_order(
+    client: tdserve.Client, name: str, policy: Policy
+) -> None:
+    num_old, young = 50_000, rows(*range(8))
+    queue = client.create_queue(name, young[0], num_old + 8, policy=policy.name)
+    queue.extend(rows(9)[0].expand(num_old).clone())
+    with queue.take(8, ack=True, max_lag=0, timeout_s=20.0):  # some are held meanwhile
+        policy.publish()
+        queue.extend(young)
+        with queue.take(8, max_lag=0, timeout_s=20.0) as batch:
+            assert numbers(batch) == [*range(8)]
+        assert len(queue) == 8
+    assert len(queue) == 0
+    assert queue.info()["num_discarded"] == num_old - 8
+
+
 def test_extend_when_the_version_cannot_be_then_nothing_is_written(
     client: tdserve.Client, name: str, policy: Policy
 ) -> None:

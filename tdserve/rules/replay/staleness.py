@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.messages.content import POLICY_VERSION_KEY
+from tdserve.messages.row_numbers import each_once
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 
@@ -38,7 +39,7 @@ class Staleness:
     The amortised cost is that of the rows that change. Memory: up to 25 bytes per row of capacity.
 
     Args:
-        columns: Columns of the table.
+        columns: RowColumns of the table.
         uid: The incarnation of the policy's store that the rows' versions belong to; "" if there was none.
         num_discarded: Its stored value.
 
@@ -126,6 +127,16 @@ class Staleness:
         """Returns the members of a version from ``low`` on, below ``high``; each once, oldest version first."""
         found = [self._alive(version, self._buckets[version]) for version in self._range(low, high)]
         return found[0] if len(found) == 1 else np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def pieces(self, low: int, high: int, *, piece_rows: int) -> Iterator[Rows]:
+        """As :meth:`between`, so many rows at most at a time, or none: each is a member when it is given. Rows may come
+        and go meanwhile; those that come are not among them."""
+        buckets = [(version, self._buckets[version]) for version in self._range(low, high)]
+        for version, rows in [(version, bucket.rows[: bucket.end]) for version, bucket in buckets]:
+            for start in range(0, len(rows), piece_rows):
+                part = rows[start : start + piece_rows]
+                part = part[self._is_member[part] & (self._versions[part] == version)]
+                yield each_once(part) if len(part) else part
 
     def count(self, low: int, high: int | None = None) -> int:
         """Returns the number of these members."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import SelectionError
+from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.rules.replay.claims import Claims
 from tdserve.rules.replay.columns import MakeColumn, RowColumns, in_memory
 from tdserve.rules.replay.drawing import Drawing
@@ -110,7 +111,7 @@ class TableRows:
         self.claims: Claims | None = None
         self.is_closed = bool(state.get("is_closed", False))
         self._is_reserving = False  # for one writer, in several turns: no other writer gets rows meanwhile
-        self.num_coming = self.num_suspended = 0
+        self.num_coming = self.num_suspended = self._num_kept_too_old = 0
         self._arriving: list[tuple[int, int]] = []  # first, and end less 1, of sequences not on record
         self._generations: Rows = np.asarray(generations)
         self._samples = int(state.get("samples", 0))
@@ -255,16 +256,29 @@ class TableRows:
 
     def discard(self, max_lag: int) -> int:
         """Removes rows whose lag is above ``max_lag``, except rows on lease; returns how many."""
+        return sum(self.discarding(max_lag)) if self._count_too_old(max_lag) else 0
+
+    def discarding(self, max_lag: int) -> Iterator[int]:
+        """As :meth:`discard`, a piece at a time: between two pieces rows may come and go."""
         staleness = self.selectors.staleness
         if staleness is None:
-            return 0
-        rows = staleness.between(UNKNOWN, staleness.floor(max_lag))
-        if self.selectors.leases.num_leased:
-            rows = rows[~self.selectors.leases.holds(rows)]
-        if len(rows):
-            self.remove(rows)
-            staleness.num_discarded += len(rows)
-        return len(rows)
+            return
+        for rows in staleness.pieces(UNKNOWN, staleness.floor(max_lag), piece_rows=PIECE_ROWS // 4):
+            if self.selectors.leases.num_leased:
+                rows = rows[~self.selectors.leases.holds(rows)]
+            if len(rows):
+                self.remove(rows)
+                staleness.num_discarded += len(rows)
+            yield len(rows)
+        self._num_kept_too_old = self._count_too_old(max_lag)
+
+    def num_too_old(self, max_lag: int) -> int:
+        """Rows that :meth:`discard` would look at, but for so many as the last one has left to those that hold them."""
+        return self._count_too_old(max_lag) - self._num_kept_too_old
+
+    def _count_too_old(self, max_lag: int) -> int:
+        staleness = self.selectors.staleness
+        return 0 if staleness is None else staleness.count(UNKNOWN, staleness.floor(max_lag))
 
     def state(self) -> dict[str, Any]:
         """Returns the state that generations and columns do not have and that :meth:`restore` needs."""

@@ -80,16 +80,6 @@ def check_max_lag(entry: OpenedStore, asked: control_pb2.SampleRequest) -> int |
     return asked.max_lag
 
 
-def refresh(stores: Stores, entry: OpenedStore, max_lag: int | None) -> None:
-    """Before rows of at most this lag are drawn: what is too old leaves a queue, and is drawn of no other table."""
-    if max_lag is None:
-        return
-    follow(stores, entry)
-    table = entry.replay_table()
-    if table.settings.is_queue and table.discard(max_lag):
-        entry.changed.wake()
-
-
 class MadeBy:
     """The versions that an extend's rows were made by, read when it begins and settled when it is committed.
 

@@ -21,7 +21,8 @@ from tdserve.server.sessions.session import ClientSession
 from tdserve.server.specs import message_of
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import counts_of
-from tdserve.server.tables.policies import check_max_lag, follow, refresh
+from tdserve.server.tables.discarding import Discarding
+from tdserve.server.tables.policies import check_max_lag, follow
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.view_building import ViewBuilding
 from tdserve.server.turns import in_turns
@@ -40,6 +41,7 @@ class Samples:
         self._stores = stores
         self._rule_keys = rule_keys
         self._view_building = ViewBuilding()
+        self._discarding = Discarding(stores)
         self._rng = np.random.default_rng()
         self._leasing: dict[int, dict[str, OpenedStore]] = {}  # by session, and by uid: tables that it has rows of
 
@@ -64,15 +66,13 @@ class Samples:
             return control_pb2.Done(newest_policy_version=staleness.newest if staleness is not None else 0)
         if asked.asks_counts:
             return control_pb2.Done(counts=counts_of(entry))
-        num_rows, num_batches = asked.num_rows, max(asked.num_batches, 1)
-        if num_rows * num_batches > MAX_SAMPLE_ROWS:
-            reason = f"{num_rows} rows in {num_batches} batches are more than {MAX_SAMPLE_ROWS}"
-            raise InvalidRequestError(argument="num_rows", reason=reason)
+        num_rows, num_batches = _size_of(asked)
         max_lag = check_max_lag(entry, asked)
         key = await self._view(session, entry, asked)
         if max_lag is not None and not table.settings.is_queue:  # from which goes what is too old
             key = key._replace(max_lag=max_lag)
         await self._view_building.ready(session, entry, key, deadline)
+        await self._discarding.finish(session, entry, max_lag)
         if session.ended.is_set():  # what it would get on lease nobody would give back
             raise PeerLostError(peer=f"session {session.number}", reason="it has ended")
         owner = session.number if asked.is_lease else None
@@ -82,7 +82,8 @@ class Samples:
         draw = partial(table.plan_sample, num_rows, rng=self._rng, key=key, owner=owner, request=request)
 
         def plan_some(num_batches: int) -> RowsPlan | None:
-            refresh(self._stores, entry, max_lag)
+            if not self._discarding.refresh(entry, max_lag):
+                return None
             return draw(num_batches, max_drawn=TREE_PIECE_ROWS, replaces=asked.replaces_torn)
 
         def plan() -> RowsPlan | None:
@@ -204,6 +205,15 @@ class Samples:
     def _undo(self, entry: OpenedStore, plan: RowsPlan) -> None:
         entry.replay_table().undo(plan)
         entry.changed.wake()
+
+
+def _size_of(asked: control_pb2.SampleRequest) -> tuple[int, int]:
+    """Rows of a batch, and batches."""
+    num_rows, num_batches = asked.num_rows, max(asked.num_batches, 1)
+    if num_rows * num_batches > MAX_SAMPLE_ROWS:
+        reason = f"{num_rows} rows in {num_batches} batches are more than {MAX_SAMPLE_ROWS}"
+        raise InvalidRequestError(argument="num_rows", reason=reason)
+    return num_rows, num_batches
 
 
 def _releasing(entry: OpenedStore, table: Table, session: int, request: int = 0) -> Iterator[None]:

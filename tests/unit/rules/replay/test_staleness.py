@@ -39,6 +39,18 @@ def test_arrive_when_no_version_is_given_then_it_is_the_newest(subject: Stalenes
     assert subject.between(5).tolist() == [5, 6]
 
 
+def test_pieces_when_rows_go_and_come_meanwhile_then_members_that_were_there_at_first(subject: Staleness) -> None:
+    subject.leave(rows(0))
+    subject.enter(rows(0))
+    subject.arrive(rows(3, 4), rows(4, 2))
+    subject.enter(rows(3))
+    found = subject.pieces(0, 5, piece_rows=2)
+    assert next(found).tolist() == [0, 1]
+    subject.enter(rows(4))
+    subject.leave(rows(2))
+    assert [piece.tolist() for piece in found] == [[0], [3]]
+
+
 def test_between_when_rows_come_and_go_then_each_member_once_and_oldest_first(subject: Staleness) -> None:
     subject.leave(rows(0, 2))
     subject.enter(rows(2, 0))
