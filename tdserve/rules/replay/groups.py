@@ -16,6 +16,12 @@ _NONE = -1
 _MAX_STEPS = 512
 
 
+# Groups of one part of the dictionary at most, on average: to copy it takes a fraction of a millisecond.
+_ROWS_OF_PART = 4096
+
+_MIXING_FACTOR = 0xBF58476D1CE4E5B9
+
+
 class GroupSelector:
     """A selector that draws different complete groups, each with the same probability.
 
@@ -52,15 +58,19 @@ class GroupSelector:
         self._is_sorted = np.zeros(capacity, np.bool_)
         self._num_rows: Rows = np.full(capacity, 0, np.int64)
         self._id_of_group: Rows = np.full(capacity, 0, np.int64)
-        self._group_of_id: dict[int, int] = {}
+        # Of many groups in many parts: one that grows beyond its room is copied, and each has its own moment for that.
+        num_parts = 1 << (capacity // _ROWS_OF_PART).bit_length()
+        self._group_of_id: list[dict[int, int]] = [{} for _ in range(num_parts)]
         self._unused: list[int] = []
+        self._num_numbered = 0
         self._complete = LiveRows(capacity)
 
     def __len__(self) -> int:
         return self._num_members
 
     def __repr__(self) -> str:
-        return f"<GroupSelector {self.num_complete} of {len(self._group_of_id)} groups complete>"
+        num_groups = self._num_numbered - len(self._unused)
+        return f"<GroupSelector {self.num_complete} of {num_groups} groups complete>"
 
     @property
     def num_complete(self) -> int:
@@ -78,7 +88,7 @@ class GroupSelector:
         if (self._group[rows] != _NONE).any():
             raise LocalProtocolError(reason="a row that may be drawn was added again")
         ids, place, counts = np.unique(self._group_ids[rows], return_inverse=True, return_counts=True)
-        groups = np.array([self._number(value) for value in ids.tolist()], np.int64)
+        groups = self._number(ids)
         sequence = self._columns.sequence
         rows = rows[np.lexsort((sequence[rows], place))]
         ends = np.cumsum(counts)
@@ -112,9 +122,11 @@ class GroupSelector:
         self._num_rows[groups] = before - counts
         self._num_members -= len(rows)
         self._complete.remove(groups[(before >= self._size) & (before - counts < self._size)])
-        for empty in groups[before == counts].tolist():
-            del self._group_of_id[int(self._id_of_group[empty])]
-            self._unused.append(empty)
+        empty = groups[before == counts]
+        ids = self._id_of_group[empty]
+        for part, value in zip(self._parts_of(ids), ids.tolist(), strict=True):
+            del self._group_of_id[part][value]
+        self._unused.extend(empty.tolist())
 
     def update(self, rows: Rows) -> None:
         """Does nothing: priorities do not matter here."""
@@ -138,14 +150,33 @@ class GroupSelector:
             return None
         return Drawn(self._oldest(self._choose(num_groups, rng)), {})
 
-    def _number(self, value: int) -> int:
-        """Returns the number of the group of this value, a new one if it has no members."""
-        group = self._group_of_id.get(value)
-        if group is None:
-            group = self._unused.pop() if self._unused else len(self._group_of_id)
-            self._group_of_id[value] = group
-            self._id_of_group[group] = value
-        return group
+    def _number(self, ids: NDArray[np.int64]) -> Rows:
+        """Returns the numbers of the groups of these values, each named once; a new one for each without members."""
+        groups = []
+        for part, value in zip(self._parts_of(ids), ids.tolist(), strict=True):
+            known = self._group_of_id[part]
+            group = known.get(value)
+            if group is None:
+                if self._unused:
+                    group = self._unused.pop()
+                else:
+                    group, self._num_numbered = self._num_numbered, self._num_numbered + 1
+                known[value] = group
+            groups.append(group)
+        numbers = np.array(groups, np.int64)
+        self._id_of_group[numbers] = ids
+        return numbers
+
+    def _parts_of(self, ids: NDArray[np.int64]) -> list[int]:
+        """In which part each value stands: spread at random, so that no two parts grow at once."""
+        num_parts = len(self._group_of_id)
+        if num_parts == 1:
+            return [0] * len(ids)
+        words = ids.astype(np.uint64)
+        for shift in (30, 27):  # as of splitmix64
+            words = (words ^ (words >> np.uint64(shift))) * np.uint64(_MIXING_FACTOR)
+        parts: list[int] = ((words >> np.uint64(32)) & np.uint64(num_parts - 1)).tolist()
+        return parts
 
     def _unlink(self, rows: Rows, group: Rows) -> None:
         """Removes rows, which are not members any more, from the links of their groups, however many are neighbours."""
