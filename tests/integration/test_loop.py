@@ -114,6 +114,43 @@ def test_loop_when_a_table_has_very_many_rows_then_no_call_keeps_it_busy(
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_loop_when_rows_leave_by_rules_of_their_own_then_no_call_keeps_it_busy(
+    watched: WatchedServer, size: tuple[int, float]
+) -> None:
+    num_rows, limit_s = size
+    row = TensorDict({"x": torch.zeros((), dtype=torch.uint8)}, [])
+    everything = row.expand(num_rows).clone()
+    with watched.client(transport="gloo", timeout_s=110.0) as client:
+        lowest = client.create_replay("lowest", like=row, capacity=num_rows, remover=tdserve.LowestPriority())
+        for _ in range(20):
+            lowest.extend(everything[: num_rows // 20], priority=torch.rand(num_rows // 20, dtype=torch.float64))
+        twice = client.create_replay("twice", like=row, capacity=num_rows, max_times_sampled=2)
+        queue = client.create_queue("queue", like=row, max_size=num_rows, policy="p")
+        client.publish("p", row.expand(1).clone())
+
+        def take() -> None:
+            with queue.take(num_rows // 20):
+                pass
+
+        def discard() -> None:
+            client.publish("p", row.expand(1).clone())
+            with pytest.raises(tdserve.DeadlineExceededError):
+                queue.take(1, max_lag=0, timeout_s=1.0)
+
+        calls: dict[str, Callable[[], object]] = {
+            "evict one row": lambda: lowest.extend(everything[:1]),
+            "evict very many rows": lambda: lowest.extend(everything[: num_rows // 3]),
+            "extend by all rows at once": lambda: twice.extend(everything),
+            "sample rows that may leave for it": lambda: twice.sample(96_000),
+            "fill a queue at once": lambda: queue.extend(everything[: num_rows - len(queue)]),
+            "take very many rows": take,
+            "discard all rows": discard,
+        }
+        assert long_ones(watched, calls, limit_s) == {}
+        assert len(queue) == 0
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_loop_when_a_sample_is_the_first_of_its_kind_then_it_looks_at_the_rows_a_few_at_a_time(
     watched: WatchedServer, size: tuple[int, float]
 ) -> None:

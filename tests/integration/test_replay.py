@@ -375,3 +375,17 @@ def test_extend_when_many_clients_write_and_read_then_every_row_is_whole(
         writer.result()
     assert replay.info()["inserts"] == 202
     assert len(replay) == 64
+
+
+def test_sample_when_very_many_rows_may_be_sampled_so_often_then_each_is_and_no_more(
+    client: tdserve.Client, name: str
+) -> None:
+    num_rows, num_drawn = 40_000, 30_000  # drawn a few at a time
+    replay = client.create_replay(name, TensorDict({"x": torch.tensor(0)}, []), num_rows, max_times_sampled=2)
+    replay.extend(TensorDict({"x": torch.arange(num_rows)}, [num_rows]))
+    found = [replay.sample(num_drawn)["x"] for _ in range(2)]
+    with pytest.raises(tdserve.DeadlineExceededError):  # there are 20,000: none of them is lost by the attempt
+        replay.sample(num_drawn, timeout_s=0.5)
+    found.append(replay.sample(20_000)["x"])
+    assert torch.equal(torch.cat(found).sort().values, torch.arange(num_rows).repeat_interleave(2))
+    wait_for(lambda: len(replay) == 0, "rows to leave that were sent")

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.content import ADDED_DTYPES, POLICY_VERSION_KEY
+from tdserve.messages.row_numbers import each_once
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.sample_columns import added_columns
@@ -36,7 +37,7 @@ class Drawing:
 
     Args:
         settings: Settings of the table.
-        columns: Columns of the table.
+        columns: RowColumns of the table.
         views: Selectors of the table; they drop rows that were sampled for the last time.
     """
 
@@ -106,7 +107,7 @@ class Drawing:
             kept = Drawn(drawn.rows[allowed], {key: column[allowed] for key, column in drawn.columns.items()})
             pieces.append(self._count(kept))
             missing -= len(kept.rows)
-            chosen = np.unique(drawn.rows)
+            chosen = each_once(drawn.rows)
             over = chosen[self._columns.times_sampled[chosen] >= self._max_times]
             self._selectors.leave(over)
             spent.append(over)
@@ -127,11 +128,12 @@ class Drawing:
 
 def _occurrence(rows: Rows) -> NDArray[np.int64]:
     """Returns how often each row occurs before its own place."""
-    order = np.argsort(rows, kind="stable")
-    ordered = rows[order]
+    places = np.arange(len(rows))
+    num_bits = len(rows).bit_length()
+    keys = np.sort((rows << num_bits) | places)  # four times as fast as to find a stable order
+    ordered, order = keys >> num_bits, keys & ((1 << num_bits) - 1)
     is_first = np.ones(len(rows), np.bool_)
     is_first[1:] = ordered[1:] != ordered[:-1]
-    places = np.arange(len(rows))
     found = np.empty(len(rows), np.int64)
     found[order] = places - np.maximum.accumulate(np.where(is_first, places, 0))
     return found

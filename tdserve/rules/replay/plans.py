@@ -50,12 +50,14 @@ class RowsPlan:
 
     @classmethod
     def join(cls, plans: Sequence[RowsPlan]) -> RowsPlan:
-        """Returns one plan of the rows of several plans without spent rows; ``num_missing`` is that of the last."""
+        """Returns one plan of the rows of several plans; ``num_missing`` is that of the last."""
         names = plans[0].columns
         return cls(
             np.concatenate([plan.rows for plan in plans]),
             np.concatenate([plan.generations for plan in plans]),
             {name: np.concatenate([plan.columns[name] for plan in plans]) for name in names},
+            spent=np.concatenate([plan.spent for plan in plans]),
+            spent_generations=np.concatenate([plan.spent_generations for plan in plans]),
             sequence=np.concatenate([plan.sequence for plan in plans]),
             num_missing=plans[-1].num_missing,
             num_clears=plans[0].num_clears,

@@ -235,10 +235,14 @@ class Table(TableRows):
         if draw is None:
             return None
         rows = draw.drawn.rows
+        if len(draw.spent):
+            self._live.remove(draw.spent)
         return RowsPlan(
             rows,
             self._generations[rows],
             draw.drawn.columns,
+            spent=draw.spent,
+            spent_generations=self._generations[draw.spent],
             sequence=self.columns.sequence[rows],
             num_missing=plan.num_missing - num_rows,
         )
@@ -461,7 +465,7 @@ class Table(TableRows):
         if key.group or not self.settings.sampler.is_independent:
             return num_rows, num_batches, 0
         total = num_rows * num_batches
-        num_drawn = min(total, max_drawn) if max_drawn and not self.settings.max_times_sampled else total
+        num_drawn = min(total, max_drawn) if max_drawn else total
         return num_drawn, 1, total - num_drawn
 
     def _check_lease(self, key: SampleConditions, num_rows: int) -> None:

@@ -79,12 +79,14 @@ class Samples:
         if owner is not None:
             self._leasing.setdefault(owner, {})[entry.record.uid] = entry
 
+        num_failed = 0
         draw = partial(table.plan_sample, num_rows, rng=self._rng, key=key, owner=owner, request=request)
 
         def plan_some(num_batches: int) -> RowsPlan | None:
             if not self._discarding.refresh(entry, max_lag):
                 return None
-            return draw(num_batches, max_drawn=TREE_PIECE_ROWS, replaces=asked.replaces_torn)
+            max_drawn = 0 if num_failed and table.settings.max_times_sampled else TREE_PIECE_ROWS
+            return draw(num_batches, max_drawn=max_drawn, replaces=asked.replaces_torn)
 
         def plan() -> RowsPlan | None:
             # Who waits gets one batch as soon as there is one: a limiter may never let through several.
@@ -107,6 +109,7 @@ class Samples:
                 give_back=lambda granted: self._undo(entry, granted),
             )
             granted = await self._complete(entry, begun, key)
+            num_failed += granted is None  # rows that may be drawn so often did not suffice: all are looked at next
         return await self._sending(
             entry, granted, lambda: self.send(session, request, entry, granted, tells_spec=not asked.fingerprint)
         )
