@@ -1,7 +1,7 @@
-"""Bundles: the serialised values that one row has under several paths, together in one buffer. No torch.
+"""Bundles: the serialised values of one row under several paths, together in one buffer. No torch.
 
-A bundle begins with the bytes of each value (uint32, little endian, in the order of the paths); the values follow. A
-database takes one of them in half the time that it needs for four values.
+A bundle begins with the length of each value (uint32, little endian, in the order of the paths); the values follow. A
+database stores one bundle in half the time of four values.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from tdserve.messages.value_columns import Buffer, JoinedValues, Sizes, packed_r
 _SIZE_BYTES = 4
 
 _FEW_BYTES = 1024
-"""Values of up to about this size are copied together faster than each is handed on by itself."""
+"""Up to about this size, values are copied together faster than each is passed on separately."""
 
 
 class SplitColumn(NamedTuple):
     """The values of one path, row by row.
 
     Attributes:
-        sizes: Bytes of each value, int64 ``[n]``; below 4 GiB.
-        pieces: Lists of n elements: those of one row, one after the other, are its value.
+        sizes: Length of each value, int64 ``[n]``; below 4 GiB.
+        pieces: Lists of n elements: the elements of one row, concatenated, are its value.
     """
 
     sizes: Sizes
     pieces: Sequence[Sequence[Buffer]]
 
     @classmethod
-    def joined(cls, columns: Sequence[SplitColumn]) -> SplitColumn:
-        """Columns of one path, one after the other."""
+    def join(cls, columns: Sequence[SplitColumn]) -> SplitColumn:
+        """Returns the concatenation of columns of one path."""
         pieces = zip(*[column.pieces for column in columns], strict=True)
         return cls(np.concatenate([column.sizes for column in columns]), [list(chain(*each)) for each in pieces])
 
     def parts(self) -> list[Buffer]:
-        """All values one after the other, in parts that are no copies unless they are small."""
+        """Returns all values, concatenated, in parts that are no copies unless they are small."""
         if len(self.pieces) == 1:
             return [b"".join(self.pieces[0])]
         return list(chain.from_iterable(zip(*self.pieces, strict=True)))
 
 
 def bundle(columns: Sequence[SplitColumn]) -> tuple[Sizes, list[Buffer]]:
-    """Bytes of each row's bundle, and all bundles one after the other, in parts that are no copies."""
+    """Returns the length of each row's bundle, and all bundles, concatenated, in parts that are no copies."""
     table = np.stack([column.sizes for column in columns], axis=1)
     lists: list[Sequence[Buffer]] = []
-    small: list[Sequence[Buffer]] = [packed_rows(table.astype("<u4"))]  # side by side in each row, until a large one
+    small: list[Sequence[Buffer]] = [packed_rows(table.astype("<u4"))]  # neighbours in each row, up to a large one
     for column in columns:
         *heads, bodies = column.pieces
         small += heads
@@ -65,7 +65,7 @@ def bundle(columns: Sequence[SplitColumn]) -> tuple[Sizes, list[Buffer]]:
 
 
 def _join(lists: Sequence[Sequence[Buffer]]) -> Sequence[Buffer]:
-    """What stands side by side in each row, as one."""
+    """Joins the neighbours in each row."""
     return lists[0] if len(lists) == 1 else list(map(b"".join, zip(*lists, strict=True)))
 
 
@@ -73,11 +73,11 @@ class Unbundled:
     """The values in bundles of the same paths.
 
     Args:
-        bundles: Of each row; None where a row has none.
-        num_paths: Of each bundle.
+        bundles: Bundle of each row; None if a row has none.
+        num_paths: Number of paths of each bundle.
 
     Raises:
-        RemoteProtocolError: A buffer is no such bundle.
+        RemoteProtocolError: A buffer is not such a bundle.
     """
 
     def __init__(self, bundles: Sequence[Buffer | None], num_paths: int) -> None:
@@ -96,22 +96,23 @@ class Unbundled:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether some row has no bundle."""
+        """Whether any row has no bundle."""
         return len(self._present) < len(self._bundles)
 
     def column(self, number: int) -> Iterator[Buffer | None]:
-        """The values of one path, one by one, which are no copies of memoryviews; None where a row has no bundle."""
+        """Yields the values of one path, which for memoryviews are no copies; None if a row has no bundle."""
         values = iter(self._cut(self._begins[:, number], self._ends[:, number]))
         return (None if each is None else next(values) for each in self._bundles) if self.has_gaps else values
 
     def columns(self, heads_nbytes: Mapping[int, int | None]) -> dict[int, JoinedValues]:
-        """Copies of the values of several paths, of the rows that have a bundle; those side by side share a buffer.
+        """Returns copies of the values of several paths, for the rows that have a bundle; neighbouring paths share a
+        buffer.
 
         Args:
-            heads_nbytes: By number of the path; of one whose values are large, and get a buffer of their own, how many
-                bytes at the front of each are to lie apart, else None.
+            heads_nbytes: By number of the path. A path whose values are large gets a buffer of its own; the number is
+                how many bytes at the front of each value are returned apart, or None.
         """
-        runs: list[list[int]] = []  # paths side by side, of which the last one may be large
+        runs: list[list[int]] = []  # neighbouring paths, of which the last one may be large
         for number in sorted(heads_nbytes):
             if runs and runs[-1][-1] == number - 1 and heads_nbytes[number - 1] is None:
                 runs[-1].append(number)
@@ -123,7 +124,7 @@ class Unbundled:
         return found
 
     def _copy_run(self, run: Sequence[int], head_nbytes: int | None) -> dict[int, JoinedValues]:
-        """The values of a run; ``head_nbytes`` as of its last path."""
+        """Copies the values of a run; ``head_nbytes`` is that of its last path."""
         first, last = run[0], run[-1]
         begins, ends = self._begins[:, first], self._ends[:, last]
         if head_nbytes is not None:
@@ -143,13 +144,13 @@ class Unbundled:
         return found
 
     def _cut(self, begins: Sizes, ends: Sizes) -> list[Buffer]:
-        """A part of each bundle."""
+        """Returns a part of each bundle."""
         parts = map(slice, begins.tolist(), ends.tolist())
         return list(map(getitem, self._present, parts))  # type: ignore[arg-type]  # overloaded by kind of index
 
 
 def bundles_of(columns: Sequence[Sequence[Buffer]]) -> list[bytes]:
-    """Each row's bundle, of the values of every path."""
+    """Returns each row's bundle of the values of every path."""
     heads = packed_rows(np.stack([sizes_of(values) for values in columns], axis=1).astype("<u4"))
     return list(map(b"".join, zip(heads, *columns, strict=True)))
 

@@ -61,7 +61,7 @@ def encode_parts(
     for path, leaf in spec.values:
         key = ".".join(path)
         found = [_content(values[path], leaf, key, allow_pickle) for values in several]
-        column = found[0] if len(found) == 1 else SplitColumn.joined(found)
+        column = found[0] if len(found) == 1 else SplitColumn.join(found)
         nbytes += int(column.sizes.sum())
         if nbytes > MAX_VALUES_BYTES:
             raise TooLargeError(what=f"the values of one write to {store!r}", asked=nbytes, free=MAX_VALUES_BYTES)

@@ -16,7 +16,7 @@ from tdserve.rules.replay.arguments import finite_number
 
 
 @dataclass(frozen=True)
-class TableCounts:
+class LimiterCounts:
     """The counts that a limiter decides from.
 
     Attributes:
@@ -78,19 +78,19 @@ class Limiter(ABC):
         """
 
     @abstractmethod
-    def can_sample(self, counts: TableCounts, num_rows: int) -> bool:
+    def can_sample(self, counts: LimiterCounts, num_rows: int) -> bool:
         """Returns whether ``num_rows`` may be drawn now."""
 
     @abstractmethod
-    def can_insert(self, counts: TableCounts, num_rows: int) -> bool:
+    def can_insert(self, counts: LimiterCounts, num_rows: int) -> bool:
         """Returns whether ``num_rows`` may be reserved now."""
 
     @abstractmethod
-    def why_sample(self, counts: TableCounts, table: str, num_rows: int) -> str:
+    def why_sample(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a sample waits for, for the error when it has waited too long."""
 
     @abstractmethod
-    def why_insert(self, counts: TableCounts, table: str, num_rows: int) -> str:
+    def why_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a write waits for, for the error when it has waited too long."""
 
     def max_batch_rows(self, capacity: int) -> int:
@@ -122,20 +122,20 @@ class MinSize(Limiter):
         """
         _check_min_size(self.min_size, capacity)
 
-    def can_sample(self, counts: TableCounts, num_rows: int) -> bool:
+    def can_sample(self, counts: LimiterCounts, num_rows: int) -> bool:
         """Returns whether ``num_rows`` may be drawn now."""
         return counts.num_rows >= self.min_size
 
-    def can_insert(self, counts: TableCounts, num_rows: int) -> bool:
+    def can_insert(self, counts: LimiterCounts, num_rows: int) -> bool:
         """Returns whether ``num_rows`` may be reserved now."""
         return True
 
-    def why_sample(self, counts: TableCounts, table: str, num_rows: int) -> str:
+    def why_sample(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a sample waits for, for the error when it has waited too long."""
         need = "" if self.can_sample(counts, num_rows) else f"needs a size of {self.min_size}"
         return _waiting("sample", counts, table, num_rows, self, need)
 
-    def why_insert(self, counts: TableCounts, table: str, num_rows: int) -> str:
+    def why_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a write waits for, for the error when it has waited too long."""
         return _waiting("insert", counts, table, num_rows, self, "")
 
@@ -236,13 +236,13 @@ class SampleToInsertRatio(Limiter):
             reason = f"an insert of {num_rows} rows never gets through: {self._insert_hint(num_rows)}"
             raise InvalidRequestError(argument="num_rows", reason=reason)
 
-    def can_sample(self, counts: TableCounts, num_rows: int) -> bool:
+    def can_sample(self, counts: LimiterCounts, num_rows: int) -> bool:
         """Returns whether ``num_rows`` may be drawn now."""
         insert, sample, buffer = self._steps
         after = counts.inserts * insert - (counts.samples + num_rows) * sample
         return counts.num_rows >= self.min_size and after >= self.min_size * insert - buffer
 
-    def can_insert(self, counts: TableCounts, num_rows: int) -> bool:
+    def can_insert(self, counts: LimiterCounts, num_rows: int) -> bool:
         """Returns whether ``num_rows`` may be reserved now."""
         # Below min_size there are no samples, and only inserts help, even one that goes beyond it.
         if counts.num_rows + counts.reserved < self.min_size:
@@ -251,7 +251,7 @@ class SampleToInsertRatio(Limiter):
         after = (counts.inserts + counts.reserved + num_rows) * insert - counts.samples * sample
         return after <= self.min_size * insert + buffer
 
-    def why_sample(self, counts: TableCounts, table: str, num_rows: int) -> str:
+    def why_sample(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a sample waits for, for the error when it has waited too long."""
         need = ""
         if not self.can_sample(counts, num_rows):
@@ -262,7 +262,7 @@ class SampleToInsertRatio(Limiter):
             )
         return _waiting("sample", counts, table, num_rows, self, need)
 
-    def why_insert(self, counts: TableCounts, table: str, num_rows: int) -> str:
+    def why_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a write waits for, for the error when it has waited too long."""
         need = ""
         if not self.can_insert(counts, num_rows):
@@ -329,20 +329,20 @@ class Queue(Limiter):
         """
         self._check_rows("insert", num_rows)
 
-    def can_sample(self, counts: TableCounts, num_rows: int) -> bool:
+    def can_sample(self, counts: LimiterCounts, num_rows: int) -> bool:
         """Returns whether ``num_rows`` may be drawn now."""
         return counts.num_rows >= num_rows
 
-    def can_insert(self, counts: TableCounts, num_rows: int) -> bool:
+    def can_insert(self, counts: LimiterCounts, num_rows: int) -> bool:
         """Returns whether ``num_rows`` may be reserved now."""
         return counts.num_rows + counts.reserved + num_rows <= self.max_size
 
-    def why_sample(self, counts: TableCounts, table: str, num_rows: int) -> str:
+    def why_sample(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a sample waits for, for the error when it has waited too long."""
         need = "" if self.can_sample(counts, num_rows) else f"needs a size of {num_rows}"
         return _waiting("sample", counts, table, num_rows, self, need)
 
-    def why_insert(self, counts: TableCounts, table: str, num_rows: int) -> str:
+    def why_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a write waits for, for the error when it has waited too long."""
         room = self.max_size - num_rows
         need = "" if self.can_insert(counts, num_rows) else f"needs a size, reserved rows included, of at most {room}"
@@ -364,7 +364,7 @@ def _check_min_size(min_size: int, capacity: int) -> None:
         raise InvalidRequestError(argument="min_size", reason=reason)
 
 
-def _waiting(event: str, counts: TableCounts, table: str, num_rows: int, limiter: Limiter, need: str) -> str:
+def _waiting(event: str, counts: LimiterCounts, table: str, num_rows: int, limiter: Limiter, need: str) -> str:
     if not need:
         cause = "the sampler has too few rows to draw from" if event == "sample" else "others hold too many rows"
         need = f"lets it through while {cause}"

@@ -18,13 +18,13 @@ from tdserve.rules.replay.live_rows import Rows, compact
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.selections import OWN, PLAIN, SampleConditions
-from tdserve.rules.replay.table_rows import TableRows
+from tdserve.rules.replay.table_state import TableState
 
 
-class Table(TableRows):
+class Table(TableState):
     """Decides for one replay table. A caller that gets ``None`` waits until something has changed, and asks again.
 
-    Arguments and errors as of :class:`TableRows`.
+    Arguments and errors as of :class:`TableState`.
     """
 
     # ------------------------------------------------------------ writing

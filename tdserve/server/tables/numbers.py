@@ -15,7 +15,7 @@ from tdserve.messages.selection.items import is_mask
 from tdserve.messages.selection.selection import Selection
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.replay.table import Table
-from tdserve.rules.replay.table_rows import TableRows
+from tdserve.rules.replay.table_state import TableState
 from tdserve.server.turns import in_turns
 
 Rows = NDArray[np.int64]
@@ -31,7 +31,7 @@ _READ_ROWS = PIECE_ROWS // 4
 """Rows all over a table that are looked at in one turn; a millisecond, where memory has to be fetched for each."""
 
 
-async def numbers_of(selection: Selection, table: TableRows, *, lost: RowSet = NONE) -> Rows:
+async def numbers_of(selection: Selection, table: TableState, *, lost: RowSet = NONE) -> Rows:
     """Row numbers that an index means: integers are row numbers, slices and masks choose among the live rows.
 
     Negative positions count from behind the last live row, so that ``[-1]`` is the live row of the highest number.
@@ -100,7 +100,7 @@ def _needs_last_row(selection: Selection) -> bool:
     return False
 
 
-def _find_last_live(table: TableRows, found: list[int]) -> Iterator[None]:
+def _find_last_live(table: TableState, found: list[int]) -> Iterator[None]:
     """Puts the number of the last live row into ``found``, -1 where there is none."""
     for end in range(table.ring.num_used, 0, -RUN_PIECE_ROWS):
         begin = max(end - RUN_PIECE_ROWS, 0)
@@ -112,7 +112,7 @@ def _find_last_live(table: TableRows, found: list[int]) -> Iterator[None]:
     found.append(-1)
 
 
-def _find_live(table: TableRows, item: object, num_numbers: int, lost: RowSet, pieces: list[Rows]) -> Iterator[None]:
+def _find_live(table: TableState, item: object, num_numbers: int, lost: RowSet, pieces: list[Rows]) -> Iterator[None]:
     """Puts the live rows that a slice or mask names into ``pieces``, in its order."""
     chosen = range(*item.indices(num_numbers)) if isinstance(item, slice) else range(num_numbers)
     for begin in range(0, len(chosen), _FOUND_ROWS):

@@ -87,6 +87,6 @@ def test_columns_when_there_are_no_rows_then_no_values() -> None:
 
 def test_joined_when_of_several_columns_then_one_after_the_other() -> None:
     first, second = SplitColumn(sizes_of(TEXTS), [TEXTS]), SplitColumn(sizes_of(NUMBERS), [NUMBERS])
-    both = SplitColumn.joined([first, second])
+    both = SplitColumn.join([first, second])
     assert both.sizes.tolist() == [3, 0, 5, 1, 2, 3]
     assert b"".join(both.parts()) == b"".join(TEXTS + NUMBERS)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.limiter import Limiter, MinSize, Queue, SampleToInsertRatio, TableCounts
+from tdserve.rules.replay.limiter import Limiter, LimiterCounts, MinSize, Queue, SampleToInsertRatio
 
 
-def _counts(num_rows: int, inserts: int | None = None, samples: int = 0, *, reserved: int = 0) -> TableCounts:
-    return TableCounts(num_rows, num_rows if inserts is None else inserts, samples, capacity=100, reserved=reserved)
+def _counts(num_rows: int, inserts: int | None = None, samples: int = 0, *, reserved: int = 0) -> LimiterCounts:
+    return LimiterCounts(num_rows, num_rows if inserts is None else inserts, samples, capacity=100, reserved=reserved)
 
 
 def test_can_sample_when_the_size_is_reached_then_true() -> None:
@@ -126,7 +126,7 @@ def test_ratio_when_writers_and_samplers_push_then_stays_within_the_buffer_and_n
     inserts = samples = reserved = num_both = 0
     centre = Fraction(repr(limiter.ratio)) * min_size
     for _ in range(3000):
-        counts = TableCounts(min(inserts, 1000), inserts, samples, 1000, reserved)
+        counts = LimiterCounts(min(inserts, 1000), inserts, samples, 1000, reserved)
         can_insert = limiter.can_insert(counts, write) and reserved < 4 * write
         can_sample = limiter.can_sample(counts, read)
         num_both += can_insert and can_sample

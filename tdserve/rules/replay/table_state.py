@@ -13,7 +13,7 @@ from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.rules.replay.claims import Claims
 from tdserve.rules.replay.columns import MakeColumn, RowColumns, in_memory
 from tdserve.rules.replay.drawing import Drawing
-from tdserve.rules.replay.limiter import TableCounts
+from tdserve.rules.replay.limiter import LimiterCounts
 from tdserve.rules.replay.live_rows import LiveRows, Rows
 from tdserve.rules.replay.plans import no_rows
 from tdserve.rules.replay.reservation import Reservation
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class TableRows:
+class TableState:
     """The rows of one table: where they lie, which can be read, which a sample may draw. Has everything a restart
     needs.
 
@@ -152,10 +152,10 @@ class TableRows:
         return f"<Table {self.name!r} {self.ring!r}>"
 
     @property
-    def counts(self) -> TableCounts:
+    def counts(self) -> LimiterCounts:
         """Returns the counts for the limiter."""
         inserts, samples = self._cleared
-        return TableCounts(
+        return LimiterCounts(
             num_rows=len(self.ring),
             inserts=self.ring.inserts - inserts,
             samples=self._samples - samples,
