@@ -45,7 +45,7 @@ def test_version_when_it_is_not_kept_then_error_names_those_that_are(
         client.publish(name, weights(number))
     with pytest.raises(InvalidRequestError, match="kept now: 2, 3"):
         client.version(name, version)
-    with pytest.raises(InvalidRequestError, match="invalid version: 1.5"):
+    with pytest.raises(InvalidRequestError, match=r"1\.5 is not a version"):
         client.version(name, 1.5)  # type: ignore[arg-type]
 
 
