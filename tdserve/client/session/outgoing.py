@@ -59,7 +59,6 @@ class Outgoing:
         message: What the request says of the content.
         nbytes: Of what is sent behind the request.
         is_inline: Whether nothing is sent behind the request.
-        place: Writes the content where the server lets it, in the thread that brings the grant.
         free: To be called when the server is through with the request.
 
     Raises:
@@ -69,7 +68,6 @@ class Outgoing:
 
     nbytes = 0
     is_inline = True
-    place: OnGranted | None = None
     free: Callable[[], None] | None = None
 
     def __init__(self, captured: Sequence[Captured], target: Target, *, is_bundled: bool = False) -> None:
@@ -85,6 +83,11 @@ class Outgoing:
         )
         self.content_nbytes = sum(each.spec.nbytes for each in captured) + sum(map(len, self._values))
         self.message = control_pb2.Content(fingerprint=target.fingerprint, is_bundled=is_bundled)
+
+    @property
+    def place(self) -> OnGranted | None:
+        """Writes the content where the server lets it, in the thread that brings the grant; None where it is sent."""
+        return None
 
     def settle(self) -> None:
         """Takes the content that was only announced.

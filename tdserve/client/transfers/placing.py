@@ -11,6 +11,7 @@ from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.writes import put_rows, put_selection, put_version
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.outgoing import Outgoing, Target
+from tdserve.client.session.pending import OnGranted
 from tdserve.messages.content import write_layout
 from tdserve.structure.capture import Captured
 from tdserve.transport.channel import Work
@@ -33,7 +34,6 @@ class PlacedContent(Outgoing):
         local.check_writable(f"writing to {target.store!r}")
         super().__init__(captured, target, is_bundled=_may_bundle(captured[0], target))
         self._local = local
-        self.place = self._put
         if target.is_packed:  # a version's lie beside its file, and are written with it
             return
         spooled = local.spool(self._values)
@@ -43,6 +43,11 @@ class PlacedContent(Outgoing):
             self.message.spool_offset, self.message.spool_nbytes = spooled
             self.free = partial(local.free, spooled)
         self._values = []
+
+    @property
+    def place(self) -> OnGranted:
+        """Writes it into the server's files. Not kept: an object that holds its own method waits for the collector."""
+        return self._put
 
     def post(self, content: ContentChannel | None, tag: int, pool: BufferPool) -> list[Work]:
         """Makes what the copying of rows needs, while the server still decides where."""
