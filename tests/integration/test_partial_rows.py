@@ -60,14 +60,14 @@ def test_require_when_a_key_was_not_written_then_its_rows_come_when_it_was(
         with pytest.raises(tdserve.DeadlineExceededError, match=name) as raised:
             replay.sample(2, require=require, timeout_s=0)
         assert "keys" in str(raised.value) or "whole" in str(raised.value)
-    assert set(numbers(replay.sample(60, require=("tokens",)))) == set(range(8))
+    assert set(numbers(replay.sample(200, require=("tokens",)))) == set(range(8))
     assert (replay.sample(4, require=())["reward"] == 0).all()
     judge(replay, index[2:5])
     batch = replay.sample(32, require=("reward",))
     assert set(numbers(batch)) == {2, 3, 4}
     assert torch.equal(batch["reward"], 0.5 * batch["number"])
     judge(replay, index)
-    assert set(numbers(replay.sample(60))) == set(range(8))
+    assert set(numbers(replay.sample(200))) == set(range(8))
 
 
 def test_sample_when_it_waits_for_a_key_then_writing_it_wakes_the_waiting(
