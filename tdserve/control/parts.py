@@ -40,16 +40,20 @@ def cut_large(messages: Iterable[control_pb2.ClientMessage]) -> Iterator[control
             yield message
             continue
         rest, taken = _take_lists_out(message)
-        parts = [part for data in taken for part in _cut_list(data)]
-        is_small = rest.ByteSize() <= PART_BYTES
-        for part in (*parts, *(() if is_small else cut(rest))):
-            yield control_pb2.ClientMessage(request=message.request, part=part)
-        if is_small:
+        for data in taken:
+            for part in _cut_list(data):
+                yield control_pb2.ClientMessage(request=message.request, part=part)
+        if taken and rest.ByteSize() <= PART_BYTES:
             yield rest
+        else:
+            for part in cut(rest):
+                yield control_pb2.ClientMessage(request=message.request, part=part)
 
 
 def _take_lists_out(message: control_pb2.ClientMessage) -> tuple[control_pb2.ClientMessage, list[bytes]]:
-    """Returns a copy of a message without its long lists, and these lists."""
+    """Returns a copy of a message without its long lists, and these lists; the message itself where it has no lists."""
+    if not lists_in(message):
+        return message, []
     copy = control_pb2.ClientMessage()
     copy.CopyFrom(message)
     taken = []
