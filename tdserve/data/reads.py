@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.data.opened import MappedStore
-from tdserve.messages.content import ReadStatus, read_layout, selected_spec, status_column
+from tdserve.messages.content import ReadStatus, paths_of, read_layout, selected_spec, status_column
 from tdserve.messages.layout import Layout
 from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.messages.selection.torch_selection import to_torch_index
@@ -101,7 +101,7 @@ def plan_read(store: MappedStore, asked: Asked) -> ReadPlan:
     Raises:
         KeyNotFoundError, SelectionError: The expression does not fit the store.
     """
-    keys: list[Path] = [tuple(key.parts) for key in asked.keys]
+    keys = paths_of(asked.keys)
     if asked.selection.ByteSize() > MAX_KEPT_BYTES:
         return _plan(store, from_message(asked.selection), keys)
     parts = [asked.selection.SerializeToString(), *(key.SerializeToString() for key in asked.keys)]

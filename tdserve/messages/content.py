@@ -5,7 +5,7 @@ Pure. Client, control and data worker compute the same from the same spec, so th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -16,6 +16,7 @@ from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.layout import MAX_MESSAGE_BYTES, Layout, Message, Trailing
 from tdserve.messages.selection.selection import Selection
 from tdserve.structure.tree import Path, Spec
+from tdserve.v1 import content_pb2
 
 INDEX_KEY = "index"
 GENERATION_KEY = "generation"
@@ -89,6 +90,11 @@ def mark_moved(generations: NDArray[np.int64], expected: NDArray[np.int64]) -> i
     if num_missing:
         generations[has_moved] = -expected[has_moved]
     return num_missing
+
+
+def paths_of(keys: Iterable[content_pb2.Path]) -> list[Path]:
+    """The paths that a message names, in its order."""
+    return [tuple(key.parts) for key in keys]
 
 
 def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, store: str = "") -> Spec:

@@ -18,6 +18,7 @@ from tdserve.data.values import drop_values, move_values, put_values, read_value
 from tdserve.messages.content import (
     STATUS_BYTES,
     ReadStatus,
+    paths_of,
     read_layout,
     rows_layout,
     selected_spec,
@@ -117,7 +118,7 @@ def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     wanted = order.receive_rows
     store = lane.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
-    keys: list[Path] = [tuple(key.parts) for key in wanted.keys]
+    keys = paths_of(wanted.keys)
     spec = store.spec.with_rows(len(rows))
     layout = write_layout(spec.select(keys) if keys else spec)
     sink = RowEnd(layout, store.tables_of(layout), rows)
@@ -155,7 +156,7 @@ def read_columns(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     store = lane.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
     columns = []
-    for path in (tuple(key.parts) for key in wanted.keys):
+    for path in paths_of(wanted.keys):
         is_tensor = path in store.leaves
         columns.append(store.table(path)[rows].tobytes() if is_tensor else read_values(store, [path], rows))
     return worker_pb2.Worked(columns=columns)
@@ -185,7 +186,7 @@ def receive_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Receives content into a staging file, or straight into a store that is still invisible."""
     wanted = order.receive_selection
     store = lane.surroundings.stores.get(wanted.store)
-    layout = _selection_layout(store, wanted.selection, [tuple(key.parts) for key in wanted.keys])
+    layout = _selection_layout(store, wanted.selection, paths_of(wanted.keys))
     staged = FlatEnd(_staging(wanted.staging, layout)) if wanted.staging else None
     with spool_values(wanted.content, wanted.spool) as values:
         return take(lane, order, wanted.content, layout, staged or LeafEnd(store.leaves_of(layout)), values=values)
@@ -195,7 +196,7 @@ def apply_staged(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Copies staged content to its place; control has marked the rows. It is safe to repeat."""
     wanted = order.apply_staged
     store = lane.surroundings.stores.get(wanted.store)
-    keys: list[Path] = [tuple(key.parts) for key in wanted.keys]
+    keys = paths_of(wanted.keys)
     layout = _selection_layout(store, wanted.selection, keys)
     if wanted.content.HasField("inline"):
         buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
@@ -263,7 +264,7 @@ def report_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     wanted = order.read_values
     store = lane.surroundings.stores.get(wanted.store)
     elements = None if wanted.everything else decode_rows(wanted.elements)
-    return worker_pb2.Worked(values=read_values(store, [tuple(key.parts) for key in wanted.keys], elements))
+    return worker_pb2.Worked(values=read_values(store, paths_of(wanted.keys), elements))
 
 
 OPERATIONS: dict[str, Callable[[Lane, worker_pb2.Order], worker_pb2.Worked]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from tdserve.base.errors import RemoteProtocolError
+from tdserve.messages.content import paths_of
 from tdserve.messages.row_numbers import spread
 from tdserve.messages.selection.selection import from_message
 from tdserve.rules.replay.plans import RowsPlan
@@ -126,7 +127,7 @@ class LocalMover(Mover):
         """Tells the client which store to read."""
         accepted.uid, accepted.structure = entry.record.uid, entry.record.structure
         if self._client.lacks_values and entry.spec.values:
-            keys = [tuple(key.parts) for key in asked.keys]
+            keys = paths_of(asked.keys)
             selection = from_message(asked.selection)
             elements = None if selection.is_everything else selection.elements(entry.spec.batch_size)
             chosen = entry.spec.select(keys, store=entry.name) if keys else entry.spec

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tdserve.messages.content import paths_of
 from tdserve.messages.row_numbers import encode_rows, spread
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.mover import RowsToFill
@@ -51,7 +52,7 @@ def values_of(rows: RowsToFill) -> worker_pb2.PutValues:
     entry, asked = rows.entry, rows.asked
     if not (entry.spec.values or asked.content.values or asked.content.values_nbytes):
         return worker_pb2.PutValues()
-    spec = entry.spec.select([tuple(key.parts) for key in asked.keys]) if asked.keys else entry.spec
+    spec = entry.spec.select(paths_of(asked.keys)) if asked.keys else entry.spec
     keys = spec.memo.get("value_keys")
     if keys is None:
         keys = spec.memo["value_keys"] = [content_pb2.Path(parts=path) for path, _ in spec.values]

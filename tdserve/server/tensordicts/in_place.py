@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from tdserve.base.deadline import Deadline
+from tdserve.messages.content import paths_of
 from tdserve.messages.row_sets import RowSet
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
@@ -52,7 +53,7 @@ class InPlace:
             PeerLostError: The client went away in the middle: the rows are lost until they are written again.
         """
         client.check_writes(f"writing to {entry.name!r}")
-        keys = tuple(tuple(key.parts) for key in asked.keys)
+        keys = tuple(paths_of(asked.keys))
         overwrite = Overwrite(entry.record.uid, client.lock_name, request, rows, keys)
         async with holding(entry, rows, keys) as held:
             check(held)

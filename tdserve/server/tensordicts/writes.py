@@ -23,7 +23,7 @@ from tdserve.base.errors import (
     StructureChangedError,
     TDServeError,
 )
-from tdserve.messages.content import selected_spec, write_layout, write_messages
+from tdserve.messages.content import paths_of, selected_spec, write_layout, write_messages
 from tdserve.messages.row_numbers import PIECE_ROWS, encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
@@ -119,7 +119,7 @@ class Writes:
         entry.check_writable()
         _check_fingerprint(entry, asked.content)
         if entry.record.adopted:
-            entry.check_values_writable([tuple(key.parts) for key in asked.keys])
+            entry.check_values_writable(paths_of(asked.keys))
         if entry.table is not None:
             await _look_at_rows(entry, asked)
         return await session.mover.overwrite(request, entry, asked)
@@ -137,7 +137,7 @@ class Writes:
                 if (answered := self._answers.earlier(session.client_id, request)) is not None:
                     return control_pb2.Done.FromString(answered)  # tried before, over a session that has ended
                 rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
-                async with holding(entry, rows, _keys_of(asked)) as held:
+                async with holding(entry, rows, paths_of(asked.keys)) as held:
                     _check_fingerprint(
                         entry, asked.content
                     )  # its keys may have changed since the content began to come
@@ -229,7 +229,7 @@ class Writes:
                 if journal.is_applied(rows, entry.generation_values(), entry.content_version):
                     self._forget(entry, journal, {})
                 else:
-                    held = RowWriteHold(entry, rows, _keys_of(journal.asked))
+                    held = RowWriteHold(entry, rows, paths_of(journal.asked.keys))
                     await held.hold()
                     await self._apply(entry, journal, held)
                     num_applied += 1
@@ -253,7 +253,7 @@ class Writes:
             await self._worker.insist(entry, applying)
         except TDServeError as error:
             failure = error  # such as no room for values: nothing of the tensors was touched
-        rewritten = entry.lost.replace_written(held.rows, _keys_of(journal.asked)) if failure is None else {}
+        rewritten = entry.lost.replace_written(held.rows, paths_of(journal.asked.keys)) if failure is None else {}
 
         def forget() -> None:
             if failure is None:
@@ -280,7 +280,7 @@ class Writes:
         body.values = asked.content.values
         if spool:
             body.spool, body.spool_nbytes = spool, asked.content.values_nbytes
-        keys = [tuple(key.parts) for key in asked.keys]
+        keys = paths_of(asked.keys)
         spec = entry.spec.select(keys, store=entry.name) if keys else entry.spec
         body.keys.extend(content_pb2.Path(parts=path) for path, _ in spec.values)
         selection = from_message(asked.selection)
@@ -312,10 +312,6 @@ def _check_fingerprint(entry: OpenedStore, content: control_pb2.Content) -> None
         raise error(store=entry.name, key="", expected="the structure of this store", actual=older)
 
 
-def _keys_of(asked: control_pb2.WriteRequest) -> list[tuple[str, ...]]:
-    return [tuple(key.parts) for key in asked.keys]
-
-
 async def _look_at_rows(entry: OpenedStore, asked: control_pb2.WriteRequest) -> None:
     """Refuses a write of a replay as ``_check_rows`` does, some rows at a time; they may be others afterwards."""
     numbers = await numbers_of(await row_set_of(from_message(asked.selection), entry.spec.batch_size))
@@ -337,7 +333,7 @@ def _check_rows(
         numbers: Of the rows.
         part: Which of them to look at.
     """
-    keys = _keys_of(asked) or [path for path, _ in entry.spec.tensors]
+    keys = paths_of(asked.keys) or [path for path, _ in entry.spec.tensors]
     ruling = [path for path in keys for rule in entry.rule_keys if path == rule[: len(path)]]
     if ruling:
         reason = f"table {entry.name!r} orders its rows by {'.'.join(ruling[0])!r}, which must stay as it is"
@@ -354,7 +350,7 @@ def _check_rows(
 async def _check_content(entry: OpenedStore, asked: control_pb2.WriteRequest) -> None:
     """Raises unless the content has the size of what it replaces: what is journalled must be possible."""
     selection = from_message(asked.selection)
-    choose = partial(selected_spec, entry.spec, selection, _keys_of(asked), store=entry.name)
+    choose = partial(selected_spec, entry.spec, selection, paths_of(asked.keys), store=entry.name)
     chosen = await asyncio.to_thread(choose) if selection.is_long else choose()
     layout, content = write_layout(chosen), asked.content
     if not content.HasField("inline"):
