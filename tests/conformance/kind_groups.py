@@ -34,10 +34,11 @@ SHOWN = (-1, -2, 0, -3, -4, 5, 1, 2, 3, 4)
 """The order of the rows in the table, as numbers in ``GROUPS``."""
 
 COLUMN_NOTES = {
-    "replay, queue": "A table keeps content only: no locks, parameters and `requires_grad`. What is drawn of it has"
-    " more keys, so that instances come as TensorDicts; `replay[index]` gives instances.",
-    "weights": "Content only: parameters and buffers come as plain tensors; `init_remote` keeps what they are.",
-    "`map()`": "Needs shared memory: over a network it is refused by `NotSupportedError`.",
+    "replay, queue": "A table keeps content only: no locks, parameters or `requires_grad`. A sample has additional"
+    " keys, so instances come back as TensorDicts; `replay[index]` returns instances.",
+    "weights": "Weights keep content only: parameters and buffers come back as plain tensors; `init_remote` preserves their"
+    " kind.",
+    "`map()`": "`map()` needs shared memory; over a network it raises `NotSupportedError`.",
 }
 """What holds of every kind."""
 

@@ -35,13 +35,13 @@ NOTES: dict[str, Note] = {
     "structure": Note(
         tdserve.SpecMismatchError,
         r"key .*: expected .*, got ",
-        "Rows of a table have the structure of `like=`: one with another key, or something else at a key, is refused by"
-        " `SpecMismatchError`, which names it. A store takes them.",
+        "All rows of a table have the structure of `like=`. A row with another key, or with another kind of value at a"
+        " key, is refused with a `SpecMismatchError` that names the key. A tensordict store accepts such rows.",
     ),
     "unbatched": Note(
         tdserve.NotSupportedError,
         "an UnbatchedTensor at key 'table'",
-        "It belongs to no row: refused by name; give it a store of its own.",
+        "It belongs to no row, so it is refused with an error that names it; give it a store of its own.",
     ),
 }
 """By the word that ``REFUSED`` has for them."""
