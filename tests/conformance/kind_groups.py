@@ -36,8 +36,8 @@ SHOWN = (-1, -2, 0, -3, -4, 5, 1, 2, 3, 4)
 COLUMN_NOTES = {
     "replay, queue": "A table keeps content only: no locks, parameters or `requires_grad`. A sample has additional"
     " keys, so instances come back as TensorDicts; `replay[index]` returns instances.",
-    "weights": "Weights keep content only: parameters and buffers come back as plain tensors; `init_remote` preserves their"
-    " kind.",
+    "weights": "Weights keep content only: parameters and buffers come back as plain tensors; `init_remote` preserves"
+    " their kind.",
     "`map()`": "`map()` needs shared memory; over a network it raises `NotSupportedError`.",
 }
 """What holds of every kind."""
