@@ -137,6 +137,11 @@ def test_loop_when_rows_leave_by_rules_of_their_own_then_no_call_keeps_it_busy(
             with pytest.raises(tdserve.DeadlineExceededError):
                 queue.take(1, max_lag=0, timeout_s=1.0)
 
+        def replace_policy() -> None:
+            client.publish("p", row.expand(1).clone())
+            client.delete("p")
+            assert queue.info()["newest_policy_version"] == 0
+
         calls: dict[str, Callable[[], object]] = {
             "evict one row": lambda: lowest.extend(everything[:1]),
             "evict very many rows": lambda: lowest.extend(everything[: num_rows // 3]),
@@ -144,6 +149,7 @@ def test_loop_when_rows_leave_by_rules_of_their_own_then_no_call_keeps_it_busy(
             "sample rows that may leave for it": lambda: twice.sample(96_000),
             "fill a queue at once": lambda: queue.extend(everything[: num_rows - len(queue)]),
             "take very many rows": take,
+            "have another policy": replace_policy,
             "discard all rows": discard,
         }
         assert long_ones(watched, calls, limit_s) == {}

@@ -48,7 +48,6 @@ class Drawing:
         self._added = added_columns(settings)
         self._counts_samples = "times_sampled" in self._added
         self._has_priority = "priority" in self._added
-        self._has_policy = POLICY_VERSION_KEY in self._added
 
     def draw(self, selector: Selector, num_rows: int, *, num_batches: int, rng: np.random.Generator) -> Draw | None:
         """Draws batches in turn; returns ``None``, and changes nothing, if not all of them can be drawn."""
@@ -120,8 +119,8 @@ class Drawing:
             columns["times_sampled"] = self._columns.times_sampled[rows]
         if self._has_priority and "priority" not in columns:
             columns["priority"] = self._columns.priority[rows].astype(np.float32)
-        if self._has_policy:
-            columns[POLICY_VERSION_KEY] = self._columns.array(POLICY_VERSION_KEY, np.int64)[rows]
+        if self._selectors.staleness is not None:
+            columns[POLICY_VERSION_KEY] = self._selectors.staleness.versions(rows)
         # In the order in which they travel: the reader derives it from the settings alone.
         return Drawn(rows, {name: columns[name] for name in ADDED_DTYPES if name in columns})
 

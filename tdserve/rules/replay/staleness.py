@@ -21,6 +21,10 @@ from tdserve.rules.replay.live_rows import Rows
 UNKNOWN = -1
 """Version of rows whose policy does not exist any more."""
 
+_NUMBERS_PER_POLICY = 1 << 40
+"""The column has, for version v of the table's k-th policy, ``k * _NUMBERS_PER_POLICY + v``: when another policy takes
+its place, all rows are older than its versions, and none has to be visited."""
+
 _MIN_ROOM = 64
 
 
@@ -41,22 +45,24 @@ class Staleness:
     Args:
         columns: RowColumns of the table.
         uid: The incarnation of the policy's store that the rows' versions belong to; "" if there was none.
+        num_former: Policies that the table had before this one.
         num_discarded: Its stored value.
 
     Attributes:
         newest: The newest published version, 0 before the first.
-        uid: As above, now.
+        uid, num_former: As above, now.
         num_discarded: Rows that left the table because they were too old.
     """
 
-    def __init__(self, columns: RowColumns, *, uid: str = "", num_discarded: int = 0) -> None:
-        self._versions: NDArray[np.int64] = np.asarray(columns.array(POLICY_VERSION_KEY, np.int64))
+    def __init__(self, columns: RowColumns, *, uid: str = "", num_former: int = 0, num_discarded: int = 0) -> None:
+        self._numbers: NDArray[np.int64] = np.asarray(columns.array(POLICY_VERSION_KEY, np.int64))
         self._is_member: NDArray[np.bool_] = np.zeros(columns.capacity, np.bool_)
         self._buckets: dict[int, _VersionBucket] = {}
-        self._ordered: list[int] = []  # the versions that have a bucket
+        self._ordered: list[int] = []  # the numbers that have a bucket
         self._sum = 0  # of the known versions of all members
         self.newest = 0
         self.uid = uid
+        self.num_former = num_former
         self.num_discarded = num_discarded
 
     def __repr__(self) -> str:
@@ -78,41 +84,40 @@ class Staleness:
         is_other = bool(self.uid)
         self.uid = uid
         if is_other:
-            members = np.flatnonzero(self._is_member)
-            self._versions[:] = UNKNOWN
-            self._is_member[:] = False
-            self._buckets.clear()
-            self._ordered.clear()
+            self.num_former += 1
             self._sum = 0
-            self.enter(members)
         return is_other
+
+    def versions(self, rows: Rows) -> NDArray[np.int64]:
+        """Returns the versions of rows."""
+        return np.maximum(self._numbers[rows] - self._first, UNKNOWN)
 
     def arrive(self, rows: Rows, versions: NDArray[np.int64] | None) -> None:
         """Records the versions of rows that are not members; None: all are of the newest."""
-        self._versions[rows] = self.newest if versions is None else versions
+        self._numbers[rows] = self._first + (self.newest if versions is None else versions)
 
     def enter(self, rows: Rows) -> None:
         """Adds rows, each named once and none a member: they may be drawn now."""
-        for version, same in self._by_version(rows):
-            bucket = self._buckets.get(version)
+        for number, same in self._by_number(rows):
+            bucket = self._buckets.get(number)
             if bucket is None:
-                bucket = self._buckets[version] = _VersionBucket()
-                insort(self._ordered, version)
+                bucket = self._buckets[number] = _VersionBucket()
+                insort(self._ordered, number)
             if bucket.end + len(same) > len(bucket.rows):
-                bucket.move(self._alive(version, bucket), len(same))
+                bucket.move(self._alive(number, bucket), len(same))
             bucket.append(same)
-            self._sum += max(version, 0) * len(same)
+            self._sum += max(number - self._first, 0) * len(same)
         self._is_member[rows] = True
 
     def leave(self, rows: Rows) -> None:
         """Removes members, each named once: they may not be drawn any more."""
-        for version, same in self._by_version(rows):
-            bucket = self._buckets[version]
+        for number, same in self._by_number(rows):
+            bucket = self._buckets[number]
             bucket.num_members -= len(same)
-            self._sum -= max(version, 0) * len(same)
+            self._sum -= max(number - self._first, 0) * len(same)
             if not bucket.num_members:
-                del self._buckets[version]
-                del self._ordered[bisect_left(self._ordered, version)]
+                del self._buckets[number]
+                del self._ordered[bisect_left(self._ordered, number)]
         self._is_member[rows] = False
 
     def floor(self, max_lag: int) -> int:
@@ -121,26 +126,26 @@ class Staleness:
 
     def fits(self, rows: Rows, max_lag: int) -> NDArray[np.bool_]:
         """Returns which of the rows have at most this lag."""
-        return np.greater_equal(self._versions[rows], self.floor(max_lag))
+        return np.greater_equal(self._numbers[rows], self._first + self.floor(max_lag))
 
     def between(self, low: int, high: int | None = None) -> Rows:
         """Returns the members of a version from ``low`` on, below ``high``; each once, oldest version first."""
-        found = [self._alive(version, self._buckets[version]) for version in self._range(low, high)]
+        found = [self._alive(number, self._buckets[number]) for number in self._range(low, high)]
         return found[0] if len(found) == 1 else np.concatenate(found) if found else np.empty(0, np.int64)
 
     def pieces(self, low: int, high: int, *, piece_rows: int) -> Iterator[Rows]:
         """As :meth:`between`, so many rows at most at a time, or none: each is a member when it is given. Rows may come
         and go meanwhile; those that come are not among them."""
-        buckets = [(version, self._buckets[version]) for version in self._range(low, high)]
-        for version, rows in [(version, bucket.rows[: bucket.end]) for version, bucket in buckets]:
+        buckets = [(number, self._buckets[number]) for number in self._range(low, high)]
+        for number, rows in [(number, bucket.rows[: bucket.end]) for number, bucket in buckets]:
             for start in range(0, len(rows), piece_rows):
                 part = rows[start : start + piece_rows]
-                part = part[self._is_member[part] & (self._versions[part] == version)]
+                part = part[self._is_member[part] & (self._numbers[part] == number)]
                 yield each_once(part) if len(part) else part
 
     def count(self, low: int, high: int | None = None) -> int:
         """Returns the number of these members."""
-        return sum(self._buckets[version].num_members for version in self._range(low, high))
+        return sum(self._buckets[number].num_members for number in self._range(low, high))
 
     def lags(self) -> Lags | None:
         """Returns the lags of the members whose version is known; None if there are none."""
@@ -149,30 +154,37 @@ class Staleness:
             return None
         num_rows = self.count(0)
         # A loss of power may have taken the newest versions, and left rows that they made.
-        youngest, oldest = (max(self.newest - version, 0) for version in (known[-1], known[0]))
+        youngest, oldest = (max(self.newest + self._first - number, 0) for number in (known[-1], known[0]))
         return Lags(youngest, max(self.newest - self._sum / num_rows, 0.0), oldest)
 
-    def _range(self, low: int, high: int | None) -> list[int]:
-        end = len(self._ordered) if high is None else bisect_left(self._ordered, high)
-        return self._ordered[bisect_left(self._ordered, low) : end]
+    @property
+    def _first(self) -> int:
+        """The number of version 0."""
+        return self.num_former * _NUMBERS_PER_POLICY
 
-    def _by_version(self, rows: Rows) -> Iterator[tuple[int, Rows]]:
+    def _range(self, low: int, high: int | None) -> list[int]:
+        """Returns the numbers that have a bucket, of versions from ``low`` on, below ``high``."""
+        begin = 0 if low == UNKNOWN else bisect_left(self._ordered, self._first + low)
+        end = len(self._ordered) if high is None else bisect_left(self._ordered, self._first + high)
+        return self._ordered[begin:end]
+
+    def _by_number(self, rows: Rows) -> Iterator[tuple[int, Rows]]:
         """Yields the rows of each version; most writes have one."""
         if not len(rows):
             return
-        versions = self._versions[rows]
-        if (versions == versions[0]).all():
-            yield int(versions[0]), rows
+        numbers = self._numbers[rows]
+        if (numbers == numbers[0]).all():
+            yield int(numbers[0]), rows
             return
-        order = np.argsort(versions, kind="stable")
-        rows, versions = rows[order], versions[order]
-        heads = np.flatnonzero(np.append(True, versions[1:] != versions[:-1]))
-        yield from zip(versions[heads].tolist(), np.split(rows, heads[1:]), strict=True)
+        order = np.argsort(numbers, kind="stable")
+        rows, numbers = rows[order], numbers[order]
+        heads = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))
+        yield from zip(numbers[heads].tolist(), np.split(rows, heads[1:]), strict=True)
 
-    def _alive(self, version: int, bucket: _VersionBucket) -> Rows:
+    def _alive(self, number: int, bucket: _VersionBucket) -> Rows:
         """Returns the members among a bucket's rows: some rows have gone, and some have come back."""
         rows = bucket.rows[: bucket.end]
-        rows = rows[self._is_member[rows] & (self._versions[rows] == version)]
+        rows = rows[self._is_member[rows] & (self._numbers[rows] == number)]
         return rows if len(rows) == bucket.num_members else np.unique(rows)
 
 

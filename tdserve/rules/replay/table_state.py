@@ -286,7 +286,11 @@ class TableState:
         changed: dict[str, Any] = {"settings": self._changed_settings} if self._changed_settings else {}
         staleness = self.selectors.staleness
         if staleness is not None:
-            changed |= {"policy_uid": staleness.uid, "num_discarded": staleness.num_discarded}
+            changed |= {
+                "policy_uid": staleness.uid,
+                "num_former_policies": staleness.num_former,
+                "num_discarded": staleness.num_discarded,
+            }
         return {
             **self.ring.state(),
             **changed,
@@ -306,8 +310,12 @@ class TableState:
     def _staleness(self, settings: Settings, state: Mapping[str, Any]) -> Staleness | None:
         if not settings.policy:
             return None
-        uid, num_discarded = str(state.get("policy_uid", "")), int(state.get("num_discarded", 0))
-        return Staleness(self.columns, uid=uid, num_discarded=num_discarded)
+        return Staleness(
+            self.columns,
+            uid=str(state.get("policy_uid", "")),
+            num_former=int(state.get("num_former_policies", 0)),
+            num_discarded=int(state.get("num_discarded", 0)),
+        )
 
     def _enter(self, rows: Rows) -> None:
         self.selectors.enter(rows)

@@ -85,9 +85,12 @@ def test_follow_when_the_policy_is_another_then_rows_are_of_an_unknown_version(s
     assert (subject.lags(), subject.between(UNKNOWN, 0).tolist()) == (None, [0, 1, 2])
     assert not subject.fits(rows(0, 1, 2), 1000).any()
     assert not subject.follow("b", 4)
-    subject.arrive(rows(4), rows(3))
-    subject.enter(rows(4))
+    subject.arrive(rows(4, 5), rows(3, UNKNOWN))
+    subject.enter(rows(4, 5))
     assert subject.lags() == Lags(1, 1.0, 1)
+    assert subject.versions(rows(0, 2, 4, 5)).tolist() == [UNKNOWN, UNKNOWN, 3, UNKNOWN]
+    subject.leave(rows(0, 2))
+    assert (subject.between(UNKNOWN).tolist(), subject.count(UNKNOWN), subject.count(0)) == ([1, 5, 4], 3, 1)
     assert subject.follow("", 0)  # deleted
     assert subject.lags() is None
 

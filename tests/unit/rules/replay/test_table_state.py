@@ -280,3 +280,10 @@ def test_restore_when_rows_have_policy_versions_then_they_and_the_policy_are_kno
     assert staleness.lags() == (1, 1.5, 2)
     files.restart().selectors.follow("b", 5)
     assert files.drawn(1, key=SampleConditions(max_lag=100)) is None
+    assert files.write(2, policy_versions=rows(4, 5)) == [0, 3]
+    table = files.restart()
+    assert set(files.drawn(50, key=SampleConditions(max_lag=100)) or []) == {0, 3}
+    plan = table.plan_sample(50, rng=np.random.default_rng(0))
+    assert plan is not None
+    known = dict(zip(plan.rows.tolist(), plan.columns["policy_version"].tolist(), strict=True))
+    assert known == {0: 4, 1: -1, 2: -1, 3: 5}
