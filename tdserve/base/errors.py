@@ -142,14 +142,18 @@ class StoreNotFoundError(RequestError, LookupError):
 
 
 class KeyNotFoundError(RequestError, KeyError):
-    """The store has no such key."""
+    """The store has no such key; where ``key`` is empty, it has none at all."""
 
     code = "NOT_FOUND"
     template = "store {store!r} has no key {key!r}; client.keys({store!r}) lists its keys"
     defaults = {"store": "", "key": ""}
 
+    def _message(self) -> str:
+        has_none = self.fields["store"] and not self.fields["key"]
+        return f"store {self.fields['store']!r} has no keys" if has_none else super()._message()
+
     def __str__(self) -> str:  # KeyError would show the repr of the message
-        return self.template.format(**self.fields)
+        return self._message()
 
 
 class KeyExistsError(RequestError, KeyError):

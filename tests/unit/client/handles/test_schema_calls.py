@@ -63,7 +63,7 @@ def test_popitem_when_there_are_entries_then_the_last_one(handle: tdserve.StoreH
     assert (key, value["c"].tolist()) == ("n", [0, 1, 2])
     assert handle.keys() == ["a"]
     handle.popitem()
-    with pytest.raises(KeyNotFoundError):
+    with pytest.raises(KeyNotFoundError, match="has no keys"):
         handle.popitem()
 
 
