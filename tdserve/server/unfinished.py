@@ -21,6 +21,7 @@ from tdserve.server.recovery.journal import JOURNAL, Journal
 from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.server.recovery.process_watch import Departures
 from tdserve.server.recovery.reserved import ReservedRows
+from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.row_write_hold import RowWriteHold
 from tdserve.server.turns import at_once
 from tdserve.store.catalog_db import CatalogDB, Transaction
@@ -141,8 +142,9 @@ class Unfinished:
                 self.lose(entry, replace(overwrite, rows=odd))
             else:
                 self._db.delete("pending", overwrite.key)
-        has_journal = self._db.get("pending", JOURNAL + entry.record.uid.encode()) is not None
-        if entry.table is None and values[-1] & 1 and not entry.lost and not has_journal:
+        uid = entry.record.uid
+        is_in_midst = any(self._db.get("pending", key) for key in (JOURNAL + uid.encode(), Restructured.key_of(uid)))
+        if entry.table is None and values[-1] & 1 and not entry.lost and not is_in_midst:
             values[-1] += 1  # a crash came between the rows and the store's own number
 
     def _complete(self, entry: OpenedStore, overwrite: Overwrite) -> None:

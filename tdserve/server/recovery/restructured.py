@@ -57,10 +57,15 @@ class Restructured:
             kept_values=tuple(kept),
         )
 
+    @staticmethod
+    def key_of(uid: str) -> bytes:
+        """Under which the change of a store is on record."""
+        return _PREFIX + uid.encode()
+
     @property
     def key(self) -> bytes:
         """Of the record."""
-        return _PREFIX + self.uid.encode()
+        return self.key_of(self.uid)
 
     def to_bytes(self) -> bytes:
         """The record."""

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Awaitable
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -192,29 +195,50 @@ def test_alter_when_somebody_writes_then_it_waits_for_him_and_new_writes_for_it(
     assert entry.record.structure == 1
 
 
-@pytest.mark.parametrize("is_moved", [False, True])
+@pytest.mark.parametrize(
+    ("step", "is_done"),
+    [("files", False), ("files", True), ("values", False), ("values", True), ("rows", False), ("rows", True)],
+)
 def test_repair_when_a_crash_came_behind_the_record_then_finished(
-    world: World, run: Loop, entry: OpenedStore, is_moved: bool, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, entry: OpenedStore, step: str, is_done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    carry_out = restructuring.carry_out
+    where, name = {
+        "files": ("tdserve.server.tensordicts.alterations.restructuring", "carry_out"),
+        "values": ("tdserve.server.workers.DataWorker", "insist"),
+        "rows": ("tdserve.server.row_write_hold.RowWriteHold", "let_go"),
+    }[step]
+    do = getattr(resolve_name(where), name)
+    is_coroutine = inspect.iscoroutinefunction(do)
 
-    def crashing(*arguments: Any) -> None:
-        if is_moved:
-            carry_out(*arguments)
+    def crashing(*arguments: Any, **named: Any) -> Any:
+        if step == "values" and not arguments[-1].HasField("move_values"):  # not yet the last step
+            return do(*arguments, **named)
+        if is_coroutine:
+            return crash_in_turn(do(*arguments, **named) if is_done else None)
+        if is_done:
+            do(*arguments, **named)
         raise RuntimeError("kill -9")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tdserve.server.tensordicts.alterations.restructuring.carry_out", crashing)
-        with pytest.raises(RuntimeError):
+        patch.setattr(f"{where}.{name}", crashing)
+        with pytest.raises(RuntimeError, match="kill"):
             alter(world, run, adding(TensorDict({"z": torch.arange(4), "s": "text"}, [4])))
     assert len(Restructured.load(world.db)) == 1
     world.reopen()
     assert run(world.alterations.repair()) == 1
     entry = world.stores.get("x")
     assert column(world, run, entry, "z") == [0, 1, 2, 3]
+    assert has_value(entry, ("s",))
     assert not (entry.generation_values() & 1).any()
     assert restructuring.leftovers(entry.folder) == []
     assert world.db.scan("pending") == []
+
+
+async def crash_in_turn(step: Awaitable[None] | None) -> None:
+    """Ends as ``kill -9`` does, after a step or before it."""
+    if step is not None:
+        await step
+    raise RuntimeError("kill -9")
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -272,16 +296,16 @@ def test_repair_when_values_wait_for_what_never_came_then_they_go(
         )
         with pytest.raises(RuntimeError, match="kill"):
             alter(world, run, adding(TensorDict({"s": "text"}, [4])))
-    assert waiting(entry, made[0])
+    assert has_value(entry, (made[0], "s"))
     world.reopen()
     run(world.alterations.repair())
     entry = world.stores.get("x")
-    assert not waiting(entry, made[0])
+    assert not has_value(entry, (made[0], "s"))
     assert restructuring.leftovers(entry.folder) == []
 
 
-def waiting(entry: OpenedStore, folder: str) -> bool:
-    """Whether a value waits for its key."""
+def has_value(entry: OpenedStore, path: tuple[str, ...]) -> bool:
+    """Whether a value lies under a key, also one under which it waits."""
     with Objects(entry.folder / "objects") as objects:
-        ((_, values),) = objects.get_many([((folder, "s"), [0])])
+        ((_, values),) = objects.get_many([(path, [0])])
     return list(values) != [None]
