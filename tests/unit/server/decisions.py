@@ -8,23 +8,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from numpy.typing import NDArray
+from tensordict import NonTensorStack, TensorDict
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CorruptDataError, StoreNotFoundError
 from tdserve.base.ids import new_client_id
+from tdserve.client.content.value_blocks import encode_values
 from tdserve.client.local.writes import put_selection
+from tdserve.data.values import read_columns
 from tdserve.messages.selection.selection import parse
+from tdserve.rules.replay.settings import Settings
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.workers import drop_store
+from tdserve.server.workers import DataWorker, drop_store
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
-from tdserve.v1 import content_pb2, control_pb2
+from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tests.unit.server import replaying
 from tests.unit.server.local_peer import LocalPeer, mapped
 from tests.unit.server.world import Loop, World, content_of
@@ -35,7 +41,10 @@ REQUEST = 7
 LOST = "lost"
 """What is read of rows that were half overwritten."""
 
-TD = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "b": torch.zeros(4, 2)}, [4])
+TEXTS = NonTensorStack.from_list(["p", "q", "r", "s"])
+TD = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "b": torch.zeros(4, 2), "s": TEXTS, "t": TEXTS}, [4])
+ROW = TensorDict({"a": torch.tensor(5), "b": torch.full((2,), 5.0), "s": "v", "t": "w"}, [])
+"""What overwrites a row of it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,8 @@ def _nothing(world: World, run: Loop) -> None:
 
 
 def _store(world: World, run: Loop) -> None:
-    run(world.create("x", TD))
+    _loading(world, run)
+    _fill(world, run, session_of(world))
 
 
 def _entry(world: World, run: Loop, name: str) -> OpenedStore:
@@ -92,7 +102,13 @@ def _numbers(world: World, run: Loop) -> object:
         return LOST
     assert done is not None
     assert not (entry.generation_values() & 1).any()
-    return done.inline
+    return done.inline, _texts(entry, None)
+
+
+def _texts(entry: OpenedStore, rows: NDArray[np.int64] | None) -> object:
+    """The values of rows; of all for None. One that is missing is damaged data."""
+    columns = read_columns(mapped(entry), [path for path, _ in entry.spec.values], rows)
+    return [[bytes(value) for value in column.values] for column in columns]
 
 
 def _create(world: World, run: Loop, session: ClientSession) -> None:
@@ -117,24 +133,26 @@ def _writing(name: str, content: control_pb2.Content) -> control_pb2.WriteReques
     return control_pb2.WriteRequest(store=name, selection=parse(1).to_message(), content=content, timeout_s=5.0)
 
 
-def _overwrite(world: World, run: Loop, session: ClientSession, name: str = "x", row: TensorDict = TD[1] + 5) -> None:
+def _overwrite(world: World, run: Loop, session: ClientSession, name: str = "x", row: TensorDict = ROW) -> None:
     content = content_of(row, world.stores.get(name).spec.fingerprint)
     run(world.writes.write(session, REQUEST, _writing(name, content)))
 
 
 def _overwrite_in_place(
-    world: World, run: Loop, session: ClientSession, name: str = "x", row: TensorDict = TD[1] + 5
+    world: World, run: Loop, session: ClientSession, name: str = "x", row: TensorDict = ROW
 ) -> None:
     async def scenario() -> None:
         entry = world.stores.get(name)
         async with LocalPeer(world) as peer:
             peer.session.hello.client_id = session.client_id
-            asked = _writing(name, control_pb2.Content(fingerprint=entry.spec.fingerprint))
+            captured = capture(row)
+            values = encode_values(captured.spec, captured.values, store=name)
+            asked = _writing(name, control_pb2.Content(fingerprint=entry.spec.fingerprint, values=values))
             write = asyncio.create_task(world.writes.write(peer.session, REQUEST, asked))
             told = asyncio.create_task(peer.told())
             await asyncio.wait({write, told}, return_when=asyncio.FIRST_COMPLETED)
             if told.done():
-                put_selection(mapped(entry), parse(1), capture(row))
+                put_selection(mapped(entry), parse(1), captured)
                 peer.done(REQUEST)
             told.cancel()
             await write
@@ -174,13 +192,21 @@ def _latest(world: World, run: Loop) -> object:
     return done.accepted.version, done.inline
 
 
+def _told(start: int) -> TensorDict:
+    """Rows of a table, with values."""
+    td = replaying.rows(start)
+    td["s"], td["t"] = (NonTensorStack.from_list([f"{name} {start + number}" for number in range(3)]) for name in "st")
+    return td
+
+
 def _table(world: World, run: Loop) -> None:
-    entry = replaying.create(world, run)
-    replaying.extend(world, run, entry, replaying.rows(0))
+    kind, settings = control_pb2.STORE_KIND_REPLAY, Settings().to_json()
+    entry = run(world.create("r", _told(0)[0], kind=kind, capacity=8, settings=settings))
+    replaying.extend(world, run, entry, _told(0))
 
 
 def _extend(world: World, run: Loop, session: ClientSession) -> None:
-    asked = replaying.extending(world.stores.get("r"), replaying.rows(3))
+    asked = replaying.extending(world.stores.get("r"), _told(3))
     run(world.replays.extend(session, REQUEST, asked))
 
 
@@ -190,28 +216,33 @@ def _delete_rows(world: World, run: Loop, session: ClientSession) -> None:
     run(world.changes.change(session, REQUEST, asked))
 
 
+def _clear(world: World, run: Loop, session: ClientSession) -> None:
+    run(world.changes.change(session, REQUEST, control_pb2.ChangeRequest(store="r", clear=True)))
+
+
 def _live_rows(world: World, run: Loop) -> object:
-    table = _entry(world, run, "r").replay_table()
-    return table.live_rows().tolist(), table.ring.inserts
+    entry = _entry(world, run, "r")
+    table = entry.replay_table()
+    return table.live_rows().tolist(), table.ring.inserts, _texts(entry, table.live_rows())
 
 
 def _overwrite_row(world: World, run: Loop, session: ClientSession) -> None:
-    _overwrite(world, run, session, "r", replaying.rows(8)[0])
+    _overwrite(world, run, session, "r", _told(8)[0])
 
 
 def _overwrite_row_in_place(world: World, run: Loop, session: ClientSession) -> None:
-    _overwrite_in_place(world, run, session, "r", replaying.rows(8)[0])
+    _overwrite_in_place(world, run, session, "r", _told(8)[0])
 
 
 def _rows(world: World, run: Loop) -> object:
     entry = _entry(world, run, "r")
     live = entry.replay_table().live_rows().tolist()
     is_lost = 1 not in live or entry.generation_values()[1] & 1  # odd until its writer is proved gone
-    return LOST if is_lost else (live, mapped(entry).leaves["a",][live].tolist())
+    return LOST if is_lost else (live, mapped(entry).leaves["a",][live].tolist(), _texts(entry, np.array(live)))
 
 
 def _add_key(world: World, run: Loop, session: ClientSession) -> None:
-    td = TensorDict({"z": torch.arange(4), "n": {"d": torch.ones(4)}}, [4])
+    td = TensorDict({"z": torch.arange(4), "n": {"d": torch.ones(4), "u": TEXTS}}, [4])
     asked = control_pb2.AlterRequest(
         store="x", added=codec.encode(capture(td).spec), content=content_of(td), timeout_s=5.0
     )
@@ -220,8 +251,9 @@ def _add_key(world: World, run: Loop, session: ClientSession) -> None:
 
 def _rename_keys(world: World, run: Loop, session: ClientSession) -> None:
     path = content_pb2.Path
-    renamed = [control_pb2.Renamed(old_key=path(parts=["a"]), new_key=path(parts=["n", "a"]))]
-    asked = control_pb2.AlterRequest(store="x", removed=[path(parts=["b"])], renamed=renamed, timeout_s=5.0)
+    renamed = [control_pb2.Renamed(old_key=path(parts=[key]), new_key=path(parts=["n", key])) for key in "as"]
+    removed = [path(parts=[key]) for key in "bt"]
+    asked = control_pb2.AlterRequest(store="x", removed=removed, renamed=renamed, timeout_s=5.0)
     run(world.alterations.alter(session, REQUEST, asked))
 
 
@@ -236,6 +268,7 @@ KINDS = {
     "first publish": Kind(_nothing, _publish, _latest),
     "publish": Kind(_publish_others, _publish, _latest),
     "extend": Kind(_table, _extend, _live_rows),
+    "clear": Kind(_table, _clear, _live_rows, is_repeatable=True),
     "delete rows": Kind(_table, _delete_rows, _live_rows, is_repeatable=True),
     "add keys": Kind(_store, _add_key, _keys),
     "rename keys": Kind(_store, _rename_keys, _keys),
@@ -274,6 +307,29 @@ async def let_go(world: World) -> None:
     """Has the worker, which knows stores by their uid alone, open them anew where they lie in this world."""
     for record in world.stores.catalog:
         await drop_store([world.worker], record.uid)
+
+
+@contextmanager
+def watching_others(monkeypatch: pytest.MonkeyPatch, on_step: Callable[[], None]) -> Iterator[None]:
+    """A block in which ``on_step`` is called before and behind what the worker, or a thread, is to do."""
+    order_of, to_thread = DataWorker.order, asyncio.to_thread
+
+    def order(worker: DataWorker, *arguments: Any, **named: Any) -> asyncio.Future[worker_pb2.Worked]:
+        on_step()
+        done = order_of(worker, *arguments, **named)
+        done.add_done_callback(lambda _: on_step())
+        return done
+
+    async def in_thread(do: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        on_step()
+        done = await to_thread(do, *arguments, **named)
+        on_step()
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DataWorker, "order", order)
+        patch.setattr(asyncio, "to_thread", in_thread)
+        yield
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from tests.unit.server.decisions import (
     Killed,
     Kind,
     session_of,
+    watching_others,
     watching_writes,
 )
 from tests.unit.server.world import Loop, World
@@ -26,7 +27,7 @@ MAX_TRANSACTIONS = 10
 
 
 @each_kind
-def test_change_when_killed_before_or_behind_a_transaction_then_seen_and_on_record_or_neither(
+def test_change_when_killed_before_or_behind_a_step_then_seen_and_on_record_or_neither(
     world: World, run: Loop, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind.prepare(world, run)
@@ -34,14 +35,17 @@ def test_change_when_killed_before_or_behind_a_transaction_then_seen_and_on_reco
     before = kind.look(world, run)
     killed: list[Killed] = []
 
-    def keep(write: Callable[[], None]) -> None:
-        killed.append(Killed(world, tmp_path / f"before-{len(killed)}"))
-        write()
-        killed.append(Killed(world, tmp_path / f"behind-{len(killed)}"))
+    def keep() -> None:
+        killed.append(Killed(world, tmp_path / f"killed-{len(killed)}"))
 
-    with watching_writes(monkeypatch, keep):
+    def keep_both(write: Callable[[], None]) -> None:
+        keep()
+        write()
+        keep()
+
+    with watching_writes(monkeypatch, keep_both), watching_others(monkeypatch, keep):
         kind.change(world, run, session)
-    killed.append(Killed(world, tmp_path / "at last"))
+    keep()
     after = kind.look(world, run)
     assert after != before
     found = [each.look(run, kind, session.client_id) for each in killed]
