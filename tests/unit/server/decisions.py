@@ -41,7 +41,7 @@ REQUEST = 7
 LOST = "lost"
 """What is read of rows that were half overwritten."""
 
-TEXTS = NonTensorStack.from_list(["p", "q", "r", "s"])
+TEXTS = NonTensorStack("p", "q", "r", "s")
 TD = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "b": torch.zeros(4, 2), "s": TEXTS, "t": TEXTS}, [4])
 ROW = TensorDict({"a": torch.tensor(5), "b": torch.full((2,), 5.0), "s": "v", "t": "w"}, [])
 """What overwrites a row of it."""
@@ -161,7 +161,7 @@ def _overwrite_in_place(
 
 
 def _weights(number: int) -> TensorDict:
-    return TensorDict({"w": torch.full((3,), float(number))}, [])
+    return TensorDict({"w": torch.full((3,), float(number)), "s": f"text {number}"}, [])
 
 
 def _publish(world: World, run: Loop, session: ClientSession) -> None:
@@ -189,13 +189,14 @@ def _latest(world: World, run: Loop) -> object:
     except StoreNotFoundError:
         return None
     assert done is not None
-    return done.accepted.version, done.inline
+    assert done.accepted.values
+    return done.accepted.version, done.inline, done.accepted.values
 
 
 def _told(start: int) -> TensorDict:
     """Rows of a table, with values."""
     td = replaying.rows(start)
-    td["s"], td["t"] = (NonTensorStack.from_list([f"{name} {start + number}" for number in range(3)]) for name in "st")
+    td["s"], td["t"] = (NonTensorStack(*(f"{name} {start + number}" for number in range(3))) for name in "st")
     return td
 
 
