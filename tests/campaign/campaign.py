@@ -17,9 +17,12 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+from tensordict import TensorDict
+
 import tdserve
 from tests.campaign.check import Report, check
-from tests.campaign.stores import NUM_SLOTS, SLOTS, make_slots, open_queue, open_tables
+from tests.campaign.stores import KEYS, NUM_SLOTS, SLOTS, make_slots, open_queue, open_tables
 from tests.integration.processes import (
     REPOSITORY,
     all_below,
@@ -63,6 +66,7 @@ class Campaign:
                 open_tables(client)
                 open_queue(client)
                 client.memmap(make_slots(0, NUM_SLOTS), SLOTS)
+                client.memmap(TensorDict({"x": torch.zeros(3)}, [3]), KEYS)
             self._clients = [self._start_client(place) for place in range(len(TRANSPORTS))]
             self._await_progress()
             for number in range(num_kills):
@@ -131,7 +135,16 @@ class Campaign:
         living = {number for number in newest if any(f"-{number:05d}." in name for name in now)}
         return len(living) == self._num_clients and all(
             sum(size - before.get(name, 0) for name, size in now.items() if f"{role}-" in name) > 0
-            for role in ("extend-claimed", "extend-asked", "extend-chats", "overwrite", "publish", "create", "produce")
+            for role in (
+                "extend-claimed",
+                "extend-asked",
+                "extend-chats",
+                "overwrite",
+                "alter",
+                "publish",
+                "create",
+                "produce",
+            )
         )
 
 

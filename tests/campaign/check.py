@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tdserve
 from tests.campaign.history import Call, History, read_histories
-from tests.campaign.stores import QUEUE, SLOTS, TABLES, identify_rows, read_slot_values
+from tests.campaign.stores import KEYS, QUEUE, SLOTS, TABLES, check_part, identify_rows, read_slot_values
 
 LEASE_ERRORS = ("SelectionError", "WrongStateError", "PeerLostError")
 """What ``ack`` says of rows whose lease ended with the session: they stand in the queue again."""
@@ -41,6 +41,7 @@ def check(client: tdserve.Client, folder: Path) -> Report:
     for name in TABLES:
         _check_table(report, name, identify_rows(name, client.replay(name)[:]), folder)
     _check_slots(report, client, folder)
+    _check_keys(report, client, folder)
     _check_weights(report, client, folder)
     _check_queue(report, client, folder)
     _check_stores(report, client, folder)
@@ -114,6 +115,28 @@ def _check_slot(
     report.counts["sights of slots"] += 1
     allowed = {last[slot], *pending[slot]} | ({None} if pending[slot] else set())
     report.expect(value in allowed, f"{when}: slot {slot} has {value}, acknowledged was {last[slot]}")
+
+
+def _check_keys(report: Report, client: tdserve.Client, folder: Path) -> None:
+    """Each part is where the calls that were acknowledged have left it, or where one that was cut short wanted it."""
+    allowed: dict[int, set[str]] = {}
+    into = {"add": "made", "rename": "named", "remove": "gone"}
+    for history in read_histories(folder, "alter"):
+        _count(report, "changes of keys", history)
+        for call in history.calls:
+            before = allowed.setdefault(call.fields["value"], {"gone"})
+            allowed[call.fields["value"]] = (set() if call.is_acknowledged else before) | {into[call.fields["what"]]}
+    found = client.from_remote_init(KEYS)
+    for key in set(found.keys()) - {"x"}:
+        state, _, number = str(key).partition(" ")
+        report.counts["parts"] += 1
+        try:
+            check_part(found[key], int(number))
+        except AssertionError as fault:
+            report.faults.append(str(fault))
+        report.expect(state in allowed.pop(int(number), ()), f"{KEYS!r} has {key!r}")
+    for value, states in allowed.items():
+        report.expect("gone" in states, f"part {value} of {KEYS!r} is lost: it should be {states}")
 
 
 def _check_weights(report: Report, client: tdserve.Client, folder: Path) -> None:

@@ -22,9 +22,12 @@ import tdserve
 from tdserve.base.config import check_transport
 from tests.campaign.history import Recorder
 from tests.campaign.stores import (
+    KEYS,
     NUM_SLOTS,
     QUEUE,
     SLOTS,
+    check_part,
+    make_part,
     make_rows,
     make_slots,
     open_queue,
@@ -34,6 +37,9 @@ from tests.campaign.stores import (
 
 TIMEOUT_S = 90.0
 """Of every call: longer than any restart of the server on a busy machine."""
+
+NUM_PARTS = 3
+"""Parts of the store of changing keys that a client leaves there."""
 
 PAUSE_S = 0.005
 """Between two calls of a thread, as of an actor that steps its environment: the stores shall not overflow."""
@@ -110,6 +116,22 @@ class CampaignClient:
         except tdserve.CorruptDataError:
             recorder.write("saw", slot=first, value=None)
 
+    def alter(self, recorder: Recorder, count: int) -> None:
+        """Adds a part of a store, renames it, reads it, and removes an older one."""
+        store = self.client[KEYS]
+        value = self.number * 1_000_000 + count
+        made, named = f"made {value}", f"named {value}"
+        steps = {
+            "add": lambda: store.update({made: make_part(value)}),
+            "rename": lambda: store.rename_key_(made, named),
+        }
+        for what, do in steps.items():
+            self.call(recorder, do, what=what, value=value)
+        check_part(store[named], value)
+        if count >= NUM_PARTS:
+            oldest = value - NUM_PARTS
+            self.call(recorder, lambda: store.del_(f"named {oldest}"), what="remove", value=oldest)
+
     def publish(self, recorder: Recorder, count: int) -> None:
         """Publishes a version whose content tells who made it."""
         name, identity = f"policy-{self.slots.start}", self.number * 1_000_000 + count
@@ -169,6 +191,7 @@ class CampaignClient:
         return {
             **{f"extend-{name}": self.extender(name) for name in ("claimed", "asked", "chats")},
             "overwrite": self.overwrite,
+            "alter": self.alter,
             "publish": self.publish,
             "follow": self.follower(f"policy-{(self.slots.start + len(self.slots)) % NUM_SLOTS}"),
             "produce": self.producer(),

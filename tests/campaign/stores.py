@@ -15,6 +15,9 @@ NUM_SLOTS = 64
 """Rows of the store that is overwritten."""
 
 SLOTS = "slots"
+KEYS = "keys"
+"""Store whose keys change, whole tensordicts at a time."""
+
 QUEUE = "jobs"
 BODY = 24
 """Numbers in a row's body, all made from its identity: a torn row shows."""
@@ -80,3 +83,14 @@ def read_slot_values(rows: TensorDictBase) -> list[int]:
     assert not torn.any(), f"torn slots: {rows['value'][torn].tolist()}"
     values: list[int] = rows["value"].tolist()
     return values
+
+
+def make_part(value: int) -> TensorDict:
+    """A nested tensordict that comes, is renamed and goes as one, with a tensor and a value."""
+    return TensorDict({"number": torch.full((3,), value), "text": str(value)}, [3])
+
+
+def check_part(part: TensorDictBase, value: int) -> None:
+    """Raises AssertionError unless it is what ``make_part`` gave."""
+    assert part["number"].tolist() == [value] * 3, f"part {value} has numbers {part['number'].tolist()}"
+    assert part["text"] == str(value), f"part {value} has the text {part['text']!r}"

@@ -17,7 +17,15 @@ def check_campaign(folder: Path, num_kills: int, seed: int) -> None:
     report = campaign.run(num_kills)
     assert campaign.kills.total() == num_kills
     assert report.faults == []
-    for what in ("extends of claimed", "extends of asked", "extends of chats", "overwrites", "publishes", "acks"):
+    for what in (
+        "extends of claimed",
+        "extends of asked",
+        "extends of chats",
+        "overwrites",
+        "publishes",
+        "changes of keys",
+        "acks",
+    ):
         assert report.counts[f"{what}: acknowledged"] > num_kills
 
 
