@@ -26,13 +26,14 @@ CAPTURED = capture(TD)
 
 
 class Worker:
-    """What the thread stands in; ``busy`` makes it wait."""
+    """What the thread stands in; ``busy`` makes it wait, and so does an ``answers`` that is not set."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.reports: SimpleQueue[worker_pb2.Report] = SimpleQueue()
         self.busy = Event()
-        self.asked = Event()
+        self.asked, self.answers = Event(), Event()
+        self.answers.set()
         stores = OpenStores(writes_values=False)
         stores.learn(CAPTURED.spec.fingerprint, codec.encode(CAPTURED.spec))
         self.checksumming = Checksumming(stores, self.reports.put, self._is_busy)
@@ -40,6 +41,7 @@ class Worker:
 
     def _is_busy(self) -> bool:
         self.asked.set()
+        assert self.answers.wait(TIMEOUT_S)
         return self.busy.is_set()
 
     def make(self, version: int, *, folder: str = "w") -> str:
@@ -81,11 +83,11 @@ def test_order_when_the_version_is_there_then_the_checksums_of_its_leaves_in_can
 
 
 def test_order_when_another_of_the_same_store_comes_then_it_is_given_up(worker: Worker) -> None:
-    worker.busy.set()
+    worker.answers.clear()
     first = worker.put(worker.make(1))
     assert worker.asked.wait(TIMEOUT_S)  # it gives way at its beginning
     second, third = worker.put(worker.make(2)), worker.put(worker.make(1, folder="other"))
-    worker.busy.clear()
+    worker.answers.set()
     found = {report.order: len(report.done.checksums) for report in (worker.report() for _ in range(3))}
     assert found == {first: 0, second: 24, third: 24}
 

@@ -119,7 +119,10 @@ def test_unchanged_when_the_server_restarts_then_it_is_still_known(weights: Weig
     assert weights.unchanged(1, 2) is not None
 
 
-def test_unchanged_when_most_was_so_far_then_it_is_waited_for_and_else_not(weights: Weights, run: Loop) -> None:
+def test_unchanged_when_most_was_so_far_then_it_is_waited_for_and_else_not(
+    weights: Weights, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tdserve.server.weights.checksums.WAIT_S", 60.0)
     for head in (1, 2):
         weights.make(weights.publish(7, head))
     versions = weights.entry.weight_versions()
