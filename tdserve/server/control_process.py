@@ -305,7 +305,7 @@ class ControlProcess:
         return answer
 
     async def _delete(self, name: str, record: Record) -> control_pb2.DeleteStoreResponse:
-        entry = self._services.stores.used(name)
+        entry = self._services.stores.find_used(name)
         answer = await self._creation.delete(name, record)
         if entry is not None:
             self._services.relays.forget_deleted(entry)

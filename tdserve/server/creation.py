@@ -134,7 +134,7 @@ class Creation:
         try:
             entry = self._stores.get(check_store_name(name))
         except CorruptDataError:
-            entry = self._stores.damaged(name)
+            entry = self._stores.open_damaged(name)
         begin = None if record is None else partial(record, answer.SerializeToString(), frees_room=True)
         await self._stores.delete(entry, begin)
         wake_followers(self._stores, entry.name)

@@ -139,7 +139,7 @@ class Opener:
         spec = self._specs.get(record.fingerprint, record.order)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
         stored = stored_spec(record, spec)
-        reserved = self._unfinished.reserved(record.uid)
+        reserved = self._unfinished.find_reserved(record.uid)
         claimed = unfilled_claims(self._db, folder, record, generations.values)
         make = partial(
             Table.restore,

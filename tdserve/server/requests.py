@@ -96,7 +96,7 @@ class Requests:
             "alter": alterations.alter,
             "publish": publishing.publish,
             "latest": publishing.latest,
-            "taken": relays.taken,
+            "taken": relays.check_taken,
             "join_group": groups.join,
             "adopt": adoption.adopt,
             "read": self._read,
@@ -187,7 +187,7 @@ class Requests:
                     if kind in _WITH_CONTENT:
                         session.discard(request, asked.content)
                     await self._sync(kind, asked)
-                    await session.done(request, control_pb2.Done.FromString(answered))
+                    await session.send_done(request, control_pb2.Done.FromString(answered))
                     return
                 self._answers.check_room(session.client_id)
             if self._stores.is_long_to_open(name := getattr(asked, "store", "")):
@@ -200,7 +200,7 @@ class Requests:
                     await self._sync(kind, asked)
                 if done is not None:  # a client that does not read keeps its answers here
                     with self._held.counting(session, len(done.inline)):
-                        await session.done(request, done)
+                        await session.send_done(request, done)
         except BaseException:
             if kind in _WITH_CONTENT and request not in session.accepted_requests:
                 session.discard(request, asked.content)
@@ -210,7 +210,7 @@ class Requests:
 
     async def _sync(self, kind: str, asked: Any) -> None:
         """Waits until a write has reached the disk, where its store asks for that before it is answered."""
-        entry = self._stores.used(getattr(asked, "store", ""))
+        entry = self._stores.find_used(getattr(asked, "store", ""))
         if entry is not None and entry.record.durability == "disk":
             await inline_tasks.in_task()
             await self._syncing.wait_synced(entry.record.uid)

@@ -23,7 +23,7 @@ class StagingNames:
         self._kept: set[str] = set()
 
     @contextmanager
-    def taken(self, entry: OpenedStore, *, is_needed: bool) -> Iterator[str]:
+    def borrow(self, entry: OpenedStore, *, is_needed: bool) -> Iterator[str]:
         """A block in which a path, without suffix, belongs to one request; ``""`` if it needs none."""
         if not is_needed:
             yield ""

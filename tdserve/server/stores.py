@@ -139,7 +139,7 @@ class Stores:
         entry = self._entries.get(record.name)
         return entry if entry is not None and entry.record.uid == record.uid else None
 
-    def used(self, name: str) -> OpenedStore | None:
+    def find_used(self, name: str) -> OpenedStore | None:
         """The store of this name, if somebody has used it since the start."""
         return self._entries.get(name)
 
@@ -155,7 +155,7 @@ class Stores:
             raise StoreNotFoundError(name=name)
         return entry
 
-    def damaged(self, name: str) -> OpenedStore:
+    def open_damaged(self, name: str) -> OpenedStore:
         """A store that cannot be opened, for being deleted; whoever has it open is told where that is possible."""
         record = self.catalog.get(name)
         folder, generations = self._folder(record), None

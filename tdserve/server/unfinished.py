@@ -60,7 +60,7 @@ class Unfinished:
         entry.lost.overwrites.append(overwrite)
         self._departures.watch(overwrite.lock_name, partial(self._let_go, entry, overwrite))
 
-    def reserved(self, uid: str) -> list[ReservedRows]:
+    def find_reserved(self, uid: str) -> list[ReservedRows]:
         """Rows of a store that local writers of before the restart may still be filling."""
         waiting = []
         for rows in ReservedRows.load(self._db, uid):

@@ -52,13 +52,13 @@ class LocalMover(Mover):
         """Where there are values, they are stored at the same time."""
         client, entry, values = self._client, rows.entry, values_of(rows)
         client.check_writes(f"writing to {entry.name!r}")
-        client.spooled(rows.asked.content, values)
+        client.add_spool(rows.asked.content, values)
         written = control_pb2.Written()
         if entry.spec.tensors:
             written = await self._let_fill(request, rows, values)
         elif _is_any(values):  # there is nothing that the client could write, and it is not asked
             await self._values.store(entry, values)
-        self._traffic.received(self.transport, rows.asked.content)
+        self._traffic.count_received(self.transport, rows.asked.content)
         return rows.name_columns(written.columns)
 
     async def _let_fill(self, request: int, rows: RowsToFill, values: worker_pb2.PutValues) -> control_pb2.Written:
@@ -66,8 +66,8 @@ class LocalMover(Mover):
         accepted = control_pb2.Accepted(uid=rows.entry.record.uid, rows=rows.reservation.encoded)
         accepted.columns.extend(content_pb2.Path(parts=path) for path in rows.columns)
         if not _is_any(values):
-            return await self._client.filled(request, accepted)
-        writing = self._client.written(request, accepted)
+            return await self._client.let_fill(request, accepted)
+        writing = self._client.let_write(request, accepted)
         await self._values.store_beside(writing, rows.entry, values)
         return await writing
 
@@ -100,22 +100,22 @@ class LocalMover(Mover):
             elements = spread(plan.rows, math.prod(entry.spec.batch_size[1:]))
             paths = [path for path, _ in entry.spec.values]
             accepted.values = await read_values(self._session.worker, entry, paths, elements)
-        self._traffic.sent(self.transport, 0)
+        self._traffic.count_sent(self.transport, 0)
         if not len(plan.spent):
             return control_pb2.Done(accepted=accepted)
         accepted.wants_written = True  # rows that leave the table must not be given to a writer before
-        await self._client.written(request, accepted)
+        await self._client.let_write(request, accepted)
         return control_pb2.Done()
 
     async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
         """The client writes them where they stay."""
         self._client.check_writes(f"writing to {store.name!r}")
-        await self._client.written(request, control_pb2.Accepted(uid=store.uid, path=store.path))
-        self._traffic.received(self.transport, content)
+        await self._client.let_write(request, control_pb2.Accepted(uid=store.uid, path=store.path))
+        self._traffic.count_received(self.transport, content)
 
     def locate_values(self, content: control_pb2.Content, order: worker_pb2.PutValues, spool: str) -> None:
         """The client has put them into a file of its own."""
-        self._client.spooled(content, order)
+        self._client.add_spool(content, order)
 
     async def overwrite(self, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         """The client copies it over the rows, which are lost where it dies in the middle."""
@@ -133,7 +133,7 @@ class LocalMover(Mover):
             chosen = entry.spec.select(keys, store=entry.name) if keys else entry.spec
             paths = [path for path, _ in chosen.values]
             accepted.values = await read_values(self._session.worker, entry, paths, elements)
-        self._traffic.sent(self.transport, 0)
+        self._traffic.count_sent(self.transport, 0)
         return control_pb2.Done(accepted=accepted)
 
     async def put_version(
@@ -147,15 +147,15 @@ class LocalMover(Mover):
         accepted.path = self._path_of(entry, publishing.version)
         if publishing.recycles is not None:
             accepted.recycles = self._path_of(entry, publishing.recycles)
-        await self._client.written(request, accepted)
-        self._traffic.received(self.transport, content)
+        await self._client.let_write(request, accepted)
+        self._traffic.count_received(self.transport, content)
 
     async def get_version(self, request: int, version: VersionToSend) -> control_pb2.Done | None:
         """Tells the client which file to open; it asks again when that was retired before it has."""
         entry, record = version.entry, version.record
         accepted = make_accepted(version, self._stores.specs.get(record.fingerprint, record.order))
         accepted.uid, accepted.path = entry.record.uid, self._path_of(entry, record.version)
-        self._traffic.sent(self.transport, 0)
+        self._traffic.count_sent(self.transport, 0)
         return control_pb2.Done(accepted=accepted)
 
     def _path_of(self, entry: OpenedStore, version: int) -> str:

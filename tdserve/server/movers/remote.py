@@ -43,7 +43,7 @@ class RemoteMover(Mover):
         worker, content, values = self._session.worker, rows.asked.content, values_of(rows)
         is_streamed = bool(content.values_nbytes)
         must_hand_on = is_streamed and worker is not self._values.worker
-        with self._values.staging.taken(rows.entry, is_needed=must_hand_on) as staging:
+        with self._values.staging.borrow(rows.entry, is_needed=must_hand_on) as staging:
             order = self._make_put_order(request, rows)
             order.receive_rows.spool = values_path(staging)
             if is_streamed and not staging:
@@ -55,7 +55,7 @@ class RemoteMover(Mover):
             if staging or (values.values and not is_streamed):
                 await self._values.store_beside(moving, rows.entry, values)
             columns = (await moving).columns
-        self._traffic.received(self.transport, content)
+        self._traffic.count_received(self.transport, content)
         return rows.name_columns(columns)
 
     def _make_put_order(self, request: int, rows: RowsToFill) -> worker_pb2.Order:
@@ -89,7 +89,7 @@ class RemoteMover(Mover):
         if accepted is None:
             order.is_accepted = True
             session.accepted_requests.add(request)
-            self._traffic.sent(self.transport, (await session.worker.order(order)).nbytes_moved)
+            self._traffic.count_sent(self.transport, (await session.worker.order(order)).nbytes_moved)
             return None
         layout = rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
         body.inline = sum(layout.message_nbytes) <= session.inline_limit(request)
@@ -105,7 +105,7 @@ class RemoteMover(Mover):
         body.content.ClearField("values")
         body.spool = store.spool if content.values_nbytes else ""
         await self._session.worker.order(order)
-        self._traffic.received(self.transport, content)
+        self._traffic.count_received(self.transport, content)
 
     async def overwrite(self, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         """All of it is here before the first row changes."""
@@ -125,7 +125,7 @@ class RemoteMover(Mover):
         body.sends_values = session.hello.takes_values
         if asked.message_nbytes:  # the client waits for the content itself
             body.expected_nbytes.extend(asked.message_nbytes)
-            self._traffic.sent(self.transport, (await session.worker.order(order)).nbytes_moved)
+            self._traffic.count_sent(self.transport, (await session.worker.order(order)).nbytes_moved)
             return None
         return await self._traffic.read(session, request, order, accepted, announces=False)
 
@@ -140,7 +140,7 @@ class RemoteMover(Mover):
             body.version.recycles = str(path_of(entry, publishing.recycles))
         body.content.CopyFrom(content)
         await self._session.worker.order(order)
-        self._traffic.received(self.transport, content)
+        self._traffic.count_received(self.transport, content)
 
     async def get_version(self, request: int, version: VersionToSend) -> control_pb2.Done | None:
         """The version keeps its file meanwhile."""

@@ -80,7 +80,7 @@ class ClaimRecord:
         """Stores of which there is a record."""
         return {key.split(b":")[1].decode() for key, _ in db.scan("pending", f"{_KIND}:".encode())}
 
-    def unfilled(self, file: ClaimFile | None, capacity: int) -> list[NDArray[np.int64]]:
+    def find_unfilled(self, file: ClaimFile | None, capacity: int) -> list[NDArray[np.int64]]:
         """Rows that were claimed and are not committed, as the writer's file says: an array per claim, in order.
 
         Args:
@@ -110,7 +110,7 @@ def unfilled_claims(
         with suppress(TDServeError):
             file = ClaimFile.open(folder / FOLDER / record.file_name)
             file.end()
-        several = record.unfilled(file, store.capacity)
+        several = record.find_unfilled(file, store.capacity)
         for rows in several:
             generations[rows] |= 1
         found.append((record, several))

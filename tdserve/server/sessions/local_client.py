@@ -104,7 +104,7 @@ class LocalClient:
         """Sends a message, before this waits for anything."""
         self._link.send(message)
 
-    def written(self, request: int, accepted: control_pb2.Accepted) -> asyncio.Future[control_pb2.Written]:
+    def let_write(self, request: int, accepted: control_pb2.Accepted) -> asyncio.Future[control_pb2.Written]:
         """Lets the client write (or, of a read, copy) what ``accepted`` says; the future ends when it has.
 
         Raises (from the future):
@@ -115,7 +115,7 @@ class LocalClient:
         self._let(request, accepted, future)
         return future
 
-    def filled(self, request: int, accepted: control_pb2.Accepted) -> InlineFuture[control_pb2.Written]:
+    def let_fill(self, request: int, accepted: control_pb2.Accepted) -> InlineFuture[control_pb2.Written]:
         """As ``written``, for who only waits for that: outside a task he goes on without one."""
         turn: InlineFuture[control_pb2.Written] = InlineFuture()
         self._let(request, accepted, turn)
@@ -149,7 +149,7 @@ class LocalClient:
         else:
             future.set_result(written)
 
-    def spooled(self, content: control_pb2.Content, order: worker_pb2.PutValues) -> None:
+    def add_spool(self, content: control_pb2.Content, order: worker_pb2.PutValues) -> None:
         """Adds to an order where this client has put the values of a write."""
         if content.spool_nbytes and self.lock_name:
             order.spool = str(spool_path(self._sessions_folder, self.lock_name))

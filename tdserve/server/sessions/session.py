@@ -324,12 +324,12 @@ class ClientSession:
         """Bytes of content that may ride in the answer to a request."""
         return min(self._inline_bytes, MAIL_INLINE_BYTES) if request in self.mailed_requests else self._inline_bytes
 
-    async def accepted(self, request: int, accepted: control_pb2.Accepted) -> None:
+    async def send_accepted(self, request: int, accepted: control_pb2.Accepted) -> None:
         """Answers: content follows over the channel."""
         accepted.channel = self._channel_of.get(request, self.channel_number)
         await self._answer(control_pb2.ServerMessage(request=request, accepted=accepted))
 
-    async def done(self, request: int, done: control_pb2.Done) -> None:
+    async def send_done(self, request: int, done: control_pb2.Done) -> None:
         """Answers: done."""
         await self._answer(control_pb2.ServerMessage(request=request, done=done))
 

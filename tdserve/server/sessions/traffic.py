@@ -54,32 +54,32 @@ class Traffic:
         """
         if announces:
             moving = session.worker.order(order)
-            await session.accepted(request, accepted)
-            self.sent(session.transport, (await moving).nbytes_moved)
+            await session.send_accepted(request, accepted)
+            self.count_sent(session.transport, (await moving).nbytes_moved)
             return None
         announcing: list[asyncio.Task[None]] = []
 
         def announce(prepared: worker_pb2.Prepared) -> None:
             accepted.values, accepted.values_nbytes = prepared.values, prepared.values_nbytes
-            announcing.append(asyncio.create_task(session.accepted(request, accepted)))
+            announcing.append(asyncio.create_task(session.send_accepted(request, accepted)))
 
         worked = await session.worker.order(order, on_prepared=announce)
         for task in announcing:
             await task
         if not worked.HasField("inline"):
-            self.sent(session.transport, worked.nbytes_moved)
+            self.count_sent(session.transport, worked.nbytes_moved)
             return None
         accepted.values = worked.values
-        self.sent(INLINE, len(worked.inline))
+        self.count_sent(INLINE, len(worked.inline))
         return control_pb2.Done(inline=worked.inline, accepted=accepted)
 
-    def sent(self, transport: str, nbytes: int) -> None:
+    def count_sent(self, transport: str, nbytes: int) -> None:
         """Counts a transfer from the server."""
         count = self._counts[transport]
         count.bytes_out += nbytes
         count.transfers_out += 1
 
-    def relayed(self, transport: str, nbytes: int) -> None:
+    def count_relayed(self, transport: str, nbytes: int) -> None:
         """Counts a transfer from client to client."""
         count = self._counts[transport]
         count.bytes_relayed += nbytes
@@ -103,7 +103,7 @@ class Traffic:
                 self._counts["gloo"].transfers_out += found.num_sent
                 self._counts["gloo"].bytes_out += found.nbytes_sent
 
-    def received(self, transport: str, content: control_pb2.Content) -> None:
+    def count_received(self, transport: str, content: control_pb2.Content) -> None:
         """Counts a transfer to the server."""
         is_inline = content.HasField("inline")
         count = self._counts[INLINE if is_inline else transport]

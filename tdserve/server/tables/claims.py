@@ -204,7 +204,7 @@ class TableClaims:
             also=record.save,
         )
         self._pending.popleft()
-        self._traffic.received("shm", control_pb2.Content())  # as of a request that several extends share
+        self._traffic.count_received("shm", control_pb2.Content())  # as of a request that several extends share
         self._record, self._last_request = record, request
         self._file.take(num_taken, num_allowed)
 

@@ -64,7 +64,7 @@ class InPlace:
                 await store_values()
                 has_values = True
             if not keys or entry.spec.select(keys).tensors:
-                await client.written(
+                await client.let_write(
                     request, control_pb2.Accepted(uid=entry.record.uid, structure=entry.record.structure)
                 )
         except BaseException:

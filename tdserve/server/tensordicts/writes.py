@@ -88,7 +88,7 @@ class Writes:
         self, session: ClientSession, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest
     ) -> control_pb2.Done:
         content = asked.content
-        with self._staging.taken(entry, is_needed=bool(content.values_nbytes)) as staging:
+        with self._staging.borrow(entry, is_needed=bool(content.values_nbytes)) as staging:
             spool = values_path(staging)
             await session.mover.fill(request, StoreToFill(entry.name, entry.record.uid, entry.ref, spool), content)
             if content.values or spool or content.spool_nbytes:
@@ -129,10 +129,10 @@ class Writes:
     ) -> control_pb2.Done:
         """Has the session's worker receive the content, and applies it when all has come."""
         await _check_content(entry, asked)
-        with self._staging.taken(entry, is_needed=bool(asked.content.message_nbytes)) as staging:
+        with self._staging.borrow(entry, is_needed=bool(asked.content.message_nbytes)) as staging:
             if staging:
                 await session.worker.order(_make_receive_order(session, request, entry, asked, staging))
-            self._traffic.received(session.transport, asked.content)
+            self._traffic.count_received(session.transport, asked.content)
             async with self._alone(session, entry, asked):
                 if (answered := self._answers.earlier(session.client_id, request)) is not None:
                     return control_pb2.Done.FromString(answered)  # tried before, over a session that has ended
@@ -171,7 +171,7 @@ class Writes:
         if (answered := self._answers.earlier(session.client_id, request)) is not None:
             return control_pb2.Done.FromString(answered)
         _check_fingerprint(entry, asked.content)  # its keys may have changed meanwhile
-        self._traffic.received(session.transport, asked.content)
+        self._traffic.count_received(session.transport, asked.content)
 
         def check(held: RowWriteHold) -> None:
             if entry.table is not None:

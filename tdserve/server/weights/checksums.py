@@ -101,9 +101,9 @@ class Checksums:
         order.checksum_version.version.CopyFrom(make_ref())
         future = worker.order(order)
         self._making[uid] = version.version, future
-        future.add_done_callback(lambda done: self._made(entry, version, done))
+        future.add_done_callback(lambda done: self._take_report(entry, version, done))
 
-    async def unchanged(
+    async def find_unchanged(
         self, entry: OpenedStore, held: int, version: VersionRecord, spec: Spec, deadline: Deadline
     ) -> Unchanged | None:
         """The leaves that version ``held`` has too; None when that is not known, or not worth while."""
@@ -126,7 +126,7 @@ class Checksums:
         rest: list[int] = np.flatnonzero(~is_same).tolist()
         return Unchanged(encode_numbers(np.flatnonzero(is_same)), checksums[is_same].tobytes(), rest)
 
-    def _made(self, entry: OpenedStore, version: VersionRecord, done: asyncio.Future[worker_pb2.Worked]) -> None:
+    def _take_report(self, entry: OpenedStore, version: VersionRecord, done: asyncio.Future[worker_pb2.Worked]) -> None:
         uid = entry.record.uid
         if self._making.get(uid, (0, None))[1] is done:
             del self._making[uid]

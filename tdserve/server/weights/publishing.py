@@ -87,7 +87,7 @@ class Publishing:
         if versions.newest is not None and versions.newest.version == publishing.version:
             entry.spec = spec
         entry.changed.wake()
-        self._versions.relays.published(entry)
+        self._versions.relays.announce(entry)
         wake_followers(self._stores, entry.name)
         self._versions.make_checksums(entry, session.worker)
         return done

@@ -157,7 +157,7 @@ class Relays:
             if store.resting is not None:
                 store.resting.cancel()
 
-    def published(self, entry: OpenedStore) -> None:
+    def announce(self, entry: OpenedStore) -> None:
         """There is a newer version."""
         store = self._stores.get(entry.record.uid)
         if store is not None:
@@ -194,7 +194,9 @@ class Relays:
                 store.entry.changed.wake()
         self._on_moved(store)
 
-    async def taken(self, session: ClientSession, request: int, asked: control_pb2.TakenRequest) -> control_pb2.Done:
+    async def check_taken(
+        self, session: ClientSession, request: int, asked: control_pb2.TakenRequest
+    ) -> control_pb2.Done:
         """A puller has a version whole, and shows its checksums.
 
         Raises:
@@ -215,7 +217,7 @@ class Relays:
             path = f"version {found[0]} of {entry.name!r}, passed on by another client"
             raise CorruptDataError(path=path, expected=expected.hex()[:64], actual=asked.checksums.hex()[:64])
         store.fanout.end(asked.link, is_whole=True)
-        self._traffic.relayed(session.transport, nbytes)
+        self._traffic.count_relayed(session.transport, nbytes)
         self._on_moved(store)
         return control_pb2.Done()
 

@@ -48,7 +48,7 @@ class VersionSender:
         sent = converted(spec, _dtype(asked))
         numbers = decode_numbers(asked.leaves, spec) if asked.HasField("leaves") else None
         if asked.holds and sent is spec and numbers is None and spec.nbytes >= MIN_NBYTES:
-            unchanged = await self._checksums.unchanged(entry, asked.holds, version, spec, wanted.deadline)
+            unchanged = await self._checksums.find_unchanged(entry, asked.holds, version, spec, wanted.deadline)
             if unchanged is not None:
                 accepted.unchanged, accepted.checksums = unchanged.numbers, unchanged.checksums
                 numbers = unchanged.rest

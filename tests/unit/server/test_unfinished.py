@@ -59,9 +59,9 @@ def test_reserved_when_the_writer_is_gone_then_off_the_record(world: World, entr
     ReservedRows(uid, LOCK, 1, encode_rows(ROWS)).save(world.db)
     lock = SessionLock.hold(world.root.sessions_folder, LOCK)
     assert lock is not None
-    assert [each.rows.tolist() for each in world.stores.unfinished.reserved(uid)] == [ROWS.tolist()]
+    assert [each.rows.tolist() for each in world.stores.unfinished.find_reserved(uid)] == [ROWS.tolist()]
     lock.release()
-    assert world.stores.unfinished.reserved(uid) == []
+    assert world.stores.unfinished.find_reserved(uid) == []
     assert records(world) == 0
 
 

@@ -40,7 +40,7 @@ def record(**fields: int) -> ClaimRecord:
 
 def unfilled(found: ClaimRecord, file: ClaimFile | None) -> list[list[int]]:
     """Rows per claim."""
-    return [rows.tolist() for rows in found.unfilled(file, CAPACITY)]
+    return [rows.tolist() for rows in found.find_unfilled(file, CAPACITY)]
 
 
 def test_load_when_saved_then_the_same_and_found_by_its_store(db: CatalogDB) -> None:

@@ -35,7 +35,7 @@ def test_message_when_somebody_has_removed_the_nonce_then_its_file_is_named(tmp_
 def test_written_when_the_client_says_so_then_over_with_what_it_said(world: World, run: Loop) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
-            writing = peer.local.written(4, ACCEPTED)
+            writing = peer.local.let_write(4, ACCEPTED)
             message = await peer.told()
             assert (message.request, message.accepted.uid) == (4, "u")
             assert not writing.done()
@@ -51,7 +51,7 @@ def test_written_when_the_client_says_so_then_over_with_what_it_said(world: Worl
 def test_written_when_the_client_will_not_then_its_reason(world: World, run: Loop) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
-            writing = peer.local.written(4, ACCEPTED)
+            writing = peer.local.let_write(4, ACCEPTED)
             peer.done(4, failure=encode_failure(CapacityError(what="a disk", asked=2, free=1)))
             with pytest.raises(CapacityError, match="a disk"):
                 await writing
@@ -62,11 +62,11 @@ def test_written_when_the_client_will_not_then_its_reason(world: World, run: Loo
 def test_written_when_the_session_ends_then_peer_lost_also_for_who_asks_later(world: World, run: Loop) -> None:
     async def scenario() -> None:
         async with LocalPeer(world, 7) as peer:
-            writing = peer.local.written(4, ACCEPTED)
+            writing = peer.local.let_write(4, ACCEPTED)
             await peer.told()
             await peer.leave()
             peer.local.lose()
-            for future in (writing, peer.local.written(5, ACCEPTED)):
+            for future in (writing, peer.local.let_write(5, ACCEPTED)):
                 with pytest.raises(PeerLostError, match="session 7"):
                     await future
             peer.done(4)  # too late
@@ -78,7 +78,7 @@ def test_written_when_the_session_ends_then_peer_lost_also_for_who_asks_later(wo
 def test_written_when_its_waiter_was_cancelled_then_an_answer_does_no_harm(world: World, run: Loop) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
-            writing = peer.local.written(4, ACCEPTED)
+            writing = peer.local.let_write(4, ACCEPTED)
             writing.cancel()
             assert peer.local.may_still_write(4)
             peer.done(4)
@@ -91,7 +91,7 @@ def test_may_still_write_when_asked_then_until_it_said_so_or_is_proved_gone(worl
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
             assert not peer.local.may_still_write(4)
-            futures = [peer.local.written(request, ACCEPTED) for request in (4, 5)]
+            futures = [peer.local.let_write(request, ACCEPTED) for request in (4, 5)]
             assert peer.local.may_still_write(4)
             peer.done(4)
             assert not peer.local.may_still_write(4)
@@ -99,7 +99,7 @@ def test_may_still_write_when_asked_then_until_it_said_so_or_is_proved_gone(worl
             assert peer.local.may_still_write(5)
             peer.let_go()
             assert not peer.local.may_still_write(5)
-            late = peer.local.written(6, ACCEPTED)  # it was never told
+            late = peer.local.let_write(6, ACCEPTED)  # it was never told
             assert not peer.local.may_still_write(6)
             await asyncio.gather(*futures, late, return_exceptions=True)
 
@@ -109,7 +109,7 @@ def test_may_still_write_when_asked_then_until_it_said_so_or_is_proved_gone(worl
 def test_may_still_write_when_the_client_only_reads_then_never(world: World, run: Loop) -> None:
     async def scenario() -> None:
         async with LocalPeer(world, is_read_only=True) as peer:
-            copying = peer.local.written(4, ACCEPTED)
+            copying = peer.local.let_write(4, ACCEPTED)
             assert not peer.local.may_still_write(4)
             peer.done(4)
             await copying
@@ -125,7 +125,7 @@ def test_filled_when_the_client_says_so_then_its_waiter_goes_on_before_the_next_
             columns: list[bytes] = []
 
             async def fill() -> None:
-                columns.extend((await peer.local.filled(4, ACCEPTED)).columns)
+                columns.extend((await peer.local.let_fill(4, ACCEPTED)).columns)
 
             def begin_and_end() -> None:
                 peer.session.run_at_once(fill(), 4)
@@ -149,7 +149,7 @@ def test_filled_when_the_session_ends_then_its_waiter_is_told_before_the_session
 
             async def fill(request: int) -> None:
                 try:
-                    await peer.local.filled(request, ACCEPTED)
+                    await peer.local.let_fill(request, ACCEPTED)
                 except PeerLostError as error:
                     errors.append(error)
 
@@ -171,7 +171,7 @@ def test_spooled_when_values_are_in_a_file_then_the_order_says_where(
     async def scenario() -> None:
         async with LocalPeer(world, is_read_only=is_read_only) as peer:
             order = worker_pb2.PutValues()
-            peer.local.spooled(control_pb2.Content(spool_offset=512, spool_nbytes=nbytes), order)
+            peer.local.add_spool(control_pb2.Content(spool_offset=512, spool_nbytes=nbytes), order)
             if is_read_only or not nbytes:
                 assert order == worker_pb2.PutValues()
             else:

@@ -247,7 +247,7 @@ def test_message_when_inside_then_a_request_is_taken_and_what_was_written_reache
             await visitor.attach(session, is_read_only=True)
             await visitor.told()
             assert isinstance(session.link, LocalClient)
-            writing = session.link.written(4, control_pb2.Accepted(uid="u"))
+            writing = session.link.let_write(4, control_pb2.Accepted(uid="u"))
             assert (await visitor.told()).accepted.uid == "u"
             visitor.say(request=4, written={"columns": [b"c"]})
             assert list((await writing).columns) == [b"c"]

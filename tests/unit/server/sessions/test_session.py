@@ -33,8 +33,8 @@ def test_order_when_the_session_has_ended_then_refused(world: World) -> None:
 
 def test_answers_when_sent_then_carry_the_request(world: World, run: Loop) -> None:
     session = world.session()
-    run(session.done(4, control_pb2.Done(version=2)))
-    run(session.accepted(5, control_pb2.Accepted(num_rows=3)))
+    run(session.send_done(4, control_pb2.Done(version=2)))
+    run(session.send_accepted(5, control_pb2.Accepted(num_rows=3)))
     run(session.fail(6, StoreNotFoundError(name="x")))
     assert [message.request for message in outbox(session).messages] == [4, 5, 6]
     assert [message.WhichOneof("body") for message in outbox(session).messages] == ["done", "accepted", "failure"]
@@ -43,8 +43,8 @@ def test_answers_when_sent_then_carry_the_request(world: World, run: Loop) -> No
 def test_answers_when_the_request_came_by_mail_then_go_the_same_way_but_failures(world: World, run: Loop) -> None:
     session = world.session()
     session.mailed_requests = {4, 5, 6}
-    run(session.done(4, control_pb2.Done(version=2)))
-    run(session.accepted(5, control_pb2.Accepted(num_rows=3)))
+    run(session.send_done(4, control_pb2.Done(version=2)))
+    run(session.send_accepted(5, control_pb2.Accepted(num_rows=3)))
     assert outbox(session).messages == []
     run(session.fail(6, StoreNotFoundError(name="x")))
     assert isinstance(outbox(session).error(), StoreNotFoundError)
@@ -55,9 +55,9 @@ def test_answers_when_too_long_for_mail_then_over_the_stream(world: World, run: 
     session.mailed_requests = {4}
     overhead = control_pb2.ServerMessage(request=4, done=control_pb2.Done(indices=bytes(4000))).ByteSize() - 4000
     fitting, longer = (control_pb2.Done(indices=bytes(MAIL_BYTES - overhead + extra)) for extra in (0, 1))
-    run(session.done(4, fitting))
+    run(session.send_done(4, fitting))
     assert outbox(session).messages == []
-    run(session.done(4, longer))
+    run(session.send_done(4, longer))
     assert outbox(session).done() == longer
 
 
@@ -117,7 +117,7 @@ def test_wait_when_cut_short_then_cancelled_but_what_moves_goes_on(world: World,
 def test_run_at_once_when_nothing_is_waited_for_then_over_before_it_returns(world: World, run: Loop) -> None:
     async def scenario() -> None:
         session = world.session()
-        await outside(lambda: session.run_at_once(session.done(4, control_pb2.Done(version=2)), 4))
+        await outside(lambda: session.run_at_once(session.send_done(4, control_pb2.Done(version=2)), 4))
         assert outbox(session).done().version == 2
         assert await session.finish(0.0)
 
@@ -302,7 +302,7 @@ def test_accepted_when_told_then_names_the_channel_of_the_content(world: World, 
     session = world.session(97)  # of its own: the worker closes its channel
     session.lose_channel(0)
     session.order(5)
-    run(session.accepted(5, control_pb2.Accepted()))
+    run(session.send_accepted(5, control_pb2.Accepted()))
     assert outbox(session).messages[0].accepted.channel == 1
 
 

@@ -18,9 +18,9 @@ from tests.unit.server.world import INLINE_BYTES, Loop, World, columns_of, outbo
 
 def test_stats_when_content_moves_then_counted_by_transport_and_direction() -> None:
     traffic = Traffic()
-    traffic.received("gloo", control_pb2.Content(message_nbytes=[100, 20]))
-    traffic.received("gloo", control_pb2.Content(inline=bytes(7)))
-    traffic.sent("gloo", 5)
+    traffic.count_received("gloo", control_pb2.Content(message_nbytes=[100, 20]))
+    traffic.count_received("gloo", control_pb2.Content(inline=bytes(7)))
+    traffic.count_sent("gloo", 5)
     gloo, inline = traffic.stats()
     assert (gloo.transport, gloo.bytes_in, gloo.transfers_in) == ("gloo", 120, 1)
     assert (gloo.bytes_out, gloo.transfers_out) == (5, 1)

@@ -77,7 +77,7 @@ class Weights:
     def unchanged(self, held: int, version: int) -> Unchanged | None:
         """What a reader need not be sent."""
         record = self.entry.weight_versions().get(version)
-        return self.run(self.checksums.unchanged(self.entry, held, record, SPEC, NEVER))
+        return self.run(self.checksums.find_unchanged(self.entry, held, record, SPEC, NEVER))
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_unchanged_when_most_was_so_far_then_it_is_waited_for_and_else_not(
     async def at_once(is_mostly_unchanged: bool) -> Unchanged | None:
         versions.is_mostly_unchanged = is_mostly_unchanged
         weights.begin(third)
-        return await weights.checksums.unchanged(weights.entry, 2, versions.get(third), SPEC, NEVER)
+        return await weights.checksums.find_unchanged(weights.entry, 2, versions.get(third), SPEC, NEVER)
 
     assert run(at_once(False)) is None
     assert run(at_once(True)) is not None
@@ -144,7 +144,7 @@ def test_made_when_the_worker_gives_them_up_for_the_next_version_time_after_time
     async def given_up(version: int) -> None:
         done: asyncio.Future[worker_pb2.Worked] = asyncio.get_running_loop().create_future()
         done.set_result(worker_pb2.Worked())
-        weights.checksums._made(weights.entry, weights.entry.weight_versions().get(version), done)
+        weights.checksums._take_report(weights.entry, weights.entry.weight_versions().get(version), done)
 
     for number in range(2 * PATIENCE):
         version = weights.publish(number, 7)

@@ -45,7 +45,7 @@ class Trees:
         """The next version."""
         versions = self.entry.weight_versions()
         versions.commit(versions.begin(fingerprint=SPEC.fingerprint), 0.0, nbytes=nbytes)
-        self.relays.published(self.entry)
+        self.relays.announce(self.entry)
         assert versions.newest is not None
         return versions.newest
 
@@ -79,7 +79,7 @@ class Trees:
     async def taken(self, number: int, link: int, checksums: bytes = RIGHT, *, timeout_s: float = 20.0) -> None:
         """A session shows what came."""
         asked = control_pb2.TakenRequest(link=link, checksums=checksums, timeout_s=timeout_s)
-        await self.relays.taken(self.sessions[number], 9, asked)
+        await self.relays.check_taken(self.sessions[number], 9, asked)
 
 
 async def told(session: ClientSession) -> control_pb2.ServerMessage:
