@@ -115,24 +115,21 @@ class RowSet:
         found = [np.arange(each.start, each.stop) if isinstance(each, slice) else each for each in self.pieces()]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
-    def pieces(self, run_rows: int = RUN_PIECE_ROWS) -> Iterator[slice | Rows]:
-        """Yields all rows, in order, in pieces on which NumPy works for less than a millisecond.
-
-        Args:
-            run_rows: Rows per piece of a run. Other pieces have at most ``PIECE_ROWS``.
-        """
+    def pieces(self) -> Iterator[slice | Rows]:
+        """Yields all rows, in order, in pieces on which NumPy works for less than a millisecond: of a run
+        ``RUN_PIECE_ROWS`` at a time, other rows ``PIECE_ROWS`` at most."""
         if self._listed is not None:
             if len(self._listed):
                 yield self._listed
         elif self._bits is None:
-            for start in range(self._start, self._stop, run_rows):
-                yield slice(start, min(start + run_rows, self._stop))
+            for start in range(self._start, self._stop, RUN_PIECE_ROWS):
+                yield slice(start, min(start + RUN_PIECE_ROWS, self._stop))
         else:
-            step = PIECE_ROWS // 8
+            step = RUN_PIECE_ROWS // 8
             for start in range(0, len(self._bits), step):
-                found = np.flatnonzero(np.unpackbits(self._bits[start : start + step]))
-                if len(found):
-                    yield found + 8 * start
+                found = np.flatnonzero(np.unpackbits(self._bits[start : start + step])) + 8 * start
+                for first in range(0, len(found), PIECE_ROWS):
+                    yield found[first : first + PIECE_ROWS]
 
     def contains(self, rows: Rows) -> NDArray[np.bool_]:
         """Returns which of these rows, none negative, are in the set."""

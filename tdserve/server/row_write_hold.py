@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -10,23 +9,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.deadline import Deadline
-from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.live_rows import Rows
-from tdserve.rules.replay.plans import no_rows
 from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.turns import in_turns, over_pieces
+from tdserve.server.turns import over_pieces
 from tdserve.structure.tree import Path
 
+Check = Callable[[Rows, slice], None]
+"""Gets some rows of a write, and which of all its rows in order they are; raises where they cannot be written."""
 
-def do_nothing() -> None:
+
+def do_nothing(*_: object) -> None:
     """What follows where nothing does."""
 
 
 class RowWriteHold:
-    """The rows of a write, also of one that a crash has cut short: from here on nobody else's; odd after ``hold``.
+    """The rows of a write, also of one that a crash has cut short: from here on nobody else's; odd after ``hide``.
+
+    Those of a table are held from before the write is on record until its record has gone: no sample has them, and no
+    writer gets them. They may leave the table all the while. Of very many some are handled in each turn.
 
     Args:
         entry: The store.
@@ -35,15 +38,13 @@ class RowWriteHold:
 
     Attributes:
         rows: As above.
-        numbers: The same, of a table, from ``suspend`` or ``hold`` on.
     """
 
     def __init__(self, entry: OpenedStore, rows: RowSet, keys: Sequence[Path]) -> None:
         self._entry = entry
         self.rows = rows
         self._keys = keys
-        self.numbers = no_rows()  # of a table, once they are needed
-        self._num_suspended = 0
+        self._held: list[Rows] = []  # of a table, until they are hidden
         entry.writes.append(rows)
 
     @property
@@ -53,77 +54,77 @@ class RowWriteHold:
             return self._entry.content_version
         return self._entry.content_version + 1
 
-    async def suspend(self) -> None:
-        """Takes rows of a table out of every sample, some at a time: what takes long of ``hold``, or, where that is not
-        to be, of ``resume``, one of which follows. They may still leave the table."""
-        table = self._entry.table
-        if table is not None:
-            self.numbers = await numbers_of(self.rows)
-            self._count_suspended(len(self.numbers))
-            await in_turns(_in_steps(table, self.numbers, table.suspend))
+    async def hold(self, check: Check = do_nothing) -> None:
+        """Holds rows of a table. In the turn in which it ends all of them are there, and can be written.
 
-    async def resume(self) -> None:
-        """Ends ``suspend``, and that nobody else may write them."""
+        Raises:
+            SelectionError: A row is not live, or what ``check`` raises. None is held, and others may write them.
+        """
         table = self._entry.table
-        if table is not None:
-            await in_turns(_in_steps(table, self.numbers, table.resume))
-            self._count_suspended(0)
-        self.end()
-
-    async def hold(self) -> None:
-        """Makes them odd. Of a table within this turn, since its rows may leave it in any other."""
-        entry = self._entry
-        values = entry.generation_values()
-        if entry.table is None:
-            values[-1] |= 1  # the store's own number
-            await over_pieces(self.rows, lambda piece: _make_odd(values, piece))
+        if table is None:
             return
-        if len(self.numbers):  # suspended, and found live in this turn; those that were lost before are odd already
-            entry.table.suspend(
-                self.numbers[entry.table.selectors.contains(self.numbers)]
-            )  # others that came meanwhile
-            entry.table.ring.hold(self.numbers[values[self.numbers] & 1 == 0])
-            self._count_suspended(0)
-            return
-        self.numbers = self.rows.rows
+        num_left = table.ring.num_left_held
         try:
-            entry.table.hold(self.numbers[values[self.numbers] & 1 == 0])
+            await look_at_rows(table, self.rows, check, lambda rows: self._held.append(table.hold(rows)))
+            while num_left != table.ring.num_left_held:  # one of these may have left since it was looked at
+                num_left = table.ring.num_left_held
+                await look_at_rows(table, self.rows, check)
         except BaseException:
-            self.end()
+            await self.give_back()
             raise
+
+    async def give_back(self) -> None:
+        """Ends ``hold``, and that nobody else may write them."""
+        if self._entry.table is not None:
+            await over_pieces(_drain(self._held), self._entry.table.let_go)
+        self.end()
+        self._entry.changed.wake()
+
+    async def hide(self) -> None:
+        """Makes them odd, of a table those that are held: the write is decided, and begins now."""
+        values, table = self._entry.generation_values(), self._entry.table
+        if table is None:
+            values[-1] |= 1  # the store's own number
+            await over_pieces(self.rows.pieces(), lambda piece: _make_odd(values, piece))
+        else:
+            await over_pieces(_drain(self._held), table.ring.hide)
 
     async def let_go(self, *, is_written: bool, then: Callable[[], None] = do_nothing) -> None:
         """Makes them readable again, under their next generation; but for those that are lost.
 
         Args:
-            then: Called when they are, before rows of a table may leave it, and before a sample has them.
+            then: Called when they are, before another writer or a sample may have rows of a table.
         """
-        entry = self._entry
+        entry, table = self._entry, self._entry.table
         # Other leaves of a row may be lost.
         rows = self.rows - entry.lost.row_set if entry.lost else self.rows
-        if entry.table is None:
+        if table is None:
             values = entry.generation_values()
-            await over_pieces(rows, lambda piece: _count_up(values, piece))
+            await over_pieces(rows.pieces(), lambda piece: _count_up(values, piece))
             self.end()
             values[-1] = (values[-1] | 1) + 1
             values[-1] |= bool(entry.lost or entry.writes)
             then()
             return
         written = [number for key in self._keys or [()] for number in entry.numbers_of(key)] if is_written else []
-        if entry.lost or not len(self.numbers):
-            self.numbers = rows.rows
+        await over_pieces(table.steps(rows.pieces()), lambda piece: table.show(piece, written))
         try:
-            self.numbers = entry.table.let_go(self.numbers, written)
-            self._count_suspended(len(self.numbers))
             then()
         finally:
-            await self.resume()
+            await over_pieces(table.steps(rows.pieces()), table.let_go)
+            self.end()
 
-    def _count_suspended(self, num_rows: int) -> None:
-        """So many of them are in no sample, though nobody holds them."""
-        if self._entry.table is not None:
-            self._entry.table.num_suspended += num_rows - self._num_suspended
-            self._num_suspended = num_rows
+    async def drop(self, then: Callable[[], None]) -> None:
+        """Has hidden rows leave their table, since they will never be whole.
+
+        Args:
+            then: Called when they have, before another writer may have them.
+        """
+        table = self._entry.replay_table()
+        await over_pieces(table.steps(self.rows.pieces()), lambda rows: table.remove(rows[table.is_live(rows)]))
+        then()
+        await over_pieces(table.steps(self.rows.pieces()), table.ring.let_go)
+        self.end()
 
     def end(self) -> None:
         """Nobody writes them any more; they stay unreadable."""
@@ -131,34 +132,40 @@ class RowWriteHold:
 
 
 @asynccontextmanager
-async def holding(entry: OpenedStore, rows: RowSet, keys: Sequence[Path]) -> AsyncIterator[RowWriteHold]:
-    """A block that checks a write and puts it on record; the rows are held in the turn in which it ends. Where it
-    raises, nothing has become of them; so it must of a table whose rows are not all live. Arguments as of
-    :class:`RowWriteHold`."""
+async def holding(
+    entry: OpenedStore, rows: RowSet, keys: Sequence[Path], check: Check = do_nothing
+) -> AsyncIterator[RowWriteHold]:
+    """A block that puts a write on record; it waits for nothing. From its end on the rows are hidden. Where it raises,
+    nothing has become of them. Arguments and errors as of :class:`RowWriteHold` and its ``hold``."""
     held = RowWriteHold(entry, rows, keys)
+    await held.hold(check)
     try:
-        await held.suspend()
         yield held
     except BaseException:
-        await held.resume()
-        entry.changed.wake()
+        await held.give_back()
         raise
-    await held.hold()
+    await held.hide()
 
 
-async def numbers_of(rows: RowSet) -> Rows:
-    """The numbers of a set, sorted."""
-    return rows.rows if len(rows) <= PIECE_ROWS else await asyncio.to_thread(lambda: rows.rows)
+async def look_at_rows(table: Table, rows: RowSet, check: Check, then: Callable[[Rows], object] = do_nothing) -> None:
+    """Raises where rows of a table are not live, or ``check`` does, some rows at a time; ``then`` gets each that may be
+    written."""
+    num_seen = 0
+
+    def look(some: Rows) -> None:
+        nonlocal num_seen
+        table.check_live(some)
+        check(some, slice(num_seen, num_seen + len(some)))
+        num_seen += len(some)
+        then(some)
+
+    await over_pieces(table.steps(rows.pieces()), look)
 
 
-def _in_steps(table: Table, rows: Rows, do: Callable[[Rows], None]) -> Iterator[None]:
-    start = 0
-    while start < len(rows):
-        end = start + table.step_rows
-        do(rows[start:end])
-        start = end
-        if start < len(rows):
-            yield
+def _drain(pieces: list[Rows]) -> Iterator[Rows]:
+    """Removes and yields them: to give the memory of all back at once takes long."""
+    while pieces:
+        yield pieces.pop()
 
 
 def _make_odd(values: NDArray[np.int64], piece: slice | NDArray[np.int64]) -> None:

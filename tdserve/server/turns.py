@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, TypeVar
 
 from tdserve.messages.row_numbers import RUN_PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import Selection
+
+_Piece = TypeVar("_Piece")
 
 
 async def in_turns(steps: Iterable[object]) -> None:
@@ -36,17 +35,14 @@ async def sum_in_turns(steps: Iterable[int]) -> int:
     return total
 
 
-async def over_pieces(
-    rows: RowSet, do: Callable[[slice | NDArray[np.int64]], object], *, run_rows: int = RUN_PIECE_ROWS
-) -> None:
-    """Does something to all rows of a set, a piece at a time, with turns for others in between.
+async def over_pieces(pieces: Iterable[_Piece], do: Callable[[_Piece], object]) -> None:
+    """Does something to piece after piece, with turns for others in between.
 
     Args:
-        rows: What it is done to.
+        pieces: As many at a time as take little time.
         do: Gets a piece.
-        run_rows: As of :meth:`RowSet.pieces`.
     """
-    for number, piece in enumerate(rows.pieces(run_rows)):
+    for number, piece in enumerate(pieces):
         if number:
             await asyncio.sleep(0)
         do(piece)

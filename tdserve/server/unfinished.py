@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from operator import or_
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.messages.row_numbers import decode_rows, encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.server.opened_store import OpenedStore
@@ -24,6 +24,7 @@ from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.row_write_hold import RowWriteHold
 from tdserve.server.turns import at_once
+from tdserve.server.waiting import hear
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.structure.tree import Spec
 
@@ -44,6 +45,7 @@ class Unfinished:
     def __init__(self, db: CatalogDB, departures: Departures) -> None:
         self._db = db
         self._departures = departures
+        self._dropping: set[asyncio.Task[None]] = set()
         self._healing: list[OpenedStore] | None = []  # whose grace begins when sessions are opened; None: they are
 
     def may_be_written(self, entry: OpenedStore, rows: RowSet) -> bool:
@@ -95,16 +97,15 @@ class Unfinished:
         and are nobody's until it is gone."""
         if entry.table is None or not (entry.writes or entry.lost):
             return
+        held = entry.table.ring.held_rows()
         for overwrite in Overwrite.load(self._db, entry.record.uid):
-            rows = overwrite.rows.rows
-            is_held = entry.table.ring.is_held(rows)
-            if is_held.all():
+            gone, kept = overwrite.rows - held, overwrite.rows & held
+            if not gone:
                 continue
-            left = overwrite.left(RowSet.of(rows[~is_held]))
-            before = decode_rows(txn.get("pending", left.key) or b"")
-            txn.put("pending", left.key, encode_rows(np.concatenate((before, left.rows))))
-            if is_held.any():
-                txn.put("pending", overwrite.key, replace(overwrite, rows=RowSet.of(rows[is_held])).record)
+            key = overwrite.left(gone).key
+            txn.put("pending", key, (RowSet.decode(txn.get("pending", key) or b"") | gone).encode())
+            if kept:
+                txn.put("pending", overwrite.key, replace(overwrite, rows=kept).record)
             else:
                 txn.delete("pending", overwrite.key)
 
@@ -168,7 +169,20 @@ class Unfinished:
             if any(lost.rows.overlaps(others) for others in entry.writes):  # somebody writes them again
                 self._departures.watch(lost.lock_name, partial(self._let_go, entry, lost))
                 return
-            entry.table.drop(lost.rows.rows)
+            dropping = self._drop(entry, lost)
+            if len(lost.rows) <= entry.table.step_rows:
+                at_once(dropping)
+            else:
+                task = asyncio.create_task(dropping, name=f"tdserve-dropping-{entry.name}")
+                self._dropping.add(task)
+                task.add_done_callback(self._dropping.discard)
+                task.add_done_callback(hear)
+        entry.changed.wake()
+
+    async def _drop(self, entry: OpenedStore, lost: Overwrite) -> None:
+        def forget() -> None:
             with self._db.transaction(is_decided=True) as txn:
                 lost.forget(txn)
+
+        await RowWriteHold(entry, lost.rows, ()).drop(forget)
         entry.changed.wake()

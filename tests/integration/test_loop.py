@@ -85,6 +85,7 @@ def test_loop_when_a_table_has_very_many_rows_then_no_call_keeps_it_busy(
             client.delete("made")
 
         few, starts = row.expand(256).clone(), iter(range(num_rows // 2, num_rows, num_rows // 8))
+        anyhow, ones = torch.randperm(num_rows), torch.ones(num_rows, dtype=torch.uint8)
         calls: dict[str, Callable[[], object]] = {
             "create": create_and_delete,
             "extend": lambda: table.extend(few),
@@ -96,13 +97,19 @@ def test_loop_when_a_table_has_very_many_rows_then_no_call_keeps_it_busy(
             "read the last row": lambda: table[-1],
             "read some rows": lambda: table[torch.tensor([5, 6])],
             "read a slice": lambda: table[10:20],
+            "write some rows": lambda: table.set_at_("x", ones[:256], anyhow[:256]),
+            "write very many rows": lambda: table.set_at_("x", ones[: num_rows // 10], anyhow[: num_rows // 10]),
             "length": lambda: len(table),
             "info": table.info,
             "delete many rows": lambda: table.delete(torch.arange(num_rows // 8) + next(starts)),
             "delete some rows": lambda: table.delete(table.extend(few)),
             "clear": table.clear,
         }
-        if sampler.kind == "prioritized":  # type: ignore[attr-defined]
+        if not isinstance(
+            sampler, tdserve.Lifo
+        ):  # which sorts them all, since they come back in another order than they came
+            calls = {"write all rows": lambda: table.set_at_("x", ones, anyhow), **calls}
+        if isinstance(sampler, tdserve.Prioritized):
             many = torch.arange(0, num_rows, 2)
             calls = {
                 "change priorities": lambda: table.update_priority(torch.arange(256), torch.ones(256)),

@@ -3,9 +3,10 @@ generations, except for rows that a local writer claims.
 
 The state of a row follows from its generation: 0: never written; even: live; odd: one of four states, which only this
 module distinguishes. An odd row is reserved by a writer, or *quarantined* from a silent one, or *held* while a part of
-it is written, or a *hole*: given up incomplete, invisible, and first in line for the next writer. The lower 44 bits
-count commits and identify a row: partial writes change only the bits above. They begin at another number in each table,
-so that rows of a deleted table are not taken for those of the next of its name.
+it is written, or a *hole*: given up incomplete, invisible, and first in line for the next writer. A row is held for a
+little longer than it is odd: no writer gets it before and after. The lower 44 bits count commits and identify a row:
+partial writes change only the bits above. They begin at another number in each table, so that rows of a deleted table
+are not taken for those of the next of its name.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, TooLargeError, WrongStateError
+from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.live_rows import Rows, compact
 from tdserve.rules.replay.reservation import Reservation
 
@@ -40,6 +42,9 @@ class Ring:
         capacity: Number of rows, at least 1.
         generations: One int64 per row, written in place; the mapped file that readers see.
         first_generation: Generation of a row after its first commit; even.
+
+    Attributes:
+        num_left_held: How many rows were given up while they were held, ever.
     """
 
     def __init__(self, capacity: int, generations: Rows, *, first_generation: int = 2) -> None:
@@ -60,6 +65,7 @@ class Ring:
         self._num_holes = 0
         self._is_held = np.zeros(capacity, np.bool_)
         self._num_held = 0
+        self.num_left_held = 0
         self._num_live = 0
         self._num_reserved = 0
         self._next_num = 1
@@ -83,7 +89,7 @@ class Ring:
             state: From :meth:`state`; it may be some commits old.
             now_reserved: Rows of writers not yet proved gone, one array per writer; the odd ones of each are
                 quarantined, in this order in :attr:`quarantined`.
-            held: Rows of a partial write that will be completed, see :meth:`hold`; even ones stay live.
+            held: Rows of a partial write that will be completed, see :meth:`hide`; even ones stay live.
             first_generation: That at creation.
 
         Raises:
@@ -128,7 +134,7 @@ class Ring:
 
     @property
     def num_held(self) -> int:
-        """Number of rows that must not be read while a part of them is written."""
+        """Number of rows of which a part is written, or is to be."""
         return self._num_held
 
     @property
@@ -177,10 +183,15 @@ class Ring:
         found: NDArray[np.bool_] = self._is_held[rows]
         return found
 
+    def held_rows(self) -> RowSet:
+        """Returns the numbers of the held rows."""
+        return RowSet.of_mask(self._is_held)
+
     def names(self, rows: Rows) -> Rows:
         """Returns the lower parts of the rows' generations, which identify them, as they are when no part is being
         written."""
-        return (self._generations[rows] - self._is_held[rows]) & NAME_MASK
+        generations = self._generations[rows]
+        return (generations - (generations & self._is_held[rows])) & NAME_MASK
 
     def state(self) -> dict[str, int]:
         """Returns the state that generations do not have and a restart needs."""
@@ -252,7 +263,8 @@ class Ring:
         num_rows = min(num_rows, self.capacity)
         if num_rows <= num_promised or self._num_holes:
             return num_promised
-        is_held = self._generations[self.next_rows(num_rows)[num_promised:]] & 1
+        rows = self.next_rows(num_rows)[num_promised:]
+        is_held = self._generations[rows] & 1 | self._is_held[rows]
         return num_promised + int(np.argmax(is_held)) if np.count_nonzero(is_held) else num_rows
 
     def next_rows(self, num_rows: int) -> Rows:
@@ -340,38 +352,48 @@ class Ring:
     def free(self, rows: Rows) -> None:
         """Gives up live or held rows, each named once, that were deleted or consumed. They become holes; held ones when
         the hold ends, since they are still being written."""
+        self._generations[rows] |= 1
         is_held = self._is_held[rows]
         if np.count_nonzero(is_held):
             held, rows = rows[is_held], rows[~is_held]
             self._is_held[held] = False
             self._num_held -= len(held)
             self._num_reserved += len(held)
-        self._generations[rows] += 1
+            self.num_left_held += len(held)
         self._num_live -= len(rows)
         self._give_up(rows)
 
     def hold(self, rows: Rows) -> None:
-        """Makes live rows, each named once, unreadable while a part of them is written; they are not reserved
-        meanwhile."""
-        self._generations[rows] += 1
+        """Holds live rows, each named once, a part of which is to be written: no writer gets them until
+        :meth:`let_go`, and they are not reserved meanwhile. Call :meth:`hide` before the first byte is written, and
+        :meth:`show` behind the last."""
         self._is_held[rows] = True
         self._num_live -= len(rows)
         self._num_held += len(rows)
 
+    def hide(self, rows: Rows) -> None:
+        """Makes held rows unreadable, whether they were given up meanwhile or not."""
+        self._generations[rows] |= 1
+
+    def show(self, rows: Rows) -> None:
+        """Ends :meth:`hide`, except for rows that were given up meanwhile. The generations of the others have changed,
+        but not the lower parts: they are still the same rows."""
+        rows = rows[self._is_held[rows]]
+        hidden = self._generations[rows]
+        parts = ((hidden >> _PART_SHIFT) + 1) & _PART_MASK
+        self._generations[rows] = ((hidden - 1) & NAME_MASK) | (parts << _PART_SHIFT)
+
     def let_go(self, rows: Rows) -> Rows:
-        """Ends :meth:`hold`: the rows are live again, except those that were given up meanwhile.
+        """Ends :meth:`hold`.
 
         Returns:
-            The live ones. Their generations have changed, but not the lower parts: they are still the same rows.
+            Those that are live again: all but the ones that were given up meanwhile.
         """
         is_held = self._is_held[rows]
         if not is_held.all():
             given_up, rows = rows[~is_held], rows[is_held]
             self._num_reserved -= len(given_up)
             self._give_up(given_up)
-        held = self._generations[rows]
-        parts = ((held >> _PART_SHIFT) + 1) & _PART_MASK
-        self._generations[rows] = ((held - 1) & NAME_MASK) | (parts << _PART_SHIFT)
         self._is_held[rows] = False
         self._num_live += len(rows)
         self._num_held -= len(rows)
@@ -416,7 +438,7 @@ class Ring:
         """Returns the next free rows from the cursor; the caller took all holes and knows that there are enough."""
         start = self.cursor
         end = start + num_rows
-        if end <= self.capacity and not np.count_nonzero(self._generations[start:end] & 1):
+        if end <= self.capacity and not np.count_nonzero(self._is_taken(slice(start, end))):
             self._move_cursor(end % self.capacity)
             return np.arange(start, end)
         found: list[Rows] = []
@@ -425,13 +447,18 @@ class Ring:
         while missing:
             # Doubling steps: a long stretch of reserved rows costs a few passes, not one per row.
             end = min(start + step, self.capacity)
-            free = np.flatnonzero(self._generations[start:end] & 1 == 0)[:missing] + start
+            free = np.flatnonzero(~self._is_taken(slice(start, end)))[:missing] + start
             found.append(free)
             missing -= len(free)
             start = (int(free[-1]) + 1 if not missing else end) % self.capacity
             step = max(step * 2, 1024)
         self._move_cursor(start)
         return np.concatenate(found)
+
+    def _is_taken(self, piece: slice) -> NDArray[np.bool_]:
+        """Returns which rows of a piece of all rows no other writer may have."""
+        is_odd = (self._generations[piece] & 1).astype(np.bool_)
+        return is_odd | self._is_held[piece] if self._num_held else is_odd
 
     def _move_cursor(self, cursor: int) -> None:
         """Moves the cursor; it never returns to where it was, since there are never so many reserved rows, except at

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import EndOfStreamError, InvalidRequestError, SelectionError, WrongStateError
-from tdserve.messages.row_numbers import PIECE_ROWS, each_once
+from tdserve.messages.row_numbers import each_once
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.limiter import Limiter
@@ -357,25 +357,13 @@ class Table(TableState):
         """
         self.take_back_claims()
         newest = self._last_sequence
-        for piece in pieces:
-            named = np.arange(piece.start, piece.stop) if isinstance(piece, slice) else piece
-            step_rows = self.step_rows  # selectors may have come
-            for start in range(0, len(named), step_rows):
-                self.take_back_claims()  # otherwise a row could be another one by the time it leaves
-                rows = named[start : start + step_rows]
-                rows = rows[self.is_live(rows)]
-                rows = rows[self.columns.sequence[rows] <= newest]
-                if len(rows):
-                    self.remove(rows)
-                yield len(rows)
-
-    @property
-    def step_rows(self) -> int:
-        """Rows that come or leave at a time: they are added to and removed from each selector too, and groups take
-        longest; those that an evictor chooses lie all over the table."""
-        if self.selectors.is_plain:
-            return PIECE_ROWS if self._evictor is None else PIECE_ROWS // 4
-        return max(PIECE_ROWS // 4 // len(self.selectors), 64)
+        for named in self.steps(pieces):
+            self.take_back_claims()  # otherwise a row could be another one by the time it leaves
+            rows = named[self.is_live(named)]
+            rows = rows[self.columns.sequence[rows] <= newest]
+            if len(rows):
+                self.remove(rows)
+            yield len(rows)
 
     def clear(self, *, resets_counts: bool = False) -> int:
         """Removes all rows, and lets the limiter start again; returns how many rows there were."""
@@ -392,7 +380,7 @@ class Table(TableState):
         self._num_clears += 1
         if resets_counts:
             self._reset_inserts = self.ring.inserts
-        return self.delete_in_pieces(RowSet.run(0, self.ring.num_used).pieces(PIECE_ROWS))
+        return self.delete_in_pieces(RowSet.run(0, self.ring.num_used).pieces())
 
     def close(self) -> None:
         """Closes the table: it accepts no more rows; those that are here can still be taken."""
@@ -485,13 +473,13 @@ class Table(TableState):
         that are being written."""
         if not self.settings.sampler.keeps_epoch or key.group:
             return False
-        most = num_members + self.ring.num_held + self.num_suspended if key.max_lag is None else self.ring.capacity
+        most = num_members + self.ring.num_held if key.max_lag is None else self.ring.capacity
         return num_members < num_rows <= most
 
     def _what_is_left(self, key: SampleConditions, num_rows: int) -> int:
         selector = self.selectors.get(key)
         num_left = selector.num_complete * key.group_size if isinstance(selector, GroupSelector) else len(selector)
-        if not (num_left or self.selectors.leases.num_leased or self.ring.num_held or self.num_suspended):
+        if not (num_left or self.selectors.leases.num_leased or self.ring.num_held):
             raise EndOfStreamError(name=self.name)
         return min(num_rows, num_left)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +45,6 @@ class TableState:
         views: Decides which rows a sample may draw.
         is_closed: Whether the table accepts no more rows.
         num_coming: Rows whose commit is on record, and which are not visible yet.
-        num_suspended: Rows that are left out of samples for some turns, although they are live and not held.
         claims: Claims of the writer that takes rows by itself; None if there is none.
 
     Raises:
@@ -111,7 +110,7 @@ class TableState:
         self.claims: Claims | None = None
         self.is_closed = bool(state.get("is_closed", False))
         self._is_reserving = False  # for one writer, in several turns: no other writer gets rows meanwhile
-        self.num_coming = self.num_suspended = self._num_kept_too_old = 0
+        self.num_coming = self._num_kept_too_old = 0
         self._arriving: list[tuple[int, int]] = []  # first, and end less 1, of sequences not on record
         self._generations: Rows = np.asarray(generations)
         self._samples = int(state.get("samples", 0))
@@ -194,38 +193,37 @@ class TableState:
             reason = f"table {self.name!r} has rows 0 to {self.ring.capacity - 1}"
             raise SelectionError(selection=str(bad), reason=reason)
 
-    def suspend(self, rows: Rows) -> None:
-        """Removes live rows, each named once, from every sample; the slow part of :meth:`hold`. They may still leave
-        the table. Call :meth:`hold` or :meth:`resume` next."""
-        self.selectors.suspend(rows)
-        if self._evictor is not None:
-            self._evictor.remove(rows)
+    def hold(self, rows: Rows) -> Rows:
+        """Removes rows, each named once, from every sample, and keeps writers off them, while some of their leaves are
+        to be written: between this and :meth:`let_go` come :meth:`Ring.hide` and :meth:`show`. They may still leave the
+        table.
 
-    def resume(self, rows: Rows) -> None:
-        """Ends :meth:`suspend`, except for rows that have left, or whose successors are already in samples."""
-        rows = rows[self._live.contains(rows) & (self._generations[rows] & 1 == 0)]
-        rows = rows[~self.selectors.contains(rows)]
-        self._enter(rows)
-
-    def hold(self, rows: Rows) -> None:
-        """Makes rows, each named once, unreadable while some of their leaves are written.
+        Returns:
+            Those that were not held before, as lost ones are.
 
         Raises:
             SelectionError: A row is not live. Nothing was changed.
         """
         self.take_back_claims()
         self.check_live(rows)
+        is_held = self.ring.is_held(rows)
+        if np.count_nonzero(is_held):
+            rows = rows[~is_held]
         self.ring.hold(rows)
-        self.suspend(rows)
+        self.selectors.suspend(rows)
+        if self._evictor is not None:
+            self._evictor.remove(rows)
+        return rows
 
-    def let_go(self, rows: Rows, keys: Sequence[int]) -> Rows:
-        """Ends :meth:`hold`: these leaves of the rows are written; for rows that have left meanwhile, nothing is.
-
-        Returns:
-            The rows that have not left, for :meth:`resume`: no sample has them yet.
-        """
+    def show(self, rows: Rows, keys: Sequence[int]) -> None:
+        """Ends :meth:`Ring.hide`: these leaves of the rows are written; for rows that have left meanwhile, nothing
+        is."""
         self.selectors.note_written(rows[self.ring.is_held(rows)], keys)  # first: an even row must show this
-        return self.ring.let_go(rows)
+        self.ring.show(rows)
+
+    def let_go(self, rows: Rows) -> None:
+        """Ends :meth:`hold`: samples may have those of the rows that have not left."""
+        self._enter(self.ring.let_go(rows))
 
     def remove(self, rows: Rows) -> None:
         """Removes live rows, each named once, from the table; the next writers get them. A write to one of them that is
@@ -235,11 +233,6 @@ class TableState:
             rows = rows[self._live.contains(rows)]  # others were claimed at this moment
         self._leave(rows)
         self.ring.free(rows)
-
-    def drop(self, rows: Rows) -> None:
-        """Ends :meth:`hold` of rows, each named once, that will never be complete: they leave the table."""
-        self.remove(rows[self._live.contains(rows)])
-        self.ring.let_go(rows)
 
     def take_back_claims(self) -> None:
         """Ends the claims of writers: before generations change, or the rules of who may write."""
@@ -316,6 +309,22 @@ class TableState:
             num_former=int(state.get("num_former_policies", 0)),
             num_discarded=int(state.get("num_discarded", 0)),
         )
+
+    def steps(self, pieces: Iterable[slice | Rows]) -> Iterator[Rows]:
+        """Yields the numbers in pieces of rows, at most ``step_rows`` at a time."""
+        for piece in pieces:
+            numbers = np.arange(piece.start, piece.stop) if isinstance(piece, slice) else piece
+            step_rows = self.step_rows  # selectors may have come
+            for start in range(0, len(numbers), step_rows):
+                yield numbers[start : start + step_rows]
+
+    @property
+    def step_rows(self) -> int:
+        """Rows that come or leave at a time: they are added to and removed from each selector too, and groups take
+        longest; those that an evictor chooses lie all over the table."""
+        if self.selectors.is_plain:
+            return PIECE_ROWS if self._evictor is None else PIECE_ROWS // 4
+        return max(PIECE_ROWS // 4 // len(self.selectors), 64)
 
     def _enter(self, rows: Rows) -> None:
         self.selectors.enter(rows)

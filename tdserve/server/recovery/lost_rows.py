@@ -65,7 +65,7 @@ class Overwrite:
     @property
     def record(self) -> bytes:
         """What is on record."""
-        return json.dumps(self.keys).encode() + b"\n" + self.rows.encode()
+        return (_WHOLE if self.is_whole else b"") + json.dumps(self.keys).encode() + b"\n" + self.rows.encode()
 
     def left(self, rows: RowSet) -> ReservedRows:
         """Rows of it that have left their table meanwhile, as they are on record then."""
@@ -83,7 +83,7 @@ class Overwrite:
     def commit(self, txn: Transaction) -> None:
         """Its content is in place: what is odd of it is whole from this transaction on. Its record is to go later."""
         if len(self.rows) > PIECE_ROWS:  # they become even in several turns, in which others may be committed
-            txn.put("pending", self.key, _WHOLE + self.record)
+            txn.put("pending", self.key, replace(self, is_whole=True).record)
         else:
             txn.put("pending", _WRITTEN, self.key)
         txn.delete("pending", self.left(self.rows).key)

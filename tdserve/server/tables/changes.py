@@ -72,8 +72,8 @@ class Changes:
         table = entry.replay_table()
         if kind == "delete":
             named = await _rows_of(entry, asked.delete)
-            await over_pieces(named, lambda piece: table.check_live(_numbers(piece)), run_rows=PIECE_ROWS)
-            return control_pb2.Done(num_rows=await sum_in_turns(table.delete_in_pieces(named.pieces(PIECE_ROWS))))
+            await over_pieces(table.steps(named.pieces()), table.check_live)
+            return control_pb2.Done(num_rows=await sum_in_turns(table.delete_in_pieces(named.pieces())))
         if kind == "clear":
             return control_pb2.Done(
                 num_rows=await sum_in_turns(table.clear_in_pieces(resets_counts=asked.resets_counts))
@@ -133,10 +133,6 @@ async def _rows_of(entry: OpenedStore, asked: control_pb2.Rows) -> RowSet:
     if len(rows) > capacity:
         raise RemoteProtocolError(expected=f"at most {capacity} row numbers", received=str(len(rows)))
     return rows
-
-
-def _numbers(piece: slice | NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.arange(piece.start, piece.stop) if isinstance(piece, slice) else piece
 
 
 def _find_leased(entry: OpenedStore, asked: control_pb2.Leased) -> tuple[NDArray[np.int64], NDArray[Any] | None]:

@@ -270,7 +270,7 @@ class Alterations:
             self._stores.db.delete("pending", restructured.key)
             return
         held = RowWriteHold(entry, RowSet.run(0, len(values) - 1), ())
-        await held.hold()
+        await held.hide()
         generations.move_structure(MOVING)
         try:
             await self._finish(entry, restructured, held)

@@ -10,7 +10,7 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
-from tdserve.server.row_write_hold import RowWriteHold, holding
+from tdserve.server.row_write_hold import Check, holding
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
@@ -38,14 +38,14 @@ class InPlace:
         entry: OpenedStore,
         asked: control_pb2.WriteRequest,
         rows: RowSet,
-        check: Callable[[RowWriteHold], None],
+        check: Check,
         store_values: Callable[[], Awaitable[None]],
     ) -> control_pb2.Done:
         """Replaces a selection. Several clients may write different rows at the same time.
 
         Args:
             rows: That it means; nobody else writes them.
-            check: Raises where they cannot be written.
+            check: What it raises, they cannot be written for.
             store_values: Stores the write's non-tensor values, whole or not at all.
 
         Raises:
@@ -55,8 +55,7 @@ class InPlace:
         client.check_writes(f"writing to {entry.name!r}")
         keys = tuple(paths_of(asked.keys))
         overwrite = Overwrite(entry.record.uid, client.lock_name, request, rows, keys)
-        async with holding(entry, rows, keys) as held:
-            check(held)
+        async with holding(entry, rows, keys, check) as held:
             overwrite.save(self._stores.db)
         has_values = False
         try:
@@ -72,9 +71,7 @@ class InPlace:
                 held.end()
                 self._unfinished.lose(entry, overwrite)
             else:
-                await held.let_go(is_written=False)
-                with self._stores.db.transaction(is_decided=True) as txn:
-                    overwrite.forget(txn)
+                await held.let_go(is_written=False, then=lambda: self._forget(overwrite))
             entry.changed.wake()
             raise
         done = control_pb2.Done(version=held.next_version)
@@ -85,6 +82,10 @@ class InPlace:
         await held.let_go(is_written=True, then=lambda: self._stores.db.delete_later("pending", overwrite.key))
         entry.changed.wake()
         return done
+
+    def _forget(self, overwrite: Overwrite) -> None:
+        with self._stores.db.transaction(is_decided=True) as txn:
+            overwrite.forget(txn)
 
     async def wait_for_writers(
         self, session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline

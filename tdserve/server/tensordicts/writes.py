@@ -24,14 +24,21 @@ from tdserve.base.errors import (
     TDServeError,
 )
 from tdserve.messages.content import paths_of, selected_spec, write_layout, write_messages
-from tdserve.messages.row_numbers import PIECE_ROWS, encode_rows
+from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.journal import JOURNAL, Journal
-from tdserve.server.row_write_hold import RowWriteHold, holding, is_free, numbers_of, wait_for_others
+from tdserve.server.row_write_hold import (
+    Check,
+    RowWriteHold,
+    do_nothing,
+    holding,
+    is_free,
+    look_at_rows,
+    wait_for_others,
+)
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import StoreToFill
 from tdserve.server.sessions.session import ClientSession
@@ -120,8 +127,10 @@ class Writes:
         _check_fingerprint(entry, asked.content)
         if entry.record.adopted:
             entry.check_values_writable(paths_of(asked.keys))
-        if entry.table is not None:
-            await _look_at_rows(entry, asked)
+        if entry.table is not None:  # some may be gone by the time their content has come
+            entry.table.take_back_claims()
+            rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
+            await look_at_rows(entry.table, rows, _check_of(entry, asked, len(rows)))
         return await session.mover.overwrite(request, entry, asked)
 
     async def write_staged(
@@ -137,13 +146,10 @@ class Writes:
                 if (answered := self._answers.earlier(session.client_id, request)) is not None:
                     return control_pb2.Done.FromString(answered)  # tried before, over a session that has ended
                 rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
-                async with holding(entry, rows, paths_of(asked.keys)) as held:
-                    _check_fingerprint(
-                        entry, asked.content
-                    )  # its keys may have changed since the content began to come
+                check = _check_of(entry, asked, len(rows))
+                async with holding(entry, rows, paths_of(asked.keys), check) as held:
+                    _check_fingerprint(entry, asked.content)  # whose keys may have changed since it began to come
                     done = control_pb2.Done(version=entry.content_version + 1)
-                    if entry.table is not None:
-                        _check_rows(entry, asked, held.numbers)  # some may be gone since their content began to come
                     journal = Journal(session.client_id, request, done, asked, staging)
                     self._stores.db.put("pending", JOURNAL + entry.record.uid.encode(), journal.to_bytes())
                 await self._apply(entry, journal, held)
@@ -173,10 +179,7 @@ class Writes:
         _check_fingerprint(entry, asked.content)  # its keys may have changed meanwhile
         self._traffic.count_received(session.transport, asked.content)
 
-        def check(held: RowWriteHold) -> None:
-            if entry.table is not None:
-                _check_rows(entry, asked, held.numbers)
-
+        check = _check_of(entry, asked, len(rows))
         return await self._in_place.write(session, client, request, entry, asked, rows, check, store_values)
 
     @asynccontextmanager
@@ -231,6 +234,7 @@ class Writes:
                 else:
                     held = RowWriteHold(entry, rows, paths_of(journal.asked.keys))
                     await held.hold()
+                    await held.hide()
                     await self._apply(entry, journal, held)
                     num_applied += 1
             except TDServeError as error:
@@ -312,39 +316,21 @@ def _check_fingerprint(entry: OpenedStore, content: control_pb2.Content) -> None
         raise error(store=entry.name, key="", expected="the structure of this store", actual=older)
 
 
-async def _look_at_rows(entry: OpenedStore, asked: control_pb2.WriteRequest) -> None:
-    """Refuses a write of a replay as ``_check_rows`` does, some rows at a time; they may be others afterwards."""
-    numbers = await numbers_of(await row_set_of(from_message(asked.selection), entry.spec.batch_size))
-    for start in range(0, len(numbers), PIECE_ROWS):
-        if start:
-            await asyncio.sleep(0)
-        _check_rows(entry, asked, numbers, slice(start, start + PIECE_ROWS))
+def _check_of(entry: OpenedStore, asked: control_pb2.WriteRequest, num_rows: int) -> Check:
+    """Finds out whether rows of a replay are still those that a write means.
 
-
-def _check_rows(
-    entry: OpenedStore,
-    asked: control_pb2.WriteRequest,
-    numbers: Rows,
-    part: slice = slice(None),
-) -> None:
-    """Raises unless a write names live rows of a replay, and leaves that its rules do not look at.
-
-    Args:
-        numbers: Of the rows.
-        part: Which of them to look at.
+    Raises:
+        InvalidRequestError: It has leaves that the table's rules look at.
     """
+    if entry.table is None:
+        return do_nothing
     keys = paths_of(asked.keys) or [path for path, _ in entry.spec.tensors]
     ruling = [path for path in keys for rule in entry.rule_keys if path == rule[: len(path)]]
     if ruling:
         reason = f"table {entry.name!r} orders its rows by {'.'.join(ruling[0])!r}, which must stay as it is"
         raise InvalidRequestError(argument="key", reason=reason)
-    rows, generations = numbers[part], generations_of(asked.generations, len(numbers))
-    table = entry.replay_table()
-    table.take_back_claims()  # before the write is on record: from here on these rows stay what they are
-    if generations is None:
-        table.check_live(rows)
-    else:
-        table.check_same(rows, generations[part])
+    table, generations = entry.table, generations_of(asked.generations, num_rows)
+    return do_nothing if generations is None else lambda rows, places: table.check_same(rows, generations[places])
 
 
 async def _check_content(entry: OpenedStore, asked: control_pb2.WriteRequest) -> None:

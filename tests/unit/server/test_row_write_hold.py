@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,17 +11,13 @@ from tensordict import TensorDict
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, SelectionError, StoreNotFoundError
-from tdserve.messages.row_numbers import PIECE_ROWS, RUN_PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.without_replacement import WithoutReplacement
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.journal import Journal
 from tdserve.server.recovery.lost_rows import Overwrite
-from tdserve.server.row_write_hold import RowWriteHold, holding, is_free, wait_for_others
+from tdserve.server.row_write_hold import RowWriteHold, is_free, wait_for_others
 from tdserve.v1 import control_pb2
-from tests.unit.rules.replay.tables import write
 from tests.unit.server.replaying import create, extend, path, rows, sample, writing
 from tests.unit.server.world import Loop, World
 
@@ -59,6 +55,7 @@ def hold(run: Loop, entry: OpenedStore, rows: RowSet, keys: Sequence[tuple[str, 
     """These rows, held."""
     held = RowWriteHold(entry, rows, keys)
     run(held.hold())
+    run(held.hide())
     return held
 
 
@@ -203,207 +200,3 @@ def test_wait_for_others_when_the_store_or_the_session_ends_then_no_more(
 
     error = run(scenario())
     assert isinstance(error, StoreNotFoundError) if way == "delete" else error is None
-
-
-def test_held_when_there_are_very_many_rows_then_others_have_their_turn_between(world: World, run: Loop) -> None:
-    num_rows = 5 * RUN_PIECE_ROWS
-    entry = run(world.create("many", TensorDict({"a": torch.zeros(num_rows, dtype=torch.uint8)}, [num_rows])))
-    values = entry.generation_values()
-
-    async def scenario() -> list[tuple[int, int]]:
-        held = RowWriteHold(entry, RowSet.run(0, num_rows), ())
-        holding = asyncio.create_task(held.hold())
-        found = []
-        while not holding.done():
-            await asyncio.sleep(0)
-            found.append((int(values[-1]) & 1, int(np.count_nonzero(values[:-1] & 1))))
-        await held.let_go(is_written=True)
-        return found
-
-    found = run(scenario())
-    assert all(is_odd for is_odd, _ in found)  # the store as a whole from the first moment on
-    assert [num_odd for _, num_odd in found[:5]] == [number * RUN_PIECE_ROWS for number in range(1, 6)]
-    assert (values[:-1] == values[0]).all()
-    assert not values[0] & 1
-    assert not values[-1] & 1
-
-
-MANY_ROWS = 3 * PIECE_ROWS
-"""Of a table: they are suspended and resumed in three turns at least."""
-
-
-@pytest.fixture
-def many(world: World, run: Loop) -> OpenedStore:
-    """A full table of very many rows."""
-    made = run(world.create_replay("many", TensorDict({"a": torch.tensor(0)}, []), MANY_ROWS))
-    write(made.replay_table(), MANY_ROWS)
-    return made
-
-
-async def until(is_so: Callable[[], bool], task: asyncio.Task[None]) -> None:
-    """Gives others their turns until something is so."""
-    while not is_so():
-        assert not task.done()
-        await asyncio.sleep(0)
-
-
-def test_holding_when_a_table_has_very_many_rows_then_all_are_held_and_let_go_in_one_turn_each(
-    run: Loop, many: OpenedStore
-) -> None:
-    table, values, everything = many.replay_table(), many.generation_values(), np.arange(MANY_ROWS)
-    seen: list[str] = []
-
-    def note(what: str) -> None:
-        num_odd, num_sampled = int((values[:-1] & 1).sum()), int(table.selectors.contains(everything).sum())
-        seen.append(f"{what}: {num_odd} odd, {num_sampled} sampled")
-
-    async def overwrite() -> None:
-        async with holding(many, RowSet.run(0, MANY_ROWS), ()) as held:
-            note("on record")
-        note("held")
-        await held.let_go(is_written=True, then=lambda: note("let go"))
-
-    async def scenario() -> None:
-        task = asyncio.create_task(overwrite())
-        await until(lambda: not table.selectors.contains(everything).all(), task)
-        note("begun")
-        await until(lambda: "let go" in seen[-1], task)
-        assert many.writes  # nobody else may write them yet
-        await task
-        note("over")
-
-    run(scenario())
-    assert seen == [
-        f"begun: 0 odd, {MANY_ROWS - PIECE_ROWS} sampled",
-        "on record: 0 odd, 0 sampled",
-        f"held: {MANY_ROWS} odd, 0 sampled",
-        "let go: 0 odd, 0 sampled",
-        f"over: 0 odd, {MANY_ROWS} sampled",
-    ]
-    assert not many.writes
-
-
-def test_holding_when_rows_leave_before_they_are_held_then_the_others_are_as_before(
-    run: Loop, many: OpenedStore
-) -> None:
-    table, everything = many.replay_table(), np.arange(MANY_ROWS)
-
-    async def overwrite() -> None:
-        async with holding(many, RowSet.run(0, MANY_ROWS), ()) as held:
-            table.check_live(held.numbers)
-
-    async def scenario() -> None:
-        task = asyncio.create_task(overwrite())
-        await until(lambda: not table.selectors.contains(everything).all(), task)
-        write(table, 5)  # in place of rows that were suspended already
-        table.remove(np.array([MANY_ROWS - 1, 100]))
-        with pytest.raises(SelectionError):
-            await task
-
-    run(scenario())
-    assert np.flatnonzero(~table.selectors.contains(everything)).tolist() == [100, MANY_ROWS - 1]
-    assert (len(table), table.ring.num_held, many.writes) == (MANY_ROWS - 2, 0, [])
-
-
-def test_let_go_when_rows_leave_before_they_are_in_a_sample_again_then_each_row_is_there_once(
-    run: Loop, many: OpenedStore
-) -> None:
-    table, everything = many.replay_table(), np.arange(MANY_ROWS)
-
-    async def scenario() -> None:
-        async with holding(many, RowSet.run(0, MANY_ROWS), ()) as held:
-            pass
-        is_even = []
-        task = asyncio.create_task(held.let_go(is_written=True, then=lambda: is_even.append(True)))
-        await until(lambda: bool(is_even), task)
-        write(table, 5)
-        table.remove(np.array([MANY_ROWS - 1]))
-        write(table, 1)
-        table.remove(np.array([2, MANY_ROWS - 2]))
-        await task
-
-    run(scenario())
-    assert np.flatnonzero(~table.selectors.contains(everything)).tolist() == [2, MANY_ROWS - 2]
-    assert len(table) == MANY_ROWS - 2
-
-
-def test_holding_when_some_rows_were_lost_before_then_they_are_there_again_with_the_others(
-    run: Loop, many: OpenedStore
-) -> None:
-    table, values = many.replay_table(), many.generation_values()
-    hold(run, many, RowSet.run(3, 5)).end()  # nobody has written them to the end
-
-    async def overwrite() -> None:
-        async with holding(many, RowSet.run(2, 6), ()) as held:
-            table.check_live(held.numbers)
-        assert (values[:8] & 1).tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
-        await held.let_go(is_written=True)
-
-    run(overwrite())
-    assert not (values[:8] & 1).any()
-    assert table.selectors.contains(np.arange(8)).all()
-    assert table.ring.num_held == 0
-
-
-def test_holding_when_a_row_comes_anew_after_it_was_suspended_then_no_sample_has_it_while_it_is_held(
-    run: Loop, many: OpenedStore
-) -> None:
-    table, everything = many.replay_table(), np.arange(MANY_ROWS)
-
-    async def overwrite() -> None:
-        async with holding(many, RowSet.run(0, MANY_ROWS), ()) as held:
-            table.check_live(held.numbers)
-        assert not table.selectors.contains(everything).any()
-        await held.let_go(is_written=True)
-
-    async def scenario() -> None:
-        task = asyncio.create_task(overwrite())
-        await until(lambda: not table.selectors.contains(everything).all(), task)
-        assert table.num_suspended == MANY_ROWS
-        write(table, 5)
-        await task
-
-    run(scenario())
-    assert table.selectors.contains(everything).all()
-    assert table.num_suspended == 0
-
-
-def test_holding_when_it_fails_then_whoever_waits_for_the_rows_goes_on(
-    world: World, run: Loop, many: OpenedStore
-) -> None:
-    table, row_set = many.replay_table(), RowSet.run(0, MANY_ROWS)
-
-    async def overwrite() -> None:
-        async with holding(many, row_set, ()) as held:
-            table.check_live(held.numbers)
-
-    async def scenario() -> None:
-        task = asyncio.create_task(overwrite())
-        await until(lambda: not table.selectors.contains(np.arange(MANY_ROWS)).all(), task)
-        waiting = asyncio.create_task(wait_for_others(world.session(), many, row_set, Deadline.after(None)))
-        table.remove(np.array([7]))
-        with pytest.raises(SelectionError):
-            await task
-        await waiting
-
-    run(scenario())
-
-
-def test_sample_when_rows_are_suspended_then_waits_for_them_and_is_not_refused(world: World, run: Loop) -> None:
-    sampler = Settings(sampler=WithoutReplacement()).to_json()
-    like = TensorDict({"a": torch.tensor(0)}, [])
-    kind = control_pb2.STORE_KIND_REPLAY
-    entry = run(world.create("once", like, kind=kind, capacity=MANY_ROWS, settings=sampler))
-    table, rng = entry.replay_table(), np.random.default_rng(0)
-    write(table, MANY_ROWS)
-
-    async def scenario() -> None:
-        held = RowWriteHold(entry, RowSet.run(0, MANY_ROWS), ())
-        task = asyncio.create_task(held.suspend())
-        await until(lambda: not table.selectors.contains(np.arange(MANY_ROWS)).all(), task)
-        assert table.plan_sample(MANY_ROWS, rng=rng) is None
-        await task
-        await held.resume()
-
-    run(scenario())
-    assert table.plan_sample(MANY_ROWS, rng=rng) is not None

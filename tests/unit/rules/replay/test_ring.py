@@ -31,6 +31,7 @@ class _AgainstALoop(RuleBasedStateMachine):
         self.inserts = 0
         self.state: dict[int, str] = {}
         self.held: set[int] = set()
+        self.hidden: set[int] = set()  # of those that are held
         self.left: set[int] = set()  # while they were held
 
     def _expected_rows(self, num_rows: int) -> list[int]:
@@ -117,6 +118,7 @@ class _AgainstALoop(RuleBasedStateMachine):
         self.left |= self.held & set(rows)
         self.live -= set(rows)
         self.held -= set(rows)
+        self.hidden -= set(rows)
 
     @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
     def hold(self, numbers: list[int]) -> None:
@@ -126,16 +128,32 @@ class _AgainstALoop(RuleBasedStateMachine):
         self.held |= set(rows)
 
     @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
-    def let_go(self, numbers: list[int]) -> None:
-        given_up = [row for row in numbers if row in self.left]
-        rows = np.array([row for row in numbers if row in self.held], np.int64)
+    def hide(self, numbers: list[int]) -> None:
+        rows = [row for row in numbers if row in self.held | self.left]
+        names = self.ring.names(np.array(rows, np.int64))
+        self.ring.hide(np.array(rows, np.int64))
+        assert (self.ring.names(np.array(rows, np.int64)) == names).all()
+        self.hidden |= self.held & set(rows)
+
+    @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
+    def show(self, numbers: list[int]) -> None:
+        rows = np.array([row for row in numbers if row in self.hidden], np.int64)
         names, before = self.ring.names(rows), self.generations[rows]
-        assert self.ring.let_go(
-            np.array([row for row in numbers if row in self.held | self.left], np.int64)
-        ).tolist() == (rows.tolist())
+        self.ring.show(np.array([row for row in numbers if row in self.hidden | self.left], np.int64))
         assert (self.generations[rows] != before - 1).all()
         assert (self.generations[rows] & ((1 << 44) - 1) == names).all(), "still the same rows"
         assert (self.ring.names(rows) == names).all()
+        self.hidden -= set(rows.tolist())
+
+    @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
+    def let_go(self, numbers: list[int]) -> None:
+        given_up = [row for row in numbers if row in self.left]
+        rows = np.array([row for row in numbers if row in self.held - self.hidden], np.int64)
+        before = self.generations.copy()
+        assert self.ring.let_go(
+            np.array([row for row in numbers if row in (self.held - self.hidden) | self.left], np.int64)
+        ).tolist() == (rows.tolist())
+        assert (self.generations == before).all()
         self.left -= set(given_up)
         self.holes += given_up
         self.held -= set(rows.tolist())
@@ -148,6 +166,8 @@ class _AgainstALoop(RuleBasedStateMachine):
         self.ring = Ring.restore(_CAPACITY, self.generations, self.ring.state(), held=held)
         self.holes = sorted([*self.holes, *self.owner, *self.left])
         self.left.clear()
+        self.live |= self.held - self.hidden
+        self.held = set(self.hidden)
         circle = [*range(self.cursor, _CAPACITY), *range(self.cursor)]
         self.cursor = next((row for row in circle if row not in {*self.holes, *self.held}), self.cursor)
         self.owner.clear()
@@ -156,10 +176,12 @@ class _AgainstALoop(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         live = sorted(self.live)
-        assert self.ring.live_rows().tolist() == live
-        assert np.flatnonzero((self.generations > 0) & (self.generations % 2 == 0)).tolist() == live
+        readable = sorted(self.live | (self.held - self.hidden))
+        assert self.ring.live_rows().tolist() == readable
+        assert np.flatnonzero((self.generations > 0) & (self.generations % 2 == 0)).tolist() == readable
+        assert self.ring.held_rows().rows.tolist() == sorted(self.held)
         assert self.ring.rows().tolist() == sorted(self.live | self.held)
-        odd = {*self.owner, *self.holes, *self.held, *self.left}
+        odd = {*self.owner, *self.holes, *self.hidden, *self.left}
         assert set(np.flatnonzero(self.generations % 2).tolist()) == odd
         assert (len(self.ring), self.ring.num_held) == (len(live) + len(self.held), len(self.held))
         assert self.ring.num_reserved == len(self.owner) + len(self.left)
@@ -284,64 +306,6 @@ def test_reserve_holes_when_rows_were_given_up_then_all_of_them_and_nobody_gets_
     assert ring.reserve(2) is None
     ring.abort(taken)
     assert _reserve(ring, 3).rows.tolist() == [2, 0, 3]
-
-
-def test_hold_when_a_part_of_a_row_is_written_then_no_writer_gets_it() -> None:
-    ring, generations = _ring()
-    ring.commit(_reserve(ring, 4))
-    ring.hold(np.array([0]))
-    assert (len(ring), ring.num_held, ring.num_reserved) == (4, 1, 0)
-    assert ring.reserve(4) is None
-    assert _reserve(ring, 1).rows.tolist() == [1]
-    ring.let_go(np.array([0]))
-    assert generations.tolist() == [2 + (1 << 44), 3, 2, 2]
-    assert ring.live_rows().tolist() == [0, 2, 3]
-
-
-def test_free_when_somebody_writes_to_a_row_then_the_next_writer_gets_it_after_that() -> None:
-    ring, generations = _ring()
-    ring.commit(_reserve(ring, 4))
-    ring.hold(np.array([0, 1]))
-    ring.free(np.array([0, 2]))
-    assert (len(ring), ring.num_held, ring.num_reserved, ring.num_holes) == (2, 1, 1, 1)
-    assert _reserve(ring, 1).rows.tolist() == [2]
-    assert ring.let_go(np.array([0, 1])).tolist() == [1]
-    assert generations.tolist() == [3, 2 + (1 << 44), 3, 2]
-    assert _reserve(ring, 1).rows.tolist() == [0]
-
-
-def test_names_when_a_part_of_a_row_is_written_then_the_same_and_another_for_whoever_comes_next() -> None:
-    ring, _ = _ring(1)
-    ring.commit(_reserve(ring, 1))
-    row = np.array([0])
-    name = ring.names(row).tolist()
-    ring.hold(row)
-    assert ring.names(row).tolist() == name
-    ring.let_go(row)
-    assert ring.names(row).tolist() == name
-    reservation = _reserve(ring, 1)
-    assert ring.names(row).tolist() != name
-    ring.commit(reservation)
-    assert ring.names(row).tolist() != name
-
-
-def test_let_go_when_a_row_was_written_very_often_then_it_is_still_the_same_row_and_its_generation_moves() -> None:
-    generations = np.array([6], np.int64)
-    ring = Ring.restore(1, generations, {})
-    generations[0] |= ((1 << 18) - 1) << 44  # as many partial writes as are counted
-    for expected in (6, 6 + (1 << 44)):
-        ring.hold(np.array([0]))
-        ring.let_go(np.array([0]))
-        assert generations.tolist() == [expected]
-
-
-def test_restore_when_rows_are_held_then_they_are_no_holes_and_even_ones_live() -> None:
-    generations = np.array([3, 2, 3, 2], np.int64)
-    ring = Ring.restore(4, generations, {}, held=np.array([0, 1]))
-    assert (ring.live_rows().tolist(), ring.num_held, ring.num_holes) == ([1, 3], 1, 1)
-    assert _reserve(ring, 1).rows.tolist() == [2]
-    ring.let_go(np.array([0]))
-    assert ring.live_rows().tolist() == [0, 1, 3]
 
 
 def test_restore_when_writers_may_live_then_their_rows_are_held_and_the_rest_are_holes() -> None:

@@ -45,6 +45,7 @@ class _Row:
     num_times: int = 0
     had: set[str] = field(default_factory=set)
     is_held: bool = False
+    is_hidden: bool = False
     is_spent: bool = False
 
 
@@ -70,7 +71,7 @@ class _AgainstAModel(RuleBasedStateMachine):
         self.leases: dict[tuple[str, int], int] = {}
         self.left: set[int] = set()  # while somebody wrote to them
         self.owners = [1, 2]
-        self.inserts = 0
+        self.inserts = self.num_failed = 0
         self.samples = 0
         self.highest = 1.0
 
@@ -161,7 +162,7 @@ class _AgainstAModel(RuleBasedStateMachine):
         for number in reservation.rows.tolist():
             self.inserts += 1
             priority = self.highest if arrival.priorities is None else float(arrival.priorities[0])
-            self.rows[number] = _Row(self.inserts, priority, set(_KEYS if arrival.keys is None else arrival.keys))
+            self.rows[number] = _Row(self.inserts + self.num_failed, priority, set(arrival.keys or _KEYS))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -169,6 +170,7 @@ class _AgainstAModel(RuleBasedStateMachine):
         reservation, arrival = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
         if data.draw(st.booleans()):  # the record failed
             self.table.arrive(reservation.rows, arrival)
+            self.num_failed += len(reservation)
             if arrival.priorities is not None:
                 self.highest = max(self.highest, float(arrival.priorities[0]))
         self.table.abort(reservation)
@@ -264,7 +266,7 @@ class _AgainstAModel(RuleBasedStateMachine):
             return
         numbers = data.draw(st.lists(st.sampled_from(known), min_size=1))
         # As a batch has them, that was drawn before somebody began to write to them.
-        generations = (self.generations - [n in self.rows and self.rows[n].is_held for n in range(_CAPACITY)])[numbers]
+        generations = self.generations[numbers] & ~1
         if acks:
             told = self.table.acknowledge(owner, consumer, np.array(numbers), generations.astype(np.uint32))
             assert told == len(set(numbers))
@@ -323,29 +325,29 @@ class _AgainstAModel(RuleBasedStateMachine):
         if "priority" not in self.settings.columns:
             return
         rows, values = np.array(numbers), np.full(len(numbers), float(priority))
-        is_held = np.array([number in self.rows and self.rows[number].is_held for number in numbers])
-        skipped = self.table.update_priority(rows, values, (self.generations[rows] - is_held - age).astype(np.uint32))
+        skipped = self.table.update_priority(rows, values, (self.generations[rows] // 2 * 2 - age).astype(np.uint32))
         there = [n for n in numbers if n in self.rows and not self.rows[n].is_spent and not age]
         assert skipped == len(numbers) - len(there)
         for number in there:
             self.rows[number].priority = priority
             self.highest = max(self.highest, priority)
 
-    @rule(numbers=_numbers)
-    def hold(self, numbers: list[int]) -> None:
+    @rule(numbers=_numbers, hides=st.booleans())
+    def hold(self, numbers: list[int], hides: bool) -> None:
         chosen = sorted(number for number in set(numbers) & self._changeable() if not self.rows[number].is_held)
         self.table.hold(np.array(chosen, np.int64))
+        self.table.ring.hide(np.array(chosen if hides else (), np.int64))
         for number in chosen:
-            self.rows[number].is_held = True
+            self.rows[number].is_held, self.rows[number].is_hidden = True, hides
 
     @rule(keys=st.sampled_from([(), (0,), (1,), (0, 1)]))
     def let_go(self, keys: tuple[int, ...]) -> None:
-        chosen = [number for number, row in self.rows.items() if row.is_held]
-        self.table.resume(self.table.let_go(np.array([*chosen, *self.left], np.int64), keys))
+        self.table.show(np.array([n for n, row in self.rows.items() if row.is_hidden], np.int64), keys)
+        self.table.let_go(np.array([*(n for n, row in self.rows.items() if row.is_held), *self.left], np.int64))
         self.left.clear()
-        for number in chosen:
-            self.rows[number].is_held = False
-            self.rows[number].keys |= set(keys)
+        for row in self.rows.values():
+            row.keys |= set(keys if row.is_hidden else ())
+            row.is_held = row.is_hidden = False
 
     # ------------------------------------------------------------ restart
 
@@ -368,6 +370,7 @@ class _AgainstAModel(RuleBasedStateMachine):
         self.under_way.clear()
         self.leases.clear()
         for row in self.rows.values():  # nobody knows whether it was sent: it can be had once more
+            row.is_held = row.is_hidden  # of others nothing was written
             row.num_times -= row.is_spent
             row.is_spent = False
 
@@ -378,7 +381,7 @@ class _AgainstAModel(RuleBasedStateMachine):
         if not hasattr(self, "table"):
             return
         table = self.table
-        there = sorted(number for number, row in self.rows.items() if not row.is_held)
+        there = sorted(number for number, row in self.rows.items() if not row.is_hidden)
         assert set(table.live_rows().tolist()) == {n for n, row in self.rows.items() if not row.is_spent}
         assert np.flatnonzero((self.generations > 0) & (self.generations % 2 == 0)).tolist() == there
         assert len(table) == len(self.rows)

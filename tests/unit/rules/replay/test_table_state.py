@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,14 @@ class _Files:
         found: list[int] = reservation.rows.tolist()
         return found
 
+    def hide(self, rows: Any) -> None:
+        self.table.hold(rows)
+        self.table.ring.hide(rows)
+
+    def let_go(self, rows: Any, keys: Sequence[int] = ()) -> None:
+        self.table.show(rows, keys)
+        self.table.let_go(rows)
+
     def drawn(self, num_rows: int, **fields: Any) -> list[int] | None:
         plan = self.table.plan_sample(num_rows, rng=np.random.default_rng(0), **fields)
         return None if plan is None else [int(row) for row in plan.rows]
@@ -69,12 +78,12 @@ def test_hold_when_rows_are_written_to_then_unreadable_unsampled_and_nobody_else
     files = _Files(4)
     files.write(4)
     table = files.table
-    table.hold(rows(1, 2))
+    files.hide(rows(1, 2))
     assert files.generations.tolist() == [2, 3, 3, 2]
     assert set(files.drawn(50) or []) == {0, 3}
     assert (len(table), table.info()["num_held"], table.info()["num_reserved"]) == (4, 2, 0)
     assert table.plan_extend(3) is None
-    table.resume(table.let_go(rows(1, 2), (0,)))
+    files.let_go(rows(1, 2), (0,))
     assert files.generations.tolist() == [2, 2 + PARTIAL, 2 + PARTIAL, 2]  # moved, and still the same rows
     assert set(files.drawn(50) or []) == {0, 1, 2, 3}
     assert table.info()["num_held"] == 0
@@ -94,8 +103,8 @@ def test_let_go_when_the_rows_lacked_leaves_then_they_have_those_that_were_writt
     files.write(3, keys=(0,))
     assert files.drawn(1) is None
     for keys, whole in (((), 0), ((1,), 1)):
-        files.table.hold(rows(1))
-        files.table.resume(files.table.let_go(rows(1), keys))
+        files.hide(rows(1))
+        files.let_go(rows(1), keys)
         assert len(files.table.selectors.get(PLAIN)) == whole
     assert files.drawn(1) == [1]
 
@@ -103,9 +112,9 @@ def test_let_go_when_the_rows_lacked_leaves_then_they_have_those_that_were_writt
 def test_hold_when_the_first_partial_rows_come_meanwhile_then_the_held_ones_are_whole_all_the_same() -> None:
     files = _Files(4)
     files.write(2)
-    files.table.hold(rows(0))
+    files.hide(rows(0))
     files.write(1, keys=(1,))
-    files.table.resume(files.table.let_go(rows(0), (0,)))
+    files.let_go(rows(0), (0,))
     assert len(files.table.selectors.get(PLAIN)) == 2
     assert set(files.drawn(50) or []) == {0, 1}
 
@@ -113,32 +122,32 @@ def test_hold_when_the_first_partial_rows_come_meanwhile_then_the_held_ones_are_
 def test_extend_when_the_lowest_rows_are_held_then_waits_and_evicts_none() -> None:
     files = _Files(4, remover=LowestPriority())
     files.write(4)
-    files.table.hold(rows(0, 1))
+    files.hide(rows(0, 1))
     assert files.table.plan_extend(3) is None
     assert files.table.live_rows().tolist() == [0, 1, 2, 3]
     assert (len(files.table), files.table.ring.num_held) == (4, 2)
-    files.table.resume(files.table.let_go(rows(0, 1), ()))
+    files.let_go(rows(0, 1))
     assert files.table.plan_extend(3) is not None
 
 
 def test_hold_when_the_remover_looks_at_priorities_then_the_held_rows_stay() -> None:
     files = _Files(4, remover=LowestPriority())
     files.write(4, priorities=np.array([1.0, 2.0, 3.0, 4.0]))
-    files.table.hold(rows(0))
+    files.hide(rows(0))
     assert files.write(1, priorities=np.array([9.0])) == [1]
-    files.table.resume(files.table.let_go(rows(0), ()))
+    files.let_go(rows(0))
     assert files.write(1, priorities=np.array([9.0])) == [0]
 
 
 def test_restore_when_rows_are_half_written_then_kept_from_all_until_the_write_is_done() -> None:
     files = _Files(4)
     files.write(4)
-    files.table.hold(rows(1, 2))
+    files.hide(rows(1, 2))
     table = files.restart(held=rows(1, 2))
     assert set(files.drawn(50) or []) == {0, 3}
     assert table.info()["num_held"] == 2
     assert table.plan_extend(3) is None
-    table.resume(table.let_go(rows(1, 2), (0,)))
+    files.let_go(rows(1, 2), (0,))
     assert table.live_rows().tolist() == [0, 1, 2, 3]
     assert set(files.drawn(50) or []) == {0, 1, 2, 3}
 
@@ -217,10 +226,10 @@ def test_restore_when_rows_form_trajectories_then_slices_are_the_same() -> None:
 def test_restore_when_a_row_of_a_trajectory_is_half_written_then_slices_are_whole_afterwards() -> None:
     files = _Files(6, sampler=Slices(slice_len=2))
     files.write(3, writer="v")
-    files.table.hold(rows(1))
+    files.hide(rows(1))
     table = files.restart(held=rows(1))
     assert files.drawn(2) is None
-    table.resume(table.let_go(rows(1), (0,)))
+    files.let_go(rows(1), (0,))
     plan = table.plan_sample(100, rng=np.random.default_rng(0))
     assert plan is not None
     assert set(map(tuple, plan.rows.reshape(-1, 2).tolist())) == {(0, 1), (1, 2)}

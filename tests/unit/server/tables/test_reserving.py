@@ -179,7 +179,7 @@ def test_extend_when_rows_are_held_too_long_then_it_gives_back_what_it_had(
 
     run(too_late())
     assert (table.ring.num_reserved, table.ring.num_holes) == (0, PIECE_ROWS)
-    table.resume(table.let_go(np.flatnonzero(table.ring.is_held(np.arange(CAPACITY))), [0]))
+    table.let_go(table.ring.held_rows().rows)
     run(extend(world, entry, NUM_ROWS, request=4))
     assert len(table) == CAPACITY
 
