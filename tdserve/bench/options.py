@@ -47,7 +47,7 @@ class BenchOptions:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class WorkloadSizes:
     """How much data the workloads keep and how long a round lasts. What one operation moves is fixed by the workloads,
     but for the trees of weights: (number of tensors, bytes in all).
     """
@@ -64,7 +64,7 @@ class Sizes:
     mixed_s: float
 
 
-FULL = Sizes(
+FULL = WorkloadSizes(
     round_s=0.15,
     replay_rows=131_072,
     pixel_rows=4_096,
@@ -78,7 +78,7 @@ FULL = Sizes(
 )
 """About a hundred seconds in all on two cores: long enough for a p99, short enough for a coffee."""
 
-QUICK = Sizes(
+QUICK = WorkloadSizes(
     round_s=0.02,
     replay_rows=8_192,
     pixel_rows=512,

@@ -14,7 +14,7 @@ from tdserve.bench.figures import Figure, Scale, Target, make_figure
 from tdserve.bench.floor_link import FloorLink
 from tdserve.bench.floors import GlooFloors
 from tdserve.bench.measure import SUBJECT, Pacing, Task, alternate
-from tdserve.bench.options import FULL, QUICK, WIRES, BenchOptions, Sizes, Wire
+from tdserve.bench.options import FULL, QUICK, WIRES, BenchOptions, Wire, WorkloadSizes
 from tdserve.client.client import Client, connect
 from tdserve.launcher import Server
 
@@ -44,7 +44,7 @@ class Stage:
     link: FloorLink
     folder: Path
     options: BenchOptions
-    sizes: Sizes
+    sizes: WorkloadSizes
 
     @property
     def num_rounds(self) -> int:

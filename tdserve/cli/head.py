@@ -32,7 +32,7 @@ def head(name: str, num_rows: int, address: str | None, token_file: pathlib.Path
         content = first_rows(client, name, num_rows)
     leaves = list(flat(content))
     if as_json:
-        print_json({"name": name, "batch_size": list(content.batch_size), "data": nested(leaves)})
+        print_json({"name": name, "batch_size": list(content.batch_size), "data": nest_leaves(leaves)})
         return
     shown = [f"row {i}" for i in range(content.batch_size[0])] if content.batch_size else ["value"]
     print_table(("key", "type", *shown), (leaf.cells(len(shown)) for leaf in leaves))
@@ -125,7 +125,7 @@ def _plain(entry: Any) -> Any:
     return {key: _plain(item) for key, item in entry.items()}
 
 
-def nested(leaves: Iterable[Column]) -> dict[str, Any]:
+def nest_leaves(leaves: Iterable[Column]) -> dict[str, Any]:
     """Leaves as dicts in dicts."""
     tree: dict[str, Any] = {}
     for leaf in leaves:

@@ -14,7 +14,7 @@ from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.movers.local import LocalMover
 from tdserve.client.movers.remote import RemoteMover
 from tdserve.client.session.description import StoreDescription
-from tdserve.client.session.mover import Mover
+from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.session import Session
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
@@ -26,7 +26,7 @@ from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
-from tdserve.structure.declaring import Declared, declared, widens
+from tdserve.structure.declaring import Declared, declare_ragged, widens
 from tdserve.structure.fake_tensors import structure_of
 from tdserve.structure.matching import quote
 from tdserve.v1 import control_pb2
@@ -92,7 +92,7 @@ class Client(WeightsClient):
         """
         deadline = self.deadline(timeout_s)
         adopt_folder(self, path, name, read_only=read_only, exists_ok=exists_ok or existsok, deadline=deadline)
-        return StoreHandle(self, self.described(name, deadline))
+        return StoreHandle(self, self.describe_existing(name, deadline))
 
     # ------------------------------------------------------------ replay stores
 
@@ -227,7 +227,7 @@ class Client(WeightsClient):
                 raise NotSupportedError(
                     feature=f"an UnbatchedTensor at key {quote(path)} of table {name!r}", reason=reason
                 )
-        spec = declared(captured.spec, captured.values, ragged, store=name)
+        spec = declare_ragged(captured.spec, captured.values, ragged, store=name)
         for key in settings.rule_keys:
             spec.find(key, store=name)
         request = control_pb2.CreateStoreRequest(
@@ -326,7 +326,7 @@ class Client(WeightsClient):
             "sessions": [_plain(each) for each in from_server.sessions],
         }
 
-    def make_mover(self, session: Session) -> Mover:
+    def make_mover(self, session: Session) -> ClientMover:
         """Local where the session has reached the server's files."""
         return RemoteMover(self, session) if session.local is None else LocalMover(self, session, session.local)
 

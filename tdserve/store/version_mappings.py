@@ -16,7 +16,7 @@ import torch
 
 from tdserve.store.mapped import map_private, map_shared
 from tdserve.store.version_format import LENGTH, layout_of
-from tdserve.structure.independent_views import untracked
+from tdserve.structure.independent_views import make_independent_views
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Path, Spec, TensorLeaf
 
@@ -119,7 +119,7 @@ def leaf_views(content: torch.Tensor, spec: Spec) -> dict[Path, torch.Tensor]:
         content: uint8, aligned for the widest dtype.
     """
     runs, order = _runs(spec)
-    found = untracked(lambda: [view for run in runs for view in run.views(content)])
+    found = make_independent_views(lambda: [view for run in runs for view in run.views(content)])
     if len(order) == len(spec.tensors):
         return dict(zip(order, map(found.__getitem__, order.values()), strict=True))
     return {path: found[order[path]] if path in order else _empty(leaf) for path, leaf in spec.tensors}

@@ -15,7 +15,7 @@ from tdserve.base.errors import LocalProtocolError, NotSupportedError, SpecMisma
 from tdserve.structure import unbatched
 from tdserve.structure.capture import capture
 from tdserve.structure.captured import Captured
-from tdserve.structure.changes import unstacked
+from tdserve.structure.changes import drop_batch_dim
 from tdserve.structure.instances import find_tensorclass, inside, instance_of, num_classes
 from tdserve.structure.live_values import LiveEntry
 from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf, packed_leaf
@@ -24,7 +24,7 @@ from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred, later_stack, l
 from tdserve.structure.stacks.elements import OneValue, flat_elements, has_notes, make_single_value, nested_list, unwrap
 from tdserve.structure.stacks.gathering import gather
 from tdserve.structure.stacks.restacking import join, stack_of
-from tdserve.structure.state import restored
+from tdserve.structure.state import restore_state
 from tdserve.structure.tensordict_private import entries_of, fields_beside, names_of, new_tensordict
 from tdserve.structure.tree import Spec, check_matches, leaves_of, quote, show
 from tdserve.values.codec import is_same
@@ -96,7 +96,7 @@ def build(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path
         found = _build(recipe, tensors, values)
     except KeyError as error:
         raise LocalProtocolError(reason=f"no content was given for the leaf {error}") from None
-    return found if recipe.state is None else restored(found, recipe.state)
+    return found if recipe.state is None else restore_state(found, recipe.state)
 
 
 def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> None:
@@ -170,7 +170,7 @@ def _prepare(node: Node, path: Path) -> _Recipe:
             steps.append((key, below, None, None))
         else:
             steps.append((key, below, entry, None))
-    row = None if stack_dim is None else _prepare(unstacked(node, stack_dim)._replace(tensorclass=None), path)
+    row = None if stack_dim is None else _prepare(drop_batch_dim(node, stack_dim)._replace(tensorclass=None), path)
     below_row = row.num_classes if row is not None else 0
     has_classes = tensorclass or below_row or any(child.num_classes for *_, child in steps if child)
     return _Recipe(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.structure.capture_cache import Recall
-from tdserve.structure.captured import Captured, conformed, shared_spec
+from tdserve.structure.captured import Captured, conform, shared_spec
 from tdserve.structure.node_capture import NodeReader
 from tdserve.structure.nodes import Node
 from tdserve.structure.tree import Spec
@@ -67,7 +67,7 @@ def capture(
             _RECALL.keep(looks, captured)
     found: Captured = captured
     is_plain = like is None or not (like.has_ragged or found.spec.has_ragged)
-    return found if like is None or is_plain else conformed(found, like)
+    return found if like is None or is_plain else conform(found, like)
 
 
 def capture_as(td: Any, like: Spec) -> Captured:
@@ -82,7 +82,7 @@ def capture_as(td: Any, like: Spec) -> Captured:
 def _taken_for(td: Any, like: Spec, reader: NodeReader) -> Captured:
     is_one = like.root.inner is not None and not like.root.batch_size
     root = reader.node(td, (), () if is_one else None)  # its own dimensions are then those of the element
-    return conformed(Captured(shared_spec(root), reader.tensors, reader.values, {}), like)
+    return conform(Captured(shared_spec(root), reader.tensors, reader.values, {}), like)
 
 
 def capture_packed(

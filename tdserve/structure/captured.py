@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tdserve.structure.changes import replaced
+from tdserve.structure.changes import replace_entries
 from tdserve.structure.files import FileTensor
 from tdserve.structure.nodes import Entry, Node, Path, TensorLeaf, ValueLeaf
 from tdserve.structure.stacks.elements import as_declared, dense_of_ragged, ragged_of_dense
@@ -51,7 +51,7 @@ class Captured(NamedTuple):
         return any(isinstance(tensor, FileTensor) for tensor in self.tensors.values())
 
 
-def conformed(captured: Captured, expected: Spec) -> Captured:
+def conform(captured: Captured, expected: Spec) -> Captured:
     """What was captured, in the form that a structure has: dense rows as ragged leaves, and the other way round.
 
     Leaves that do not fit stay as they are: ``check_matches`` tells of them.
@@ -81,7 +81,7 @@ def conformed(captured: Captured, expected: Spec) -> Captured:
             changed[path] = as_declared(values[path], value_leaf, entry.ragged)
     if not changed:
         return captured
-    return Captured(shared_spec(replaced(captured.spec.root, changed)), tensors, values, {})
+    return Captured(shared_spec(replace_entries(captured.spec.root, changed)), tensors, values, {})
 
 
 @lru_cache(maxsize=_NUM_KEPT_SPECS)

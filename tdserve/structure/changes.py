@@ -148,7 +148,7 @@ def moved_to_cpu(node: Node) -> Node:
     return map_tree(node, lambda each: each._replace(device=each.device and "cpu"))
 
 
-def relocked(node: Node, is_locked: bool) -> Node:
+def set_locks(node: Node, is_locked: bool) -> Node:
     """The tree with every node locked, or none."""
 
     def lock(each: Node) -> Node:
@@ -160,7 +160,7 @@ def relocked(node: Node, is_locked: bool) -> Node:
     return map_tree(node, lock)
 
 
-def stripped(node: Node) -> Node:
+def strip_to_content(node: Node) -> Node:
     """The tree without anything that does not count for content; but for what is stacked in packed nodes, which is put
     together with it."""
 
@@ -183,7 +183,7 @@ def per_row(node: Node) -> Node:
     return map_tree(node, lambda each: each, spread, has_members=False)
 
 
-def replaced(node: Node, changed: Mapping[Path, Entry], path: Path = ()) -> Node:
+def replace_entries(node: Node, changed: Mapping[Path, Entry], path: Path = ()) -> Node:
     """The tree with other entries at some paths."""
     entries: list[tuple[str, Entry]] = []
     for key, entry in node.entries:
@@ -191,12 +191,12 @@ def replaced(node: Node, changed: Mapping[Path, Entry], path: Path = ()) -> Node
         if below in changed:
             entry = changed[below]
         elif isinstance(entry, Node):
-            entry = replaced(entry, changed, below)
+            entry = replace_entries(entry, changed, below)
         entries.append((key, entry))
     return node._replace(entries=tuple(entries))
 
 
-def unstacked(node: Node, dim: int) -> Node:
+def drop_batch_dim(node: Node, dim: int) -> Node:
     """One row of a lazy stack: the tree without a batch dimension."""
 
     def without(sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -210,7 +210,7 @@ def unstacked(node: Node, dim: int) -> Node:
             batch_size = without(entry.batch_size)
             entry = entry._replace(batch_size=batch_size, per_row=entry.per_row and bool(batch_size))
         else:
-            entry = unstacked(entry, dim)
+            entry = drop_batch_dim(entry, dim)
         entries.append((key, entry))
     names = None if node.names is None else node.names[:dim] + node.names[dim + 1 :]
     stack_dim = node.stack_dim
@@ -218,7 +218,7 @@ def unstacked(node: Node, dim: int) -> Node:
     if stack_dim is not None and node.inner is not None:
         left = -1 if stack_dim == dim else stack_dim - (stack_dim > dim)
         if stack_dim != dim:
-            members = tuple(unstacked(member, dim - (0 <= stack_dim < dim)) for member in node.members)
+            members = tuple(drop_batch_dim(member, dim - (0 <= stack_dim < dim)) for member in node.members)
         stack_dim = packed_stack_dim(left, len(node.batch_size) - 1)
     elif stack_dim is not None:
         stack_dim = None if stack_dim == dim else stack_dim - (stack_dim > dim)

@@ -87,7 +87,7 @@ def to_content(spec: Spec) -> bytes:
     Raises:
         InvalidSpecError: As ``encode``.
     """
-    content: bytes = spec.kept("content", lambda: encode(spec).SerializeToString(deterministic=True))
+    content: bytes = spec.memoize("content", lambda: encode(spec).SerializeToString(deterministic=True))
     return content
 
 

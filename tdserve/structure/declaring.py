@@ -10,7 +10,7 @@ import torch
 
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.structure.captured import Captured
-from tdserve.structure.changes import replaced, unstacked
+from tdserve.structure.changes import drop_batch_dim, replace_entries
 from tdserve.structure.entries import change_tensors
 from tdserve.structure.files import in_memory
 from tdserve.structure.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, packed_stack_dim
@@ -24,7 +24,7 @@ Declared = Mapping[Any, Sequence[int] | int] | Iterable[Any] | None
 """Keys, or keys with the dimensions of the row's tensor that may differ."""
 
 
-def declared(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, store: str) -> Spec:
+def declare_ragged(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, store: str) -> Spec:
     """The structure of a row in which some entries are ragged.
 
     Args:
@@ -55,10 +55,10 @@ def declared(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, store:
         return spec
     if isinstance(changed.get(()), Node):
         return Spec(changed[()])  # type: ignore[arg-type]  # a node, as was just seen
-    return Spec(_mark_stacks(replaced(root, changed), ()))
+    return Spec(_mark_stacks(replace_entries(root, changed), ()))
 
 
-def widened(row: Spec, batch: Captured) -> Spec | None:
+def widen_row(row: Spec, batch: Captured) -> Spec | None:
     """The structure of a row in which is ragged what is so in a batch; None where nothing is, or more differs.
 
     Args:
@@ -90,7 +90,7 @@ def widened(row: Spec, batch: Captured) -> Spec | None:
     if () in changed:
         root = changed[()]
         return Spec(root) if isinstance(root, Node) else None
-    return Spec(_mark_stacks(replaced(row.root, changed), ()))
+    return Spec(_mark_stacks(replace_entries(row.root, changed), ()))
 
 
 def widens(row: Spec, found: Spec) -> bool:
@@ -150,7 +150,7 @@ def _differs_in_size(old: TensorLeaf, new: TensorLeaf) -> bool:
 
 
 def declared_paths(spec: Spec, values: Mapping[Path, Any], ragged: Declared) -> set[Path]:
-    """The entries of a row that a user declared ragged; arguments as of ``declared``."""
+    """The entries of a row that a user declared ragged; arguments as of ``declare_ragged``."""
     return {*_list_paths(ragged), *(path for path, _ in _nested_rows(spec, values))}
 
 
@@ -200,7 +200,7 @@ def first_values(
         found[path] = None if is_node else values[path]
         if leaf.per_row:
             found[path] = _repeat(found[path], leaf.batch_size if is_node else batch_size)
-    return Spec(replaced(spec.root, changed)), found
+    return Spec(replace_entries(spec.root, changed)), found
 
 
 def _repeat(value: Any, batch_size: tuple[int, ...]) -> Any:
@@ -261,7 +261,7 @@ def _pack_node(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_s
         return node
     element = node
     for _ in around:
-        element = unstacked(element, 0)
+        element = drop_batch_dim(element, 0)
     inner, entries = summarise([element], around)
     if is_one_structure and not inner:
         raise _refusal(path, "its rows have no batch dimension that could differ")

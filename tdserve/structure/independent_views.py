@@ -13,7 +13,7 @@ import torch
 from tdserve.structure.torch_private import nothing_noted
 
 
-def untracked(make: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+def make_independent_views(make: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
     """Makes views, as if each were a tensor of its own over its memory.
 
     Args:

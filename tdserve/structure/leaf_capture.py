@@ -18,7 +18,7 @@ from tdserve.structure.live_values import LiveEntry
 from tdserve.structure.matching import quote, show
 from tdserve.structure.nodes import MAX_DIMS, PACKED, Entry, Path, TensorKind, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Jagged
-from tdserve.structure.stacks.common_structure import Part
+from tdserve.structure.stacks.common_structure import CapturedPart
 from tdserve.structure.stacks.elements import Element, elements_of, flat_elements, nested_leaf, values_of
 from tdserve.structure.state import PLAIN, mark_of
 from tdserve.structure.torch_private import FakeTensor, is_fake_parameter
@@ -147,7 +147,7 @@ class LeafReader:
             raise self._refusal(what, path, "its sizes are symbols")
         return found
 
-    def _check_stacked(self, parts: Iterable[Part], stacked: Mapping[Path, torch.Tensor]) -> None:
+    def _check_stacked(self, parts: Iterable[CapturedPart], stacked: Mapping[Path, torch.Tensor]) -> None:
         """Raises NotSupportedError where rows without content differ: they would be stored row by row."""
         for part in parts:
             for path, tensor in part.tensors.items():

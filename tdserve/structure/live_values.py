@@ -105,7 +105,7 @@ class LiveEntry:
     def _put(self, value: Any) -> None:
         self._value_source.write(value)
 
-    def shown(self) -> str:
+    def format_value(self) -> str:
         """The value for a repr."""
         try:
             entry = self.now()
@@ -168,7 +168,7 @@ class LiveNonTensorData(LiveDataHooks, LiveEntry, NonTensorData, metaclass=_AsWr
             setattr(self.frame, name, value)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.shown()}, batch_size={self.batch_size}, device={self.device})"
+        return f"{type(self).__name__}({self.format_value()}, batch_size={self.batch_size}, device={self.device})"
 
     def __getitem__(self, index: Any) -> Any:
         if not is_view(index):

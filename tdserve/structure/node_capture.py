@@ -37,7 +37,7 @@ from tdserve.structure.nodes import (
     Path,
 )
 from tdserve.structure.stacks.annotation import annotate
-from tdserve.structure.stacks.common_structure import Part, join_parts, summarise
+from tdserve.structure.stacks.common_structure import CapturedPart, join_parts, summarise
 from tdserve.structure.stacks.elements import (
     Element,
     elements_of,
@@ -220,7 +220,7 @@ class NodeReader(LeafReader):
         tensorclass: str | None,
         path: Path,
         above: tuple[int, ...] | None,
-        parts: list[Part] | None = None,
+        parts: list[CapturedPart] | None = None,
     ) -> Node:
         """A node whose elements describe themselves. ``parts`` are the rows of a stack, if they were looked at."""
         td = in_memory(td)
@@ -289,7 +289,9 @@ class NodeReader(LeafReader):
         wanted = self._wanted.get(path)
         return is_locked and (wanted is None or wanted.is_locked or self._is_locked)
 
-    def _members(self, td: Any, path: Path, batch_size: tuple[int, ...], parts: list[Part] | None) -> tuple[Node, ...]:
+    def _members(
+        self, td: Any, path: Path, batch_size: tuple[int, ...], parts: list[CapturedPart] | None
+    ) -> tuple[Node, ...]:
         """What is stacked, each without the dimension along which; () where elements tell it."""
         depth = len(batch_size)
         if not isinstance(td, LazyStackedTensorDict) or path in self.packed or not depth or is_by_rows(td, depth):
@@ -313,7 +315,7 @@ class NodeReader(LeafReader):
         if max(len(path), 1) + max(map(num_levels, members)) > MAX_DEPTH:
             raise self._refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
 
-    def _part(self, td: Any, path: Path, above: tuple[int, ...]) -> Part:
+    def _part(self, td: Any, path: Path, above: tuple[int, ...]) -> CapturedPart:
         """A part that is looked at for itself."""
         reader = NodeReader(
             self.store,
@@ -323,7 +325,7 @@ class NodeReader(LeafReader):
             is_exact=self.is_exact,
             takes_structure=self.takes_structure,
         )
-        return Part(reader.node(td, path, above), reader.tensors, reader.values, path)
+        return CapturedPart(reader.node(td, path, above), reader.tensors, reader.values, path)
 
     def _check_key(self, key: str, path: Path) -> None:
         try:

@@ -157,7 +157,7 @@ class Pieces(Sequence[torch.Tensor]):
             return flat, self.shapes
         return self._flat, self._shapes
 
-    def stacked(self) -> torch.Tensor | None:
+    def stack(self) -> torch.Tensor | None:
         """One dense tensor, if all elements have one shape; None if not, or if there are none."""
         flat, shapes = self.whole()
         if not len(shapes) or (shapes != shapes[0]).any():
@@ -199,7 +199,7 @@ def pieces_of_jagged(tensor: torch.Tensor) -> Pieces | list[torch.Tensor]:
     return Pieces((values if total == len(values) else values[:total]).view(-1), shapes)
 
 
-def jagged(pieces: Sequence[torch.Tensor], ragged: Ragged) -> torch.Tensor:
+def build_jagged(pieces: Sequence[torch.Tensor], ragged: Ragged) -> torch.Tensor:
     """The jagged nested tensor of these components, of the form that ``ragged`` says."""
     at = ragged.shape.index(-1)
     whole = Pieces.of(pieces, ragged)

@@ -46,7 +46,7 @@ def mark_of(tensor: torch.Tensor) -> tuple[TensorKind, bool]:
     raise NotSupportedError(feature=f"a tensor of class {kind.__name__}", reason=reason)
 
 
-def marked(tensor: torch.Tensor, kind: TensorKind, requires_grad: bool) -> torch.Tensor:
+def mark_tensor(tensor: torch.Tensor, kind: TensorKind, requires_grad: bool) -> torch.Tensor:
     """A tensor of the same memory, as what it comes back; a leaf of a graph of its own."""
     tensor = tensor.detach().requires_grad_(requires_grad)
     if kind is TensorKind.PARAMETER:
@@ -78,7 +78,7 @@ def params_around(content: Any, params: Params) -> TensorDictParams:
     return found.train(not params.is_in_eval)
 
 
-def restored(td: Any, node: Node, *, is_below_lock: bool = False) -> Any:
+def restore_state(td: Any, node: Node, *, is_below_lock: bool = False) -> Any:
     """Gives a tensordict what its node notes of it beside its content.
 
     Args:
@@ -95,15 +95,15 @@ def restored(td: Any, node: Node, *, is_below_lock: bool = False) -> Any:
         if has_state(row, is_locked=not is_locked):
             stack = td if isinstance(td, LazyStackedTensorDict) else inside(td)
             for each in stack.tensordicts:
-                restored(each, row, is_below_lock=is_locked)
+                restore_state(each, row, is_below_lock=is_locked)
     elif node.inner is None:
         held = entries_of(strip_wrappers(td))
         for key, entry in node.entries:
             if isinstance(entry, Node):
                 if has_state(entry, is_locked=not is_locked):
-                    held[key] = restored(held[key], entry, is_below_lock=is_locked)
+                    held[key] = restore_state(held[key], entry, is_below_lock=is_locked)
             elif is_marked(entry):
-                held[key] = marked(held[key], getattr(entry, "kind", TensorKind.PLAIN), entry.requires_grad)
+                held[key] = mark_tensor(held[key], getattr(entry, "kind", TensorKind.PLAIN), entry.requires_grad)
     if node.params is not None and node.params.is_in_class:
         set_content(td, params_around(content_of(td), node.params))
     elif node.params is not None:

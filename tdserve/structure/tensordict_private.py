@@ -243,7 +243,7 @@ class LiveStackHooks(LiveEntryHooks):
         return self.own_names is not None
 
     def _repr_parts(self: Any) -> list[str]:
-        return [f"    {self.shown()}", f"    batch_size={self.batch_size}", f"    device={self.device}"]
+        return [f"    {self.format_value()}", f"    batch_size={self.batch_size}", f"    device={self.device}"]
 
     @classmethod
     def _new_lazy_unsafe(cls, *args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,15 @@ from typing import Any
 
 from tdserve.base.errors import InvalidSpecError, KeyNotFoundError
 from tdserve.structure.canonical import fingerprint
-from tdserve.structure.changes import moved_to_cpu, per_row, rebatch, redevice, relocked, replaced, stripped
+from tdserve.structure.changes import (
+    moved_to_cpu,
+    per_row,
+    rebatch,
+    redevice,
+    replace_entries,
+    set_locks,
+    strip_to_content,
+)
 from tdserve.structure.matching import check_node, describe, fits, quote, show
 from tdserve.structure.nodes import (
     DimNames,
@@ -128,7 +136,7 @@ class Spec:
     @cached_property
     def without_state(self) -> Spec:
         """This spec as that of the content alone."""
-        return Spec(stripped(self.root)) if self.has_state else self
+        return Spec(strip_to_content(self.root)) if self.has_state else self
 
     @cached_property
     def nbytes(self) -> int:
@@ -140,7 +148,7 @@ class Spec:
         """What others compute once per spec (layouts, build recipes), by a key of theirs; dies with the spec."""
         return {}
 
-    def kept(self, key: object, make: Callable[[], Any]) -> Any:
+    def memoize(self, key: object, make: Callable[[], Any]) -> Any:
         """What ``make`` makes of this spec at the first call with this key."""
         found = self.memo.get(key)
         if found is None:
@@ -242,14 +250,14 @@ class Spec:
 
     def with_device(self, device: str | None) -> Spec:
         """This spec with every node on ``device``, as ``TensorDict.to`` leaves it, or on none. Kept for next time."""
-        spec: Spec = self.kept(("device", device), lambda: Spec(redevice(self.root, device)))
+        spec: Spec = self.memoize(("device", device), lambda: Spec(redevice(self.root, device)))
         return spec
 
     def with_locked(self, is_locked: bool) -> Spec:
         """This spec with every node locked, as ``TensorDict.lock_`` leaves it, or none. Kept."""
         spec: Spec | None = self.memo.get(("locked", is_locked))
         if spec is None:
-            root = relocked(self.root, is_locked)
+            root = set_locks(self.root, is_locked)
             spec = self.memo[("locked", is_locked)] = self if root == self.root else Spec(root)
         return spec
 
@@ -263,7 +271,7 @@ class Spec:
         """This spec with one value per row in every non-tensor leaf that has rows, as stacked rows are. Kept."""
         if not self.values:
             return self
-        spec: Spec = self.kept("values per row", lambda: Spec(per_row(self.root)))
+        spec: Spec = self.memoize("values per row", lambda: Spec(per_row(self.root)))
         return spec
 
     def with_per_row(self, is_per_row: Mapping[Path, bool]) -> Spec:
@@ -274,7 +282,7 @@ class Spec:
             for path, leaf in self.values
             if leaf.ragged is None and is_per_row.get(path, leaf.per_row) != leaf.per_row
         }
-        return Spec(replaced(self.root, changed)) if changed else self
+        return Spec(replace_entries(self.root, changed)) if changed else self
 
     def _children(self, path: Path, node: Node) -> dict[str, tuple[int, Entry]]:
         """The entries of the node at ``path`` by key, with their positions; kept, since a node may have 10,000."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.structure.changes import replaced
+from tdserve.structure.changes import replace_entries
 from tdserve.structure.nodes import Entry, Path
 from tdserve.structure.tree import Spec
 
@@ -16,7 +16,7 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 """Dtypes that are converted, and that they are converted to. Scaled 8-bit floats mean nothing without their scale."""
 
 
-def converted(spec: Spec, dtype: str) -> Spec:
+def convert_floats(spec: Spec, dtype: str) -> Spec:
     """This structure with its leaves of floating-point numbers in another dtype; kept with the spec.
 
     Args:
@@ -33,7 +33,7 @@ def converted(spec: Spec, dtype: str) -> Spec:
             for path, leaf in spec.tensors
             if leaf.dtype in FLOATING and leaf.dtype != dtype
         }
-        found = spec.memo[key] = Spec(replaced(spec.root, changed)) if changed else spec
+        found = spec.memo[key] = Spec(replace_entries(spec.root, changed)) if changed else spec
     return found
 
 

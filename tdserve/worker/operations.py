@@ -36,7 +36,7 @@ from tdserve.store.versions import VersionFile
 from tdserve.structure.dtypes import NAMES
 from tdserve.structure.torch_types import indexable, to_torch
 from tdserve.structure.tree import Path
-from tdserve.structure.version_subset import converted, decode_numbers, only_leaves
+from tdserve.structure.version_subset import convert_floats, decode_numbers, only_leaves
 from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, TrailingColumns
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
@@ -65,7 +65,7 @@ def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Sends a version's leaves in place, or converted; control keeps the file from being recycled meanwhile."""
     wanted = order.send_version
     spec = lane.surroundings.stores.spec(wanted.version.fingerprint)
-    sent = converted(spec, NAMES.get(wanted.dtype, ""))
+    sent = convert_floats(spec, NAMES.get(wanted.dtype, ""))
     is_converted = sent is not spec
     if wanted.HasField("leaves"):
         sent = only_leaves(sent, decode_numbers(wanted.leaves, spec))

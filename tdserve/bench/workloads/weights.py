@@ -70,7 +70,7 @@ MAX_FIRST_ROUNDS = 3
 
 
 @dataclass
-class Tree:
+class WeightsTree:
     """One tree under test. ``number`` is stamped into the content and grows with every change."""
 
     stage: Stage
@@ -133,7 +133,7 @@ def measure_weights(stage: Stage) -> Iterator[Figure]:
     """A tree of few large and one of many small tensors."""
     with closing(Watcher(stage.address, stage.wire)) as watcher:
         for shape, targets in ((stage.sizes.big_tree, BIG), (stage.sizes.many_tree, MANY)):
-            tree = Tree(stage, shape, targets[stage.wire])
+            tree = WeightsTree(stage, shape, targets[stage.wire])
             yield _publish_first(tree)
             tree.change()
             for _ in range(VERSIONS_KEPT + 1):
@@ -147,7 +147,7 @@ def measure_weights(stage: Stage) -> Iterator[Figure]:
                 yield _latest_together(tree)
             yield _until_seen(tree, watcher)
             stage.client.delete(tree.name)
-    policy = Tree(stage, POLICY_SHAPE, MANY[stage.wire])
+    policy = WeightsTree(stage, POLICY_SHAPE, MANY[stage.wire])
     yield _until_visible(policy)
     stage.client.delete(policy.name)
 
@@ -161,7 +161,7 @@ def newest(stage: Stage, name: str, *, copy: bool = True) -> TensorDictBase:
     return data
 
 
-def _publish_first(tree: Tree) -> Figure:
+def _publish_first(tree: WeightsTree) -> Figure:
     """Version 1 of a store that nobody knew: its file and its pages are new."""
     stage = tree.stage
     names = (f"{tree.name}-first-{i}" for i in count())
@@ -181,7 +181,7 @@ def _publish_first(tree: Tree) -> Figure:
     return _measure(tree, "first publish", subject, floors, max_rounds=MAX_FIRST_ROUNDS)
 
 
-def _publish_recycled(tree: Tree) -> Figure:
+def _publish_recycled(tree: WeightsTree) -> Figure:
     subject = Task(
         lambda: timed_round(tree.publish, tree.pacing, before=tree.change),
         lambda _: tree.check(newest(tree.stage, tree.name)),
@@ -190,7 +190,7 @@ def _publish_recycled(tree: Tree) -> Figure:
     return _measure(tree, "publish, recycled", subject, floors, targets=tree.targets.moved)
 
 
-def _latest_into(tree: Tree) -> Figure:
+def _latest_into(tree: WeightsTree) -> Figure:
     def run_round() -> Round:
         tree.out.zero_()  # so that the check sees what this round has brought
         return timed_round(lambda: tree.stage.client.latest(tree.name, out=tree.out), tree.pacing, before=tree.renew)
@@ -200,7 +200,7 @@ def _latest_into(tree: Tree) -> Figure:
     return _measure(tree, "latest(out=)", subject, floors, targets=tree.targets.moved)
 
 
-def _latest_fresh(tree: Tree) -> Figure:
+def _latest_fresh(tree: WeightsTree) -> Figure:
     floors = {**_gloo_floors(tree, tree.pacing, is_read=True), **_fresh_memcpy_floor(tree.nbytes, tree.pacing)}
     subject = Task(
         lambda: timed_round(lambda: newest(tree.stage, tree.name), tree.pacing, before=tree.renew), tree.check
@@ -208,7 +208,7 @@ def _latest_fresh(tree: Tree) -> Figure:
     return _measure(tree, "latest()", subject, floors)
 
 
-def _latest_together(tree: Tree) -> Figure:
+def _latest_together(tree: WeightsTree) -> Figure:
     """Several readers of one version at once, beside as many payloads over one link."""
     stage = tree.stage
     outs = [tree.data.clone() for _ in range(NUM_READERS)]
@@ -236,14 +236,14 @@ def _latest_together(tree: Tree) -> Figure:
         return _measure(tree, name, subject, {"gloo, one link": Task(one_link)}, targets=(TOGETHER,), scale=scale)
 
 
-def _latest_mapped(tree: Tree) -> Figure:
+def _latest_mapped(tree: WeightsTree) -> Figure:
     """The version's own memory, nothing copied."""
     pull = partial(newest, tree.stage, tree.name, copy=False)
     subject = Task(lambda: timed_round(pull, tree.pacing), tree.check)
     return _measure(tree, "latest(copy=False)", subject, {}, targets=tree.targets.mapped, scale=Scale("ms"))
 
 
-def _until_visible(tree: Tree) -> Figure:
+def _until_visible(tree: WeightsTree) -> Figure:
     """A policy of usual size: when the call returns, everybody sees the version."""
     stage = tree.stage
     subject = Task(
@@ -256,7 +256,7 @@ def _until_visible(tree: Tree) -> Figure:
     return _measure(tree, "publish until visible", subject, floors, targets=targets, scale=Scale("ms"))
 
 
-def _until_seen(tree: Tree, watcher: Watcher) -> Figure:
+def _until_seen(tree: WeightsTree, watcher: Watcher) -> Figure:
     """From the start of a publish until a waiting process has the version whole."""
 
     def before() -> None:
@@ -277,7 +277,7 @@ def _until_seen(tree: Tree, watcher: Watcher) -> Figure:
     return _measure(tree, name, subject, floors, targets=tree.targets.seen, scale=Scale("ms"))
 
 
-def _gloo_floors(tree: Tree, pacing: Pacing, *, is_read: bool) -> dict[str, Task]:
+def _gloo_floors(tree: WeightsTree, pacing: Pacing, *, is_read: bool) -> dict[str, Task]:
     """One message, and for large payloads 64 MiB messages too; none where no wire is between."""
     if tree.stage.wire != "gloo":
         return {}
@@ -295,7 +295,7 @@ def _fresh_memcpy_floor(nbytes: int, pacing: Pacing) -> dict[str, Task]:
 
 
 def _measure(
-    tree: Tree,
+    tree: WeightsTree,
     name: str,
     subject: Task,
     floors: Mapping[str, Task],

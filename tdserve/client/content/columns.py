@@ -12,7 +12,7 @@ from tdserve.base.errors import RemoteProtocolError, TransferAbortedError
 from tdserve.messages.content import ReadStatus
 from tdserve.messages.layout import Layout, Slot
 from tdserve.structure.dtypes import ITEMSIZE
-from tdserve.structure.independent_views import untracked
+from tdserve.structure.independent_views import make_independent_views
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Path
 
@@ -87,7 +87,7 @@ class _Run(NamedTuple):
 
 def views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
     """Every slot as a tensor over the flat buffer; the buffer's memory lives as long as any of them."""
-    return untracked(partial(_views, layout, buffer))
+    return make_independent_views(partial(_views, layout, buffer))
 
 
 def _views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:

@@ -27,7 +27,7 @@ ALIGN_NBYTES = 256
 """What CUDA's own allocator aligns to: kernels read aligned tensors in wider steps."""
 
 
-class Copied(Protocol):
+class CopyEvent(Protocol):
     """A copy under way, as ``torch.cuda.Event`` shows it."""
 
     def query(self) -> bool:
@@ -48,10 +48,10 @@ class Device(Protocol):
     def empty(self, nbytes: int) -> torch.Tensor:
         """Memory, uint8, on the device, to be copied to."""
 
-    def copy(self, target: torch.Tensor, staged: torch.Tensor) -> Copied:
+    def copy(self, target: torch.Tensor, staged: torch.Tensor) -> CopyEvent:
         """Begins to copy; neither may be touched until it is over."""
 
-    def join(self, copied: Copied, memory: torch.Tensor) -> None:
+    def join(self, copied: CopyEvent, memory: torch.Tensor) -> None:
         """What the calling thread asks of the device from here on comes after the copy; until then, and until it is
         done with, the memory is nobody else's."""
 
@@ -76,7 +76,7 @@ class CudaDevice:
         with torch.cuda.stream(self._stream):
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
-    def copy(self, target: torch.Tensor, staged: torch.Tensor) -> Copied:
+    def copy(self, target: torch.Tensor, staged: torch.Tensor) -> CopyEvent:
         """Begins to copy on the copying stream."""
         with torch.cuda.stream(self._stream):
             target.copy_(staged, non_blocking=True)
@@ -111,7 +111,7 @@ class _Slot:
     """Staging memory, and the last copy from it."""
 
     memory: torch.Tensor
-    copied: Copied | None = None
+    copied: CopyEvent | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -165,7 +165,7 @@ class Uploads:
 
         return Upload(take)
 
-    def _copy(self, leaves: Sequence[torch.Tensor], offsets: Sequence[int], memory: torch.Tensor) -> Copied | None:
+    def _copy(self, leaves: Sequence[torch.Tensor], offsets: Sequence[int], memory: torch.Tensor) -> CopyEvent | None:
         """Copies all leaves to their offsets; the last copy, behind which all are over."""
         copied = None
         for begin, end, pieces in _windows([leaf.numel() for leaf in leaves], offsets, self._slot_nbytes):
@@ -209,7 +209,7 @@ class Uploads:
             self._changed.notify()
 
 
-def resolved(device: torch.device | str | int | None) -> torch.device | None:
+def resolve_device(device: torch.device | str | int | None) -> torch.device | None:
     """A device as the calling thread means it: ``"cuda"`` is the current one of a thread, which others do not share.
 
     Raises:
@@ -242,7 +242,7 @@ def begin(td: Any, device: torch.device | str | int | None) -> Upload:
     Raises:
         NotSupportedError: There is no such CUDA device here.
     """
-    wanted = resolved(device)
+    wanted = resolve_device(device)
     if wanted is None:
         return Upload(lambda: td)
     if wanted.type == "cuda":

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from tdserve.base.errors import InvalidRequestError, NcclUnavailableError, NotSupportedError
-from tdserve.client.content.devices import resolved
+from tdserve.client.content.devices import resolve_device
 from tdserve.rules.nccl_choice import why_not_nccl
 from tdserve.transport.nccl import gpu_uuid
 from tdserve.v1 import control_pb2
@@ -44,7 +44,7 @@ def named_gpu(device: torch.device | str | int | None, *, transport: str) -> Gpu
     if device is None and transport != "nccl":
         return NO_GPU
     try:
-        wanted = resolved("cuda" if device is None else device)
+        wanted = resolve_device("cuda" if device is None else device)
     except NotSupportedError as error:
         if transport != "nccl":
             raise
@@ -61,7 +61,7 @@ def named_gpu(device: torch.device | str | int | None, *, transport: str) -> Gpu
         return Gpu(str(wanted), "", str(error.fields["reason"]))
 
 
-def agreed(welcome: control_pb2.Welcome, gpu: Gpu, *, transport: str, address: str) -> tuple[str, str]:
+def choose_device(welcome: control_pb2.Welcome, gpu: Gpu, *, transport: str, address: str) -> tuple[str, str]:
     """What becomes of the client's GPU in a session, once the server has answered; NCCL was not touched yet.
 
     Args:
@@ -93,5 +93,5 @@ def landing(gpu: str, device: torch.device | str | int | None) -> torch.device |
         gpu: The session's; "" for none.
         device: Where the content will be moved.
     """
-    wanted = resolved(device) if gpu else None
+    wanted = resolve_device(device) if gpu else None
     return wanted if str(wanted) == gpu else None

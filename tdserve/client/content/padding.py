@@ -12,7 +12,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
 from tdserve.structure.captured import shared_spec
-from tdserve.structure.changes import replaced
+from tdserve.structure.changes import replace_entries
 from tdserve.structure.nodes import Entry, Node, Path, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Pieces
 from tdserve.structure.stacks.elements import flat_elements
@@ -34,7 +34,7 @@ class Columns(NamedTuple):
     values: dict[Path, Any]
 
 
-def padded(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any], pad: Pad) -> Columns:
+def pad_ragged(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any], pad: Pad) -> Columns:
     """Content with every ragged tensor filled up behind its elements, and masks under ``("masks", *key)``.
 
     Nested parts whose rows differ in structure (chat histories) stay as they are.
@@ -68,7 +68,7 @@ def padded(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Pat
         columns.tensors.update({(MASKS, *path): mask})
         changed[path] = TensorLeaf(kind.dtype, tuple(dense.shape))
         masks[path] = TensorLeaf("bool", tuple(mask.shape))
-    root = _dense(replaced(spec.root, changed))
+    root = _dense(replace_entries(spec.root, changed))
     held = _masks_node(root, masks)
     # A tensorclass has no field for the masks.
     root = root._replace(entries=(*root.entries, (MASKS, held)), tensorclass=None)
@@ -76,13 +76,13 @@ def padded(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Pat
 
 
 def filled_up(td: Any, pad: Pad) -> Any:
-    """What ``padded`` makes of a tensordict that was built already; itself where there is nothing to do."""
+    """What ``pad_ragged`` makes of a tensordict that was built already; itself where there is nothing to do."""
     if pad is None:
         return td
     captured = capture(td, allow_pickle=True, is_exact=True)
     if captured.spec.packed:  # elements that describe themselves are noted exactly only on their way to somebody
         captured = capture(td, allow_pickle=True)
-    return build(*padded(captured.spec, captured.tensors, captured.values, pad))
+    return build(*pad_ragged(captured.spec, captured.tensors, captured.values, pad))
 
 
 def _fills(spec: Spec, pad: Any) -> Any:

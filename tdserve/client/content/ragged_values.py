@@ -62,7 +62,7 @@ def entries_for(value: Any, batch_size: tuple[int, ...]) -> Any:
     return None
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """A value that did not fit, as errors show it."""
     if isinstance(value, torch.Tensor) and value.is_nested:
         dtype = str(value.dtype).removeprefix("torch.")

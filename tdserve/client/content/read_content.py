@@ -15,12 +15,12 @@ from tdserve.base.errors import (
 from tdserve.client.content.columns import Received
 from tdserve.client.content.devices import to_device
 from tdserve.client.content.leaves import Leaves, leaves_of
-from tdserve.client.content.padding import Pad, padded
+from tdserve.client.content.padding import Pad, pad_ragged
 from tdserve.messages.layout import Layout
 from tdserve.structure.build import build, fill
 from tdserve.structure.capture import capture
 from tdserve.structure.fake_tensors import META, is_blank
-from tdserve.structure.state import restored
+from tdserve.structure.state import restore_state
 from tdserve.structure.tree import Path, Spec, check_matches
 from tdserve.v1 import control_pb2
 
@@ -62,15 +62,15 @@ class Content:
         """The tensordict (or tensorclass instance); its leaves are views of one buffer, moved if a device is named;
         meta tensors of a store that holds nothing yet, if none is.
 
-        ``pad`` as of ``padded``.
+        ``pad`` as of ``pad_ragged``.
         """
         if device is None and self.is_blank:
             device = META
-        spec, leaves, values = padded(on_cpu(self.spec), self.leaves, self.values, pad)
+        spec, leaves, values = pad_ragged(on_cpu(self.spec), self.leaves, self.values, pad)
         if device is None or not spec.has_state:
             return to_device(build(spec, leaves, values), device)
         # a parameter that is moved is no parameter, but the result of a computation
-        return restored(to_device(build(spec.without_state, leaves, values), device), spec.root)
+        return restore_state(to_device(build(spec.without_state, leaves, values), device), spec.root)
 
     def of(self, stored: Spec) -> Content:
         """The same content, of a store of this structure."""

@@ -11,7 +11,7 @@ from torch.utils.data import get_worker_info
 
 from tdserve.base.errors import InvalidRequestError, WrongStateError
 from tdserve.base.integers import check_integer
-from tdserve.client.content.devices import resolved
+from tdserve.client.content.devices import resolve_device
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.epoch_batches import EpochBatches, EpochPlan
@@ -32,7 +32,7 @@ FIRST_BLOCK_ROWS = 16
 """Who looks at the first rows only need not wait for a thousand; each block is twice as large as the one before."""
 
 
-class _Rows:
+class _DatasetRows:
     """What all datasets have."""
 
     if TYPE_CHECKING:
@@ -143,10 +143,10 @@ class Epochs:
             return _add_index(td, rows) if with_index else td
 
         plan = EpochPlan(order, share, num_rows)
-        return EpochBatches(self.name, read, plan, start=start, prefetch=prefetch, device=resolved(device))
+        return EpochBatches(self.name, read, plan, start=start, prefetch=prefetch, device=resolve_device(device))
 
 
-class StoreRows(_Rows, Epochs):
+class StoreRows(_DatasetRows, Epochs):
     """A tensordict store as a dataset."""
 
     if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class StoreRows(_Rows, Epochs):
         return self._read(selection, pad=pad, timeout_s=timeout_s)
 
 
-class TableRows(_Rows):
+class TableRows(_DatasetRows):
     """A table as a dataset: row numbers are its indices, as ``extend`` returned them."""
 
     def __iter__(self) -> Iterator[Any]:

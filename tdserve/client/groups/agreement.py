@@ -166,7 +166,7 @@ def agree(
     if rank == 0:
         notes = recv_notes(wire, others)
         calls = [call, *(group_pb2.GroupCall.FromString(note) for note in notes)]
-        verdict = judged(calls)
+        verdict = judge_calls(calls)
         sent = post_note(wire, verdict.SerializeToString(), others)
         if verdict.examines:
             own = _examine(verdict, known, check)
@@ -242,7 +242,7 @@ def agree_pair(
     return Agreed(spec, [*giver.values_nbytes])
 
 
-def judged(calls: Sequence[group_pb2.GroupCall]) -> group_pb2.GroupVerdict:
+def judge_calls(calls: Sequence[group_pb2.GroupCall]) -> group_pb2.GroupVerdict:
     """What comes of the calls of all members, by rank."""
     first = calls[0]
     failed = first_failure(calls)

@@ -11,15 +11,15 @@ from tdserve.base.errors import InvalidRequestError, LocalProtocolError, TDServe
 from tdserve.client.groups.agreement import ROOTED, Agreed, agree, agree_pair, describe_structure
 from tdserve.client.groups.epoch import GroupEpoch
 from tdserve.client.groups.epoch_entry import GroupAsk
-from tdserve.client.groups.movers import DeviceMover, HostMover, Mover
-from tdserve.client.groups.parts import Given, Taken
+from tdserve.client.groups.movers import DeviceMover, GroupMover, HostMover
+from tdserve.client.groups.parts import GivenPart, TakenPart
 from tdserve.client.groups.reducing import Reducing
 from tdserve.client.session.calls import SessionClient
 from tdserve.structure.tree import Spec, check_matches
 from tdserve.transport.group_content import CALL_TAG, PAIR_TAG, GroupWire
 from tdserve.v1 import group_pb2
 
-_Part = TypeVar("_Part", Given, Taken, Reducing)
+_Part = TypeVar("_Part", GivenPart, TakenPart, Reducing)
 
 
 class GroupCalls:
@@ -51,29 +51,29 @@ class GroupCalls:
         """Members of this epoch."""
         return len(self._epoch.members)
 
-    def _given(self, td: Any) -> Callable[[], Given]:
-        def make() -> Given:
+    def _prepare_given(self, td: Any) -> Callable[[], GivenPart]:
+        def make() -> GivenPart:
             if td is None:
                 raise InvalidRequestError(argument="td", reason="is None at a member that sends")
-            given = Given(td, name=self.name, allow_pickle=self._client.allow_pickle)
+            given = GivenPart(td, name=self.name, allow_pickle=self._client.allow_pickle)
             given.check_device(self._ask.device)
             return given
 
         return make
 
-    def _taken(self, out: Any) -> Callable[[], Taken]:
-        def make() -> Taken:
-            taken = Taken(out, name=self.name, allow_pickle=self._client.allow_pickle)
+    def _prepare_taken(self, out: Any) -> Callable[[], TakenPart]:
+        def make() -> TakenPart:
+            taken = TakenPart(out, name=self.name, allow_pickle=self._client.allow_pickle)
             taken.check_device(self._ask.device)
             return taken
 
         return make
 
-    def _givens(self, tds: Sequence[Any] | None) -> list[Given]:
+    def _givens(self, tds: Sequence[Any] | None) -> list[GivenPart]:
         if tds is None or len(tds) != self.world_size:
             reason = f"{'none' if tds is None else len(tds)} for {self.world_size} members"
             raise InvalidRequestError(argument="tds", reason=reason)
-        givens = [self._given(td)() for td in tds]
+        givens = [self._prepare_given(td)() for td in tds]
         for given in givens[1:]:
             check_matches(givens[0].spec, given.spec, store=self.name)
         return givens
@@ -81,19 +81,19 @@ class GroupCalls:
     @contextmanager
     def _call(
         self, call: group_pb2.GroupCall, make: Callable[[], _Part], timeout_s: float | None, **ranks: int
-    ) -> Iterator[tuple[GroupWire, Mover, _Part, Agreed]]:
+    ) -> Iterator[tuple[GroupWire, GroupMover, _Part, Agreed]]:
         """A call of all members: agrees, and lets the block move the content."""
         deadline, epoch = self._client.deadline(timeout_s), self._epoch
         epoch.check()
-        part, own = self._made(make, ranks)
+        part, own = self._make_part(make, ranks)
         is_chosen = epoch.rank == (call.root if call.kind in ROOTED else 0)
         with epoch.call(deadline, f"{call.kind}()") as link:
             call.number = epoch.num_calls
             if part is not None:
                 call.fingerprint = part.fingerprint
-                if is_chosen and not isinstance(part, Taken):
+                if is_chosen and not isinstance(part, TakenPart):
                     describe_structure(call, part.spec, part.fingerprint, epoch.known)
-                if isinstance(part, Given) and call.kind != "scatter":
+                if isinstance(part, GivenPart) and call.kind != "scatter":
                     call.values_nbytes.append(part.values_nbytes)
             wire = GroupWire(link, CALL_TAG, deadline, self._client.pool)
             check = part.check if part is not None and not is_chosen else None
@@ -107,7 +107,7 @@ class GroupCalls:
         deadline, epoch = self._client.deadline(timeout_s), self._epoch
         self._check_peer("dst", dst)
         epoch.check(dst)
-        given, own = self._made(self._given(td), {})
+        given, own = self._make_part(self._prepare_given(td), {})
         call = group_pb2.GroupCall(kind=kind)
         with epoch.call(deadline, f"{kind}()", dst) as link:
             wire = GroupWire(link, PAIR_TAG, deadline, self._client.pool)
@@ -125,7 +125,7 @@ class GroupCalls:
         deadline, epoch = self._client.deadline(timeout_s), self._epoch
         self._check_peer("src", src)
         epoch.check(src)
-        taken, own = self._made(self._taken(out), {})
+        taken, own = self._make_part(self._prepare_taken(out), {})
         call = group_pb2.GroupCall(kind=kind, fingerprint=b"" if taken is None else taken.fingerprint)
         with epoch.call(deadline, f"{kind}()", src) as link:
             wire = GroupWire(link, PAIR_TAG, deadline, self._client.pool)
@@ -138,7 +138,7 @@ class GroupCalls:
             raise agreed.failure or LocalProtocolError(reason="a call was agreed on without a destination")
         return taken.finish(spec_of(agreed))
 
-    def _made(self, make: Callable[[], _Part], ranks: dict[str, int]) -> tuple[_Part | None, TDServeError | None]:
+    def _make_part(self, make: Callable[[], _Part], ranks: dict[str, int]) -> tuple[_Part | None, TDServeError | None]:
         """This member's part in a call, or why it has none: the others are told, and do not wait for it."""
         try:
             for argument, rank in ranks.items():
@@ -152,7 +152,7 @@ class GroupCalls:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size or rank == self.rank:
             raise InvalidRequestError(argument=argument, reason=f"{rank!r} is no other member of {self!r}")
 
-    def _mover(self, epoch: GroupEpoch, deadline: Deadline) -> Mover:
+    def _mover(self, epoch: GroupEpoch, deadline: Deadline) -> GroupMover:
         return HostMover() if epoch.nccl is None else DeviceMover(epoch.nccl, deadline)
 
 
@@ -163,7 +163,7 @@ def spec_of(agreed: Agreed) -> Spec:
     return agreed.spec
 
 
-def shown_rank(rank: Any) -> int:
+def describe_rank(rank: Any) -> int:
     """A rank as a message can carry it; one that is none is told otherwise."""
     return rank if type(rank) is int and 0 <= rank < 1 << 31 else 0
 

@@ -149,7 +149,7 @@ class GroupEpoch:
             return link
 
         with self._changed:
-            loss = self._losses.missed(None)
+            loss = self._losses.find_loss(None)
             if loss is not None:
                 raise self._lost(loss)
             name = f"tdserve-group-{self.name}-form"
@@ -214,7 +214,7 @@ class GroupEpoch:
         with self._changed:
             if self._over is None and self._losses.end is not None:
                 self._over = self._lost(self._losses.end)
-            over, link, missed = self._over, self._link, self._losses.missed(peer)
+            over, link, missed = self._over, self._link, self._losses.find_loss(peer)
             if begins and over is None and link is not None and missed is None:
                 self._losses.begin(peer)
         if over is not None or link is None:

@@ -9,7 +9,7 @@ import torch
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.ids import check_store_name
-from tdserve.client.content.devices import resolved
+from tdserve.client.content.devices import resolve_device
 from tdserve.client.groups.epoch import GroupEpoch
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.network_interface import address_for
@@ -43,7 +43,7 @@ class GroupAsk:
             raise InvalidRequestError(argument="backend", reason=f"{backend!r} is none of {', '.join(BACKENDS)}")
         if backend == "nccl":
             check_available()
-        self.device: torch.device | None = resolved(device or "cuda") if backend == "nccl" else None
+        self.device: torch.device | None = resolve_device(device or "cuda") if backend == "nccl" else None
         self._client = client
         self._backend = backend
         self._interface = interface

@@ -9,10 +9,10 @@ from typing import Any
 
 from tdserve.base.errors import ClosedError, InvalidRequestError
 from tdserve.base.integers import check_integer, integer_of
-from tdserve.client.groups.calls import GroupCalls, shown_rank, spec_of
+from tdserve.client.groups.calls import GroupCalls, describe_rank, spec_of
 from tdserve.client.groups.epoch import GroupEpoch, Member
 from tdserve.client.groups.epoch_entry import GroupAsk
-from tdserve.client.groups.parts import Given, Taken
+from tdserve.client.groups.parts import GivenPart, TakenPart
 from tdserve.client.groups.reducing import Reducing, operation
 from tdserve.client.session.calls import SessionClient
 from tdserve.v1 import group_pb2
@@ -68,12 +68,12 @@ class Group(GroupCalls):
             PeerLostError, DeadlineExceededError: The epoch is over; what was being filled is undefined.
         """
         is_src = src == self.rank
-        call = group_pb2.GroupCall(kind="broadcast", root=shown_rank(src))
+        call = group_pb2.GroupCall(kind="broadcast", root=describe_rank(src))
         if is_src:
-            with self._call(call, self._given(td), timeout_s, src=src) as (wire, mover, given, _):
+            with self._call(call, self._prepare_given(td), timeout_s, src=src) as (wire, mover, given, _):
                 mover.broadcast_from(wire, given)
             return td
-        with self._call(call, self._taken(td), timeout_s, src=src) as (wire, mover, taken, agreed):
+        with self._call(call, self._prepare_taken(td), timeout_s, src=src) as (wire, mover, taken, agreed):
             spec = spec_of(agreed)
             mover.broadcast_to(wire, taken, spec, agreed.values_nbytes[src], src)
         return taken.finish(spec)
@@ -90,11 +90,11 @@ class Group(GroupCalls):
         Raises:
             As ``broadcast``.
         """
-        call = group_pb2.GroupCall(kind="scatter", root=shown_rank(src))
+        call = group_pb2.GroupCall(kind="scatter", root=describe_rank(src))
         if src == self.rank:
-            givens: list[Given] = []
+            givens: list[GivenPart] = []
 
-            def give_first() -> Given:
+            def give_first() -> GivenPart:
                 givens.extend(self._givens(tds))
                 call.values_nbytes.extend(given.values_nbytes for given in givens)
                 return givens[0]
@@ -104,7 +104,7 @@ class Group(GroupCalls):
                     if rank != src:
                         mover.give(wire, given, rank)
             return tds[src] if tds is not None else None
-        with self._call(call, self._taken(None), timeout_s, src=src) as (wire, mover, taken, agreed):
+        with self._call(call, self._prepare_taken(None), timeout_s, src=src) as (wire, mover, taken, agreed):
             spec = spec_of(agreed)
             mover.take(wire, taken, spec, agreed.values_nbytes[self.rank], src)
         return taken.finish(spec)
@@ -118,16 +118,16 @@ class Group(GroupCalls):
         Raises:
             As ``broadcast``.
         """
-        call = group_pb2.GroupCall(kind="gather", root=shown_rank(dst))
-        taken: dict[int, Taken] = {}
-        with self._call(call, self._given(td), timeout_s, dst=dst) as (wire, mover, given, agreed):
+        call = group_pb2.GroupCall(kind="gather", root=describe_rank(dst))
+        taken: dict[int, TakenPart] = {}
+        with self._call(call, self._prepare_given(td), timeout_s, dst=dst) as (wire, mover, given, agreed):
             spec = spec_of(agreed)
             if self.rank != dst:
                 mover.give(wire, given, dst)
             else:
                 for rank in range(self.world_size):
                     if rank != dst:
-                        taken[rank] = self._taken(None)()
+                        taken[rank] = self._prepare_taken(None)()
                         mover.take(wire, taken[rank], spec, agreed.values_nbytes[rank], rank)
         if self.rank != dst:
             return None
@@ -165,7 +165,7 @@ class Group(GroupCalls):
             PeerLostError, DeadlineExceededError: The epoch is over.
         """
         call = group_pb2.GroupCall(kind="barrier")
-        with self._call(call, self._taken(None), timeout_s):
+        with self._call(call, self._prepare_taken(None), timeout_s):
             pass
 
     def send(self, td: Any, dst: int, *, timeout_s: float | None = None) -> None:

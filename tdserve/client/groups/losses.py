@@ -72,7 +72,7 @@ class Losses:
         """Whether who has gone cannot have done its part in the call of all under way."""
         return self._is_of_all and loss.HasField("num_finished") and loss.num_finished < self.num_begun
 
-    def missed(self, peer: int | None) -> Loss | None:
+    def find_loss(self, peer: int | None) -> Loss | None:
         """Why a call that is to begin cannot.
 
         Args:
@@ -85,5 +85,5 @@ class Losses:
     def cause(self, peer: int | None) -> Loss | None:
         """Why the call under way has failed, as far as this member was told; ``peer`` as of ``missed``."""
         if self._end is not None or not self._is_of_all:
-            return self.missed(peer)
+            return self.find_loss(peer)
         return next((loss for loss in self._left.values() if self.ends_call(loss)), None)

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.client.groups.parts import Given, Taken, messages_of
+from tdserve.client.groups.parts import GivenPart, TakenPart, messages_of
 from tdserve.client.groups.reducing import Reducing
 from tdserve.messages.content import values_messages
 from tdserve.messages.layout import LARGE_LEAF_BYTES
@@ -18,19 +18,19 @@ from tdserve.transport.group_ring import all_reduce_ring
 from tdserve.transport.sources_sinks import as_bytes
 
 
-class Mover(Protocol):
+class GroupMover(Protocol):
     """Moves the content of one call; every method ends the link when it fails."""
 
-    def give(self, wire: GroupWire, given: Given, peer: int) -> None:
+    def give(self, wire: GroupWire, given: GivenPart, peer: int) -> None:
         """Sends to one rank."""
 
-    def take(self, wire: GroupWire, taken: Taken, spec: Spec, values_nbytes: int, peer: int) -> None:
+    def take(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, peer: int) -> None:
         """Receives from one rank."""
 
-    def broadcast_from(self, wire: GroupWire, given: Given) -> None:
+    def broadcast_from(self, wire: GroupWire, given: GivenPart) -> None:
         """Sends to all ranks."""
 
-    def broadcast_to(self, wire: GroupWire, taken: Taken, spec: Spec, values_nbytes: int, src: int) -> None:
+    def broadcast_to(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, src: int) -> None:
         """Receives from the source, or from another that passes it on."""
 
     def reduce(self, wire: GroupWire, reducing: Reducing, op: str) -> None:
@@ -40,18 +40,18 @@ class Mover(Protocol):
 class HostMover:
     """Over the link; what lies on a GPU is copied."""
 
-    def give(self, wire: GroupWire, given: Given, peer: int) -> None:
+    def give(self, wire: GroupWire, given: GivenPart, peer: int) -> None:
         send_content(wire, given.messages, given.source(), [peer])
 
-    def take(self, wire: GroupWire, taken: Taken, spec: Spec, values_nbytes: int, peer: int) -> None:
+    def take(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, peer: int) -> None:
         recv_content(wire, messages_of(spec, values_nbytes), taken.sink(spec, values_nbytes, wire.pool), peer)
 
-    def broadcast_from(self, wire: GroupWire, given: Given) -> None:
+    def broadcast_from(self, wire: GroupWire, given: GivenPart) -> None:
         messages = given.messages
         way = route(wire.link.rank, wire.link.rank, wire.link.world_size, sum(message.nbytes for message in messages))
         send_content(wire, messages, given.source(), way.children)
 
-    def broadcast_to(self, wire: GroupWire, taken: Taken, spec: Spec, values_nbytes: int, src: int) -> None:
+    def broadcast_to(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, src: int) -> None:
         messages = messages_of(spec, values_nbytes)
         way = route(wire.link.rank, src, wire.link.world_size, sum(message.nbytes for message in messages))
         parent = src if way.parent is None else way.parent
@@ -78,23 +78,23 @@ class DeviceMover:
     def _remaining_s(self) -> float:
         return self._deadline.remaining_s or 0.0
 
-    def give(self, wire: GroupWire, given: Given, peer: int) -> None:
+    def give(self, wire: GroupWire, given: GivenPart, peer: int) -> None:
         self._nccl.send(DeviceLeaves(given.tensors).flats, peer, self._remaining_s)
         send_content(wire, values_messages(given.values_nbytes), given.values_source(), [peer])
 
-    def take(self, wire: GroupWire, taken: Taken, spec: Spec, values_nbytes: int, peer: int) -> None:
+    def take(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, peer: int) -> None:
         leaves = DeviceLeaves(taken.tensors_on(self._nccl.device, spec))
         self._nccl.recv(leaves.flats, peer, self._remaining_s)
         leaves.spread()
         recv_content(wire, values_messages(values_nbytes), taken.values_sink(values_nbytes, wire.pool), peer)
 
-    def broadcast_from(self, wire: GroupWire, given: Given) -> None:
+    def broadcast_from(self, wire: GroupWire, given: GivenPart) -> None:
         self._nccl.broadcast(DeviceLeaves(given.tensors).flats, wire.link.rank, self._remaining_s)
         messages = values_messages(given.values_nbytes)
         way = route(wire.link.rank, wire.link.rank, wire.link.world_size, given.values_nbytes)
         send_content(wire, messages, given.values_source(), way.children)
 
-    def broadcast_to(self, wire: GroupWire, taken: Taken, spec: Spec, values_nbytes: int, src: int) -> None:
+    def broadcast_to(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, src: int) -> None:
         leaves = DeviceLeaves(taken.tensors_on(self._nccl.device, spec))
         self._nccl.broadcast(leaves.flats, src, self._remaining_s)
         leaves.spread()

@@ -41,7 +41,7 @@ def check_device(captured: Captured, device: torch.device | None) -> None:
             raise NotSupportedError(feature=feature, reason=f"its tensors lie on {device}; move it there with .to()")
 
 
-class Given:
+class GivenPart:
     """Content that a member gives.
 
     Args:
@@ -97,7 +97,7 @@ class Given:
         return SourceBehind(source_of(self._captured, write_layout(self.spec)), BytesEnd(self._values))
 
 
-class Taken:
+class TakenPart:
     """Where a member takes content to.
 
     Args:

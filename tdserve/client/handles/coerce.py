@@ -14,7 +14,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, UnbatchedTensor, is_tensor_collection
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
-from tdserve.client.content.ragged_values import entries_for, shown, tensors_for
+from tdserve.client.content.ragged_values import describe_value, entries_for, tensors_for
 from tdserve.structure import unbatched
 from tdserve.structure.capture import Captured, capture, capture_packed
 from tdserve.structure.changes import rebatch
@@ -48,7 +48,7 @@ class Manner(Enum):
     ROWS = "as leaf[index] = value: broadcast; every leaf of a nested part takes a tensor or a number"
 
 
-def fitted(
+def coerce_value(
     value: Any,
     chosen: Spec,
     *,
@@ -130,7 +130,7 @@ class _Fitting:
                 if not isinstance(child, ValueLeaf):  # a number is no value of theirs: tensordict 0.17 leaves them too
                     self.put(value, child, (*path, key))
         else:
-            raise self.mismatch(path, self._describe_wanted(entry), shown(value))
+            raise self.mismatch(path, self._describe_wanted(entry), describe_value(value))
 
     def _dict(self, value: dict[Any, Any], node: Node, path: Path) -> None:
         entries = dict(node.entries)
@@ -170,7 +170,7 @@ class _Fitting:
         else:
             found = tensors_for(value, leaf.batch_size, ragged)
         if found is None:
-            raise self.mismatch(path, describe(leaf), shown(value))
+            raise self.mismatch(path, describe(leaf), describe_value(value))
         self.values[path] = found
 
     def _coerce_packed(self, value: Any, node: Node, inner: tuple[int, ...], path: Path) -> None:
@@ -234,7 +234,7 @@ class _Fitting:
 
     def _coerce_unbatched(self, value: Any, leaf: ValueLeaf, path: Path) -> None:
         if not isinstance(value, UnbatchedTensor):
-            raise self.mismatch(path, describe(leaf), shown(value))
+            raise self.mismatch(path, describe(leaf), describe_value(value))
         self.per_row[path] = False
         self.values[path] = unbatched.to_value(value)
 
@@ -250,7 +250,7 @@ class _Fitting:
         elif self.manner is not Manner.ROWS and isinstance(value, (dict, *_NUMBERS)):
             # a tensor or a tensordict to tensordict, which puts it there instead of the value
             expected = f"{describe(leaf)} (set_non_tensor() takes it as a value)"
-            raise self.mismatch(path, expected, shown(value))
+            raise self.mismatch(path, expected, describe_value(value))
         elif isinstance(value, list) and leaf.batch_size and _has_shape(value, leaf.batch_size):
             rows = value
         if rows is not None and not _has_shape(rows, leaf.batch_size):

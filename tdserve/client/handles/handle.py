@@ -27,7 +27,7 @@ from tdserve.client.session.by_address import ByAddress
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.structure_text import repr_of
-from tdserve.client.transfers.read_selection import brought, read_selection
+from tdserve.client.transfers.read_selection import read_selection, require_content
 from tdserve.messages.selection.dimension_names import result_names
 from tdserve.messages.selection.items import split_index
 from tdserve.messages.selection.selection import Selection, encode
@@ -88,7 +88,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
             leaf = self._small_leaf(path)
             if leaf is not None:
                 return leaf
-            entry = self._asked(lambda: self.spec.find(path, store=self.name))
+            entry = self._retry_on_new_structure(lambda: self.spec.find(path, store=self.name))
             return bare(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path, NO_DEFAULT)
         below = None
         if self.spec.root.inner:  # batch dimensions that only the elements know
@@ -153,7 +153,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
             return default
 
     def _split_at(self, path: Path, index: Any) -> tuple[Any, Any]:
-        entry = self._asked(lambda: self.spec.find(path, store=self.name))
+        entry = self._retry_on_new_structure(lambda: self.spec.find(path, store=self.name))
         return split_index(index, len(self.spec.batch_size), num_dims_of(entry))
 
     def _shared_at(self, path: Path) -> Any:
@@ -256,7 +256,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
             selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
             return self._read(selection, keys=keys, device=device, timeout_s=timeout_s)
 
-        return self._asked(read)
+        return self._retry_on_new_structure(read)
 
     def _skeleton(self) -> Skeleton:
         return skeleton_of(self.spec)
@@ -267,7 +267,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         elif kwargs.get("inplace") and name == "exclude":
             self._drop(args)
         else:
-            return self._asked(lambda: StoreView(self)._then(name, args, kwargs))
+            return self._retry_on_new_structure(lambda: StoreView(self)._then(name, args, kwargs))
         return self
 
     def _cut(self, dim: int, pieces: Sequence[int | slice], cut: Sequence[Any]) -> tuple[StoreView, ...]:
@@ -286,7 +286,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
             selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
             return self._read(selection, keys=(path,), pad=pad, timeout_s=timeout_s)
 
-        return self._asked(read)
+        return self._retry_on_new_structure(read)
 
     def map(
         self,
@@ -329,7 +329,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
     ) -> Any:
         check_real("reading a store")
         deadline = self._client.deadline(timeout_s)
-        content = brought(
+        content = require_content(
             read_selection(self._client, self.name, selection, keys=keys, spec=self.spec, deadline=deadline)
         )
         if content.stored is not None:

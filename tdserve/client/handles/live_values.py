@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from tensordict import is_tensor_collection
 
-from tdserve.client.handles.view_steps import Dim, narrowed
+from tdserve.client.handles.view_steps import Dim, narrow_dims
 from tdserve.structure.capture import capture
 from tdserve.structure.entries import enliven, exchange_tensors
 from tdserve.structure.live_values import is_view
@@ -70,7 +70,7 @@ class StoreSource:
         """A part of the rows: ints and slices are kept as such, so that nothing is read here."""
         items = index if isinstance(index, tuple) else (index,)
         num_dims = sum(isinstance(dim, range) for dim in self._dims)
-        dims = narrowed(self._dims, expanded(items, num_dims))
+        dims = narrow_dims(self._dims, expand_ellipsis(items, num_dims))
         return StoreSource(self._store, self._path, self._batch_size, dims)
 
     def _places(self) -> tuple[Any, Any]:
@@ -93,7 +93,7 @@ def with_live_leaves(td: Any, store: LiveStore, index: Any = ...) -> Any:
     """
     if not is_view(index):
         return td
-    index = expanded(index if isinstance(index, tuple) else (index,), len(store.spec.batch_size))
+    index = expand_ellipsis(index if isinstance(index, tuple) else (index,), len(store.spec.batch_size))
     leaves = [(path, leaf) for path, leaf in store.spec.values if leaf.ragged is None]
     sources = {path: StoreSource(store, path, leaf.batch_size).at(index) for path, leaf in leaves}
     is_locked = is_tensor_collection(td) and bool(td.is_locked)
@@ -125,7 +125,7 @@ def show_stored(td: Any, store: LiveStore, *, mapped: Any = None, is_live: bool)
     return (with_live_leaves(td, store) if is_live else td).lock_()
 
 
-def expanded(items: tuple[Any, ...], num_dims: int) -> tuple[Any, ...]:
+def expand_ellipsis(items: tuple[Any, ...], num_dims: int) -> tuple[Any, ...]:
     """Index items with as many whole dimensions in the place of an ellipsis as there are without it."""
     if Ellipsis not in items:
         return items

@@ -13,7 +13,7 @@ from tdserve.client.handles.coerce import Manner
 from tdserve.client.handles.keys import checked_path
 from tdserve.client.handles.schema_calls import AlterableHandle
 from tdserve.client.handles.schema_changes import addition
-from tdserve.client.transfers.read_selection import brought, read_selection
+from tdserve.client.transfers.read_selection import read_selection, require_content
 from tdserve.messages.selection.selection import Selection
 from tdserve.store.format import ROWS
 from tdserve.structure.entries import entry_at
@@ -70,7 +70,9 @@ class MemmappedHandle(AlterableHandle):
             return self.memmap_refresh_()
         check_real("reading a store")
         deadline = self._client.deadline(timeout_s)
-        found = brought(read_selection(self._client, name, Selection(), deadline=deadline, allow_pickle=allow_pickle))
+        found = require_content(
+            read_selection(self._client, name, Selection(), deadline=deadline, allow_pickle=allow_pickle)
+        )
         td = found.build()
         self.refresh()
         if not (_is_plain(self.spec) and _is_plain(found.spec)):
@@ -102,7 +104,7 @@ class MemmappedHandle(AlterableHandle):
         found = read_selection(
             self._client, name, Selection(), deadline=deadline, device=device, allow_pickle=allow_pickle
         )
-        return brought(found).build(device)
+        return require_content(found).build(device)
 
     load = load_memmap
 

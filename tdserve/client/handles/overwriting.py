@@ -8,7 +8,7 @@ from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError
-from tdserve.client.handles.coerce import Manner, fitted
+from tdserve.client.handles.coerce import Manner, coerce_value
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.content import selected_spec
@@ -41,7 +41,7 @@ def overwrite(
         index: As in ``tensordict[index]``.
         value: What goes there.
         manner: What of it is broadcast.
-        is_exact: As of ``fitted``.
+        is_exact: As of ``coerce_value``.
         generations: Of a replay's rows, as ``write_selection`` takes them.
         shared: Reads what all rows share at a key; asked where a part of them is written. None: nothing is shared.
         at: Key of a leaf or nested part; ``()``: the leaves that ``value`` has.
@@ -57,7 +57,7 @@ def overwrite(
         check_whole_rows(index, stored, at, store=name)
     selection = encode(index, batch_size=stored.batch_size, store=name)
     chosen = selected_spec(stored, selection, (at,) if at else (), store=name)
-    captured, keys = fitted(
+    captured, keys = coerce_value(
         value,
         chosen,
         at=at,

@@ -44,7 +44,7 @@ class StructuredHandle:
         deadline = self._client.deadline(timeout_s)
         if self._client.fingerprint(self.name, timeout_s=deadline.remaining_s) == self.spec.fingerprint:
             return False
-        description = self._client.described(self.name, deadline)
+        description = self._client.describe_existing(self.name, deadline)
         vars(self).update(spec=description.spec, uid=description.uid)
         return True
 
@@ -100,7 +100,7 @@ class StructuredHandle:
     def _has(self, path: Path) -> bool:
         return entry_of(self.spec.root, path) is not None
 
-    def _asked(self, access: Callable[[], _Result], *, is_write: bool = False) -> _Result:
+    def _retry_on_new_structure(self, access: Callable[[], _Result], *, is_write: bool = False) -> _Result:
         """An access, and once more where it failed because the store has another structure than this handle knew.
 
         A write is not repeated where there is another store of this name by now: the caller may not mean that.
@@ -119,7 +119,7 @@ class StructuredHandle:
         uid, deadline = self.uid, self._client.deadline(timeout_s)
         while True:
             try:
-                return self._asked(access, is_write=True)
+                return self._retry_on_new_structure(access, is_write=True)
             except StructureChangedError:
                 if self.uid != uid or deadline.expired:
                     raise

@@ -9,10 +9,10 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import SpecMismatchError
-from tdserve.client.handles.coerce import Manner, fitted, is_none, is_unset_field
+from tdserve.client.handles.coerce import Manner, coerce_value, is_none, is_unset_field
 from tdserve.client.handles.tensordict_calls import as_local
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.outgoing import Outgoing, Target
+from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s
 from tdserve.client.transfers.write import write
@@ -69,7 +69,7 @@ def alter(
     what = f"a change of keys of {name!r}"
     if content is None or not (content.tensors or content.values):
         return _alter_without_content(client, asked, deadline, what)
-    target = Target(name, content.spec.fingerprint, content.spec, allow_pickle=client.allow_pickle)
+    target = WriteTarget(name, content.spec.fingerprint, content.spec, allow_pickle=client.allow_pickle)
 
     def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
         asked.content.CopyFrom(outgoing.message)
@@ -172,7 +172,7 @@ def union(spec: Spec, known: Mapping[Path, Any], fresh: Captured, *, store: str,
     tensors, contents, root = dict(fresh.tensors), dict(fresh.values), fresh.spec.root
     for path, value in known.items():
         chosen = spec.select([path])
-        one, _ = fitted(
+        one, _ = coerce_value(
             value,
             chosen,
             at=path,

@@ -9,7 +9,7 @@ import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensor_collection
 
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError, UnsupportedAttributeError
-from tdserve.client.content.ragged_values import shown
+from tdserve.client.content.ragged_values import describe_value
 from tdserve.client.handles.coerce import is_number
 from tdserve.client.handles.key_list import KeyList
 from tdserve.client.handles.keys import NO_DEFAULT, checked_path
@@ -25,7 +25,7 @@ from tdserve.client.handles.tensordict_names import (
     kind_of,
     wants_inplace,
 )
-from tdserve.client.handles.view_calls import ViewCalls, is_view_call, renamed
+from tdserve.client.handles.view_calls import ViewCalls, is_view_call, rename_argument
 from tdserve.structure.instances import fields_of
 from tdserve.structure.tree import Path, Spec, ValueLeaf, show
 
@@ -272,7 +272,7 @@ class TensorDictCalls(ViewCalls, Operators):
     def _check_number(self, value: Any, key: str | Path) -> None:
         if not is_number(value):
             path = show(checked_path(key)) if key else ""
-            raise SpecMismatchError(store=self.name, key=path, expected="a number", actual=shown(value))
+            raise SpecMismatchError(store=self.name, key=path, expected="a number", actual=describe_value(value))
 
     def refine_names(self, *names: Any) -> Any:
         """Itself, where the batch dimensions have these names; a store's names are given when it is made.
@@ -363,7 +363,9 @@ class TensorDictCalls(ViewCalls, Operators):
         subject = given[0] if given else None
         if isinstance(subject, TensorDictCalls) and "out" not in options and (name.endswith("_") or is_view_call(name)):
             method = getattr(subject, name)
-            return method(*args[1:], **{renamed(key): item for key, item in options.items() if item is not subject})
+            return method(
+                *args[1:], **{rename_argument(key): item for key, item in options.items() if item is not subject}
+            )
         among = subject if isinstance(subject, (list, tuple)) else [subject, options.get("out")]
         if not any(isinstance(item, TensorDictCalls) or is_tensor_collection(item) for item in among):
             raise NotSupportedError(feature=f"a store within {name}", reason="put the result of to_tensordict() there")

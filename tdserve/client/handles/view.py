@@ -26,10 +26,10 @@ from tdserve.client.handles.view_steps import (
     Dim,
     Grid,
     Step,
+    compose_index,
     grid_of,
-    narrowed,
+    narrow_dims,
     num_elements,
-    placed,
     spread,
 )
 from tdserve.client.session.structure_text import repr_of
@@ -252,7 +252,7 @@ class StoreView(TensorDictCalls, Epochs):
         shape = self._shape._replace(td=td)
         if self._is_arranged:
             return StoreView(self._store, shape, self._dims, (*self._steps, Step(INDEX_STEP, (index,), {})))
-        return StoreView(self._store, shape, narrowed(self._dims, index), self._steps)
+        return StoreView(self._store, shape, narrow_dims(self._dims, index), self._steps)
 
     @property
     def _is_arranged(self) -> bool:
@@ -273,7 +273,7 @@ class StoreView(TensorDictCalls, Epochs):
         keys = [] if keys == [()] else keys
         place = self._place(selection, self._store.spec.select(keys) if keys else self._store.spec)
         is_placed = place is not None
-        rows = placed(self._dims, _EVERYTHING) if place is None else place
+        rows = compose_index(self._dims, _EVERYTHING) if place is None else place
         td = self._store.read_entries(rows, keys, device=device, timeout_s=timeout_s)
         for step in self._steps:
             if not is_placed or step.name in KEY_STEPS:
@@ -297,7 +297,7 @@ class StoreView(TensorDictCalls, Epochs):
         are arranged of what kind they are.
         """
         if not self._is_arranged:
-            return placed(self._dims, selection)
+            return compose_index(self._dims, selection)
         is_whole = selection.is_everything and not any(step.name == INDEX_STEP for step in self._steps)
         is_stacked = bool(wanted.values) and any(step.name in STACKING_STEPS for step in self._steps)
         if is_whole or is_stacked or wanted.has_ragged or _has_inner_names(wanted.root, len(wanted.batch_size)):
@@ -326,7 +326,7 @@ class StoreView(TensorDictCalls, Epochs):
                     feature=f"writing {quote(path)} in a view of store {self.name!r}", reason="write it in the store"
                 )
             found[stored[path]] = value
-        place = spread(self._dims, self._grid(selection)) if self._is_arranged else placed(self._dims, selection)
+        place = spread(self._dims, self._grid(selection)) if self._is_arranged else compose_index(self._dims, selection)
         if found:
             self._store.write_rows(place, found, manner=manner, timeout_s=timeout_s)
         return self

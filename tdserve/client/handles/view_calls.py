@@ -175,6 +175,6 @@ def is_view_call(name: str) -> bool:
     return not name.startswith("_") and name in vars(ViewCalls)
 
 
-def renamed(argument: str) -> str:
+def rename_argument(argument: str) -> str:
     """The name that tensordict has for an argument of a function of torch."""
     return _RENAMED.get(argument, argument)

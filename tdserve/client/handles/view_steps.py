@@ -78,13 +78,13 @@ class Step(NamedTuple):
             raise KeyNotFoundError(store=store, key=str(named)) from None
 
 
-def narrowed(dims: Sequence[Dim], index: Sequence[int | slice]) -> tuple[Dim, ...]:
+def narrow_dims(dims: Sequence[Dim], index: Sequence[int | slice]) -> tuple[Dim, ...]:
     """What an index leaves of the dimensions that are there still."""
     left = list(index)
     return tuple(dim[left.pop(0)] if isinstance(dim, range) and left else dim for dim in dims)
 
 
-def placed(dims: Sequence[Dim], selection: Selection) -> tuple[Item, ...]:
+def compose_index(dims: Sequence[Dim], selection: Selection) -> tuple[Item, ...]:
     """The index of a store that selects what a canonical selection does of what is left of its dimensions."""
     left = list(dims)
     found: list[Item] = []

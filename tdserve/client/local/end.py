@@ -208,7 +208,7 @@ class LocalEnd:
             reason = f"store {name!r} was deleted meanwhile"
             raise TransferAbortedError(transfer=0, reason=reason) from error
 
-    def known(self, name: str, spec: Spec) -> MappedStore | None:
+    def find_known(self, name: str, spec: Spec) -> MappedStore | None:
         """The store of this name and structure, if this client has read it before and it is still the same."""
         store = self._stores.find_granted(name)
         if store is None:

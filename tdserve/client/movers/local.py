@@ -16,13 +16,13 @@ from tdserve.client.local.claims import RowClaim
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import copy_rows, copy_selection
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.mover import Mover, WantedRows, WantedSelection
-from tdserve.client.session.outgoing import Outgoing, Target
+from tdserve.client.session.mover import ClientMover, WantedRows, WantedSelection
+from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s
 from tdserve.client.transfers.placing import PlacedContent
-from tdserve.client.transfers.read import decoded
+from tdserve.client.transfers.read import try_decode_values
 from tdserve.control.status import encode_failure
 from tdserve.data.opened import MappedStore
 from tdserve.messages.content import read_layout, selected_spec, write_layout
@@ -34,7 +34,7 @@ MAX_TRIES = 100
 """Copies of a selection that writers keep changing; each lasts about as long as one of their writes."""
 
 
-class LocalMover(Mover):
+class LocalMover(ClientMover):
     """Copies what the server lets it copy.
 
     Args:
@@ -57,7 +57,7 @@ class LocalMover(Mover):
     def prepare(
         self,
         captured: Sequence[Captured],
-        target: Target,
+        target: WriteTarget,
         *,
         margin_nbytes: int = 0,
         fetch: Callable[[], Captured] | None = None,
@@ -75,7 +75,7 @@ class LocalMover(Mover):
 
     def find_known(self, name: str, spec: Spec) -> MappedStore | None:
         """One that the server has let this process read."""
-        return self._local.known(name, spec)
+        return self._local.find_known(name, spec)
 
     def open_mapped(self, name: str, spec: Spec, accepted: control_pb2.Accepted) -> MappedStore:
         """Errors as of ``LocalEnd.store``."""
@@ -87,7 +87,7 @@ class LocalMover(Mover):
         spec = on_cpu(stored.with_rows(accepted.num_rows))
         try:
             copied = copy_rows(self._local, name, stored, wanted.added, accepted, self._client.pool)
-            spec, values, fault = decoded(self._client, spec, copied.values, keeps_fault=wanted.keeps_fault)
+            spec, values, fault = try_decode_values(self._client, spec, copied.values, keeps_fault=wanted.keeps_fault)
         except TDServeError as error:
             if accepted.wants_written:
                 self._session.answer(reply.request, control_pb2.Written(failure=encode_failure(error)))
@@ -99,7 +99,7 @@ class LocalMover(Mover):
 
     def read_known(self, wanted: WantedSelection, stored: Spec, request: int, deadline: Deadline) -> Content | None:
         """Without a question."""
-        store = self._local.known(wanted.name, stored)
+        store = self._local.find_known(wanted.name, stored)
         return None if store is None else self._copy_selection(store, wanted)
 
     def take_selection(self, reply: Reply, wanted: WantedSelection, stored: Spec) -> Content:

@@ -8,8 +8,8 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError
 from tdserve.client.content.read_content import Content, on_cpu
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.mover import Mover, WantedRows, WantedSelection
-from tdserve.client.session.outgoing import Outgoing, Target
+from tdserve.client.session.mover import ClientMover, WantedRows, WantedSelection
+from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import may_expect
@@ -26,7 +26,7 @@ MAX_EXPECTED_BYTES = 16 * 1024 * 1024
 many bytes would come void where the store has changed."""
 
 
-class RemoteMover(Mover):
+class RemoteMover(ClientMover):
     """Moves content in messages, small content in requests and answers.
 
     Args:
@@ -52,7 +52,7 @@ class RemoteMover(Mover):
     def prepare(
         self,
         captured: Sequence[Captured],
-        target: Target,
+        target: WriteTarget,
         *,
         margin_nbytes: int = 0,
         fetch: Callable[[], Captured] | None = None,

@@ -42,7 +42,7 @@ class Kept:
         """Messages of the layout that are here, from the first on."""
         return self._num_here
 
-    def arrived(self, count: int) -> None:
+    def add_arrived(self, count: int) -> None:
         """So many more messages are here."""
         with self._changed:
             is_first = not self._num_here

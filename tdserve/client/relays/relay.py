@@ -28,7 +28,7 @@ MAX_EARLY = 64
 _log = logging.getLogger("tdserve.client")
 
 
-class Relays:
+class SessionRelays:
     """Of one session. Threads: safe; ``on_order`` and ``feed`` belong to the thread that reads the session's stream.
 
     Args:

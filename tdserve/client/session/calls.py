@@ -24,7 +24,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.content.gpu import named_gpu
 from tdserve.client.session.catalog_client import CatalogClient, checked_wait_s
-from tdserve.client.session.mover import Mover
+from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
 from tdserve.client.session.timeouts import min_channel_s
@@ -234,12 +234,12 @@ class SessionClient(CatalogClient):
         return self._session is not None and self._session.is_turning
 
     @property
-    def mover(self) -> Mover | None:
+    def mover(self) -> ClientMover | None:
         """What moves content as long as the session is open; None without one."""
         session = self._session
         return None if session is None or session.is_lost else session.mover
 
-    def make_mover(self, session: Session) -> Mover:
+    def make_mover(self, session: Session) -> ClientMover:
         """What moves the content of a session that has just been opened."""
         raise NotImplementedError
 

@@ -152,7 +152,7 @@ class CatalogClient:
         names: Sequence[str] = self._call("ListStores", request, timeout_s=min(self.timeout_s, timeout_s)).names
         return names
 
-    def described(self, name: str, deadline: Deadline) -> StoreDescription:
+    def describe_existing(self, name: str, deadline: Deadline) -> StoreDescription:
         """As ``describe`` of a store that is there, for a step of a call with this deadline."""
         return self._describe_once(name, deadline.remaining_s)
 

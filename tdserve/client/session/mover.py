@@ -12,7 +12,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.local.claims import RowClaim
-from tdserve.client.session.outgoing import Outgoing, Target
+from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import Reply
 from tdserve.data.opened import MappedStore
 from tdserve.messages.selection.selection import Selection
@@ -65,7 +65,7 @@ class WantedSelection:
         )
 
 
-class Mover(ABC):
+class ClientMover(ABC):
     """The client's end of a session's content, chosen when the session opens. Nobody else asks what kind it is.
 
     Attributes:
@@ -92,7 +92,7 @@ class Mover(ABC):
     def prepare(
         self,
         captured: Sequence[Captured],
-        target: Target,
+        target: WriteTarget,
         *,
         margin_nbytes: int = 0,
         fetch: Callable[[], Captured] | None = None,

@@ -55,7 +55,7 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def unformed(reason: str, address: str, interface: str) -> ConnectError:
+def make_channel_error(reason: str, address: str, interface: str) -> ConnectError:
     """What a caller is told when the channel for content could not be formed, or not in time.
 
     Args:

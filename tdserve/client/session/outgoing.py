@@ -19,7 +19,7 @@ _EVERYTHING = Selection()
 
 
 @dataclass(frozen=True)
-class Target:
+class WriteTarget:
     """Where a write goes.
 
     Attributes:
@@ -70,7 +70,7 @@ class Outgoing:
     is_inline = True
     free: Callable[[], None] | None = None
 
-    def __init__(self, captured: Sequence[Captured], target: Target, *, is_bundled: bool = False) -> None:
+    def __init__(self, captured: Sequence[Captured], target: WriteTarget, *, is_bundled: bool = False) -> None:
         self._captured = captured
         self._target = target
         self.spec = captured[0].spec

@@ -161,10 +161,10 @@ class Pending:
                         self._on_silence()
                     raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s) from None
         self.has_failed = isinstance(answer, TDServeError) or answer.HasField("failure")
-        return checked(answer)
+        return check_answer(answer)
 
 
-def checked(answer: Answer) -> control_pb2.ServerMessage:
+def check_answer(answer: Answer) -> control_pb2.ServerMessage:
     """The server's message, unless it or the session's end is an error, which is raised."""
     if isinstance(answer, TDServeError):
         raise answer

@@ -19,16 +19,16 @@ from tdserve.base.errors import (
     TransferAbortedError,
     TransportError,
 )
-from tdserve.client.content.gpu import NO_GPU, Gpu, agreed
+from tdserve.client.content.gpu import NO_GPU, Gpu, choose_device
 from tdserve.client.local.end import LocalEnd, open_local
-from tdserve.client.relays.relay import Relays
+from tdserve.client.relays.relay import SessionRelays
 from tdserve.client.session.abandoned_requests import AbandonedRequests, Brings
 from tdserve.client.session.content_channel import ContentChannel, ContentChannels
 from tdserve.client.session.control_channel import ClientControlChannel
 from tdserve.client.session.group_inbox import GroupInbox
 from tdserve.client.session.hello import hello
-from tdserve.client.session.mover import Mover
-from tdserve.client.session.network_interface import address_towards, unformed
+from tdserve.client.session.mover import ClientMover
+from tdserve.client.session.network_interface import address_towards, make_channel_error
 from tdserve.client.session.pending import OnAnswer, OnGranted, Pending
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection, SessionStream
@@ -79,7 +79,7 @@ class Session:
         ConnectError, UnauthenticatedError, ProtocolVersionError: There is no session.
     """
 
-    mover: Mover
+    mover: ClientMover
 
     def __init__(
         self,
@@ -111,14 +111,14 @@ class Session:
         )
         self._control_channel: ClientControlChannel | None = None
         self._frees: dict[int, Callable[[], None]] = {}
-        self.relays = Relays(self.notify, self.interface)
+        self.relays = SessionRelays(self.notify, self.interface)
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
         self._link: SessionStream | LocalEnd = self._stream
         said = hello(client_id, transport=transport, gpu=gpu.uuid)
         self._stream.send(control_pb2.ClientMessage(hello=said, answered=requests.tell()))
         try:
             self.welcome = greeting.wait(timeout_s, "Hello").welcome
-            self.device, self.why_not_nccl = agreed(self.welcome, gpu, transport=transport, address=self.address)
+            self.device, self.why_not_nccl = choose_device(self.welcome, gpu, transport=transport, address=self.address)
             if transport in ("auto", "shm") and not self.device:
                 self._open_local(transport, root)
         except BaseException:
@@ -313,12 +313,12 @@ class Session:
         except DeadlineExceededError as error:
             if content.number:
                 raise
-            raise unformed(str(error), self.address, self.welcome.interface) from error
+            raise make_channel_error(str(error), self.address, self.welcome.interface) from error
 
     def _end_unformed(self, error: ConnectError) -> TDServeError:
         if self.device:
             self.nccl_failure = str(error)
-        told = self._lost or unformed(str(error.fields["reason"]), self.address, self.welcome.interface)
+        told = self._lost or make_channel_error(str(error.fields["reason"]), self.address, self.welcome.interface)
         self._on_lost(told)  # first: whoever waits for an answer is told the same
         self.close()
         return told

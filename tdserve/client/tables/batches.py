@@ -24,7 +24,7 @@ from tdserve.base.errors import (
     TDServeError,
     TransportError,
 )
-from tdserve.client.content.devices import begin, resolved
+from tdserve.client.content.devices import begin, resolve_device
 from tdserve.client.session.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
 from tdserve.client.session.session import Session
 from tdserve.client.tables.row_annotations import newest_version, oldest_version
@@ -112,7 +112,7 @@ class Batches:
             num_rows=num_rows,
             num_batches=max(1, prefetch // num_under_way) if query.is_exact else 1,
             num_under_way=num_under_way,
-            device=resolved(device),  # here: which one "cuda" is, depends on the thread
+            device=resolve_device(device),  # here: which one "cuda" is, depends on the thread
             timeout_s=timeout_s,
             ready=self._ready,
             closed=self._closed,
@@ -209,11 +209,11 @@ def _fetch_until_closed(order: _Order) -> None:
             _fetch(order, progress)
         except DeadlineExceededError as error:
             _put(order, error)
-            progress.made()
+            progress.record_progress()
         except TransportError as error:
             if time.monotonic() - progress.last_s >= order.timeout_s:
                 _put(order, error)
-                progress.made()
+                progress.record_progress()
             order.closed.wait(progress.backoff_s)
             progress.backoff_s = min(2 * progress.backoff_s, MAX_RETRY_BACKOFF_S)
         except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: whoever iterates gets it)
@@ -225,9 +225,9 @@ class _Progress:
     """When the thread last got anywhere, and how long it pauses before it tries again."""
 
     def __init__(self) -> None:
-        self.made()
+        self.record_progress()
 
-    def made(self) -> None:
+    def record_progress(self) -> None:
         self.last_s = time.monotonic()
         self.backoff_s = RETRY_BACKOFF_S
 
@@ -261,10 +261,10 @@ def _fetch(order: _Order, progress: _Progress) -> None:
             for batch in batches:
                 oldest = 0 if order.query.max_lag is None else oldest_version(batch)
                 _put(order, (time.monotonic(), oldest, begin(batch, order.device)))
-            progress.made()
+            progress.record_progress()
     except DeadlineExceededError as error:  # told before the others are given up, which takes as long again
         _put(order, error)
-        progress.made()
+        progress.record_progress()
     finally:
         _give_up(order, session, under_way)
 

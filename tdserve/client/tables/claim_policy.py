@@ -10,7 +10,7 @@ import torch
 from tdserve.base.errors import TDServeError, TransportError
 from tdserve.client.local.claims import RowClaim
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.outgoing import Target
+from tdserve.client.session.outgoing import WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.rules.replay.settings import Settings
 from tdserve.store.claims import has_fences
@@ -70,7 +70,7 @@ class ClaimPolicy:
             the claim.
     """
 
-    def __init__(self, client: SessionClient, target: Target, settings: Settings) -> None:
+    def __init__(self, client: SessionClient, target: WriteTarget, settings: Settings) -> None:
         self._client = client
         self._target = target
         spec = target.stored

@@ -22,14 +22,14 @@ import torch
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, ClosedError, RequestError, TDServeError, TransferAbortedError
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.mover import Mover
-from tdserve.client.session.outgoing import Outgoing, Target
+from tdserve.client.session.mover import ClientMover
+from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.process_exit import before_executors_end, before_the_end
 from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
 from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, UnknownOutcome
 from tdserve.client.tables.counts import ToldCounts
-from tdserve.client.tables.parts import Part, joined
+from tdserve.client.tables.parts import ExtendPart, join_requests
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.rules.replay.settings import Settings
@@ -62,7 +62,7 @@ class ExtendCoalescer:
     def __init__(
         self,
         client: SessionClient,
-        target: Target,
+        target: WriteTarget,
         settings: Settings,
         *,
         max_rows: int,
@@ -76,7 +76,7 @@ class ExtendCoalescer:
         self._max_rows = max_rows
         self._max_under_way = 1 if is_ordered else MAX_UNDER_WAY if max_rows > 1 else MAX_WRITES_UNDER_WAY
         self._lock = Lock()
-        self._waiting: deque[Part] = deque()
+        self._waiting: deque[ExtendPart] = deque()
         self._under_way: dict[Future[control_pb2.Done], int] = {}
         self._opening: Future[control_pb2.Done] | None = (
             None  # begun without a session or its channel: others would overtake it
@@ -91,7 +91,7 @@ class ExtendCoalescer:
 
     @classmethod
     def of_table(
-        cls, client: SessionClient, target: Target, settings: Settings, capacity: int, *, told: ToldCounts
+        cls, client: SessionClient, target: WriteTarget, settings: Settings, capacity: int, *, told: ToldCounts
     ) -> ExtendCoalescer:
         """As the rules of a table allow it: where writers wait for a limiter, each extend is let in by itself."""
         max_rows = 1 if settings.limiter.blocks_writers else capacity // 4
@@ -107,12 +107,12 @@ class ExtendCoalescer:
             is_next = self._opening is None and (self._max_under_way > 1 or not self._under_way)
             return bool(self._waiting) or self._is_sending or not is_next
 
-    def _max_bytes(self, first: Part) -> int:
+    def _max_bytes(self, first: ExtendPart) -> int:
         """Of a joined request that begins with this part."""
         mover = self._client.mover
-        return Mover.max_joined_bytes if mover is None or first.captured.spec.values else mover.max_joined_bytes
+        return ClientMover.max_joined_bytes if mover is None or first.captured.spec.values else mover.max_joined_bytes
 
-    def submit(self, part: Part) -> None:
+    def submit(self, part: ExtendPart) -> None:
         """Sends a part now, or together with others as soon as those before it leave room."""
         if part.number is not None:
             self._client.later(partial(self._ask_later, part))
@@ -160,7 +160,7 @@ class ExtendCoalescer:
         enough = 3 * min(sum(self._under_way.values()), max_bytes) // 4 if self._max_rows > 1 else 0
         return self._num_waiting_bytes >= enough
 
-    def _take_parts(self) -> list[Part]:
+    def _take_parts(self) -> list[ExtendPart]:
         first = self._waiting.popleft()
         parts, nbytes, num_rows = [first], first.nbytes, first.request.num_rows
         while self._waiting:
@@ -173,7 +173,7 @@ class ExtendCoalescer:
         self._num_waiting_bytes -= sum(part.nbytes for part in parts)
         return parts
 
-    def send(self, part: Part) -> torch.Tensor:
+    def send(self, part: ExtendPart) -> torch.Tensor:
         """Sends a part by itself, and waits for its row numbers. Errors as of ``TableHandle.extend``."""
         claim_request = self._claim_policy.make_claim_request(part.request.num_rows)
         make_outgoing, make_body = self._recipe([part], claim_request)
@@ -193,7 +193,7 @@ class ExtendCoalescer:
         """Writes rows without annotations as ``ClaimPolicy.extend`` does; returns None if others wait before them."""
         return None if self.is_waiting else self._claim_policy.extend(captured)
 
-    def _claim(self, part: Part) -> bool:
+    def _claim(self, part: ExtendPart) -> bool:
         """Whether a part needs not be asked for: it is stored, or tried again in another thread."""
         found = self._claim_policy.extend(part.captured) if part.is_plain else None
         if isinstance(found, torch.Tensor):
@@ -202,13 +202,13 @@ class ExtendCoalescer:
             self._client.later(partial(self._ask_later, part._replace(number=found.request)))
         return found is not None
 
-    def _ask_later(self, part: Part) -> None:
+    def _ask_later(self, part: ExtendPart) -> None:
         try:
             part.future.set_result(self.send(part))
         except BaseException as error:  # noqa: BLE001 (outermost frame: the future takes it)
             part.future.set_exception(error)
 
-    def _begin(self, parts: list[Part]) -> int | None:
+    def _begin(self, parts: list[ExtendPart]) -> int | None:
         """A number for a request of these parts; None where the client has too many writes under way: they are the next
         then."""
         with self._lock:
@@ -222,7 +222,7 @@ class ExtendCoalescer:
                 self._num_waiting_bytes += sum(part.nbytes for part in parts)
         return request
 
-    def _send(self, parts: list[Part]) -> None:
+    def _send(self, parts: list[ExtendPart]) -> None:
         claim_request: ClaimRequest | None = None
         request: int | None = None
         try:
@@ -234,7 +234,7 @@ class ExtendCoalescer:
             claim_request = self._claim_policy.make_claim_request(parts[0].request.num_rows)
             make_outgoing, make_body = self._recipe(parts, claim_request)
             deadline = min((part.deadline for part in parts), key=_end_of)
-            late: list[Part] = []
+            late: list[ExtendPart] = []
             done = write_early(
                 self._client,
                 make_outgoing,
@@ -262,8 +262,8 @@ class ExtendCoalescer:
             lambda done: self._settle(done, parts, claim_request)
         )  # what it closes over would live on
 
-    def _recipe(self, parts: list[Part], claim_request: ClaimRequest | None) -> tuple[MakeOutgoing, MakeBody]:
-        request = joined([part.request for part in parts])
+    def _recipe(self, parts: list[ExtendPart], claim_request: ClaimRequest | None) -> tuple[MakeOutgoing, MakeBody]:
+        request = join_requests([part.request for part in parts])
         captured = [part.captured for part in parts]
 
         def make_outgoing(session: Session) -> Outgoing:
@@ -279,7 +279,9 @@ class ExtendCoalescer:
 
         return make_outgoing, make_body
 
-    def _settle(self, done: Future[control_pb2.Done], parts: list[Part], claim_request: ClaimRequest | None) -> None:
+    def _settle(
+        self, done: Future[control_pb2.Done], parts: list[ExtendPart], claim_request: ClaimRequest | None
+    ) -> None:
         error = done.exception()
         with self._lock:
             del self._under_way[done]
@@ -304,7 +306,7 @@ class ExtendCoalescer:
                 begin += part.request.num_rows
         self._go_on()
 
-    def _release(self, error: BaseException | None) -> list[Part]:
+    def _release(self, error: BaseException | None) -> list[ExtendPart]:
         """Lets go what waited for a session. Returns those that have failed with it: their time is over too."""
         self._opening = None
         are_late = [error is not None and part.deadline.expired for part in self._waiting]
@@ -344,7 +346,7 @@ def _finish_all() -> None:
         coalescer.finish(end_s)
 
 
-def _fail(parts: Sequence[Part], error: BaseException) -> None:
+def _fail(parts: Sequence[ExtendPart], error: BaseException) -> None:
     for part in parts:
         part.future.set_exception(error)
 

@@ -15,7 +15,7 @@ from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2
 
 
-class Part(NamedTuple):
+class ExtendPart(NamedTuple):
     """One extend.
 
     Attributes:
@@ -46,7 +46,7 @@ class Part(NamedTuple):
         deadline: Deadline,
         *,
         number: int | None = None,
-    ) -> Part:
+    ) -> ExtendPart:
         """One that is on its way: its future cannot be cancelled."""
         what = f"an extend of {request.store!r} by {request.num_rows} rows"
         nbytes = joinable_nbytes(captured.spec, captured.values)
@@ -65,7 +65,7 @@ class Part(NamedTuple):
         said = self.request
         return not (said.keys or said.priorities or said.ends or said.policy_versions)
 
-    def fits(self, other: Part) -> bool:
+    def fits(self, other: ExtendPart) -> bool:
         """Whether both may share a request."""
         own, its = self.request, other.request
         return (
@@ -79,7 +79,7 @@ class Part(NamedTuple):
         )
 
 
-def joined(requests: Sequence[control_pb2.ExtendRequest]) -> control_pb2.ExtendRequest:
+def join_requests(requests: Sequence[control_pb2.ExtendRequest]) -> control_pb2.ExtendRequest:
     """One request for the rows of all, which fit."""
     if len(requests) == 1:
         return requests[0]

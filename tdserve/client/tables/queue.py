@@ -7,7 +7,7 @@ from typing import Any
 from tdserve.client.content.padding import Pad
 from tdserve.client.tables.sampling import check_num_rows
 from tdserve.client.tables.table import TableHandle
-from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, taken
+from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_rows
 
 
 class QueueHandle(TableHandle):
@@ -45,7 +45,7 @@ class QueueHandle(TableHandle):
         deadline = self._client.deadline(timeout_s)
 
         def draw() -> Any:
-            return taken(self._client, self._query(max_lag=max_lag, is_lease=True, pad=pad), num_rows, deadline)
+            return take_rows(self._client, self._query(max_lag=max_lag, is_lease=True, pad=pad), num_rows, deadline)
 
         rows = self._following(draw)
         return Taken(self._client, self._query(is_lease=True), rows, None) if ack else rows

@@ -10,9 +10,9 @@ from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad
 from tdserve.client.tables.batches import Batches
 from tdserve.client.tables.changes import change_priorities, priorities_messages
-from tdserve.client.tables.sampling import Query, check_num_rows, sampled
+from tdserve.client.tables.sampling import Query, check_num_rows, draw_whole_rows
 from tdserve.client.tables.table import TableHandle
-from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, taken
+from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_rows
 
 
 class ReplayHandle(TableHandle):
@@ -80,8 +80,8 @@ class ReplayHandle(TableHandle):
                 device=device,
             )
             if not consumer:
-                return sampled(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
-            td = taken(self._client, query, num_rows, deadline)
+                return draw_whole_rows(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
+            td = take_rows(self._client, query, num_rows, deadline)
             acknowledge(self._client, query, td, self._client.deadline(None))
             return td
 
@@ -123,7 +123,7 @@ class ReplayHandle(TableHandle):
             is_lease=True,
             pad=pad,
         )
-        rows = taken(self._client, query, num_rows, self._client.deadline(timeout_s))
+        rows = take_rows(self._client, query, num_rows, self._client.deadline(timeout_s))
         return Taken(self._client, query, rows, None) if ack else rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:

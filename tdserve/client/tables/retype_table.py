@@ -12,7 +12,7 @@ from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
-from tdserve.structure.declaring import widened, widens
+from tdserve.structure.declaring import widen_row, widens
 from tdserve.structure.nodes import Form
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
@@ -36,7 +36,7 @@ def retype(client: Any, name: str, row: Spec, batch: Any) -> StoreDescription | 
     found = current_description(client, name, row)
     if found is not None:
         return found
-    spec = widened(row, capture(batch, store=name, allow_pickle=client.allow_pickle))
+    spec = widen_row(row, capture(batch, store=name, allow_pickle=client.allow_pickle))
     description: StoreDescription = client.describe(name, timeout_s=0)
     if spec is None or description.inserts or description.reserved_rows:
         return None

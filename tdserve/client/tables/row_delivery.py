@@ -15,7 +15,7 @@ MIN_RING_BATCHES = 16
 """Joined rows fill no larger part of a ring: nobody reads the rows that are being overwritten."""
 
 
-class Table(Protocol):
+class RowDestination(Protocol):
     """Where rows go: a ReplayHandle."""
 
     name: str
@@ -39,7 +39,7 @@ class Table(Protocol):
         """Figures of the table; raises when the server cannot be reached for as long as its client waits."""
 
 
-def most_rows(table: Table) -> int:
+def most_rows(table: RowDestination) -> int:
     """Rows of a batch at most."""
     return table.settings.limiter.max_batch_rows(table.capacity)
 
@@ -53,7 +53,7 @@ class Delivery:
         num_joined: Rows that are worth being sent together.
     """
 
-    def __init__(self, table: Table, *, batch: int, num_joined: int) -> None:
+    def __init__(self, table: RowDestination, *, batch: int, num_joined: int) -> None:
         self._table = table
         self._batch = batch
         self._most = max(batch, min(num_joined, table.capacity // MIN_RING_BATCHES))

@@ -28,7 +28,7 @@ from tdserve.base.errors import (
 from tdserve.client.session.process_exit import before_the_end
 from tdserve.client.tables.nstep import NStepWindow
 from tdserve.client.tables.row_buffer import NO_VERSION, Batch, Page, RowBuffer
-from tdserve.client.tables.row_delivery import Delivery, Table, most_rows
+from tdserve.client.tables.row_delivery import Delivery, RowDestination, most_rows
 from tdserve.structure.tree import Spec
 
 PROBE_S = 2.0
@@ -73,7 +73,14 @@ class RowSender:
     """
 
     def __init__(
-        self, table: Table, spec: Spec, *, batch: int, flush_s: float | None, max_bytes: int, window: NStepWindow | None
+        self,
+        table: RowDestination,
+        spec: Spec,
+        *,
+        batch: int,
+        flush_s: float | None,
+        max_bytes: int,
+        window: NStepWindow | None,
     ) -> None:
         self._table = table
         self._flush_s = math.inf if flush_s is None else flush_s
@@ -346,7 +353,7 @@ class RowSender:
 
     def _send(self, batch: Batch) -> None:
         try:
-            self._delivery.send(batch, self._stored)
+            self._delivery.send(batch, self._count_stored)
         except (RequestError, CapacityError) as error:
             with self._lock:
                 self.num_sent = self.num_acknowledged  # refused: nothing was changed
@@ -357,7 +364,7 @@ class RowSender:
             self._buffer.give_back(batch)
             self._progress.notify_all()
 
-    def _stored(self, num_rows: int) -> None:
+    def _count_stored(self, num_rows: int) -> None:
         with self._lock:
             self.num_acknowledged += num_rows
             self._sending_since_s = time.monotonic()

@@ -13,7 +13,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, TransferAbortedError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import ROWS, check_real
-from tdserve.client.content.padding import Pad, padded
+from tdserve.client.content.padding import Pad, pad_ragged
 from tdserve.client.content.read_content import Content, on_cpu
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.mover import WantedRows
@@ -33,7 +33,7 @@ from tdserve.messages.content import (
 from tdserve.messages.layout import Layout
 from tdserve.rules.tags import tag_of
 from tdserve.structure.build import build
-from tdserve.structure.independent_views import untracked
+from tdserve.structure.independent_views import make_independent_views
 from tdserve.structure.stacks.elements import with_one_value
 from tdserve.structure.torch_types import indexable
 from tdserve.structure.tree import Path, Spec, TensorLeaf
@@ -165,7 +165,7 @@ class Sampled:
         if self._fault is not None:
             raise self._fault
         values = with_one_value(self.values, self.spec, self._stored)
-        return build(*padded(self.spec, self.tensors, values, self._pad))
+        return build(*pad_ragged(self.spec, self.tensors, values, self._pad))
 
     def split(self, num_rows: int) -> list[Any]:
         """The tensordicts of the batches, each of ``num_rows`` rows, as views of one buffer."""
@@ -175,7 +175,7 @@ class Sampled:
         spec = self.spec.with_rows(num_rows)
         firsts = range(0, total, num_rows)
         columns = self.tensors.values()
-        parts = untracked(lambda: [part for column in columns for part in torch.split(column, num_rows)])
+        parts = make_independent_views(lambda: [part for column in columns for part in torch.split(column, num_rows)])
         is_per_row = {path: leaf.per_row for path, leaf in self.spec.values}
         whole = with_one_value(self.values, self.spec, self._stored)
         batches = []
@@ -184,11 +184,11 @@ class Sampled:
                 path: column[first : first + num_rows] if is_per_row[path] else column for path, column in whole.items()
             }
             tensors = dict(zip(self.tensors, parts[number :: len(firsts)], strict=True))
-            batches.append(build(*padded(spec, tensors, values, self._pad)))
+            batches.append(build(*pad_ragged(spec, tensors, values, self._pad)))
         return batches
 
 
-def built(content: Content, stored: Spec) -> Any:
+def build_rows(content: Content, stored: Spec) -> Any:
     """The tensordict of rows that were read of a table of this structure."""
     values = with_one_value(content.values, content.spec, stored)
     return (content if values is content.values else replace(content, values=values)).build()
@@ -281,7 +281,9 @@ def _ask_again(session: Session, request: int, message: control_pb2.SampleReques
     return session.send(request, sample=waiting)
 
 
-def sampled(client: SessionClient, query: Query, num_rows: int, *, num_batches: int, deadline: Deadline) -> Sampled:
+def draw_whole_rows(
+    client: SessionClient, query: Query, num_rows: int, *, num_batches: int, deadline: Deadline
+) -> Sampled:
     """Draws rows, all of them whole."""
     rows = _draw(client, query, num_rows, num_batches, deadline)
     return replace_torn(client, query, rows, deadline, num_rows=num_rows)

@@ -30,7 +30,7 @@ from tdserve.client.session.by_address import ByAddress, OfProcess
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.mover import WantedRows
-from tdserve.client.session.outgoing import Target
+from tdserve.client.session.outgoing import WriteTarget
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s
@@ -38,10 +38,10 @@ from tdserve.client.tables.changes import MAX_MESSAGE_ROWS, change, generations_
 from tdserve.client.tables.counts import TableCounts, ToldCounts, ask_counts
 from tdserve.client.tables.destack import destack
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
-from tdserve.client.tables.parts import Part
+from tdserve.client.tables.parts import ExtendPart
 from tdserve.client.tables.retype_table import current_description, retype, was_densified
 from tdserve.client.tables.row_annotations import checked_max_lag, set_row_annotations
-from tdserve.client.tables.sampling import Query, built
+from tdserve.client.tables.sampling import Query, build_rows
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import encode, parse
@@ -75,7 +75,7 @@ class TableHandle(TableRows, ByAddress):
     @OfProcess
     def _coalescer(self) -> ExtendCoalescer:
         """What sends rows; anew where the table is."""
-        target = Target(self.name, self.spec.fingerprint, self._stored, allow_pickle=self._client.allow_pickle)
+        target = WriteTarget(self.name, self.spec.fingerprint, self._stored, allow_pickle=self._client.allow_pickle)
         return ExtendCoalescer.of_table(self._client, target, self.settings, self.capacity, told=self._told)
 
     def _follow(self, description: StoreDescription) -> None:
@@ -146,7 +146,7 @@ class TableHandle(TableRows, ByAddress):
                 come, and whether the rows were stored is unknown.
         """
         writer = check_integer("writer", writer, 0, maximum=2**64 - 1)
-        captured, keys = self._captured(batch)
+        captured, keys = self._capture_batch(batch)
         num_rows = captured.spec.batch_size[0]
         deadline = self._client.deadline(timeout_s)
         if num_rows == 0:
@@ -159,7 +159,7 @@ class TableHandle(TableRows, ByAddress):
         request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows, writer=writer)
         request.keys.extend(content_pb2.Path(parts=path) for path in keys)
         set_row_annotations(request, self.settings, priority=priority, ends=ends, policy_version=policy_version)
-        part = Part.of(captured, request, deadline, number=tried and tried.request)
+        part = ExtendPart.of(captured, request, deadline, number=tried and tried.request)
         if return_early or self._coalescer.is_waiting:  # what waits there came first
             self._coalescer.submit(part)
             return part.future if return_early else part.future.result()
@@ -310,7 +310,7 @@ class TableHandle(TableRows, ByAddress):
             reply = Reply(request, pending, answer, deadline)
             content = session.mover.take_rows(reply, WantedRows(self.name, self._stored))
             _check_whole(content, request)
-            return built(content, self._stored)
+            return build_rows(content, self._stored)
 
         return self._client.call(attempt, deadline)
 
@@ -374,25 +374,25 @@ class TableHandle(TableRows, ByAddress):
         self._is_in_use = True
         return result
 
-    def _captured(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
+    def _capture_batch(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
         """The batch taken apart, and which leaves it has: none are named when it has all.
 
         The first rows decide whether a table holds rows that differ in size: nested tensors do, whatever their lengths.
         """
         try:
-            found = self._taken_apart(batch)
+            found = self._capture_fitting(batch)
             if self._is_in_use or not was_densified(batch, found[0].spec):
                 return found
         except SpecMismatchError:
             if (columns := destack(batch, self.spec)) is not None:
-                return self._taken_apart(columns)
+                return self._capture_fitting(columns)
             if self._is_in_use:
                 raise
         if (description := retype(self._client, self.name, self.spec, batch)) is not None:
             self._follow(description)
-        return self._taken_apart(batch)
+        return self._capture_fitting(batch)
 
-    def _taken_apart(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
+    def _capture_fitting(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
         captured = capture(batch, store=self.name, like=self._stored, allow_pickle=self._client.allow_pickle)
         fitting, keys = self._fitting
         if captured.spec is fitting:
@@ -400,7 +400,7 @@ class TableHandle(TableRows, ByAddress):
         batch_size = captured.spec.batch_size
         if len(batch_size) != len(self.spec.batch_size) + 1:
             if (rows := by_rows(batch)) is not batch:
-                return self._taken_apart(rows)
+                return self._capture_fitting(rows)
             expected = f"batch size {['n', *self.spec.batch_size]}"
             raise SpecMismatchError(store=self.name, key="", expected=expected, actual=str(list(batch_size)))
         expected_spec = self._stored.with_rows(batch_size[0])

@@ -35,7 +35,7 @@ GIVE_BACK_TIMEOUT_S = 5.0
 """To give rows back when their work has failed; without it they are free when the session ends."""
 
 
-def taken(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Any:
+def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Any:
     """Takes rows on lease; the tensordict of them.
 
     Raises:
@@ -172,7 +172,7 @@ class TakenBatches:
                 raise ClosedError(what=f"the iterator over batches of {self._query.name!r}")
             remaining_s = deadline.remaining_s or 0.0
             try:
-                rows = taken(self._client, self._query, self._num_rows, Deadline.after(min(POLL_S, remaining_s)))
+                rows = take_rows(self._client, self._query, self._num_rows, Deadline.after(min(POLL_S, remaining_s)))
             except DeadlineExceededError as error:
                 if remaining_s <= POLL_S:
                     raise DeadlineExceededError(what=error.what, timeout_s=self._timeout_s) from None

@@ -18,7 +18,7 @@ from tdserve.client.handles.keys import checked_path
 from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.row_annotations import check_policy, checked_version
 from tdserve.client.tables.row_buffer import NO_PRIORITY, NO_VERSION
-from tdserve.client.tables.row_delivery import Table
+from tdserve.client.tables.row_delivery import RowDestination
 from tdserve.client.tables.row_sender import RowSender
 from tdserve.structure.rows import RowReader
 from tdserve.structure.tree import Path
@@ -86,7 +86,7 @@ class ReplayWriter:
         max_bytes = check_integer("max_bytes", max_bytes, 1)
         if flush_s is not None and not (type(flush_s) in (int, float) and flush_s > 0):
             raise InvalidRequestError(argument="flush_s", reason=f"{flush_s!r} is not a number of seconds above 0")
-        table: Table = handle
+        table: RowDestination = handle
         self.name = table.name
         self._timeout_s: float | None = handle._client.timeout_s if timeout_s is None else timeout_s
         Deadline.after(self._timeout_s)

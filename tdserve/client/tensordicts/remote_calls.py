@@ -19,7 +19,7 @@ from tdserve.client.session.description import StoreDescription, from_message
 from tdserve.client.session.session import Session
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
-from tdserve.client.transfers.read_selection import brought, read_selection
+from tdserve.client.transfers.read_selection import read_selection, require_content
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.selection.selection import Selection
 from tdserve.rules.catalog import Durability, check_durability, check_max_object_bytes
@@ -132,7 +132,7 @@ class TensorDictClient(SessionClient):
         deadline = self.deadline(timeout_s)
 
         def fetch() -> Any:
-            content = brought(self._fetch(name, deadline, keys=paths, destination=destination, device=device))
+            content = require_content(self._fetch(name, deadline, keys=paths, destination=destination, device=device))
             return only(self._show_content(name, content, device, pad), paths, content.spec) if out is None else out
 
         return self.perform(fetch, return_early)
@@ -225,7 +225,9 @@ class TensorDictClient(SessionClient):
         except StoreExistsError:
             if not request.exists_ok:
                 raise
-            description = self.described(request.name, deadline)  # of the same structure, maybe, but with content
+            description = self.describe_existing(
+                request.name, deadline
+            )  # of the same structure, maybe, but with content
             stored = description.spec
             check_matches(stored, captured.spec, store=request.name)
         keys = [path for path, _ in captured.spec.values]
@@ -293,7 +295,7 @@ class TensorDictClient(SessionClient):
                 deadline.raise_if_expired(f"a write to {name!r}, whose keys others keep changing")
 
     def _replace_known(self, name: str, captured: Captured, td: Any, *, deadline: Deadline) -> int:
-        handle = self._handle(self.described(name, deadline))
+        handle = self._handle(self.describe_existing(name, deadline))
         if not isinstance(handle, StoreHandle):
             raise WrongStateError(state=f"store {name!r} is a replay", event="send()")
         if handle.spec.has_ragged or captured.spec.has_ragged:

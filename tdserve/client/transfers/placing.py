@@ -10,7 +10,7 @@ from tdserve.client.content.value_blocks import may_bundle
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.writes import put_rows, put_selection, put_version
 from tdserve.client.session.content_channel import ContentChannel
-from tdserve.client.session.outgoing import Outgoing, Target
+from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import OnGranted
 from tdserve.messages.content import write_layout
 from tdserve.structure.capture import Captured
@@ -30,7 +30,7 @@ class PlacedContent(Outgoing):
         NotSupportedError: This process may only read.
     """
 
-    def __init__(self, captured: Sequence[Captured], target: Target, local: LocalEnd) -> None:
+    def __init__(self, captured: Sequence[Captured], target: WriteTarget, local: LocalEnd) -> None:
         local.check_writable(f"writing to {target.store!r}")
         super().__init__(captured, target, is_bundled=_may_bundle(captured[0], target))
         self._local = local
@@ -68,7 +68,7 @@ class PlacedContent(Outgoing):
         return control_pb2.Written()
 
 
-def _may_bundle(captured: Captured, target: Target) -> bool:
+def _may_bundle(captured: Captured, target: WriteTarget) -> bool:
     """Whether these are new rows that lack no value: the worker takes them as they will be kept."""
     spec, stored = captured.spec, target.stored
     return stored is not None and target.is_extend and may_bundle(spec) and len(spec.values) == len(stored.values)

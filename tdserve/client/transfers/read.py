@@ -63,14 +63,14 @@ def finish_read(
         raise mismatch
     version = received.version
     encoded = accepted.values if block is None else block.numpy().tobytes()
-    spec, values, fault = decoded(client, spec, encoded, keeps_fault=keeps_fault, allow_pickle=allow_pickle)
+    spec, values, fault = try_decode_values(client, spec, encoded, keeps_fault=keeps_fault, allow_pickle=allow_pickle)
     content = Content(spec, received.leaves(), values, version or accepted.version, accepted, received, fault)
     if destination is not None:
         destination.finish(content, was_direct=places is not None)
     return content
 
 
-def decoded(
+def try_decode_values(
     client: SessionClient,
     spec: Spec,
     encoded: bytes | ReadBlock,

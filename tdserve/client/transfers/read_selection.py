@@ -66,7 +66,7 @@ def _attempt(
     return content if stored is spec else replace(content, stored=stored)
 
 
-def brought(content: Content | None) -> Content:
+def require_content(content: Content | None) -> Content:
     """The content of a read that asked for nothing newer than it knew, which always brings some."""
     if content is None:
         raise LocalProtocolError(reason="a read without newer_than brought nothing")

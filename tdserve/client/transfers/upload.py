@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from tdserve.base.errors import TransferAbortedError
 from tdserve.client.content.leaves import contents_of, source_of
 from tdserve.client.session.content_channel import ContentChannel
-from tdserve.client.session.outgoing import Outgoing, Target
+from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.messages.content import MIN_SENT_VALUES_BYTES, values_messages, write_layout
 from tdserve.messages.layout import Layout
@@ -33,7 +33,7 @@ class SentContent(Outgoing):
     def __init__(
         self,
         captured: Sequence[Captured],
-        target: Target,
+        target: WriteTarget,
         session: Session,
         *,
         margin_nbytes: int = 0,

@@ -18,8 +18,8 @@ from tdserve.base.errors import (
     TransportError,
 )
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.outgoing import Outgoing, Target
-from tdserve.client.session.pending import Answer, OnAnswer, Pending, checked
+from tdserve.client.session.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.pending import Answer, OnAnswer, Pending, check_answer
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s, sending_timeout_s
 from tdserve.messages.selection.selection import Selection
@@ -83,14 +83,14 @@ def write(
         except TDServeError as error:
             pending.withdraw()
             if pending.has_failed:
-                sent.refused(client.requests.newest)
+                sent.mark_refused(client.requests.newest)
             else:  # what was posted may still be read by the peer: it must not see the caller's next content
                 sent.give_up(error)
             raise
         if is_retry:  # it may have been answered before all of it was sent, as the first attempt was
-            sent.refused(client.requests.newest)
+            sent.mark_refused(client.requests.newest)
         else:
-            sent.taken(request)
+            sent.mark_taken(request)
         return done
 
     return client.call(attempt, deadline, request=request)
@@ -185,14 +185,14 @@ class _Sent:
         with self._lock:
             self._works, refused_at = works, self._refused_at
         if refused_at is not None:  # before all of it was sent, and taken all the same
-            self.refused(refused_at)
+            self.mark_refused(refused_at)
 
     def give_up(self, error: TDServeError) -> None:
         """It stands in the middle of the content, or may."""
         if self.content is not None:
             self._session.give_up(self.content, error)
 
-    def refused(self, newest: int) -> None:
+    def mark_refused(self, newest: int) -> None:
         """The server takes what was posted, and forgets it: the request was refused, or carried out before.
 
         Args:
@@ -203,7 +203,7 @@ class _Sent:
         if self.content is not None and works:
             self.content.keep(newest, works, self._outgoing.nbytes)
 
-    def taken(self, request: int) -> None:
+    def mark_taken(self, request: int) -> None:
         """The server has taken all of it."""
         if self.content is not None:
             self.content.let_go_before(request)
@@ -247,9 +247,9 @@ def write_early(
 
     def settle(answer: Answer) -> None:
         try:
-            done = checked(answer).done
+            done = check_answer(answer).done
         except TDServeError as error:
-            sent.refused(client.requests.newest)
+            sent.mark_refused(client.requests.newest)
             session.forget(request)
             if isinstance(error, (TransportError, ServerBusyError)):
                 retry()
@@ -257,7 +257,7 @@ def write_early(
             future.set_exception(error)
         else:
             future.set_result(done)
-            sent.taken(request)
+            sent.mark_taken(request)
             session.forget(request)
         client.requests.end(request)
 
@@ -301,7 +301,7 @@ def write_selection(
             session: called for every session that is tried.
     """
 
-    target = Target(name, stored.fingerprint, stored, selection, allow_pickle=client.allow_pickle)
+    target = WriteTarget(name, stored.fingerprint, stored, selection, allow_pickle=client.allow_pickle)
 
     def make_outgoing(session: Session) -> Outgoing:
         outgoing = session.mover.prepare([captured], target)

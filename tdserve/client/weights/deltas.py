@@ -40,7 +40,7 @@ MAX_PLACES = 4
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldVersion:
     """A version that is held somewhere.
 
     Attributes:
@@ -53,13 +53,13 @@ class Held:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _PlacedVersion:
     version: int
     spec: Spec
 
 
 @dataclass(frozen=True)
-class _Returned(_Place):
+class _Returned(_PlacedVersion):
     td: weakref.ReferenceType[Any]
 
 
@@ -69,7 +69,7 @@ class HeldVersions:
     def __init__(self) -> None:
         self._lock = Lock()
         self._returned: NewestNames[_Returned] = NewestNames()
-        self._filled: NewestNames[dict[tuple[int, ...], _Place]] = NewestNames()
+        self._filled: NewestNames[dict[tuple[int, ...], _PlacedVersion]] = NewestNames()
 
     def last(self, name: str, *, has_place: bool) -> int:
         """The version that was put last into a place of the user's, or returned, which takes no look at it; or 0."""
@@ -80,7 +80,7 @@ class HeldVersions:
             returned = self._returned.get(name)
             return 0 if returned is None or returned.td() is None else returned.version
 
-    def find(self, name: str, destination: Destination | None) -> Held | None:
+    def find(self, name: str, destination: Destination | None) -> HeldVersion | None:
         """What a destination holds, or, without one, what the user still has of what was returned last."""
         with self._lock:
             returned = self._returned.get(name)
@@ -91,7 +91,7 @@ class HeldVersions:
             leaves, _ = destination.places_for(spec, read_layout(spec, is_packed=True))
             place = None if leaves is None else filled.get(_addresses(leaves))
             if place is not None and leaves is not None:
-                return Held(place.version, leaves)
+                return HeldVersion(place.version, leaves)
         return None
 
     def keep(self, name: str, version: int, spec: Spec, *, destination: Destination | None, td: Any) -> None:
@@ -108,12 +108,12 @@ class HeldVersions:
                 places = self._filled.get(name) or {}
                 self._filled.put(name, places)
                 places.pop(addresses := _addresses(leaves), None)
-                places[addresses] = _Place(version, spec)
+                places[addresses] = _PlacedVersion(version, spec)
                 while len(places) > MAX_PLACES:
                     del places[next(iter(places))]
 
 
-def _of_returned(returned: _Returned, name: str) -> Held | None:
+def _of_returned(returned: _Returned, name: str) -> HeldVersion | None:
     td = returned.td()
     if td is None:
         return None
@@ -123,7 +123,7 @@ def _of_returned(returned: _Returned, name: str) -> Held | None:
     except TDServeError:  # it has another structure by now
         return None
     leaves = leaves_of(captured, read_layout(returned.spec, is_packed=True))
-    return None if leaves.contents is None else Held(returned.version, leaves)
+    return None if leaves.contents is None else HeldVersion(returned.version, leaves)
 
 
 def _addresses(leaves: Leaves) -> tuple[int, ...]:
@@ -151,7 +151,7 @@ class Rest:
     """
 
     def __init__(
-        self, spec: Spec, accepted: control_pb2.Accepted, held: Held | None, destination: Destination | None
+        self, spec: Spec, accepted: control_pb2.Accepted, held: HeldVersion | None, destination: Destination | None
     ) -> None:
         self._spec = spec
         numbers = decode_numbers(accepted.unchanged, spec)

@@ -15,7 +15,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.base.ids import check_store_name
 from tdserve.base.integers import check_integer
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.outgoing import Outgoing, Target
+from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.client.transfers.write import write
 from tdserve.client.weights.lru_names import NewestNames
@@ -24,7 +24,7 @@ from tdserve.structure import codec
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec
-from tdserve.structure.version_subset import converted
+from tdserve.structure.version_subset import convert_floats
 from tdserve.v1 import control_pb2
 from tdserve.values.codec import encode_bytes
 
@@ -102,7 +102,7 @@ def publish(
         announced = None if fetch.cache_info().currsize else published.take(name, td, dtype)
         is_announced = announced is not None and announced.nbytes > session.mover.inline_bytes
         captured = Captured(announced, {}, {}, {}) if announced is not None and is_announced else fetch()
-        target = Target(name, captured.spec.fingerprint, is_packed=True, allow_pickle=client.allow_pickle)
+        target = WriteTarget(name, captured.spec.fingerprint, is_packed=True, allow_pickle=client.allow_pickle)
         return session.mover.prepare([captured], target, fetch=fetch if is_announced else None)
 
     def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _encode_metadata(metadata: Any) -> bytes:
 
 
 def _in_dtype(captured: Captured, dtype: str) -> Captured:
-    spec = converted(captured.spec, dtype)
+    spec = convert_floats(captured.spec, dtype)
     if spec is captured.spec:
         return captured
     tensors = {path: captured.tensors[path].to(to_torch(leaf.dtype)) for path, leaf in spec.tensors}

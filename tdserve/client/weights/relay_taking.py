@@ -13,7 +13,7 @@ from tdserve.client.content.columns import Received, views
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.relays.kept import Kept, checksums
 from tdserve.client.relays.link import take
-from tdserve.client.relays.relay import Relays
+from tdserve.client.relays.relay import SessionRelays
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Pending
 from tdserve.client.session.session import Session
@@ -96,7 +96,7 @@ def receive_linked(
 
 
 def receive_kept(
-    relays: Relays,
+    relays: SessionRelays,
     link: int,
     channel: Channel,
     tag: int,
@@ -120,7 +120,7 @@ def receive_kept(
     kept = relays.keep(link, layout, pool)
     try:
         sink = FlatEnd(kept.buffer)
-        recv_messages(channel, tag, layout.messages, sink, pool=pool, timeout_s=timeout_s, on_arrived=kept.arrived)
+        recv_messages(channel, tag, layout.messages, sink, pool=pool, timeout_s=timeout_s, on_arrived=kept.add_arrived)
     except BaseException:
         relays.forget(link)
         raise
@@ -129,7 +129,7 @@ def receive_kept(
 
 
 def take_relayed(
-    relays: Relays,
+    relays: SessionRelays,
     accepted: control_pb2.Accepted,
     verify: Callable[[control_pb2.TakenRequest], None],
     *,
@@ -154,11 +154,11 @@ def take_relayed(
     end = time.monotonic() + timeout_s
     kept: Kept | None = None
 
-    def arrived(count: int) -> None:
+    def on_arrived(count: int) -> None:
         if time.monotonic() > end:
             raise DeadlineExceededError(what="a version from another client", timeout_s=timeout_s)
         if kept is not None:
-            kept.arrived(count)
+            kept.add_arrived(count)
 
     was_connected = is_right = False
     link = None
@@ -168,7 +168,7 @@ def take_relayed(
         was_connected = True
         kept = relays.keep(number, layout, pool) if accepted.keeps else None
         buffer = pool.take(layout.nbytes) if kept is None else kept.buffer
-        take(channel, layout, buffer, on_arrived=arrived)
+        take(channel, layout, buffer, on_arrived=on_arrived)
         relays.close_link(link)
         verify(control_pb2.TakenRequest(link=number, checksums=checksums(layout, buffer, spec)))
         is_right = True

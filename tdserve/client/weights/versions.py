@@ -40,7 +40,7 @@ from tdserve.structure import codec
 from tdserve.structure.dtypes import WIRE
 from tdserve.structure.torch_types import FROM_TORCH
 from tdserve.structure.tree import Entry, Path, Spec, TensorLeaf, describe
-from tdserve.structure.version_subset import FLOATING, converted, encode_numbers, only_leaves
+from tdserve.structure.version_subset import FLOATING, convert_floats, encode_numbers, only_leaves
 from tdserve.transport.sources_sinks import as_bytes
 from tdserve.v1 import control_pb2
 from tdserve.values.codec import decode_bytes
@@ -203,7 +203,7 @@ class _Attempt:
             self._known.put(wanted.name, spec)
         if spec is None:
             raise RemoteProtocolError(expected=f"the structure of {wanted.name!r}", received="none")
-        sent = converted(spec, wanted.dtype)
+        sent = convert_floats(spec, wanted.dtype)
         content: Content | None
         if accepted.path:  # a file that this client opens
             if mismatch is not None:

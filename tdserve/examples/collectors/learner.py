@@ -25,7 +25,7 @@ SERVER_TIMEOUT_S = 20.0
 """For calls that wait for nobody else: the server answers at once, or is gone."""
 
 
-class Progress(NamedTuple):
+class VersionProgress(NamedTuple):
     """One version."""
 
     version: int
@@ -40,7 +40,7 @@ class Progress(NamedTuple):
 
 def learn(
     client: tdserve.Client, names: Names, *, num_collectors: int, num_versions: int, max_seconds: float
-) -> Iterator[Progress]:
+) -> Iterator[VersionProgress]:
     """Makes the stores, waits for the collectors and publishes versions; the last one says that it is the last.
 
     Yields:
@@ -65,7 +65,9 @@ def learn(
             version = client.publish(names.policy, policy, metadata={"is_last": is_last})
             before, before_s = num_rows, seen_s
             num_rows, seen_s = rows.info()["inserts"], time.monotonic()
-            yield Progress(version, num_rows, (num_rows - before) / (seen_s - before_s), batch["reward"].mean().item())
+            yield VersionProgress(
+                version, num_rows, (num_rows - before) / (seen_s - before_s), batch["reward"].mean().item()
+            )
             if is_last:
                 return
 

@@ -24,8 +24,17 @@ from tdserve.examples.demo.dqn import LEARNING_RATE, MAX_GRADIENT_NORM, follow, 
 from tdserve.examples.demo.options import DemoOptions, parse
 from tdserve.examples.demo.patience import BORNE, Patience
 from tdserve.examples.demo.processes import end_with_parent
-from tdserve.examples.demo.report import SOLVED, Ending, Goal, Progress, Result, print_summary, summary, write_json
-from tdserve.examples.demo.stores import PATIENCE_S, POLICY, Stores, open_stores, sizes
+from tdserve.examples.demo.report import (
+    SOLVED,
+    Ending,
+    Goal,
+    ProgressDisplay,
+    Result,
+    print_summary,
+    summary,
+    write_json,
+)
+from tdserve.examples.demo.stores import PATIENCE_S, POLICY, DemoStores, open_stores, sizes
 from tdserve.examples.demo.watch import Begun, Watch
 
 BATCH_SIZE = 256
@@ -159,7 +168,7 @@ def learn_alone(options: DemoOptions) -> int:
         begun, line = patience.call(lambda: _begin(client, learner, stores))
         say(line)
         watch = Watch(client, stores, begun)
-        with Progress(console, title=f"{options.env}, seed {options.seed}", target=goal.target) as progress:
+        with ProgressDisplay(console, title=f"{options.env}, seed {options.seed}", target=goal.target) as progress:
             ending = _learn(learner, watch, progress, patience, goal=goal, begun=begun)
         patience.call(lambda: learner.publish(is_over=True, **_said(watch, begun)))
         found = patience.call(lambda: _checksum_of_quiet(stores.transitions))
@@ -172,7 +181,7 @@ def learn_alone(options: DemoOptions) -> int:
     return ending.exit_code
 
 
-def _begin(client: tdserve.Client, learner: Learner, stores: Stores) -> tuple[Begun, str]:
+def _begin(client: tdserve.Client, learner: Learner, stores: DemoStores) -> tuple[Begun, str]:
     """Takes up the run of the newest policy, or begins one; says so to the actors at once."""
     policy = client.latest(POLICY, newer_than=0, timeout_s=0)
     begun = Begun.now(client, stores)
@@ -188,7 +197,7 @@ def _begin(client: tdserve.Client, learner: Learner, stores: Stores) -> tuple[Be
 
 
 def _learn(
-    learner: Learner, watch: Watch, progress: Progress, patience: Patience, *, goal: Goal, begun: Begun
+    learner: Learner, watch: Watch, progress: ProgressDisplay, patience: Patience, *, goal: Goal, begun: Begun
 ) -> Ending:
     polled_s = -POLL_INTERVAL_S
     with learner.batches(timeout_s=ROWS_TIMEOUT_S) as batches:

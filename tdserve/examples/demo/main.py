@@ -15,7 +15,16 @@ from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.machine import own_command
 from tdserve.examples.demo.options import DemoOptions
 from tdserve.examples.demo.processes import Processes, Signals
-from tdserve.examples.demo.report import SOLVED, Ending, Goal, Progress, Result, print_summary, summary, write_json
+from tdserve.examples.demo.report import (
+    SOLVED,
+    Ending,
+    Goal,
+    ProgressDisplay,
+    Result,
+    print_summary,
+    summary,
+    write_json,
+)
 from tdserve.examples.demo.stores import open_stores, sizes
 from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, Begun, Watch
 
@@ -57,7 +66,9 @@ def _run_all(options: DemoOptions, folder: Path, signals: Signals) -> int:
                 watch = Watch(client, stores, Begun.now(client, stores)._replace(seconds=time.time() - started_s))
                 _start_all(processes, options, server.address)
                 console.print(STARTING.format(options.num_actors), highlight=False, soft_wrap=True)
-                with Progress(console, title=f"{options.env}, seed {options.seed}", target=goal.target) as progress:
+                with ProgressDisplay(
+                    console, title=f"{options.env}, seed {options.seed}", target=goal.target
+                ) as progress:
                     ending = _follow(watch, progress, server, processes=processes, signals=signals, goal=goal)
         finally:
             processes.stop()
@@ -80,7 +91,13 @@ def _start_all(processes: Processes, options: DemoOptions, address: str) -> None
 
 
 def _follow(
-    watch: Watch, progress: Progress, server: tdserve.Server, *, processes: Processes, signals: Signals, goal: Goal
+    watch: Watch,
+    progress: ProgressDisplay,
+    server: tdserve.Server,
+    *,
+    processes: Processes,
+    signals: Signals,
+    goal: Goal,
 ) -> Ending:
     while True:
         death = processes.death()

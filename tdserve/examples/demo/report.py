@@ -58,7 +58,7 @@ class Goal(NamedTuple):
         return TIME_IS_UP if seen.seconds >= self.max_seconds else None
 
 
-class Progress:
+class ProgressDisplay:
     """Shows snapshots as they come: a table that renews itself on a terminal, plain lines elsewhere. A context manager.
 
     Args:
@@ -73,7 +73,7 @@ class Progress:
         self._live = Live(console=console, refresh_per_second=REFRESHES_PER_S) if console.is_terminal else None
         self._last_line_s = -LINE_INTERVAL_S
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         if self._live is not None:
             self._live.start()
         return self

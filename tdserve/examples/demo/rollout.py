@@ -28,7 +28,7 @@ class Transition(NamedTuple):
     discount: float
 
 
-class NStep:
+class StepJoiner:
     """Joins the steps of one environment into transitions of up to ``num_steps`` steps; fewer at an episode's end."""
 
     def __init__(self, num_steps: int = NUM_STEPS, gamma: float = GAMMA) -> None:
@@ -69,7 +69,7 @@ class Rollout:
         self._envs = [gymnasium.make(env, disable_env_checker=True) for _ in range(num_envs)]
         self._rng = rng
         self._num_actions = int(self._envs[0].action_space.n)  # type: ignore[attr-defined]  # stores.sizes checked it
-        self._joined = [NStep() for _ in self._envs]
+        self._joined = [StepJoiner() for _ in self._envs]
         self._returns = [0.0] * num_envs
         starts = [env.reset(seed=int(rng.integers(2**31)))[0] for env in self._envs]
         self._observations: Observations = np.stack(starts).astype(np.float32)

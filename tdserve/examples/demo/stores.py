@@ -34,21 +34,21 @@ PATIENCE_S = 60.0
 """Seconds that actors and learner wait for one another; who needs longer is gone."""
 
 
-class Sizes(NamedTuple):
+class EnvironmentSizes(NamedTuple):
     """What the network has to know of an environment."""
 
     num_observations: int
     num_actions: int
 
 
-class Stores(NamedTuple):
+class DemoStores(NamedTuple):
     """The two replays; the policy has no handle, it is published and fetched by name."""
 
     transitions: tdserve.ReplayHandle
     episodes: tdserve.ReplayHandle
 
 
-def sizes(env: str) -> Sizes:
+def sizes(env: str) -> EnvironmentSizes:
     """Observation and action sizes of an environment, by its gymnasium name.
 
     Raises:
@@ -62,10 +62,10 @@ def sizes(env: str) -> Sizes:
     made.close()
     if not isinstance(seen, Box) or len(seen.shape) != 1 or not isinstance(actions, Discrete):
         raise NotSupportedError(feature=f"environment {env!r}", reason="not flat Box observations and Discrete actions")
-    return Sizes(seen.shape[0], int(actions.n))
+    return EnvironmentSizes(seen.shape[0], int(actions.n))
 
 
-def open_stores(client: tdserve.Client, env: str) -> Stores:
+def open_stores(client: tdserve.Client, env: str) -> DemoStores:
     """Opens the replays of a run, made by whichever process comes first."""
     observation = torch.zeros(sizes(env).num_observations)
     transition = TensorDict(
@@ -88,7 +88,7 @@ def open_stores(client: tdserve.Client, env: str) -> Stores:
             "ended_s": torch.tensor(0.0, dtype=torch.float64),  # since the epoch
         }
     )
-    return Stores(
+    return DemoStores(
         client.create_replay(
             "transitions", like=transition, capacity=TRANSITIONS_CAPACITY, min_size=MIN_ROWS, exists_ok=True
         ),

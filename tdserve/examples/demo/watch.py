@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 import tdserve
-from tdserve.examples.demo.stores import EPISODES_CAPACITY, POLICY, TRANSITIONS_CAPACITY, Stores
+from tdserve.examples.demo.stores import EPISODES_CAPACITY, POLICY, TRANSITIONS_CAPACITY, DemoStores
 
 NUM_EPISODES_OF_MEAN = 20
 """Episodes that the mean return is taken over."""
@@ -80,7 +80,7 @@ class Begun(NamedTuple):
     first_update: int = 0
 
     @classmethod
-    def now(cls, client: tdserve.Client, stores: Stores) -> Begun:
+    def now(cls, client: tdserve.Client, stores: DemoStores) -> Begun:
         """A run that begins with what the stores hold."""
         policy = client.latest(POLICY, newer_than=0, timeout_s=0)
         transitions = stores.transitions.info()
@@ -101,7 +101,7 @@ class Watch:
         begun: How far the run is, and what does not belong to it.
     """
 
-    def __init__(self, client: tdserve.Client, stores: Stores, begun: Begun) -> None:
+    def __init__(self, client: tdserve.Client, stores: DemoStores, begun: Begun) -> None:
         self._client = client
         self._stores = stores
         self._begun = begun

@@ -15,7 +15,7 @@ from tdserve.server.weights.version_files import path_of
 from tdserve.server.workers import DataWorker
 from tdserve.structure.dtypes import NAMES
 from tdserve.structure.tree import Spec
-from tdserve.structure.version_subset import FLOATING, converted, decode_numbers, encode_numbers, only_leaves
+from tdserve.structure.version_subset import FLOATING, convert_floats, decode_numbers, encode_numbers, only_leaves
 from tdserve.v1 import control_pb2, worker_pb2
 
 
@@ -45,7 +45,7 @@ class VersionSender:
         entry, version, asked = wanted.entry, wanted.record, wanted.asked
         spec = self._stores.specs.get(version.fingerprint, version.order)
         accepted = make_accepted(wanted, spec)
-        sent = converted(spec, _dtype(asked))
+        sent = convert_floats(spec, _dtype(asked))
         numbers = decode_numbers(asked.leaves, spec) if asked.HasField("leaves") else None
         if asked.holds and sent is spec and numbers is None and spec.nbytes >= MIN_NBYTES:
             unchanged = await self._checksums.find_unchanged(entry, asked.holds, version, spec, wanted.deadline)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tdserve.structure.changes import moved_to_cpu, relocked
+from tdserve.structure.changes import moved_to_cpu, set_locks
 from tdserve.structure.nodes import Node
 from tdserve.structure.stacks.elements import flat_elements, is_by_rows, nested_list, unbind
 from tdserve.structure.stacks.restacking import groups_of
@@ -40,7 +40,7 @@ def annotate(td: Any, elements: Any, wanted: Node, *, look: Look, is_locked: boo
         others = [number for number in others if not is_by_rows(members[number], len(around))]
     nodes = {number: moved_to_cpu(look(members[number], around)) for number in others}
     if is_locked:
-        nodes = {number: relocked(node, False) for number, node in nodes.items()}
+        nodes = {number: set_locks(node, False) for number, node in nodes.items()}
     if 0 in batch_size:
         is_known = len(wanted.members) != len(nodes) or are_same(wanted.members, [*nodes.values()], is_locked=is_locked)
         return elements if is_known else None

@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.instances import instance_of, strip_wrappers
 from tdserve.structure.nodes import Form, Ragged, ValueLeaf
-from tdserve.structure.pieces import jagged, make_nested
+from tdserve.structure.pieces import build_jagged, make_nested
 from tdserve.structure.stacks.deferred import Deferred, later_stack, later_values, materialise
 from tdserve.structure.stacks.elements import flat_elements, make_single_value, unwrap
 from tdserve.structure.stacks.restacking import restack, stack_of
@@ -45,7 +45,7 @@ def entry_of(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> Any
         elements = _merge(elements, depth)
         leaf = _merged_leaf(leaf, leaf.ragged)
     ragged: Any = leaf.ragged
-    return jagged(elements, ragged) if form is Form.JAGGED else make_nested(list(elements), ragged.dtype)
+    return build_jagged(elements, ragged) if form is Form.JAGGED else make_nested(list(elements), ragged.dtype)
 
 
 def node_of(

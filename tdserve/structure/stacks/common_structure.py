@@ -24,7 +24,7 @@ from tdserve.structure.nodes import (
 from tdserve.structure.torch_types import indexable
 
 
-class Part(NamedTuple):
+class CapturedPart(NamedTuple):
     """A row or element, or rows together, taken apart.
 
     Attributes:
@@ -43,7 +43,7 @@ class _Uneven(Exception):  # noqa: N818 - a way out, not an error
     """The rows do not have one structure."""
 
 
-def join_parts(parts: Sequence[Part], dim: int, *, path: Path, names: DimNames | None) -> Part | None:
+def join_parts(parts: Sequence[CapturedPart], dim: int, *, path: Path, names: DimNames | None) -> CapturedPart | None:
     """Rows as one node; None when they differ in more than the shapes of their tensors.
 
     Args:
@@ -59,11 +59,11 @@ def join_parts(parts: Sequence[Part], dim: int, *, path: Path, names: DimNames |
         root = result.node([part.root for part in parts], path)
     except _Uneven:
         return None
-    return Part(root._replace(stack_dim=dim), result.tensors, result.values, path)
+    return CapturedPart(root._replace(stack_dim=dim), result.tensors, result.values, path)
 
 
 class _Stacking:
-    def __init__(self, parts: Sequence[Part], dim: int, name: str | None) -> None:
+    def __init__(self, parts: Sequence[CapturedPart], dim: int, name: str | None) -> None:
         self._parts = parts
         self._dim = dim
         self._name = name

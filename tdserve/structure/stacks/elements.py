@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TypedTensorDict, is_tensorclass
 
-from tdserve.structure.changes import relocked
+from tdserve.structure.changes import set_locks
 from tdserve.structure.instances import inside, instance_of
 from tdserve.structure.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Jagged, Pieces, pieces_of_jagged
-from tdserve.structure.stacks.common_structure import Part
+from tdserve.structure.stacks.common_structure import CapturedPart
 from tdserve.structure.stacks.row_structure import Note
 from tdserve.structure.tensordict_private import fields_beside, new_tensordict, new_value, stored_fields
 from tdserve.structure.torch_types import from_torch
@@ -37,14 +37,14 @@ class Element(NamedTuple):
     """
 
     entry: Any
-    tree: Part | None = None
+    tree: CapturedPart | None = None
     rows: tuple[Element, ...] | None = None
     is_locked: bool = False
     note: Note | None = None
     is_entry: bool = False
 
     @staticmethod
-    def of(entry: Any, part: Part) -> Element:
+    def of(entry: Any, part: CapturedPart) -> Element:
         """What was taken apart as a part; a stack whose rows differ is the only element of its own."""
         root = part.root
         if root.inner is None or root.tensorclass is not None:
@@ -58,7 +58,7 @@ class Element(NamedTuple):
             return self._replace(rows=tuple(row.without_locks() for row in self.rows), is_locked=False)
         if self.tree is None:
             return self
-        return self._replace(tree=self.tree._replace(root=relocked(self.tree.root, False)))
+        return self._replace(tree=self.tree._replace(root=set_locks(self.tree.root, False)))
 
 
 def unwrap(elements: Any) -> Any:
@@ -229,7 +229,7 @@ def dense_of_ragged(elements: Any, leaf: ValueLeaf, wanted: TensorLeaf) -> torch
     pieces = Pieces.of(flat_elements(elements, len(leaf.batch_size)) if len(leaf.batch_size) != 1 else elements, ragged)
     if not len(pieces):
         return torch.empty((*leaf.batch_size, *wanted.shape[len(leaf.batch_size) :]), dtype=pieces.dtype)
-    dense = pieces.stacked()
+    dense = pieces.stack()
     return None if dense is None else dense.view(*leaf.batch_size, *dense.shape[1:])
 
 

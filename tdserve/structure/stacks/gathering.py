@@ -90,7 +90,7 @@ def _columns(parts: list[Any], num_members: int, batch_size: tuple[int, ...], di
 
 def _join_member(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Captured:
     """One member of the elements that it consists of."""
-    element = member.kept("element", lambda: member.with_batch(len(around), ()))
+    element = member.memoize("element", lambda: member.with_batch(len(around), ()))
     found = [capture_as(part, element) for part in parts]
     for spec in {id(each.spec): each.spec for each in found}.values():
         check_matches(element, spec, store="")

@@ -23,7 +23,7 @@ from tdserve.structure.changes import moved_to_cpu
 from tdserve.structure.node_capture import NodeReader
 from tdserve.structure.nodes import PACKED, Entry, Node, Path, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Pieces, content_of_tensor, tensor_of_content
-from tdserve.structure.stacks.common_structure import Part
+from tdserve.structure.stacks.common_structure import CapturedPart
 from tdserve.structure.stacks.elements import Element, flat_elements, nested_list
 from tdserve.structure.stacks.row_structure import read_note
 from tdserve.structure.tensordict_private import entries_of, new_tensordict
@@ -103,7 +103,7 @@ def _pack_rows(rows: Sequence[Element]) -> list[list[Any]]:
     return found
 
 
-def _pack_tree(part: Part, kind: int) -> list[Any]:
+def _pack_tree(part: CapturedPart, kind: int) -> list[Any]:
     spec, content = _encode_spec(_common(part.root))
     tensor_paths, value_paths = _leaf_paths(spec, part.at)
     tensors: list[Any] = []
@@ -130,7 +130,7 @@ def _take_apart(entry: Any, *, is_exact: bool) -> Element:
     batch_size = _batch_around(entry)
     held = entry if batch_size is None else new_tensordict({_KEY: entry}, batch_size=torch.Size(batch_size))
     reader = NodeReader("", False, checks=False, encodes=False, is_exact=is_exact)
-    part = Part(reader.node(held, (), ()), reader.tensors, reader.values)
+    part = CapturedPart(reader.node(held, (), ()), reader.tensors, reader.values)
     return Element.of(entry, part) if batch_size is None else Element(entry, part, is_entry=True)
 
 
@@ -166,7 +166,7 @@ def _encode_spec(root: Node) -> tuple[Spec, bytes]:
 
 def _leaf_paths(spec: Spec, at: Path) -> tuple[list[Path], list[Path]]:
     """Where tensors and values lie in what was taken apart at a path."""
-    found: tuple[list[Path], list[Path]] = spec.kept(
+    found: tuple[list[Path], list[Path]] = spec.memoize(
         ("paths", at), lambda: tuple([(*at, *path) for path, _ in leaves] for leaves in (spec.tensors, spec.values))
     )
     return found
@@ -178,7 +178,7 @@ def _read(value: Any) -> Any:
 
 def _read_tree(content: bytes, tensors: Sequence[Any], *values: Any) -> Any:
     spec = codec.from_content(content)
-    num_rows = spec.kept("num rows", lambda: _num_rows(spec.root))
+    num_rows = spec.memoize("num rows", lambda: _num_rows(spec.root))
     if num_rows > _MAX_ROWS + sum(map(len, tensors[1::2])) + sum(map(_num_held, values)):
         raise _damaged_error("no more rows than it holds")
     found = {}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.structure import codec
-from tdserve.structure.changes import rebatch, relocked
+from tdserve.structure.changes import rebatch, set_locks
 from tdserve.structure.nodes import DimNames, Node, Path, TensorLeaf, ValueLeaf, is_marked
 from tdserve.structure.tree import Spec
 
@@ -75,7 +75,7 @@ def find_structure(
     if number >= len(root.members) or behind != (noted_dim - len(root.batch_size) if noted_dim >= 0 else -1):
         return None
     if sizes == root.batch_size and all(note is None or note.position == place for place, note in enumerate(notes)):
-        found: Spec = spec.kept(("member", number, names), lambda: Spec(_whole(root.members[number], sizes, names)))
+        found: Spec = spec.memoize(("member", number, names), lambda: Spec(_whole(root.members[number], sizes, names)))
         return found
     if len(given) < len(notes):
         return None
@@ -158,7 +158,7 @@ def are_same(known: Sequence[Node], actual: Sequence[Node], *, is_locked: bool) 
         is_locked: Whether what is written is locked as a whole: the locks of its members do not count.
     """
     if is_locked:
-        known = [relocked(member, False) for member in known]
+        known = [set_locks(member, False) for member in known]
     return [*map(_bare, known)] == [*map(_bare, actual)]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
 
-from tdserve.cli.head import flat, nested
+from tdserve.cli.head import flat, nest_leaves
 from tdserve.cli.render import jsonable
 from tests.unit.structure.ragged import CASES
 
@@ -59,7 +59,7 @@ def test_flat_when_no_row_is_there_then_there_is_no_value() -> None:
 
 
 def test_nested_when_given_columns_then_gives_dicts_in_dicts() -> None:
-    tree = nested(flat(content().select("text", ("next", "shape"), "tag")))
+    tree = nest_leaves(flat(content().select("text", ("next", "shape"), "tag")))
     assert {**tree, "next": tree["next"]["shape"].tolist()} == {
         "next": [0, 1, 2],
         "text": ["a", "b", "c"],
@@ -72,7 +72,7 @@ def test_flat_when_rows_differ_then_they_are_plain_lists_and_dicts(case: str) ->
     td = CASES[case]
     columns = list(flat(td))
     assert all(column.cells(td.batch_size[0] if td.batch_size else 1) for column in columns)
-    json.dumps(jsonable(nested(columns)))
+    json.dumps(jsonable(nest_leaves(columns)))
 
 
 def test_flat_when_a_part_is_ragged_then_it_is_one_column() -> None:

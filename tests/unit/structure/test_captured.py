@@ -6,7 +6,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.structure.capture import capture
-from tdserve.structure.captured import EncodedValues, conformed, shared_spec
+from tdserve.structure.captured import EncodedValues, conform, shared_spec
 from tdserve.structure.nodes import TensorLeaf, ValueLeaf
 from tdserve.structure.tree import check_matches
 from tests.unit.structure.ragged import jagged, rows
@@ -19,7 +19,7 @@ def test_shared_spec_when_trees_are_equal_then_one_object() -> None:
 
 def test_conformed_when_dense_rows_are_wanted_ragged_then_they_are() -> None:
     wanted = capture(TensorDict({"t": jagged([3, 1])}, [2])).spec
-    found = conformed(capture(TensorDict({"t": torch.zeros(2, 4, dtype=torch.int64)}, [2])), wanted)
+    found = conform(capture(TensorDict({"t": torch.zeros(2, 4, dtype=torch.int64)}, [2])), wanted)
     check_matches(wanted, found.spec, store="")
     assert [len(element) for element in found.values["t",]] == [4, 4]
     assert not found.tensors
@@ -27,7 +27,7 @@ def test_conformed_when_dense_rows_are_wanted_ragged_then_they_are() -> None:
 
 def test_conformed_when_ragged_rows_are_wanted_dense_then_they_are() -> None:
     wanted = capture(TensorDict({"t": torch.zeros(2, 3, dtype=torch.int64)}, [2])).spec
-    found = conformed(capture(TensorDict({"t": jagged([3, 3])}, [2])), wanted)
+    found = conform(capture(TensorDict({"t": jagged([3, 3])}, [2])), wanted)
     assert found.spec.find(("t",)) == TensorLeaf("int64", (2, 3))
     assert found.tensors["t",].shape == (2, 3)
 
@@ -35,19 +35,19 @@ def test_conformed_when_ragged_rows_are_wanted_dense_then_they_are() -> None:
 def test_conformed_when_it_does_not_fit_then_it_stays_as_it_is() -> None:
     wanted = capture(TensorDict({"t": torch.zeros(2, 3, dtype=torch.int64)}, [2])).spec
     captured = capture(TensorDict({"t": jagged([3, 1])}, [2]))
-    assert conformed(captured, wanted) is captured
+    assert conform(captured, wanted) is captured
 
 
 def test_conformed_when_another_form_is_wanted_then_it_has_that() -> None:
     wanted = capture(TensorDict({"a": jagged([3, 1], (), torch.float32)}, [2])).spec
-    found = conformed(capture(lazy_stack(rows(3, 1)).select("a")), wanted).spec.find(("a",))
+    found = conform(capture(lazy_stack(rows(3, 1)).select("a")), wanted).spec.find(("a",))
     assert found == wanted.find(("a",))
 
 
 def test_conformed_when_ragged_rows_have_the_form_already_then_nothing_is_made_anew() -> None:
     wanted = capture(TensorDict({"t": jagged([3, 1])}, [2])).spec
     captured = capture(TensorDict({"t": jagged([2, 2, 5])}, [3]))
-    assert conformed(captured, wanted) is captured
+    assert conform(captured, wanted) is captured
 
 
 def test_capture_when_values_travel_then_they_are_encoded_already() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tdserve.structure.changes import (
+    drop_batch_dim,
     moved_to_cpu,
     per_row,
     rebatch,
     redevice,
-    relocked,
-    replaced,
-    stripped,
-    unstacked,
+    replace_entries,
+    set_locks,
+    strip_to_content,
 )
 from tdserve.structure.nodes import Form, Node, Ragged, TensorKind, TensorLeaf, ValueLeaf, has_state
 
@@ -43,7 +43,7 @@ def test_rebatch_when_rows_are_to_be_stacked_then_along_the_first_dimension_in_f
 
 
 def test_unstacked_when_it_is_a_stack_then_one_row() -> None:
-    row = unstacked(STACK, 0)
+    row = drop_batch_dim(STACK, 0)
     assert (row.batch_size, row.names, row.stack_dim) == ((), None, None)
     entries = dict(row.entries)
     assert entries["a"] == ValueLeaf((), False, RAGGED)
@@ -52,7 +52,7 @@ def test_unstacked_when_it_is_a_stack_then_one_row() -> None:
 
 def test_replaced_when_a_path_is_named_then_only_its_entry_changes() -> None:
     leaf = TensorLeaf("int64", (4, 2))
-    found = replaced(STACK, {("n", "x"): leaf})
+    found = replace_entries(STACK, {("n", "x"): leaf})
     assert dict(found.entries)["n"] == INNER._replace(entries=(("x", leaf),))
     assert found.entries[:2] == STACK.entries[:2]
 
@@ -68,14 +68,14 @@ def test_per_row_when_values_are_shared_then_one_for_each() -> None:
 
 
 def test_relocked_when_asked_then_every_node() -> None:
-    found = relocked(STACK, True)
+    found = set_locks(STACK, True)
     assert found.is_locked
     assert found.entries[2][1] == INNER._replace(is_locked=True)
-    assert relocked(found, False) == STACK
+    assert set_locks(found, False) == STACK
 
 
 def test_rebatch_when_locked_then_rows_are_not() -> None:
-    assert rebatch(relocked(STACK, True), 1, (2,), None) == rebatch(STACK, 1, (2,), None)
+    assert rebatch(set_locks(STACK, True), 1, (2,), None) == rebatch(STACK, 1, (2,), None)
 
 
 def test_moved_to_cpu_when_nodes_have_devices_then_all_of_them_are_the_cpu() -> None:
@@ -93,7 +93,7 @@ def test_rebatch_when_a_packed_node_loses_the_dimension_it_is_stacked_along_then
     assert rebatch(PACKED_NODE, 1, (), None, (None,)).stack_dim == -1
     assert rebatch(PACKED_NODE, 2, (), None, (None, None)).stack_dim is None
     assert rebatch(PACKED_NODE, 2, (4,), None, (0, None)).stack_dim is None
-    assert unstacked(PACKED_NODE, 0).stack_dim == -1
+    assert drop_batch_dim(PACKED_NODE, 0).stack_dim == -1
 
 
 def member(number: int, batch_size: tuple[int, ...] = (3,)) -> Node:
@@ -145,21 +145,21 @@ def test_rebatch_when_dimensions_come_in_front_then_of_members_too() -> None:
 def test_tree_when_changed_as_a_whole_then_members_are_too() -> None:
     assert [each.device for each in redevice(OF_MEMBERS, None).members] == [None, None]
     assert [each.device for each in moved_to_cpu(OF_MEMBERS).members] == ["cpu", "cpu"]
-    assert [each.is_locked for each in relocked(OF_MEMBERS, False).members] == [False, False]
+    assert [each.is_locked for each in set_locks(OF_MEMBERS, False).members] == [False, False]
 
 
 def test_stripped_when_a_node_is_packed_then_its_members_keep_what_they_are_put_together_with() -> None:
     assert has_state(OF_MEMBERS)
-    assert stripped(OF_MEMBERS).members == OF_MEMBERS.members
-    assert not has_state(stripped(OF_MEMBERS._replace(members=())))
+    assert strip_to_content(OF_MEMBERS).members == OF_MEMBERS.members
+    assert not has_state(strip_to_content(OF_MEMBERS._replace(members=())))
 
 
 def test_unstacked_when_another_dimension_goes_then_of_members_too() -> None:
     batch = OF_MEMBERS._replace(batch_size=(2, 3, 4), members=(member(0, (3, 4)), member(1, (3, 4))))
-    found = unstacked(batch, 2)
+    found = drop_batch_dim(batch, 2)
     assert (found.stack_dim, [each.batch_size for each in found.members]) == (0, [(3,), (3,)])
-    assert unstacked(batch, 0).members == ()
-    assert unstacked(OF_MEMBERS, 1).members == ()
+    assert drop_batch_dim(batch, 0).members == ()
+    assert drop_batch_dim(OF_MEMBERS, 1).members == ()
 
 
 def test_rebatch_when_other_dimensions_of_a_packed_node_change_then_stacked_as_it_was() -> None:
@@ -168,7 +168,7 @@ def test_rebatch_when_other_dimensions_of_a_packed_node_change_then_stacked_as_i
     along_2 = PACKED_NODE._replace(stack_dim=2)
     assert rebatch(along_2, 1, (), None, (None,)).stack_dim == 1
     assert rebatch(along_2, 2, (), None, (None, None)).stack_dim is None
-    assert unstacked(along_2, 0).stack_dim == 1
+    assert drop_batch_dim(along_2, 0).stack_dim == 1
     row = PACKED_NODE._replace(batch_size=(2,), stack_dim=-1)
     assert rebatch(row, 0, (7,), None).stack_dim == -1
     assert rebatch(PACKED_NODE._replace(stack_dim=None), 1, (7,), None).stack_dim is None

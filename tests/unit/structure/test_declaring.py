@@ -10,7 +10,7 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_s
 
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.structure.capture import capture
-from tdserve.structure.declaring import declared, declared_paths, first_values, widened, widens, zeros_of
+from tdserve.structure.declaring import declare_ragged, declared_paths, first_values, widen_row, widens, zeros_of
 from tdserve.structure.nodes import Form, Node, Ragged, ValueLeaf
 from tdserve.structure.tree import Spec
 from tests.unit.structure.ragged import jagged, said, strided, turns
@@ -20,7 +20,7 @@ ROW = TensorDict({"t": torch.zeros(4, dtype=torch.int64), "n": {"x": torch.zeros
 
 def made(td: Any, ragged: Any = None) -> Spec:
     captured = capture(td)
-    return declared(captured.spec, captured.values, ragged, store="frames")
+    return declare_ragged(captured.spec, captured.values, ragged, store="frames")
 
 
 @pytest.mark.parametrize("ragged", ["t", ["t"], ("t",), {"t": 0}, {"t": (0,)}, {("t",): -1}])
@@ -42,7 +42,7 @@ def test_declared_when_other_dimensions_differ_then_a_stack_of_rows(dims: Any, s
 
 def test_declared_when_nothing_is_then_the_same_spec() -> None:
     spec = capture(ROW).spec
-    assert declared(spec, {}, None, store="") is spec
+    assert declare_ragged(spec, {}, None, store="") is spec
 
 
 def test_declared_when_row_has_a_nested_tensor_of_one_component_then_it_is_ragged() -> None:
@@ -82,7 +82,7 @@ def test_declared_when_a_batch_dimension_of_the_row_is_named_then_says_so() -> N
 def test_first_values_when_store_is_ragged_then_empty() -> None:
     row = TensorDict({"t": torch.zeros(4), "s": NonTensorStack("a", "b"), "h": turns(2)})
     captured = capture(row)
-    spec = declared(captured.spec, captured.values, ["t", "h"], store="").prepend((3,))
+    spec = declare_ragged(captured.spec, captured.values, ["t", "h"], store="").prepend((3,))
     reduced, values = first_values(spec.select([path for path, _ in spec.values]), captured.values, (3,))
     assert values["t",].shape == (0,)
     assert values["h",] == [None] * 3
@@ -92,7 +92,7 @@ def test_first_values_when_store_is_ragged_then_empty() -> None:
 
 def test_first_values_when_zeros_are_given_then_each_row_has_them() -> None:
     captured = capture(TensorDict({"h": turns(2)}))
-    spec = declared(captured.spec, captured.values, ["h"], store="").prepend((3,))
+    spec = declare_ragged(captured.spec, captured.values, ["h"], store="").prepend((3,))
     zero = zeros_of(turns(2))
     _, values = first_values(spec.select([("h",)]), captured.values, (3,), {("h",): zero})
     assert [value is zero for value in values["h",]] == [True] * 3
@@ -132,7 +132,7 @@ BATCHES = {
 def test_widened_when_first_rows_are_ragged_then_so_is_the_row(case: str) -> None:
     batch, ragged = BATCHES[case]
     row = capture(batch[0]).spec
-    spec = widened(row, capture(batch))
+    spec = widen_row(row, capture(batch))
     assert spec is not None
     assert spec.find(("t",)) == ValueLeaf((), False, ragged)
     assert widens(row, spec)
@@ -141,7 +141,7 @@ def test_widened_when_first_rows_are_ragged_then_so_is_the_row(case: str) -> Non
 
 def test_widened_when_rows_of_a_stack_have_one_other_shape_then_ragged() -> None:
     row = capture(TensorDict({"t": torch.zeros(3)})).spec
-    spec = widened(row, capture(lazy_stack([TensorDict({"t": torch.zeros(5)})] * 2)))
+    spec = widen_row(row, capture(lazy_stack([TensorDict({"t": torch.zeros(5)})] * 2)))
     assert spec is not None
     assert spec.root.stack_dim == -1
 
@@ -149,7 +149,7 @@ def test_widened_when_rows_of_a_stack_have_one_other_shape_then_ragged() -> None
 def test_widened_when_histories_come_then_packed() -> None:
     batch = TensorDict({"h": lazy_stack([turns(2), turns(3)])}, [2])
     row = capture(batch[0]).spec
-    spec = widened(row, capture(batch))
+    spec = widen_row(row, capture(batch))
     assert spec is not None
     assert spec.packed == {("h",)}
     assert widens(row, spec)
@@ -165,7 +165,7 @@ def test_widened_when_histories_come_then_packed() -> None:
     ],
 )
 def test_widened_when_something_else_differs_then_none(batch: TensorDict) -> None:
-    assert widened(capture(TensorDict({"t": torch.zeros(3)})).spec, capture(batch)) is None
+    assert widen_row(capture(TensorDict({"t": torch.zeros(3)})).spec, capture(batch)) is None
 
 
 def test_widens_when_structures_differ_otherwise_then_not() -> None:
@@ -180,7 +180,7 @@ def test_widened_when_dimensions_have_names_then_they_keep_them() -> None:
     agents = LazyStackedTensorDict(*members, stack_dim=1, stack_dim_name="agent")
     batch = TensorDict({"agents": agents}, [4, 2], names=["time", "agent"])
     row = capture(batch[0])
-    found = widened(declared(row.spec, row.values, None, store="s"), capture(batch))
+    found = widen_row(declare_ragged(row.spec, row.values, None, store="s"), capture(batch))
     assert found is not None
     node = found.find(("agents",))
     assert isinstance(node, Node)

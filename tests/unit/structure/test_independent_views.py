@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tdserve.structure import independent_views as module
-from tdserve.structure.independent_views import untracked
+from tdserve.structure.independent_views import make_independent_views
 
 
 @pytest.fixture(params=[True, False], ids=["this torch", "a torch without it"], autouse=True)
@@ -21,7 +21,7 @@ def _torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_untracked_when_one_view_is_changed_then_the_others_versions_stay(mode: Any) -> None:
     buffer = torch.zeros(6)
     with mode():
-        first, second = untracked(lambda: [*buffer.view(2, 3).unbind(0)])
+        first, second = make_independent_views(lambda: [*buffer.view(2, 3).unbind(0)])
     second.add_(1)
     assert (first._version, second._version) == (0, 1)
     assert buffer.tolist() == [0, 0, 0, 1, 1, 1]
@@ -31,7 +31,7 @@ def test_untracked_when_one_view_is_changed_then_the_others_versions_stay(mode: 
 
 def test_untracked_when_a_backward_needs_one_view_then_another_may_be_changed_and_either_trained() -> None:
     buffer = torch.ones(6)
-    first, second = untracked(lambda: [*buffer.view(2, 3).unbind(0)])
+    first, second = make_independent_views(lambda: [*buffer.view(2, 3).unbind(0)])
     weight = torch.ones(3, requires_grad=True)
     loss: Any = (weight * first).sum()
     second.mul_(5)

@@ -11,7 +11,7 @@ import torch
 from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
 from tdserve.messages.value_columns import ValueColumn, decode_block, encode_block, join
 from tdserve.structure.nodes import Form, Ragged
-from tdserve.structure.pieces import Pieces, blob_of_zeros, jagged, pieces_of_jagged
+from tdserve.structure.pieces import Pieces, blob_of_zeros, build_jagged, pieces_of_jagged
 from tdserve.values.codec import NONE
 from tests.unit.structure.ragged import CASES, check_same, jagged as nested
 
@@ -129,11 +129,11 @@ def test_of_when_tensors_differ_in_dtype_then_refuses() -> None:
 
 
 def test_stacked_when_all_have_one_shape_then_dense() -> None:
-    dense = Pieces.of_rows(torch.arange(6).view(3, 2)).stacked()
+    dense = Pieces.of_rows(torch.arange(6).view(3, 2)).stack()
     assert dense is not None
     assert dense.tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert Pieces.of(TENSORS, RAGGED).stacked() is None
-    assert Pieces.of([], RAGGED).stacked() is None
+    assert Pieces.of(TENSORS, RAGGED).stack() is None
+    assert Pieces.of([], RAGGED).stack() is None
 
 
 def test_pieces_of_jagged_when_components_lie_side_by_side_then_no_copy() -> None:
@@ -149,4 +149,4 @@ def test_jagged_when_made_of_its_components_then_the_same(case: str) -> None:
     shape = tuple(-1 if dim == at else int(size) for dim, size in enumerate(tensor.shape[1:]))
     dtype = str(tensor.dtype).removeprefix("torch.")
     ragged = Ragged(Form.JAGGED, dtype, shape, tensor.lengths() is not None)
-    check_same(tensor, jagged(pieces_of_jagged(tensor), ragged))
+    check_same(tensor, build_jagged(pieces_of_jagged(tensor), ragged))

@@ -9,7 +9,7 @@ from tensordict import MemoryMappedTensor, NonTensorData, NonTensorStack, Tensor
 
 from tdserve.base.errors import LocalProtocolError, NotSupportedError, SpecMismatchError
 from tdserve.structure.capture import capture
-from tdserve.structure.declaring import declared
+from tdserve.structure.declaring import declare_ragged
 from tdserve.structure.rows import RowReader, RowSlots, copy_leaves
 from tests.unit.structure.ragged import turns
 from tests.unit.structure.strategies import tensordicts
@@ -193,7 +193,7 @@ def test_read_when_pickle_is_allowed_then_values_of_any_type_are_let_through() -
 
 
 def test_read_when_the_row_itself_is_packed_then_it_is_the_only_value() -> None:
-    spec = declared(capture(turns(2)).spec, {}, [()], store="frames")
+    spec = declare_ragged(capture(turns(2)).spec, {}, [()], store="frames")
     history = turns(3)
     tensors, values = RowReader(spec, store="frames").read(history)
     assert tensors == []

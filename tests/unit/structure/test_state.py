@@ -14,7 +14,7 @@ from tdserve.structure import codec
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import Params, TensorKind
-from tdserve.structure.state import mark_of, marked, params_around, params_of, restored
+from tdserve.structure.state import mark_of, mark_tensor, params_around, params_of, restore_state
 from tdserve.v1 import spec_pb2
 from tests.conformance.kinds import KINDS
 from tests.sameness import assert_same
@@ -55,7 +55,7 @@ def test_kind_when_captured_sent_and_built_then_the_same(name: str) -> None:
 def test_mark_of_when_given_back_then_the_same_kind_of_the_same_memory(tensor: torch.Tensor, mark: Any) -> None:
     assert mark_of(tensor) == mark
     plain = torch.ones(2, dtype=tensor.dtype)
-    found = marked(plain, *mark)
+    found = mark_tensor(plain, *mark)
     assert mark_of(found) == mark
     assert found.is_leaf
     assert found.data_ptr() == plain.data_ptr()
@@ -112,7 +112,7 @@ def test_params_when_a_tensorclass_is_inside_or_around_then_the_same(make: Any) 
 
 def test_restored_when_nodes_are_locked_then_with_what_is_below_and_once() -> None:
     spec = capture(TensorDict({"a": {"b": torch.ones(2)}, "c": {}}).lock_(), is_exact=True).spec
-    found = restored(TensorDict({"a": {"b": torch.ones(2)}, "c": {}}), spec.root)
+    found = restore_state(TensorDict({"a": {"b": torch.ones(2)}, "c": {}}), spec.root)
     assert [found.is_locked, found["a"].is_locked, found["c"].is_locked] == [True] * 3
     assert not found.unlock_()["a"].is_locked
 

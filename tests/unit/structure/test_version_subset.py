@@ -6,7 +6,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.structure.capture import capture
-from tdserve.structure.version_subset import FLOATING, converted, decode_numbers, encode_numbers, only_leaves
+from tdserve.structure.version_subset import FLOATING, convert_floats, decode_numbers, encode_numbers, only_leaves
 
 TD = TensorDict(
     {"a": torch.ones(2), "b": {"c": torch.arange(3), "d": torch.ones(1, dtype=torch.float64)}, "t": "text"}, []
@@ -15,18 +15,18 @@ SPEC = capture(TD).spec
 
 
 def test_converted_when_leaves_are_floating_point_then_only_these_have_the_dtype() -> None:
-    found = converted(SPEC, "bfloat16")
+    found = convert_floats(SPEC, "bfloat16")
     expected = TensorDict(
         {"a": TD["a"].bfloat16(), "b": {"c": TD["b", "c"], "d": TD["b", "d"].bfloat16()}, "t": "x"}, []
     )
     assert found == capture(expected).spec
-    assert converted(SPEC, "bfloat16") is found
+    assert convert_floats(SPEC, "bfloat16") is found
 
 
 def test_converted_when_nothing_would_change_then_the_same_object() -> None:
     integers = capture(TensorDict({"n": torch.arange(3)}, [])).spec
-    assert converted(SPEC, "") is SPEC
-    assert all(converted(integers, dtype) is integers for dtype in FLOATING)
+    assert convert_floats(SPEC, "") is SPEC
+    assert all(convert_floats(integers, dtype) is integers for dtype in FLOATING)
 
 
 @pytest.mark.parametrize("numbers", [[], [1], [0, 2]])

@@ -17,7 +17,7 @@ from tdserve.messages.selection.selection import Selection
 from tdserve.rules.catalog import Durability, check_durability, check_max_object_bytes
 from tdserve.structure import codec
 from tdserve.structure.capture import Captured, capture
-from tdserve.structure.declaring import Declared, declared, declared_paths, first_values, zeros_of
+from tdserve.structure.declaring import Declared, declare_ragged, declared_paths, first_values, zeros_of
 from tdserve.structure.fake_tensors import structure_of
 from tdserve.structure.tree import Path
 from tdserve.structure.views import check_own_entries
@@ -83,7 +83,7 @@ class MemmapClient(LoadingClient):
                 max_object_bytes=max_object_bytes,
                 durability=durability,
             )
-            return StoreHandle(self, self.described(name, deadline))
+            return StoreHandle(self, self.describe_existing(name, deadline))
 
         return self.perform(make, return_early)
 
@@ -181,7 +181,7 @@ class MemmapClient(LoadingClient):
         captured = structure_of(capture(like, store=name, allow_pickle=self.allow_pickle, takes_structure=True))
         sizes = checked_sizes(batch_size)
         has_rows = bool(sizes) or ragged is not None  # else it is all there is, and no row that others may differ from
-        row = declared(captured.spec, captured.values, ragged, store=name) if has_rows else captured.spec
+        row = declare_ragged(captured.spec, captured.values, ragged, store=name) if has_rows else captured.spec
         known = declared_paths(captured.spec, captured.values, ragged) if has_rows else set()
         zeros: dict[Path, Any] = {}
         if any(leaf.ragged is not None and path not in known for path, leaf in row.values):

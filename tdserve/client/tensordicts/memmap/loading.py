@@ -20,7 +20,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.client.content.fake_modes import fake_mode
-from tdserve.client.content.padding import Pad, padded
+from tdserve.client.content.padding import Pad, pad_ragged
 from tdserve.client.content.read_content import Content, Destination, on_cpu
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.live_values import with_live_leaves
@@ -33,12 +33,12 @@ from tdserve.client.tensordicts.memmap.arguments import (
     split_name,
 )
 from tdserve.client.tensordicts.remote_calls import TensorDictClient
-from tdserve.client.transfers.read_selection import brought
+from tdserve.client.transfers.read_selection import require_content
 from tdserve.structure.build import build, fill
 from tdserve.structure.capture import capture
 from tdserve.structure.entries import change_tensors, entry_at
 from tdserve.structure.replace_content import take_over
-from tdserve.structure.state import mark_of, marked, restored
+from tdserve.structure.state import mark_of, mark_tensor, restore_state
 from tdserve.structure.torch_private import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Path, Spec
@@ -199,7 +199,7 @@ class LoadingClient(TensorDictClient):
         allow_pickle: bool | None = None,
     ) -> Content:
         keys = (path,) if path else ()
-        return brought(self._fetch(name, deadline, keys=keys, device=device, allow_pickle=allow_pickle))
+        return require_content(self._fetch(name, deadline, keys=keys, device=device, allow_pickle=allow_pickle))
 
     def _receive_into(self, name: str, out: Any, deadline: Deadline, allow_pickle: bool | None) -> Any:
         """Fills in place what fits, without another copy."""
@@ -223,7 +223,7 @@ class LoadingClient(TensorDictClient):
         trusts: bool | None,
     ) -> Any:
         def fetch_values(keys: Sequence[Path]) -> dict[Path, Any]:
-            return brought(self._fetch(handle.name, deadline, keys=keys, allow_pickle=trusts)).values
+            return require_content(self._fetch(handle.name, deadline, keys=keys, allow_pickle=trusts)).values
 
         spec = handle.spec.select((path,)) if path else handle.spec
         td = imitate(spec, fetch_values, device=device, mode=mode, pad=pad)
@@ -347,18 +347,18 @@ def imitate(
             reason = "torch has none: store it in the layout torch.jagged, or load it with its content"
             raise NotSupportedError(feature="a strided nested tensor without content", reason=reason)
         if mode is None:
-            return marked(leaf.to("meta"), *mark_of(leaf))
+            return mark_tensor(leaf.to("meta"), *mark_of(leaf))
         if leaf.is_nested and mode.shape_env is None:
             reason = "its sizes are symbols: use FakeTensorMode(shape_env=ShapeEnv()), or device='meta'"
             raise NotSupportedError(feature="a jagged tensor under this FakeTensorMode", reason=reason)
         content = leaf.detach()  # of which the sizes are known, but for those of a nested one
-        return marked(mode.from_tensor(content, static_shapes=None if leaf.is_nested else True), *mark_of(leaf))
+        return mark_tensor(mode.from_tensor(content, static_shapes=None if leaf.is_nested else True), *mark_of(leaf))
 
     with unset_fake_temporarily():  # else what arrives would be made of fake memory
         values = fetch_values([path for path, _ in spec.values]) if spec.values else {}
         shown = on_cpu(spec) if wanted is None else spec.with_device(str(wanted))
-        columns = padded(shown, tensors, values, pad)
+        columns = pad_ragged(shown, tensors, values, pad)
         td = build(columns.spec.without_state, columns.tensors, columns.values)
         has_tensors = spec.has_ragged or any(leaf.is_unbatched for _, leaf in spec.values)
         td = change_tensors(td, without_content) if has_tensors else td
-        return restored(td, columns.spec.root) if columns.spec.has_state else td
+        return restore_state(td, columns.spec.root) if columns.spec.has_state else td

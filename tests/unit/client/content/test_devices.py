@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from tensordict import NonTensorData, TensorClass, TensorDict
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.client.content.devices import ALIGN_NBYTES, Uploads, _offsets, _windows, begin, resolved, to_device
+from tdserve.client.content.devices import ALIGN_NBYTES, Uploads, _offsets, _windows, begin, resolve_device, to_device
 from tests.unit.structure.strategies import difference
 
 
@@ -254,15 +254,15 @@ def test_to_device_when_none_or_no_cuda_device_then_as_tensordict_does() -> None
 
 
 def test_resolved_when_no_cuda_device_then_as_torch_reads_it() -> None:
-    assert resolved(None) is None
-    assert resolved("cpu") == torch.device("cpu")
-    assert resolved(torch.device("meta")) == torch.device("meta")
+    assert resolve_device(None) is None
+    assert resolve_device("cpu") == torch.device("cpu")
+    assert resolve_device(torch.device("meta")) == torch.device("meta")
 
 
 @pytest.mark.gpu
 def test_resolved_when_no_number_is_given_then_the_current_device() -> None:
-    assert resolved("cuda") == torch.device("cuda", torch.cuda.current_device())
-    assert resolved(0) == torch.device("cuda", 0)
+    assert resolve_device("cuda") == torch.device("cuda", torch.cuda.current_device())
+    assert resolve_device(0) == torch.device("cuda", 0)
 
 
 def test_to_device_when_the_device_is_not_there_then_not_supported() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from tdserve.base.errors import InvalidRequestError, NcclUnavailableError, NotSupportedError
 from tdserve.client.content import gpu as under_test
-from tdserve.client.content.gpu import NO_GPU, Gpu, agreed, landing, named_gpu
+from tdserve.client.content.gpu import NO_GPU, Gpu, choose_device, landing, named_gpu
 from tdserve.v1 import control_pb2
 
 MINE = Gpu("cuda:1", "mine")
@@ -59,30 +59,30 @@ def test_named_gpu_when_torch_has_no_nccl_then_says_so_or_is_refused(monkeypatch
 
 def test_agreed_when_the_server_grants_nccl_then_the_clients_gpu() -> None:
     welcome = control_pb2.Welcome(transport="nccl", gpu="another")
-    assert agreed(welcome, MINE, transport="auto", address="a:1") == ("cuda:1", "")
+    assert choose_device(welcome, MINE, transport="auto", address="a:1") == ("cuda:1", "")
 
 
 def test_agreed_when_the_server_refuses_then_its_reason() -> None:
     welcome = control_pb2.Welcome(transport="gloo", why_not_nccl="told")
-    assert agreed(welcome, MINE, transport="auto", address="a:1") == ("", "told")
+    assert choose_device(welcome, MINE, transport="auto", address="a:1") == ("", "told")
     with pytest.raises(NcclUnavailableError, match="told"):
-        agreed(welcome, MINE, transport="nccl", address="a:1")
+        choose_device(welcome, MINE, transport="nccl", address="a:1")
 
 
 def test_agreed_when_the_server_overlooks_that_the_gpu_is_shared_then_not_touched() -> None:
     welcome = control_pb2.Welcome(transport="nccl", gpu="mine")
-    device, why_not = agreed(welcome, MINE, transport="auto", address="a:1")
+    device, why_not = choose_device(welcome, MINE, transport="auto", address="a:1")
     assert device == ""
     assert "both ends use one GPU" in why_not
     with pytest.raises(NcclUnavailableError, match="one GPU"):
-        agreed(welcome, MINE, transport="nccl", address="a:1")
+        choose_device(welcome, MINE, transport="nccl", address="a:1")
 
 
 def test_agreed_when_the_server_is_older_then_another_transport_or_refused() -> None:
     welcome = control_pb2.Welcome(transport="gloo")
-    assert agreed(welcome, NO_GPU, transport="auto", address="a:1") == ("", "")
+    assert choose_device(welcome, NO_GPU, transport="auto", address="a:1") == ("", "")
     with pytest.raises(NcclUnavailableError) as caught:
-        agreed(welcome, MINE, transport="nccl", address="a:1")
+        choose_device(welcome, MINE, transport="nccl", address="a:1")
     assert not caught.value.retryable
 
 

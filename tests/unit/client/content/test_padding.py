@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, lazy_stack, pad_sequence
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.client.content.padding import padded
+from tdserve.client.content.padding import pad_ragged
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
 from tests.unit.structure.ragged import CASES, check_same, jagged, strided, turns
@@ -17,7 +17,7 @@ from tests.unit.structure.ragged import CASES, check_same, jagged, strided, turn
 
 def filled(td: Any, pad: Any) -> Any:
     captured = capture(td)
-    return build(*padded(captured.spec, captured.tensors, captured.values, pad))
+    return build(*pad_ragged(captured.spec, captured.tensors, captured.values, pad))
 
 
 @pytest.mark.parametrize("value", [0, 7, -1.5])
@@ -63,9 +63,9 @@ def test_padded_when_histories_differ_then_they_stay() -> None:
 
 def test_padded_when_not_asked_for_then_nothing_changes() -> None:
     captured = capture(CASES["jagged"])
-    assert padded(captured.spec, captured.tensors, captured.values, None).spec is captured.spec
+    assert pad_ragged(captured.spec, captured.tensors, captured.values, None).spec is captured.spec
     plain = capture(TensorDict({"a": torch.zeros(2)}, [2]))
-    assert padded(plain.spec, plain.tensors, plain.values, 0).spec is plain.spec
+    assert pad_ragged(plain.spec, plain.tensors, plain.values, 0).spec is plain.spec
 
 
 @pytest.mark.parametrize("pad", ["0", {"t": None}, {"r": 0}, {3: 0}])

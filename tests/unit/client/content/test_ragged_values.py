@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from tdserve.client.content.ragged_values import entries_for, shown, tensors_for
+from tdserve.client.content.ragged_values import describe_value, entries_for, tensors_for
 from tdserve.structure.nodes import Form, Ragged
 from tests.unit.structure.ragged import jagged, strided
 
@@ -86,4 +86,4 @@ def test_entries_for_when_rows_are_too_few_or_many_then_none(value: Any) -> None
     ],
 )
 def test_shown_when_value_did_not_fit_then_tells_its_shape(value: Any, text: str) -> None:
-    assert shown(value) == text
+    assert describe_value(value) == text

@@ -5,7 +5,15 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import CapacityError, InvalidRequestError, RemoteProtocolError, SpecMismatchError, TDServeError
-from tdserve.client.groups.agreement import Agreed, Known, agree, agree_pair, describe_structure, first_failure, judged
+from tdserve.client.groups.agreement import (
+    Agreed,
+    Known,
+    agree,
+    agree_pair,
+    describe_structure,
+    first_failure,
+    judge_calls,
+)
 from tdserve.client.groups.parts import fingerprint_of
 from tdserve.control.status import decode_failure, encode_failure
 from tdserve.structure.capture import capture
@@ -28,7 +36,7 @@ def call_of(spec: Spec | None = None, kind: str = "broadcast", **fields: object)
 
 def test_judged_when_all_fit_then_the_structure_of_the_root_and_everybodys_sizes() -> None:
     calls = [call_of(root=1), call_of(SPEC, root=1, values_nbytes=[7]), call_of(root=1)]
-    verdict = judged(calls)
+    verdict = judge_calls(calls)
     assert verdict.fingerprint == fingerprint_of(SPEC)
     assert verdict.HasField("spec")
     assert list(verdict.values_nbytes) == [0, 7, 0]
@@ -39,18 +47,18 @@ def test_judged_when_all_fit_then_the_structure_of_the_root_and_everybodys_sizes
 def test_judged_when_of_a_scatter_then_the_sizes_are_the_roots() -> None:
     calls = [call_of(kind="scatter"), call_of(kind="scatter")]
     calls[0].values_nbytes.extend([5, 6])
-    assert list(judged(calls).values_nbytes) == [5, 6]
+    assert list(judge_calls(calls).values_nbytes) == [5, 6]
 
 
 def test_judged_when_a_fingerprint_differs_then_all_examine() -> None:
-    assert judged([call_of(SPEC), call_of(OTHER)]).examines
-    assert not judged([call_of(SPEC), call_of(SPEC)]).examines
+    assert judge_calls([call_of(SPEC), call_of(OTHER)]).examines
+    assert not judge_calls([call_of(SPEC), call_of(SPEC)]).examines
 
 
 @pytest.mark.parametrize("fields", [{"kind": "scatter"}, {"root": 1}, {"op": "max"}])
 def test_judged_when_calls_differ_then_says_whose(fields: dict[str, object]) -> None:
     calls = [call_of(), call_of(), call_of(**fields)]  # type: ignore[arg-type]
-    verdict = judged(calls)
+    verdict = judge_calls(calls)
     error = decode_failure(verdict.failure)
     assert isinstance(error, InvalidRequestError)
     assert verdict.rank == 2
@@ -65,7 +73,7 @@ def test_first_failure_when_several_fail_then_the_lowest_ranks() -> None:
     verdict = first_failure(calls)
     assert verdict is not None
     assert verdict.rank == 1
-    assert judged(calls) == verdict
+    assert judge_calls(calls) == verdict
 
 
 def test_known_when_a_structure_was_told_then_it_is_not_told_again_and_one_that_was_not_is_an_error() -> None:

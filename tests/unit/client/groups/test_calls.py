@@ -10,7 +10,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError, NotSupportedError
 from tdserve.client.groups.agreement import Agreed
-from tdserve.client.groups.calls import shown_rank, spec_of
+from tdserve.client.groups.calls import describe_rank, spec_of
 from tests.unit.client.groups.teams import Team, content, number_in
 
 
@@ -52,7 +52,7 @@ def test_call_when_values_may_be_pickled_by_nobody_then_not_supported_at_the_sou
 
 @pytest.mark.parametrize(("rank", "shown"), [(3, 3), (-1, 0), (True, 0), (1 << 40, 0), ("x", 0), (None, 0)])
 def test_shown_rank_when_it_is_none_then_zero(rank: Any, shown: int) -> None:
-    assert shown_rank(rank) == shown
+    assert describe_rank(rank) == shown
 
 
 def test_spec_of_when_there_is_none_then_a_bug() -> None:

@@ -146,7 +146,7 @@ def test_call_of_two_when_the_other_was_let_go_of_a_call_of_all_then_refused_wit
         wait_for(lambda: epoch_of(team, 0).num_calls == 1, "a member in a call")
         team.groups[3].close()
         assert isinstance(waiting.exception(20.0), PeerLostError)
-        wait_for(lambda: epoch_of(team, 1)._losses.missed(0), "the news of the member that was let go")
+        wait_for(lambda: epoch_of(team, 1)._losses.find_loss(0), "the news of the member that was let go")
         said = r"lost rank 0 .*: barrier\(\) has failed: lost rank 3 .* closed the group"
         with pytest.raises(PeerLostError, match=said):
             team.groups[1].send(content(1), 0)

@@ -36,8 +36,8 @@ def test_take_when_in_a_call_of_all_then_it_ends_unless_the_leaver_has_finished_
     assert losses.is_any
     losses.finish(is_well=not is_end)
     assert losses.num_finished == (2 if is_end else 3)
-    assert losses.missed(None) == loss  # the next call of all needs it
-    assert losses.missed(2) == (loss if is_end else None)
+    assert losses.find_loss(None) == loss  # the next call of all needs it
+    assert losses.find_loss(2) == (loss if is_end else None)
 
 
 def test_take_when_in_a_call_of_two_then_it_goes_on_and_calls_that_need_the_leaver_are_refused() -> None:
@@ -48,8 +48,8 @@ def test_take_when_in_a_call_of_two_then_it_goes_on_and_calls_that_need_the_leav
     assert losses.cause(1) == loss
     losses.finish(is_well=True)
     assert losses.num_finished == 3
-    assert losses.missed(2) is None
-    assert losses.missed(1) == losses.missed(None) == loss
+    assert losses.find_loss(2) is None
+    assert losses.find_loss(1) == losses.find_loss(None) == loss
 
 
 @pytest.mark.parametrize("number", [0, 3])
@@ -59,8 +59,8 @@ def test_take_when_nothing_is_under_way_then_only_who_needs_the_leaver_misses_it
     assert losses.num_finished == losses.num_begun == number
     assert not losses.take(gone(1, 0), ends_all=False)
     assert losses.end is None
-    assert losses.missed(None) == gone(1, 0)
-    assert losses.missed(0) is None
+    assert losses.find_loss(None) == gone(1, 0)
+    assert losses.find_loss(0) is None
 
 
 def test_take_when_it_went_with_something_under_way_or_all_are_needed_then_everything_ends() -> None:
@@ -70,7 +70,7 @@ def test_take_when_it_went_with_something_under_way_or_all_are_needed_then_every
         (in_call(1, peer=0), gone(1, 1), True),
     ]:
         assert losses.take(loss, ends_all=ends_all)
-        assert losses.end == losses.missed(0) == losses.missed(None) == losses.cause(0) == loss
+        assert losses.end == losses.find_loss(0) == losses.find_loss(None) == losses.cause(0) == loss
 
 
 def test_take_when_the_leaver_does_not_say_what_it_has_finished_then_the_call_goes_on() -> None:

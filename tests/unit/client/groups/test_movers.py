@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tdserve.client.groups.movers import DeviceLeaves, HostMover
-from tdserve.client.groups.parts import Given, Taken
+from tdserve.client.groups.parts import GivenPart, TakenPart
 from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tdserve.transport.group_content import GroupWire
 from tests.unit.client.groups.teams import LARGE, SMALL, content, number_in
@@ -33,20 +33,20 @@ def test_host_mover_when_it_gives_and_broadcasts_then_taken_whole(num_floats: in
     mover = HostMover()
 
     def play(wire: GroupWire) -> list[int]:
-        given = Given(content(wire.link.rank, num_floats), name="g", allow_pickle=False)
+        given = GivenPart(content(wire.link.rank, num_floats), name="g", allow_pickle=False)
         found = []
         for src in range(3):
-            taken = Taken(None, name="g", allow_pickle=False)
+            taken = TakenPart(None, name="g", allow_pickle=False)
             if wire.link.rank == src:
                 mover.broadcast_from(wire, given)
             else:
-                nbytes = Given(content(src, num_floats), name="g", allow_pickle=False).values_nbytes
+                nbytes = GivenPart(content(src, num_floats), name="g", allow_pickle=False).values_nbytes
                 mover.broadcast_to(wire, taken, given.spec, nbytes, src)
                 found.append(number_in(taken.finish(given.spec), num_floats))
         if wire.link.rank == 0:
             mover.give(wire, given, 2)
         elif wire.link.rank == 2:
-            taken = Taken(None, name="g", allow_pickle=False)
+            taken = TakenPart(None, name="g", allow_pickle=False)
             mover.take(wire, taken, given.spec, given.values_nbytes, 0)
             found.append(number_in(taken.finish(given.spec), num_floats))
         return found

@@ -5,18 +5,18 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
-from tdserve.client.groups.parts import Given, Taken, fingerprint_of, messages_of
+from tdserve.client.groups.parts import GivenPart, TakenPart, fingerprint_of, messages_of
 from tdserve.structure.capture import capture
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import copy_bytes
 from tests.unit.client.groups.teams import LARGE, SMALL, content, number_in
 
 
-def given(td: TensorDict) -> Given:
-    return Given(td, name="g", allow_pickle=False)
+def given(td: TensorDict) -> GivenPart:
+    return GivenPart(td, name="g", allow_pickle=False)
 
 
-def moved(source: Given, taken: Taken) -> object:
+def moved(source: GivenPart, taken: TakenPart) -> object:
     """The tensordict after its bytes went from one end to the other."""
     source_end, sink = source.source(), taken.sink(source.spec, source.values_nbytes, BufferPool())
     for message in source.messages:
@@ -34,7 +34,7 @@ def moved(source: Given, taken: Taken) -> object:
 @pytest.mark.parametrize("into", [None, 3])
 def test_content_when_moved_then_built_or_filled(num_floats: int, into: int | None) -> None:
     out = None if into is None else content(into, num_floats)
-    found = moved(given(content(8, num_floats)), Taken(out, name="g", allow_pickle=False))
+    found = moved(given(content(8, num_floats)), TakenPart(out, name="g", allow_pickle=False))
     assert out is None or found is out
     assert number_in(found, num_floats) == 8
 
@@ -42,7 +42,7 @@ def test_content_when_moved_then_built_or_filled(num_floats: int, into: int | No
 def test_content_when_leaves_are_not_contiguous_then_copied_in_and_out() -> None:
     source = TensorDict({"x": torch.arange(12.0).view(3, 4).T})
     out = TensorDict({"x": torch.zeros(4, 6)[:, ::2]})
-    moved(given(source), Taken(out, name="g", allow_pickle=False))
+    moved(given(source), TakenPart(out, name="g", allow_pickle=False))
     assert torch.equal(out["x"], source["x"])
 
 
@@ -57,12 +57,12 @@ def test_check_when_structures_differ_then_names_the_key() -> None:
     spec = capture(TensorDict({"x": torch.zeros(3)})).spec
     for part in (
         given(TensorDict({"x": torch.ones(4)})),
-        Taken(TensorDict({"x": torch.ones(4)}), name="g", allow_pickle=False),
+        TakenPart(TensorDict({"x": torch.ones(4)}), name="g", allow_pickle=False),
     ):
         with pytest.raises(SpecMismatchError) as raised:
             part.check(spec)
         assert raised.value.key == "x"
-    Taken(None, name="g", allow_pickle=False).check(spec)
+    TakenPart(None, name="g", allow_pickle=False).check(spec)
 
 
 def test_check_device_when_a_tensor_lies_elsewhere_then_not_supported() -> None:
@@ -71,7 +71,7 @@ def test_check_device_when_a_tensor_lies_elsewhere_then_not_supported() -> None:
     part.check_device(torch.device("cpu"))
     with pytest.raises(NotSupportedError, match=r"'n', 'x'.*on cpu in a group with backend 'nccl'.*cuda:1"):
         part.check_device(torch.device("cuda", 1))
-    out = Taken(TensorDict({"x": torch.ones(4)}), name="g", allow_pickle=False)
+    out = TakenPart(TensorDict({"x": torch.ones(4)}), name="g", allow_pickle=False)
     with pytest.raises(NotSupportedError):
         out.check_device(torch.device("cuda", 0))
 
@@ -80,7 +80,7 @@ def test_check_device_when_a_tensor_lies_elsewhere_then_not_supported() -> None:
 def test_tensors_on_when_a_device_takes_them_then_the_values_come_apart(into: int | None) -> None:
     source = given(content(4))
     out = None if into is None else content(into)
-    taken = Taken(out, name="g", allow_pickle=False)
+    taken = TakenPart(out, name="g", allow_pickle=False)
     for target, tensor in zip(taken.tensors_on(torch.device("cpu"), source.spec), source.tensors, strict=True):
         target.copy_(tensor)
     sink = taken.values_sink(source.values_nbytes, BufferPool())

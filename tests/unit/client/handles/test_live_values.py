@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from tdserve.client.handles.live_values import StoreSource, expanded, show_stored, with_live_leaves
+from tdserve.client.handles.live_values import StoreSource, expand_ellipsis, show_stored, with_live_leaves
 from tdserve.structure.capture import capture
 from tdserve.structure.entries import entry_at
 from tdserve.structure.live_values import LiveNonTensorData, LiveNonTensorStack
@@ -124,7 +124,7 @@ def test_tensors_when_the_store_is_mapped_then_are_its_memory() -> None:
     ],
 )
 def test_expanded_when_an_ellipsis_is_there_then_whole_dimensions_take_its_place(items: Any, expected: Any) -> None:
-    assert expanded(items, 3) == expected
+    assert expand_ellipsis(items, 3) == expected
 
 
 def test_tensors_when_leaves_are_live_then_untouched() -> None:

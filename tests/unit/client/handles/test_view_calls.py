@@ -11,7 +11,7 @@ from tensordict import TensorDict, lazy_stack
 
 import tdserve
 from tdserve.client.handles.view import StoreView
-from tdserve.client.handles.view_calls import ViewCalls, is_view_call, renamed
+from tdserve.client.handles.view_calls import ViewCalls, is_view_call, rename_argument
 from tdserve.client.handles.view_steps import KEY_STEPS, SHAPE_STEPS
 from tests.sameness import assert_same
 
@@ -82,4 +82,4 @@ def test_call_when_elements_alone_know_a_dimension_then_as_of_a_local_tensordict
 def test_function_of_torch_when_it_gives_a_view_then_known_with_the_names_of_its_arguments() -> None:
     assert all(is_view_call(name) for name in ("unsqueeze", "split", "movedim"))
     assert not any(is_view_call(name) for name in ("sum", "_then", "cat"))
-    assert [renamed(name) for name in ("split_size_or_sections", "dim")] == ["split_size", "dim"]
+    assert [rename_argument(name) for name in ("split_size_or_sections", "dim")] == ["split_size", "dim"]

@@ -8,7 +8,15 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import KeyNotFoundError, SelectionError
-from tdserve.client.handles.view_steps import INDEX_STEP, Step, grid_of, narrowed, num_elements, placed, spread
+from tdserve.client.handles.view_steps import (
+    INDEX_STEP,
+    Step,
+    compose_index,
+    grid_of,
+    narrow_dims,
+    num_elements,
+    spread,
+)
 from tdserve.messages.selection.selection import encode
 from tdserve.messages.selection.torch_selection import to_torch_index
 
@@ -52,7 +60,7 @@ def test_placed_when_dimensions_were_narrowed_then_selects_what_the_index_does_o
         assert not sizes
         return
     expected = left[to_torch_index(selection, sizes)]
-    found = encode(placed(dims, selection), batch_size=ROWS.shape)
+    found = encode(compose_index(dims, selection), batch_size=ROWS.shape)
     assert torch.equal(ROWS[to_torch_index(found, ROWS.shape)], expected)
 
 
@@ -60,14 +68,14 @@ def test_placed_when_masks_then_their_positions() -> None:
     dims = (range(2, 5), 1, range(5))
     left = ROWS[2:5, 1]
     for mask in [left % 2 == 0, left[:, 0] % 3 == 0]:
-        found = encode(placed(dims, encode(mask, batch_size=left.shape)), batch_size=ROWS.shape)
+        found = encode(compose_index(dims, encode(mask, batch_size=left.shape)), batch_size=ROWS.shape)
         assert torch.equal(ROWS[to_torch_index(found, ROWS.shape)], left[mask])
 
 
 def test_narrowed_when_again_then_of_what_is_left() -> None:
-    dims = narrowed((range(6), range(4), range(5)), (slice(1, 5), 2))
+    dims = narrow_dims((range(6), range(4), range(5)), (slice(1, 5), 2))
     assert dims == (range(1, 5), 2, range(5))
-    assert narrowed(dims, (1, slice(3, None))) == (2, 2, range(3, 5))
+    assert narrow_dims(dims, (1, slice(3, None))) == (2, 2, range(3, 5))
     assert num_elements(dims) == 20
 
 

@@ -172,13 +172,13 @@ def test_known_when_the_server_has_granted_it_then_by_name_and_structure_until_i
 ) -> None:
     files = stored(tmp_path, "x")
     found = end.store("x", UID, files.spec)
-    assert end.known("x", files.spec) is None
+    assert end.find_known("x", files.spec) is None
     end.grant(found)
-    assert end.known("x", files.spec) is found
-    assert end.known("x", capture(TD[:2]).spec) is None
-    assert end.known("y", files.spec) is None
+    assert end.find_known("x", files.spec) is found
+    assert end.find_known("x", capture(TD[:2]).spec) is None
+    assert end.find_known("y", files.spec) is None
     files.generations.mark_deleted()
-    assert end.known("x", files.spec) is None
+    assert end.find_known("x", files.spec) is None
 
 
 def test_store_when_another_has_its_name_by_now_or_nothing_is_there_then_to_be_asked_for_again(
@@ -230,12 +230,12 @@ def test_close_when_a_store_is_being_read_then_that_goes_on(session: Session, lo
     local_client.init_remote(TD, "read at the end")
     assert local_client["read at the end"]["a"].tolist() == [0, 1, 2]
     local = local_of(session)
-    store = local.known("read at the end", capture(TD).spec)
+    store = local.find_known("read at the end", capture(TD).spec)
     assert store is not None
     session.close()
     assert not store.generations.is_deleted
     assert store.leaves["a",].tolist() == [0, 1, 2]
-    assert local.known("read at the end", capture(TD).spec) is None
+    assert local.find_known("read at the end", capture(TD).spec) is None
     local_client.delete("read at the end")
 
 

@@ -7,7 +7,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.client.content.columns import views
-from tdserve.client.session.outgoing import Outgoing, Target
+from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.messages.content import write_layout
 from tdserve.messages.layout import MAX_MESSAGE_BYTES
@@ -17,7 +17,7 @@ from tdserve.transport.stream import unpack
 from tdserve.v1 import control_pb2
 
 TD = TensorDict({"a": torch.arange(12.0).view(4, 3).T, "b": torch.ones(3, dtype=torch.complex64).conj()}, [3])
-TARGET = Target("x", b"f")
+TARGET = WriteTarget("x", b"f")
 
 
 def made(session: Session, td: TensorDict, inline_bytes: int) -> Outgoing:
@@ -57,7 +57,7 @@ def session(local_client: tdserve.Client) -> Session:
 
 def test_content_when_the_client_is_local_then_only_values_are_in_the_request(session: Session) -> None:
     td = TD.clone().set_non_tensor("t", "text")
-    found = session.mover.prepare([capture(td)], Target("x", b"f", capture(td).spec))
+    found = session.mover.prepare([capture(td)], WriteTarget("x", b"f", capture(td).spec))
     assert found.is_inline
     assert (found.message.HasField("inline"), list(found.message.message_nbytes)) == (False, [])
     assert b"text" in found.message.values
@@ -66,7 +66,7 @@ def test_content_when_the_client_is_local_then_only_values_are_in_the_request(se
 
 def test_content_when_of_a_version_of_a_local_client_then_its_values_are_written_with_it(session: Session) -> None:
     td = TensorDict({"w": torch.ones(3)}, []).set_non_tensor("t", "text")
-    found = session.mover.prepare([capture(td)], Target("x", b"f", is_packed=True))
+    found = session.mover.prepare([capture(td)], WriteTarget("x", b"f", is_packed=True))
     assert not found.message.values
     assert found.place is not None
     found.place(control_pb2.Accepted(path="stores/1.safetensors"))
@@ -92,6 +92,6 @@ def test_content_when_values_are_many_then_behind_the_leaves_and_nothing_in_the_
 
 def test_content_when_values_are_many_but_of_a_version_then_in_the_request(mailing: Session) -> None:
     td = TensorDict({"w": torch.ones(3)}, []).set_non_tensor("t", "x" * (1 << 17))
-    found = mailing.mover.prepare([capture(td)], Target("x", b"f", is_packed=True))
+    found = mailing.mover.prepare([capture(td)], WriteTarget("x", b"f", is_packed=True))
     assert len(found.message.values) > 1 << 17
     assert (found.is_inline, found.message.values_nbytes) == (True, 0)

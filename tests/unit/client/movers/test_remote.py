@@ -9,7 +9,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
-from tdserve.client.session.mover import Mover
+from tdserve.client.session.mover import ClientMover
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 
@@ -17,7 +17,7 @@ SPEC = capture(TensorDict({"a": torch.zeros(3)}, [3])).spec
 
 
 @pytest.fixture
-def mover(remote_client: tdserve.Client) -> Mover:
+def mover(remote_client: tdserve.Client) -> ClientMover:
     """Of a client whose content takes the network."""
     return remote_client.session(Deadline.after(20.0)).mover
 
@@ -31,13 +31,13 @@ def mover(remote_client: tdserve.Client) -> Mover:
     ],
 )
 def test_permit_when_content_takes_the_network_then_the_server_is_wrong(
-    mover: Mover, take: Callable[[Mover], object]
+    mover: ClientMover, take: Callable[[ClientMover], object]
 ) -> None:
     with pytest.raises(RemoteProtocolError):
         take(mover)
 
 
-def test_mover_when_content_takes_the_network_then_nothing_is_mapped(mover: Mover) -> None:
+def test_mover_when_content_takes_the_network_then_nothing_is_mapped(mover: ClientMover) -> None:
     assert mover.transport == "gloo"
     assert mover.find_known("x", SPEC) is None
     with pytest.raises(NotSupportedError, match="was told to use gloo"):

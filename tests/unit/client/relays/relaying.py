@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.client.relays.kept import Kept
-from tdserve.client.relays.relay import Relays
+from tdserve.client.relays.relay import SessionRelays
 from tdserve.messages.content import ReadStatus, read_layout, status_column
 from tdserve.structure.capture import capture
 from tdserve.transport.pool import BufferPool
@@ -41,7 +41,7 @@ class Office:
         self.reports: list[list[control_pb2.RelayReport]] = [[], []]
         self._changed = Condition()
 
-    def _client(self, number: int) -> Relays:
+    def _client(self, number: int) -> SessionRelays:
         def send(message: control_pb2.ClientMessage) -> None:
             if message.HasField("rendezvous"):
                 self.ends[1 - number].feed(message.rendezvous)
@@ -50,7 +50,7 @@ class Office:
                 self.reports[number].append(message.relay_report)
                 self._changed.notify_all()
 
-        return Relays(send, lambda: "127.0.0.1")
+        return SessionRelays(send, lambda: "127.0.0.1")
 
     def wait_report(self, client: int, kind: str) -> control_pb2.RelayReport:
         """The first report of a kind by a client, which must come."""
@@ -72,7 +72,7 @@ class Office:
         """The first client has a version whole."""
         kept = self.ends[0].keep(link, LAYOUT, POOL)
         kept.buffer.copy_(content() if buffer is None else buffer)
-        kept.arrived(len(LAYOUT.messages))
+        kept.add_arrived(len(LAYOUT.messages))
         return kept
 
 

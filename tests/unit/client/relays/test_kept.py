@@ -23,8 +23,8 @@ def test_wait_when_a_message_is_here_then_returns_and_the_first_part_is_told_onc
     kept = Kept(LAYOUT, torch.empty(LAYOUT.nbytes, dtype=torch.uint8), on_first=lambda: told.append(kept.num_here))
     waiting = Thread(target=kept.wait, args=(1, 20.0))
     waiting.start()
-    kept.arrived(1)
-    kept.arrived(1)
+    kept.add_arrived(1)
+    kept.add_arrived(1)
     waiting.join(20.0)
     assert not waiting.is_alive()
     assert (told, kept.num_here) == ([1], 2)
@@ -38,7 +38,7 @@ def test_wait_when_it_does_not_come_then_error() -> None:
 
 def test_wait_when_it_is_dropped_then_error_at_once_also_for_what_was_here() -> None:
     kept = Kept(LAYOUT, torch.empty(0))
-    kept.arrived(1)
+    kept.add_arrived(1)
     kept.drop()
     with pytest.raises(PeerLostError):
         kept.wait(0, 60.0)

@@ -66,7 +66,7 @@ def test_link_when_both_ends_connect_then_a_version_goes_over_it_and_both_know(t
         one, other = threads.submit(relay.connect), threads.submit(puller.connect)
         channels = one.result(20.0), other.result(20.0)
         kept = Kept(LAYOUT, content())
-        kept.arrived(NUM_MESSAGES)
+        kept.add_arrived(NUM_MESSAGES)
         passing = threads.submit(pass_on, channels[0], kept)
         found = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
         arrived: list[int] = []
@@ -106,7 +106,7 @@ def test_pass_on_when_the_version_still_comes_then_waits_for_each_message(thread
     taking = threads.submit(take, ends[1], LAYOUT, found, on_arrived=lambda count: None)
     for _ in range(NUM_MESSAGES):
         assert not passing.done()
-        kept.arrived(1)
+        kept.add_arrived(1)
     taking.result(20.0)
     passing.result(20.0)
 
@@ -116,7 +116,7 @@ def test_pass_on_when_nothing_comes_or_nobody_takes_it_then_error_in_time() -> N
     kept = Kept(LAYOUT, content())
     with pytest.raises(PeerLostError):
         pass_on(LoopbackChannel.pair()[0], kept)
-    kept.arrived(NUM_MESSAGES)
+    kept.add_arrived(NUM_MESSAGES)
     with pytest.raises(DeadlineExceededError):
         pass_on(LoopbackChannel.pair()[0], kept)
     channel, other = LoopbackChannel.pair()

@@ -59,7 +59,7 @@ def test_pass_on_when_nothing_is_kept_then_only_the_end_is_told() -> None:
 def test_pass_on_when_it_is_dropped_meanwhile_then_the_other_loses_it() -> None:
     with office() as between:
         kept = between.ends[0].keep(3, LAYOUT, POOL)
-        kept.arrived(1)
+        kept.add_arrived(1)
         between.introduce(4, kept=3)
         between.ends[0].on_order(control_pb2.RelayOrder(forget=3))
         began = time.monotonic()
@@ -100,7 +100,7 @@ def test_tell_checksums_when_a_version_came_from_the_server_then_control_is_told
 
 def test_close_when_a_version_is_being_passed_on_then_its_thread_ends() -> None:
     with office() as between:
-        between.ends[0].keep(3, LAYOUT, POOL).arrived(1)
+        between.ends[0].keep(3, LAYOUT, POOL).add_arrived(1)
         between.introduce(4, kept=3)
         channel = between.ends[1].open_link(4, SECRET).connect()
         first = torch.empty(LAYOUT.messages[0].nbytes, dtype=torch.uint8)

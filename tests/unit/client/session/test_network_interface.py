@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from tdserve.base.errors import ConnectError
-from tdserve.client.session.network_interface import address_for, address_towards, unformed
+from tdserve.client.session.network_interface import address_for, address_towards, make_channel_error
 
 
 def test_address_towards_when_the_name_resolves_then_ours() -> None:
@@ -40,7 +40,7 @@ def test_address_for_when_others_are_on_other_machines_then_not_loopback(monkeyp
 
 
 def test_unformed_when_told_then_one_line_with_the_reason_the_address_and_the_remedy() -> None:
-    told = str(unformed("gloo: no channel", "server:7707", "10.0.0.2"))
+    told = str(make_channel_error("gloo: no channel", "server:7707", "10.0.0.2"))
     assert "server:7707" in told
     assert "gloo: no channel; content needs gloo" in told
     assert "10.0.0.2 must be reachable from here" in told

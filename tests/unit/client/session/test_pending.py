@@ -8,7 +8,7 @@ import pytest
 
 from tdserve.base.errors import DeadlineExceededError, PeerLostError, StoreNotFoundError, TransferAbortedError
 from tdserve.client.session import pending as pending_module
-from tdserve.client.session.pending import Answer, Pending, checked
+from tdserve.client.session.pending import Answer, Pending, check_answer
 from tdserve.control.status import encode_failure
 from tdserve.v1 import control_pb2
 
@@ -117,7 +117,7 @@ def test_wait_when_it_failed_then_raised(
         pending.wait(1.0, "")
     assert pending.has_failed
     with pytest.raises(error):
-        checked(answer)
+        check_answer(answer)
 
 
 def test_put_when_somebody_else_takes_the_answers_then_at_once() -> None:

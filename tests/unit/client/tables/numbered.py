@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.deadline import Deadline
-from tdserve.client.tables.parts import Part
+from tdserve.client.tables.parts import ExtendPart
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 
@@ -20,7 +20,7 @@ def rows(num_rows: int, first: int = 0) -> TensorDict:
     return TensorDict({"number": number, "obs": number[:, None].expand(num_rows, 8).float()}, [num_rows])
 
 
-def part(num_rows: int, **said: Any) -> Part:
+def part(num_rows: int, **said: Any) -> ExtendPart:
     """An extend by such rows, of which this is said."""
     request = control_pb2.ExtendRequest(store="replay", num_rows=num_rows, **said)
-    return Part(capture(rows(num_rows)), request, Deadline.never, "an extend", Future())
+    return ExtendPart(capture(rows(num_rows)), request, Deadline.never, "an extend", Future())

@@ -8,7 +8,7 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_s
 
 from tdserve.client.tables.destack import destack
 from tdserve.structure.capture import capture
-from tdserve.structure.declaring import declared
+from tdserve.structure.declaring import declare_ragged
 from tdserve.structure.tree import Spec
 from tests.sameness import assert_same
 
@@ -24,7 +24,7 @@ def row(number: int, num_turns: int, **more: Any) -> TensorDict:
 def structure() -> Spec:
     """Of rows whose turns differ in number."""
     captured = capture(row(0, 2))
-    return declared(captured.spec, captured.values, ["turns"], store="t")
+    return declare_ragged(captured.spec, captured.values, ["turns"], store="t")
 
 
 @pytest.mark.parametrize("sizes", [(3, 1), (2, 2), (1,)])

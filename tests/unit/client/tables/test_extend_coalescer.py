@@ -18,7 +18,7 @@ from tdserve.base.config import DEFAULT_INLINE_BYTES
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, PeerLostError
 from tdserve.client.session.calls import MAX_BACKGROUND_THREADS
-from tdserve.client.session.outgoing import Target
+from tdserve.client.session.outgoing import WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.client.tables import extend_coalescer
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
@@ -231,7 +231,7 @@ def test_submit_when_a_channel_was_lost_then_extends_that_need_it_wait_for_the_f
 
 
 def test_take_parts_when_there_are_too_many_rows_or_bytes_then_as_many_as_fit(client: tdserve.Client) -> None:
-    coalescer = ExtendCoalescer(client, Target("replay", b""), Settings(), max_rows=100)
+    coalescer = ExtendCoalescer(client, WriteTarget("replay", b""), Settings(), max_rows=100)
     for num_rows in (40, 40, 40):
         coalescer._waiting.append(part(num_rows))
     assert [each.request.num_rows for each in coalescer._take_parts()] == [40, 40]
@@ -286,7 +286,7 @@ def test_submit_when_a_value_is_that_of_all_rows_then_each_batch_keeps_its_own(
 
 
 def test_may_send_when_batches_differ_in_size_then_about_as_much_is_enough(client: tdserve.Client) -> None:
-    coalescer = ExtendCoalescer(client, Target("replay", b""), Settings(), max_rows=100)
+    coalescer = ExtendCoalescer(client, WriteTarget("replay", b""), Settings(), max_rows=100)
     coalescer._under_way[Future()] = part(8).nbytes
     for num_rows, may_send in ((5, False), (6, True)):
         coalescer._waiting = deque([part(num_rows)])

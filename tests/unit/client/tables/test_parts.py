@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tdserve.client.tables.parts import joined
+from tdserve.client.tables.parts import join_requests
 from tests.unit.client.tables.numbered import part
 
 
@@ -21,6 +21,6 @@ def test_nbytes_when_a_part_has_values_then_they_count() -> None:
 
 def test_joined_when_parts_have_policy_versions_then_every_row_has_its_own() -> None:
     said = [np.array(versions, "<i8").tobytes() for versions in ([3], [1, 2])]
-    whole = joined([part(2, policy_versions=each).request for each in said])
+    whole = join_requests([part(2, policy_versions=each).request for each in said])
     assert whole.num_rows == 4
     assert np.frombuffer(whole.policy_versions, "<i8").tolist() == [3, 3, 1, 2]

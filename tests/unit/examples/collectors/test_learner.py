@@ -9,12 +9,12 @@ import torch
 import tdserve
 from tdserve.base.errors import PeerLostError, TDServeError
 from tdserve.examples.collectors.collector import Collector
-from tdserve.examples.collectors.learner import Progress, lead
+from tdserve.examples.collectors.learner import VersionProgress, lead
 from tdserve.examples.collectors.task import Names
 
 
 def test_progress_when_printed_then_shows_rows_and_their_rate() -> None:
-    assert str(Progress(7, 12000, 3456.7, 0.5)) == "version   7: 12,000 rows (3,457/s), mean reward 0.50"
+    assert str(VersionProgress(7, 12000, 3456.7, 0.5)) == "version   7: 12,000 rows (3,457/s), mean reward 0.50"
 
 
 def test_lead_when_a_collector_takes_part_then_prints_what_it_did_and_removes_the_stores(

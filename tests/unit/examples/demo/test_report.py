@@ -14,7 +14,7 @@ from tdserve.examples.demo.report import (
     TIME_IS_UP,
     Ending,
     Goal,
-    Progress,
+    ProgressDisplay,
     Result,
     describe,
     print_summary,
@@ -100,7 +100,7 @@ RATES = Rates.between(Snapshot(), SNAPSHOT)
 def shown(*seconds: float, is_terminal: bool) -> str:
     text = io.StringIO()
     console = Console(file=text, force_terminal=is_terminal, width=100)
-    with Progress(console, title="CartPole-v1, seed 0", target=475.0) as progress:
+    with ProgressDisplay(console, title="CartPole-v1, seed 0", target=475.0) as progress:
         for second in seconds:
             progress.show(Snapshot(seconds=second, num_episodes=7), RATES)
     return text.getvalue()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tdserve.examples.demo.rollout import NStep, Observations, Rollout, Transition, to_tensordict
+from tdserve.examples.demo.rollout import Observations, Rollout, StepJoiner, Transition, to_tensordict
 
 GAMMA = 0.5
 
@@ -14,7 +14,7 @@ def observation(value: float) -> Observations:
 
 def drive(num_steps: int, num_joined: int, *, terminated: bool = False, done: bool = False) -> list[Transition]:
     """Steps 0, 1, 2... with action and reward of the same number; the last one may end the episode."""
-    window = NStep(num_joined, GAMMA)
+    window = StepJoiner(num_joined, GAMMA)
     rows = []
     for step in range(num_steps):
         is_last = step == num_steps - 1
@@ -45,7 +45,7 @@ def test_an_episode_that_was_cut_short_bootstraps_from_its_last_observation() ->
 
 
 def test_an_episodes_steps_are_not_joined_with_the_next_ones() -> None:
-    window = NStep(2, GAMMA)
+    window = StepJoiner(2, GAMMA)
     window.step(observation(0), 0, 1.0, after=observation(1), terminated=True, done=True)
     assert window.step(observation(5), 0, 1.0, after=observation(6), terminated=False, done=False) == []
 

@@ -32,7 +32,7 @@ from tdserve.store.versions import VersionFile
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.structure.dtypes import WIRE
-from tdserve.structure.version_subset import converted, encode_numbers, only_leaves
+from tdserve.structure.version_subset import convert_floats, encode_numbers, only_leaves
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.world import Loop, World, columns_of, content_of, outbox
@@ -195,7 +195,7 @@ def test_latest_when_a_version_is_named_then_that_or_an_error_that_names_those_t
 
 def test_latest_when_a_dtype_or_some_leaves_are_wanted_then_only_that_is_sent(world: World, run: Loop) -> None:
     publish(world, run, 3)
-    halved = converted(SPEC, "bfloat16")
+    halved = convert_floats(SPEC, "bfloat16")
     done = latest(world, run, dtype=WIRE["bfloat16"])
     assert columns_of(read_layout(halved, is_packed=True), done.inline)["w"].tolist() == [[3.0, 3.0]] * 3
     assert codec.decode(done.accepted.spec) == SPEC

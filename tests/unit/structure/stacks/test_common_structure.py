@@ -10,13 +10,13 @@ from tensordict import TensorDict, lazy_stack
 
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
-from tdserve.structure.stacks.common_structure import Part, as_element, join_parts, summarise
+from tdserve.structure.stacks.common_structure import CapturedPart, as_element, join_parts, summarise
 from tests.unit.structure.ragged import rows, said, turns
 
 
-def parts(*tds: Any) -> list[Part]:
+def parts(*tds: Any) -> list[CapturedPart]:
     found = [capture(td) for td in tds]
-    return [Part(each.spec.root, each.tensors, each.values) for each in found]
+    return [CapturedPart(each.spec.root, each.tensors, each.values) for each in found]
 
 
 def test_stacked_when_shapes_differ_then_ragged_where_they_do() -> None:

@@ -21,7 +21,7 @@ from tensordict.nn import TensorDictParams
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import Node, TensorLeaf
-from tdserve.structure.stacks.common_structure import Part
+from tdserve.structure.stacks.common_structure import CapturedPart
 from tdserve.structure.stacks.elements import Element, has_notes, unwrap
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.stacks.row_structure import Note, spec_of
@@ -159,9 +159,12 @@ def test_pack_when_what_it_holds_was_on_a_device_then_no_structure_tells_of_that
     member = Node((2,), None, "cuda:0", None, (("x", TensorLeaf("float32", (2, 3))),))
     stack = Node((2,), None, "cuda:0", None, member.entries, stack_dim=1, inner=(1,), members=(member,))
     root = Node((2,), None, "cuda:0", None, (("s", stack),))
-    rows = [pack(Element(None, Part(member, {("x",): torch.ones(2, 3)}, {}))) for _ in range(2)]
+    rows = [pack(Element(None, CapturedPart(member, {("x",): torch.ones(2, 3)}, {}))) for _ in range(2)]
     packed = pack(
-        Element(None, Part(root, {}, {("s",): [Element(None, Part(member, {("x",): torch.ones(2, 3)}, {}))] * 2}))
+        Element(
+            None,
+            CapturedPart(root, {}, {("s",): [Element(None, CapturedPart(member, {("x",): torch.ones(2, 3)}, {}))] * 2}),
+        )
     )
     for _, structure, *_ in (packed, *rows):
         assert b"cuda" not in structure
