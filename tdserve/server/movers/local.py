@@ -1,4 +1,4 @@
-"""The mover of a client on this machine, which copies by itself what it is let copy."""
+"""The mover of a local client, which copies the content itself."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 
 class LocalMover(Mover):
-    """Moves content by permits: what the client may write is on record before it knows of it, and is not given to
-    another before the client is done, or proved gone.
+    """Moves content by permits. What the client may write is recorded before the client learns of it, and given to no
+    other writer until the client is done or proved gone.
 
     Args:
-        surroundings: Of all movers.
-        session: Whose content it moves.
-        client: The session's. One that only reads gets NotSupportedError for whatever it would put.
+        surroundings: What all movers share.
+        session: Session whose content it moves.
+        client: Local client of the session. If it only reads, everything that it would write raises NotSupportedError.
     """
 
     transport = "shm"
@@ -49,14 +49,14 @@ class LocalMover(Mover):
         self._traffic = surroundings.traffic
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
-        """Where there are values, they are stored at the same time."""
+        """Has the client fill the rows while a worker stores their values, if there are any."""
         client, entry, values = self._client, rows.entry, values_of(rows)
         client.check_writes(f"writing to {entry.name!r}")
         client.add_spool(rows.asked.content, values)
         written = control_pb2.Written()
         if entry.spec.tensors:
             written = await self._let_fill(request, rows, values)
-        elif _is_any(values):  # there is nothing that the client could write, and it is not asked
+        elif _is_any(values):  # without tensors there is nothing for the client to write
             await self._values.store(entry, values)
         self._traffic.count_received(self.transport, rows.asked.content)
         return rows.name_columns(written.columns)
@@ -75,11 +75,11 @@ class LocalMover(Mover):
         return ReservedRows(rows.entry.record.uid, self.lock_name, rows.reservation.num, rows.reservation.encoded)
 
     def forget_rows(self, rows: RowsToFill, txn: Transaction) -> None:
-        """After a restart they wait for nobody."""
+        """Deletes the record of these rows, so that they wait for no client after a restart."""
         txn.delete("pending", self._record(rows).key)
 
     def give_up_rows(self, request: int, rows: RowsToFill) -> None:
-        """A client that is stopped in the middle may go on."""
+        """Frees the rows, or holds them back while the client may still write: a stopped process may go on."""
         if self.may_still_write(request):
             self._stores.unfinished.hold_back(rows.entry, rows.reservation, self._record(rows))
         else:
@@ -89,7 +89,11 @@ class LocalMover(Mover):
     async def get_rows(
         self, request: int, entry: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
     ) -> control_pb2.Done | None:
-        """Tells the client which rows to copy. Raises RemoteProtocolError for one that waits for messages instead."""
+        """Sends the client the rows to copy.
+
+        Raises:
+            RemoteProtocolError: The client waits for messages instead.
+        """
         if accepted is None:
             raise RemoteProtocolError(expected="a sample that the client copies", received="one that comes in messages")
         accepted.uid = entry.record.uid
@@ -103,28 +107,28 @@ class LocalMover(Mover):
         self._traffic.count_sent(self.transport, 0)
         if not len(plan.spent):
             return control_pb2.Done(accepted=accepted)
-        accepted.wants_written = True  # rows that leave the table must not be given to a writer before
+        accepted.wants_written = True  # no writer gets rows that leave the table before they are copied
         await self._client.let_write(request, accepted)
         return control_pb2.Done()
 
     async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
-        """The client writes them where they stay."""
+        """Has the client write the tensors into the store's files."""
         self._client.check_writes(f"writing to {store.name!r}")
         await self._client.let_write(request, control_pb2.Accepted(uid=store.uid, path=store.path))
         self._traffic.count_received(self.transport, content)
 
     def locate_values(self, content: control_pb2.Content, order: worker_pb2.PutValues, spool: str) -> None:
-        """The client has put them into a file of its own."""
+        """Adds the client's own file as the place of the values."""
         self._client.add_spool(content, order)
 
     async def overwrite(self, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
-        """The client copies it over the rows, which are lost where it dies in the middle."""
+        """Has the client copy the content over the rows. If it dies on the way, they are lost."""
         return await self._writes.write_in_place(self._session, self._client, request, entry, asked)
 
     async def get_selection(
         self, request: int, entry: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted
     ) -> control_pb2.Done | None:
-        """Tells the client which store to read."""
+        """Sends the client the store and the structure to read."""
         accepted.uid, accepted.structure = entry.record.uid, entry.record.structure
         if self._client.lacks_values and entry.spec.values:
             keys = paths_of(asked.keys)
@@ -139,9 +143,9 @@ class LocalMover(Mover):
     async def put_version(
         self, request: int, entry: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
     ) -> None:
-        """The client makes the file. One that is cut short is unlinked, whoever still fills it."""
+        """Has the client write the file. If that fails, the file is unlinked even while a client may still fill it."""
         self._client.check_writes(f"publishing {entry.name!r}")
-        with self._stores.db.transaction() as txn:  # a stopped one may still name its file so after a restart
+        with self._stores.db.transaction() as txn:  # a stopped client may name its file so after a restart
             self._stores.save_state(entry, txn, entry.weight_versions().state())
         accepted = control_pb2.Accepted(uid=entry.record.uid, version=publishing.version)
         accepted.path = self._path_of(entry, publishing.version)
@@ -151,7 +155,7 @@ class LocalMover(Mover):
         self._traffic.count_received(self.transport, content)
 
     async def get_version(self, request: int, version: VersionToSend) -> control_pb2.Done | None:
-        """Tells the client which file to open; it asks again when that was retired before it has."""
+        """Sends the client the file to open. If the version was retired before it has, the client asks again."""
         entry, record = version.entry, version.record
         accepted = make_accepted(version, self._stores.specs.get(record.fingerprint, record.order))
         accepted.uid, accepted.path = entry.record.uid, self._path_of(entry, record.version)
@@ -162,11 +166,11 @@ class LocalMover(Mover):
         return str(path_of(entry, version).relative_to(self._stores.root.path))
 
     def may_still_write(self, request: int) -> bool:
-        """Until it has said that it is done, or is proved gone."""
+        """Whether the client has neither reported the end of its write nor been proved gone."""
         return self._client.may_still_write(request)
 
     def move_to_tasks(self) -> None:
-        """Those wait who let the client write."""
+        """Moves the coroutines that wait for the client into tasks."""
         self._client.move_to_tasks()
 
 

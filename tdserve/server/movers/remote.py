@@ -1,4 +1,4 @@
-"""The mover of a client that is reached over the network: the session's data worker sends and receives."""
+"""The mover of a client on the network: the session's data worker sends and receives the content."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 
 class RemoteMover(Mover):
-    """Moves content by messages of a channel. What a worker was receiving when it failed, it writes no more: its
-    channel is closed then, or it was reaped.
+    """Moves content in messages over a channel. After a failed receive the worker writes no more: its channel is
+    closed, or the worker was reaped.
 
     Args:
-        surroundings: Of all movers.
-        session: Whose content it moves.
+        surroundings: What all movers share.
+        session: Session whose content it moves.
     """
 
     num_channels = NUM_PAIRS
@@ -39,7 +39,8 @@ class RemoteMover(Mover):
         self._traffic = surroundings.traffic
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
-        """Values that come over the channel are handed on to the worker that stores values, unless it is this one."""
+        """Has the session's worker receive the rows. Values that come over the channel go on to the values worker,
+        unless the session's worker is that one."""
         worker, content, values = self._session.worker, rows.asked.content, values_of(rows)
         is_streamed = bool(content.values_nbytes)
         must_hand_on = is_streamed and worker is not self._values.worker
@@ -76,7 +77,7 @@ class RemoteMover(Mover):
     async def get_rows(
         self, request: int, entry: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
     ) -> control_pb2.Done | None:
-        """In the answer where that is allowed and there is little; else over the channel."""
+        """Sends the rows inline in the answer if that is allowed and they are small, else over the channel."""
         session = self._session
         encoded = await encode_plan(plan)
         order = session.order(request)
@@ -97,7 +98,7 @@ class RemoteMover(Mover):
         return await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
 
     async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
-        """The session's worker receives them where they stay."""
+        """Has the session's worker receive the tensors straight into the store's files."""
         order = self._session.order(request, is_accepted=bool(content.message_nbytes))
         body = order.receive_selection
         body.store.CopyFrom(store.ref(self._session.worker.known_specs))
@@ -108,13 +109,13 @@ class RemoteMover(Mover):
         self._traffic.count_received(self.transport, content)
 
     async def overwrite(self, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
-        """All of it is here before the first row changes."""
+        """Replaces the rows once all content has arrived."""
         return await self._writes.write_staged(self._session, request, entry, asked)
 
     async def get_selection(
         self, request: int, entry: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted
     ) -> control_pb2.Done | None:
-        """The session's worker finds out how much there is."""
+        """Has the session's worker determine the size of the selection and send it."""
         session = self._session
         order = session.order(request)
         body = order.send_selection
@@ -123,7 +124,7 @@ class RemoteMover(Mover):
         body.keys.extend(asked.keys)
         body.inline_bytes = session.inline_limit(request)
         body.sends_values = session.hello.takes_values
-        if asked.message_nbytes:  # the client waits for the content itself
+        if asked.message_nbytes:  # the client waits for the content and no answer
             body.expected_nbytes.extend(asked.message_nbytes)
             self._traffic.count_sent(self.transport, (await session.worker.order(order)).nbytes_moved)
             return None
@@ -132,7 +133,7 @@ class RemoteMover(Mover):
     async def put_version(
         self, request: int, entry: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
     ) -> None:
-        """The session's worker makes the file."""
+        """Has the session's worker write the file."""
         order = self._session.order(request, is_accepted=bool(content.message_nbytes))
         body = order.receive_version
         body.version.CopyFrom(version_ref(entry, publishing.version, spec, self._session.worker))
@@ -143,7 +144,7 @@ class RemoteMover(Mover):
         self._traffic.count_received(self.transport, content)
 
     async def get_version(self, request: int, version: VersionToSend) -> control_pb2.Done | None:
-        """The version keeps its file meanwhile."""
+        """Sends the version, which keeps its file until that is done."""
         number = version.record.version
         version.entry.weight_versions().acquire(number)
         try:

@@ -1,4 +1,4 @@
-"""What the movers of all sessions share."""
+"""The parts of the control process that all movers share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Surroundings:
     """The parts of the control process that movers use.
 
     Args:
-        stores: The book.
+        stores: All stores of the server.
         values_worker: The one worker that writes non-tensor values.
-        writes: Of rows that are there.
+        writes: Replaces existing content.
         versions: Sends versions of weights.
-        traffic: Counts what moves.
+        traffic: Counts transfers.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Non-tensor values that come with rows: stored by one worker, whichever mover brings the rest."""
+"""Non-tensor values that come with rows: one worker stores them, whichever mover moves the tensors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tdserve.values.codec import NONE
 
 
 class ValueWrites:
-    """Has values of rows stored.
+    """Stores the non-tensor values of rows.
 
     Args:
-        worker: The one that writes values.
+        worker: The worker that writes values.
 
     Attributes:
-        staging: Names of files that bring values from another worker to that one.
+        staging: Names of the files in which values pass from another worker to that one.
     """
 
     def __init__(self, worker: DataWorker) -> None:
@@ -39,16 +39,16 @@ class ValueWrites:
         return self.worker.order(order)
 
     async def store_beside(self, moving: asyncio.Future[Any], entry: OpenedStore, values: worker_pb2.PutValues) -> None:
-        """Stores values while the rest of their rows is moving; ends when nobody writes these rows any more."""
+        """Stores values while the tensors of their rows move; ends when nothing writes these rows any more."""
         storing = self.store(entry, values)
         await asyncio.wait({moving, storing})
-        faults = [future.exception() for future in (storing, moving)]  # asyncio complains of those not looked at
+        faults = [future.exception() for future in (storing, moving)]  # asyncio logs exceptions that nobody retrieves
         for fault in filter(None, faults):
             raise fault
 
 
 def values_of(rows: RowsToFill) -> worker_pb2.PutValues:
-    """How the values of reserved rows are stored, but for the store."""
+    """Returns the order that stores the values of reserved rows; the caller adds the store."""
     entry, asked = rows.entry, rows.asked
     if not (entry.spec.values or asked.content.values or asked.content.values_nbytes):
         return worker_pb2.PutValues()
@@ -59,16 +59,16 @@ def values_of(rows: RowsToFill) -> worker_pb2.PutValues:
     given = {path for path, _ in spec.values}
     lacking = [path for path, _ in entry.spec.values if path not in given] if asked.keys else []
     return worker_pb2.PutValues(
-        values=asked.content.values + _nothing_for(lacking),  # blocks one after the other are one block
+        values=asked.content.values + _nothing_for(lacking),  # concatenated blocks are one block
         keys=[*keys, *(content_pb2.Path(parts=path) for path in lacking)],
         elements=encode_rows(spread(rows.reservation.rows, math.prod(entry.spec.batch_size[1:]))),
-        is_whole=not lacking,  # the values are: a tensor that comes later does not matter to them
+        is_whole=not lacking,  # the values are whole, even if tensors follow later
         is_bundled=asked.content.is_bundled,
     )
 
 
 def _nothing_for(lacking: Sequence[Path]) -> bytes:
-    """None for each of them: what another row had in this place is nobody's business."""
+    """Returns a block with None for each path: a reused row must not show its previous values."""
     block = control_pb2.ValueBlock()
     for _ in lacking:
         block.columns.add(values=[NONE])

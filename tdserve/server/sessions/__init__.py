@@ -1,1 +1,1 @@
-"""Clients as the control process holds them: their sessions, those on this machine, and what moves for them."""
+"""The clients of the control process: their sessions, their local connections, and what moves their content."""

@@ -1,6 +1,6 @@
-"""How many clients a server takes: as many as its processes have descriptors for.
+"""Admission control for clients: limits their number by the file descriptors that the server's processes have.
 
-A process that has none left cannot open a file, and a data worker does not survive it: gloo ends the process when it
+A process without a free descriptor cannot open a file. A data worker does not survive it: gloo ends the process when it
 cannot accept a connection (measured).
 """
 
@@ -15,20 +15,21 @@ from tdserve.server.sessions.session import ClientSession
 from tdserve.server.workers import DataWorker
 
 CONTROL_DESCRIPTORS = 2
-"""Of a client at the control process: its gRPC connection is there already, a local one has a socket and a lock."""
+"""Descriptors that another client takes at the control process: a socket and a lock if it is local. Its gRPC connection
+is open already."""
 
 KEPT_SHARE = 8
 MIN_KEPT = 32
-"""This part of all, and at least so many, is for the files of a process itself."""
+"""A process keeps one in ``KEPT_SHARE`` of its descriptors, and at least ``MIN_KEPT``, for files of its own."""
 
 
 def kept_descriptors(limit: int) -> int:
-    """How many descriptors a process keeps for its own files."""
+    """Returns how many descriptors a process keeps for its own files."""
     return max(limit // KEPT_SHARE, MIN_KEPT)
 
 
 def check_room(worker: DataWorker, sessions: Iterable[ClientSession], channel_transport: str) -> None:
-    """Checks that another client leaves its worker, and this process, the descriptors that they need themselves.
+    """Checks that another client leaves enough descriptors to its data worker and to this process.
 
     Raises:
         ServerBusyError: It does not.

@@ -1,4 +1,4 @@
-"""Which clients are here, and when those that are away are forgotten."""
+"""The clients of a server: which have a session, and when the others are forgotten."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 
 
 class Clients:
-    """Forgets a client when it has been away for a time without a break: once, whatever sessions it had before.
+    """Forgets a client once it has had no session for some time, however many sessions it had before.
 
     Args:
-        keep_s: That time.
+        keep_s: Length of that time.
         forget: Called with the client's id.
     """
 
@@ -22,24 +22,24 @@ class Clients:
         self._away: dict[bytes, asyncio.TimerHandle] = {}
 
     def restore(self, client_ids: Iterable[bytes]) -> None:
-        """After a start of the server, for which nobody was away before."""
+        """Starts the time of all clients that are on record from a previous run of the server."""
         for client_id in client_ids:
             self.on_call(client_id)
 
     def on_opened(self, client_id: bytes) -> None:
-        """A session of the client is open."""
+        """Stops the time of a client: one of its sessions has been opened."""
         self._num_sessions[client_id] += 1
         self._stop_waiting(client_id)
 
     def on_ended(self, client_id: bytes) -> None:
-        """A session of the client is over, of which ``on_opened`` was told."""
+        """Ends a session reported to ``on_opened``. With the client's last session its time starts."""
         self._num_sessions[client_id] -= 1
         if not self._num_sessions[client_id]:
             del self._num_sessions[client_id]
             self.on_call(client_id)
 
     def on_call(self, client_id: bytes) -> None:
-        """The client was heard of: without a session its time begins anew."""
+        """Restarts the time of a client that has sent something and has no session."""
         if client_id not in self._num_sessions:
             self._stop_waiting(client_id)
             loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What comes of a client before its next request is whole: parts of it, and lists that it has no room for."""
+"""Incomplete messages of clients: parts of a request, and long lists that arrive ahead of it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tdserve.v1 import control_pb2
 
 
 class IncomingParts:
-    """Of all sessions.
+    """The incomplete messages of all sessions.
 
     Args:
-        folder: Where lists are put.
-        held: Counts the memory of parts.
+        folder: Folder for files of long lists.
+        held: Counts the memory that the parts take.
     """
 
     def __init__(self, folder: Path, held: AdmissionBudget) -> None:
@@ -30,7 +30,7 @@ class IncomingParts:
         self._lists: dict[int, LongListFile] = {}
 
     def add(self, session: ClientSession, part: control_pb2.MessagePart) -> control_pb2.ClientMessage | None:
-        """Takes the next part; returns the whole message with its last one. What is none ends the session."""
+        """Adds the next part; returns the message if this was its last part. An invalid part ends the session."""
         parts = self._parts[session.number]
         nbytes = parts.nbytes
         try:
@@ -45,11 +45,11 @@ class IncomingParts:
         return None
 
     def take_lists(self, session: ClientSession) -> LongListFile | None:
-        """What has come ahead of the request that is whole now; the caller removes it."""
+        """Removes and returns the lists that arrived ahead of a complete request; the caller deletes their file."""
         return self._lists.pop(session.number, None)
 
     async def forget(self, session: ClientSession) -> None:
-        """A session has ended in the middle of a message."""
+        """Drops what has arrived of a message when its session ends."""
         parts = self._parts.pop(session.number, None)
         if parts is not None:
             self._held.count(session, -parts.nbytes)

@@ -1,4 +1,4 @@
-"""A session's client on this machine, which reads and writes the stores' files by itself."""
+"""A session's client on this machine, which reads and writes the stores' files itself."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _KEY_BYTES = 16
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a client was told that may be on this machine.
+    """An offer to a client to prove that it runs on this machine.
 
     Attributes:
-        lock_name: File that it locks if it is to write.
-        key: Shows on the local socket that it is this session's client.
+        lock_name: File that the client locks if it intends to write.
+        key: Secret that the client shows on the local socket.
     """
 
     lock_name: str
@@ -37,14 +37,14 @@ class Invitation:
 
     @classmethod
     def make(cls) -> Invitation:
-        """A fresh one."""
+        """Makes an invitation with a new lock name and key."""
         return cls(new_uid(), secrets.token_bytes(_KEY_BYTES))
 
     def message(self, root: Root) -> control_pb2.LocalRoot:
-        """What the client needs to find out whether it sees the same files.
+        """Returns the message from which the client learns whether it sees the same files.
 
         Raises:
-            CorruptDataError: Somebody has removed the root's files.
+            CorruptDataError: The root's files have been removed.
         """
         with os_faults(root.nonce_path):
             nonce = os.stat(root.nonce_path)
@@ -60,15 +60,15 @@ class Invitation:
 
 
 class LocalClient:
-    """Sends to a local client, and waits for what it writes.
+    """The connection to a local client: sends messages, and waits until the client has written.
 
     Args:
         session: Number of its session, for errors.
         link: Its connection.
-        attach: What it said of itself.
-        lock_name: File that it holds; "" when it only reads.
-        is_gone: Whether the holder of that file can write no more.
-        sessions_folder: Where that file is.
+        attach: The client's first message.
+        lock_name: Lock file that the client holds; "" when it only reads.
+        is_gone: Returns whether the holder of a lock file can write no more.
+        sessions_folder: Folder of the lock files.
     """
 
     def __init__(
@@ -92,31 +92,32 @@ class LocalClient:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether the client said that it only reads; it holds no lock then."""
+        """Whether the client has declared that it only reads; it holds no lock then."""
         return not self.lock_name
 
     def check_writes(self, doing: str) -> None:
-        """Raises NotSupportedError when the client said that it only reads; ``doing`` names what it asked for."""
+        """Raises NotSupportedError if the client has declared that it only reads; ``doing`` names the operation."""
         if self.is_read_only:
             raise NotSupportedError(feature=doing, reason="this client said that it only reads")
 
     async def send(self, message: control_pb2.ServerMessage) -> None:
-        """Sends a message, before this waits for anything."""
+        """Sends a message, without waiting for anything."""
         self._link.send(message)
 
     def let_write(self, request: int, accepted: control_pb2.Accepted) -> asyncio.Future[control_pb2.Written]:
-        """Lets the client write (or, of a read, copy) what ``accepted`` says; the future ends when it has.
+        """Lets the client write (or, for a read, copy) what ``accepted`` describes; the future ends when it has done
+        so.
 
         Raises (from the future):
             PeerLostError: The session has ended; the client may still be writing, until it is proved gone.
-            TDServeError: Why the client does not write; it has written nothing and will not.
+            TDServeError: The client's reason not to write; it has written nothing and will not.
         """
         future: asyncio.Future[control_pb2.Written] = asyncio.get_running_loop().create_future()
         self._let(request, accepted, future)
         return future
 
     def let_fill(self, request: int, accepted: control_pb2.Accepted) -> InlineFuture[control_pb2.Written]:
-        """As ``written``, for who only waits for that: outside a task he goes on without one."""
+        """Like ``let_write``, for callers that wait for nothing else; outside a task no task is created."""
         turn: InlineFuture[control_pb2.Written] = InlineFuture()
         self._let(request, accepted, turn)
         return turn
@@ -134,13 +135,13 @@ class LocalClient:
             self._link.send(control_pb2.ServerMessage(request=request, accepted=accepted))
 
     def move_to_tasks(self) -> None:
-        """Has all who wait for the client go on in tasks, which can be waited for."""
+        """Moves all coroutines that wait for the client into tasks, which can be waited for."""
         for waiting in list(self._writing.values()):
             if isinstance(waiting, InlineFuture):
                 waiting.move_to_task()
 
     def on_written(self, request: int, written: control_pb2.Written) -> None:
-        """The client has done what it was let do, or will not."""
+        """Ends the wait for a write: the client has done it, or reports why it will not."""
         future = self._writing.pop(request, None)
         if future is None or future.done():
             return
@@ -150,21 +151,21 @@ class LocalClient:
             future.set_result(written)
 
     def add_spool(self, content: control_pb2.Content, order: worker_pb2.PutValues) -> None:
-        """Adds to an order where this client has put the values of a write."""
+        """Adds to an order the place where this client has put the values of a write."""
         if content.spool_nbytes and self.lock_name:
             order.spool = str(spool_path(self._sessions_folder, self.lock_name))
             order.spool_offset, order.spool_nbytes = content.spool_offset, content.spool_nbytes
 
     def is_writing(self, request: int) -> bool:
-        """Whether the client was let write, and has not said that it is done."""
+        """Whether the client was let write and has not reported the end of it."""
         return request in self._writing
 
     def may_still_write(self, request: int) -> bool:
-        """Whether the client is writing, and is not proved gone."""
+        """Whether the client is writing and not proved gone."""
         return self.is_writing(request) and bool(self.lock_name) and not self._is_gone(self.lock_name)
 
     def lose(self) -> None:
-        """The session has ended: whoever waits for the client is told. Idempotent."""
+        """Ends the connection with its session; all waits for the client fail. Idempotent."""
         self._is_lost = True
         for future in list(self._writing.values()):
             if not future.done():

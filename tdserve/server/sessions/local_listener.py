@@ -1,4 +1,4 @@
-"""Where local clients come in: the socket in the root folder, and the sessions that have taken it."""
+"""The local socket in the root folder, and the sessions attached over it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _log = logging.getLogger("tdserve.server")
 
 
 class LocalListener:
-    """Lets local clients in, and hands on what they ask.
+    """Attaches local clients to their sessions and passes their messages on.
 
     Args:
         root: The acquired root.
-        sessions: Of all clients.
-        departures: Tells when a client's process is gone.
-        make_mover: Makes the mover of a client that is let in.
+        sessions: The sessions of all clients.
+        departures: Finds out whether a client's process is gone.
+        make_mover: Makes the mover of an attached client.
         take: Serves a request.
     """
 
@@ -48,14 +48,14 @@ class LocalListener:
         self._listening: asyncio.AbstractServer | None = None
 
     async def open(self) -> None:
-        """Begins to listen. Where the root takes no socket, clients go on without it."""
+        """Starts to listen. If no socket can be made in the root, local clients use the network."""
         try:
             self._listening = await listen(self._root.path, self._on_message, self._on_lost)
         except OSError as error:
             _log.warning("no local socket in %s: %s; local clients use the network", self._root.path, error)
 
     def close(self) -> None:
-        """Stops listening, and lets everybody go."""
+        """Stops listening and closes all connections."""
         if self._listening is not None:
             self._listening.close()
             (self._root.path / SOCKET_NAME).unlink(missing_ok=True)
@@ -80,7 +80,7 @@ class LocalListener:
             session.ended.set()
 
     def _attach(self, link: LocalLink, message: control_pb2.ClientMessage) -> None:
-        """Lets a client in that has shown its key and, if it is to write, holds its lock."""
+        """Attaches a client to its session if it shows the session's key and, unless it only reads, holds its lock."""
         attach = message.attach
         session = self._sessions.find(attach.session)
         invited = None if session is None else session.invitation

@@ -1,4 +1,4 @@
-"""Lists that are too long for a message: a file that every process of the server reads."""
+"""Lists that are too long for a message, in a file that every process of the server can read."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tdserve.store.faults import os_faults
 from tdserve.v1 import control_pb2
 
 MAX_LISTS_BYTES = 1 << 30
-"""Of one request: 128 million rows."""
+"""Largest total size of the lists of one request: 128 million rows."""
 
 
 class LongListFile:
-    """Takes what comes ahead of one request.
+    """The long lists that arrive ahead of one request.
 
     Args:
-        folder: Where the file is made.
+        folder: Folder in which the file is made.
 
     Attributes:
-        nbytes: Of what has come so far.
+        nbytes: Size of the lists so far.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,10 +32,10 @@ class LongListFile:
         self._failure: TDServeError | None = None
 
     def add(self, content: bytes) -> None:
-        """Appends the next part. Where the disk is full, ``place_lists`` says so.
+        """Appends the next part. If the disk is full, ``hand_to`` raises the error.
 
         Raises:
-            RemoteProtocolError: The parts are more than a request may have.
+            RemoteProtocolError: The parts exceed what a request may have.
         """
         self.nbytes += len(content)
         if self.nbytes > MAX_LISTS_BYTES:
@@ -48,10 +48,10 @@ class LongListFile:
             self._failure = error
 
     def hand_to(self, lists: Iterable[LongList]) -> None:
-        """Tells lists where their data lies.
+        """Sets the file and the offset of each list.
 
         Raises:
-            CapacityError: The disk had no room for it.
+            CapacityError: The disk had no room for the lists.
         """
         if self._failure is not None:
             raise self._failure
@@ -62,19 +62,19 @@ class LongListFile:
                 offset += each.nbytes_ahead
 
     async def remove(self) -> None:
-        """Removes the file: in a thread, since the kernel takes milliseconds to get a hundred megabytes back."""
+        """Removes the file, in a thread: the kernel takes milliseconds to free a hundred megabytes."""
         await asyncio.to_thread(self._path.unlink, missing_ok=True)
 
 
 def place_lists(message: control_pb2.ClientMessage, ahead: LongListFile | None) -> None:
-    """Tells the lists of a request where their data lies.
+    """Sets the file and the offset of each list of a request that arrived ahead of it.
 
     Args:
-        ahead: What has come before it.
+        ahead: The lists that arrived ahead; None if there are none.
 
     Raises:
-        RemoteProtocolError: They have more data or less, or the client names a file of the server.
-        CapacityError: The disk had no room for it.
+        RemoteProtocolError: The sizes differ, or the client names a file of the server.
+        CapacityError: The disk had no room for the lists.
     """
     lists = lists_in(message)
     if any(each.file for each in lists):

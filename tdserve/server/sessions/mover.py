@@ -1,4 +1,4 @@
-"""What moves the content of a session: its data worker, or a client on this machine by itself."""
+"""The mover of a session's content: its data worker, or the local client itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RowsToFill:
     Attributes:
         entry: The table.
         reservation: The rows.
-        asked: The request whose content they take.
+        asked: The request that brings their content.
     """
 
     entry: OpenedStore
@@ -35,23 +35,23 @@ class RowsToFill:
 
     @cached_property
     def columns(self) -> list[Path]:
-        """Leaves whose bytes the table's rules look at."""
+        """Paths of the leaves whose bytes the table's rules need."""
         return [path for path in self.entry.rule_keys if path in self.entry.spec.tensors_by_path]
 
     def name_columns(self, contents: Sequence[bytes]) -> dict[Path, bytes]:
-        """The contents of ``columns``, by path."""
+        """Maps the paths in ``columns`` to their contents."""
         return dict(zip(self.columns, contents, strict=True))
 
 
 @dataclass(frozen=True)
 class VersionToSend:
-    """A version of weights that a client gets.
+    """A version of weights to be sent to a client.
 
     Attributes:
         entry: The store.
-        record: Of the version.
-        asked: The request.
-        deadline: Of the request.
+        record: Record of the version.
+        asked: The client's request.
+        deadline: Deadline of the request.
     """
 
     entry: OpenedStore
@@ -62,14 +62,14 @@ class VersionToSend:
 
 @dataclass(frozen=True)
 class StoreToFill:
-    """A store that nobody sees yet.
+    """A store that is not visible to clients yet.
 
     Attributes:
-        name: For errors.
+        name: Name of the store, for errors.
         uid: Its incarnation.
-        ref: How orders to a worker name it.
-        spool: Where values that come over the channel wait.
-        path: Where it lies below the root, if not where its name says.
+        ref: Returns the reference to the store for orders to a worker.
+        spool: File that takes values that arrive over the channel.
+        path: Path below the root, if it does not follow from the name.
     """
 
     name: str
@@ -80,11 +80,11 @@ class StoreToFill:
 
 
 class Mover(ABC):
-    """The server's end of a session's content. A session has one at any time, and nobody else asks what kind it is.
+    """The server's end of a session's content. A session has one at any time; no other part asks for its kind.
 
     Attributes:
-        transport: How content moves, as users know it.
-        num_channels: That it needs between the client and its worker.
+        transport: Transport of the content, by its public name.
+        num_channels: Channels that it needs between the client and its worker.
         lock_name: File that the client holds for as long as it may write the stores' files; "" when it never does.
         claims: Rows that the client takes by itself, by the store's incarnation.
     """
@@ -98,17 +98,18 @@ class Mover(ABC):
 
     @abstractmethod
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
-        """Fills reserved rows; returns what its rules look at. ``forget_rows`` or ``give_up_rows`` follows.
+        """Fills reserved rows; returns the columns that the table's rules need. ``forget_rows`` or ``give_up_rows``
+        follows.
 
         Raises:
-            TDServeError: They were not filled.
+            TDServeError: The rows were not filled.
         """
 
     def forget_rows(self, rows: RowsToFill, txn: Transaction) -> None:  # noqa: B027 (most have nothing to do)
-        """Rows that were filled are committed by this transaction: nobody need know any more who has filled them."""
+        """Deletes the record of who fills these rows: this transaction commits them."""
 
     def give_up_rows(self, request: int, rows: RowsToFill) -> None:
-        """Frees rows that were not filled, or are not wanted; nobody can write them any more."""
+        """Frees rows that were not filled or are not needed. Nobody can write them any more."""
         rows.entry.replay_table().abort(rows.reservation)
         rows.entry.changed.wake()
 
@@ -116,11 +117,11 @@ class Mover(ABC):
     async def get_rows(
         self, request: int, entry: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
     ) -> control_pb2.Done | None:
-        """Brings rows of a table to the client.
+        """Sends rows of a table to the client.
 
         Args:
-            accepted: The answer, but for what is known when they are sent; None for a client that waits for the content
-                itself.
+            accepted: The answer, complete but for what is determined when the rows are sent; None if the client waits
+                for the content and no answer.
 
         Returns:
             The answer; None when the client has it already, and the content follows over the channel.
@@ -128,48 +129,49 @@ class Mover(ABC):
 
     @abstractmethod
     async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
-        """Puts the tensors of a store into its files; ``locate_values`` says where its values are then.
+        """Writes the tensors of a store into its files; ``locate_values`` names the place of its values afterwards.
 
         Raises:
-            TDServeError: They are not all there. ``may_still_write`` says whether somebody goes on.
+            TDServeError: The tensors are incomplete. ``may_still_write`` returns whether the client may still write
+                some.
         """
 
     def locate_values(self, content: control_pb2.Content, order: worker_pb2.PutValues, spool: str) -> None:
-        """Adds to an order where the values of some content lie, if they do not come with the request.
+        """Adds the place of a write's values to an order, if they do not come with the request.
 
         Args:
-            spool: The file for those that come over the channel.
+            spool: File of values that arrive over the channel.
         """
         if spool and content.values_nbytes:
             order.spool, order.spool_nbytes = spool, content.values_nbytes
 
     @abstractmethod
     async def overwrite(self, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
-        """Replaces rows that are there, whole or not at all, and commits that."""
+        """Replaces existing rows, whole or not at all, and commits the change."""
 
     @abstractmethod
     async def get_selection(
         self, request: int, entry: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted
     ) -> control_pb2.Done | None:
-        """Brings a selection of a store to the client; arguments and answer as of ``get_rows``."""
+        """Sends a selection of a store to the client; arguments and result are those of ``get_rows``."""
 
     @abstractmethod
     async def put_version(
         self, request: int, entry: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
     ) -> None:
-        """Makes the file of a version that nobody sees yet.
+        """Writes the file of a version that is not visible to clients yet.
 
         Raises:
-            TDServeError: It was not made whole. ``may_still_write`` says whether somebody goes on.
+            TDServeError: The file is incomplete. ``may_still_write`` returns whether the client may go on writing it.
         """
 
     @abstractmethod
     async def get_version(self, request: int, version: VersionToSend) -> control_pb2.Done | None:
-        """Brings a version to the client; answers as ``get_rows`` does."""
+        """Sends a version to the client; the result is that of ``get_rows``."""
 
     def may_still_write(self, request: int) -> bool:
-        """Whether the client may go on writing files for a request that has failed."""
+        """Whether the client may still write files for a request that has failed."""
         return False
 
     def move_to_tasks(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Has all that waits for the client go on in tasks, which can be waited for."""
+        """Moves all coroutines that wait for the client into tasks, which can be waited for."""

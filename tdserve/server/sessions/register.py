@@ -1,4 +1,4 @@
-"""All sessions of the control process: opened after Hello, superseded when their client comes back, ended."""
+"""All sessions of the control process: opened after Hello, superseded when their client reconnects, ended."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 
 OPEN_TIMEOUT_S = 60.0
-"""A worker starts in about three seconds (torch); on a machine with much else to do it has taken over twenty."""
+"""Time for a data worker to start: about three seconds (torch), but over twenty were seen on a busy machine."""
 
 END_GRACE_S = 5.0
-"""A transfer ends by itself after the transfer timeout; so long the worker may take to say so."""
+"""Time for a worker to report the end of a transfer, after the transfer timeout that ends it at the latest."""
 
 FIRST_NUMBER_BITS = 40
-"""Random bits of a run's first session number: of a thousand sessions one comes again once in a thousand million
-restarts."""
+"""Random bits of a run's first session number. With a thousand sessions per run, a number recurs once in a thousand
+million restarts."""
 
 
 class Sessions:
     """The sessions by number and by client.
 
     Args:
-        config: Of the server.
+        config: Configuration of the server.
         workers: The data workers; each session gets one.
         root: The acquired root.
         make_mover: Makes the mover of a session.
@@ -61,15 +61,15 @@ class Sessions:
         self._server_id = root.server_id
         self._boot_id = boot_id()
         self._by_number: dict[int, ClientSession] = {}
-        # Not from 1: a call that names a session may be sent again to the next run of the server, where a small number
-        # would be another client's.
+        # Not from 1: a call that names a session may be retried in the next run of the server, where a small number
+        # would belong to another client.
         self._last_number = secrets.randbits(FIRST_NUMBER_BITS)
 
     def __len__(self) -> int:
         return len(self._by_number)
 
     def __contains__(self, number: object) -> bool:
-        """Whether a session is open, and stays so as far as is known."""
+        """Whether a session is open and has not begun to end."""
         session = self._by_number.get(number) if isinstance(number, int) else None
         return session is not None and not session.ended.is_set()
 
@@ -77,16 +77,16 @@ class Sessions:
         return iter(list(self._by_number.values()))
 
     async def open(self, hello: control_pb2.Hello, link: SessionLink) -> ClientSession:
-        """Answers Hello with Welcome.
+        """Opens a session: answers Hello with Welcome.
 
-        An older session of the same client is ended first, and its transfers with it: only then is it certain which of
-        its requests were committed, and a retry of one is stored once.
+        An older session of the same client is ended first, together with its transfers. Only then is it certain which
+        of its requests were committed, so that a retried request is stored once.
 
         Raises:
             ProtocolVersionError, NotSupportedError, InvalidRequestError: The client cannot be served.
-            DeadlineExceededError: No data worker came up in time.
+            DeadlineExceededError: No data worker started in time.
             ServerBusyError: There are too few descriptors for another client.
-            TransferAbortedError: Something of the older session does not end; a retry could store it twice.
+            TransferAbortedError: The older session does not end; a retry could be stored twice.
         """
         self._check(hello)
         for older in self:
@@ -135,13 +135,13 @@ class Sessions:
             welcome.local.CopyFrom(session.invitation.message(self._root))
         try:
             await link.send(control_pb2.ServerMessage(welcome=welcome))
-        except BaseException:  # the client went away in this moment: nobody else knows of its session
+        except BaseException:  # the client went away just now, and no other part has the session
             await self.close(session)
             raise
         return session
 
     def _check(self, hello: control_pb2.Hello) -> None:
-        """Raises an error where the client cannot be served, whatever else is done here."""
+        """Raises an error if this client can never be served, whatever the state of the server."""
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionError(
                 address=self._server_id, expected=hello.protocol_version, actual=PROTOCOL_VERSION
@@ -152,7 +152,7 @@ class Sessions:
             check_text(argument, getattr(hello, argument))
 
     async def close(self, session: ClientSession) -> None:
-        """Forgets a session; its worker closes its channel, which ends what is under way there."""
+        """Ends and removes a session; its worker closes the channel, which ends the transfers on it."""
         session.ended.set()
         order = worker_pb2.Order(session=session.number)
         order.close_session.SetInParent()
@@ -161,11 +161,12 @@ class Sessions:
         self._by_number.pop(session.number, None)
 
     def find(self, number: int) -> ClientSession | None:
-        """The session of this number, unless it has ended."""
+        """Returns the session of this number; None if there is none."""
         return self._by_number.get(number)
 
     def on_report(self, report: worker_pb2.Report) -> None:
-        """A worker tells of a session: an entry for the client's rendezvous, or that a channel is gone."""
+        """Handles a worker's report about a session: a rendezvous entry for the client, a lost channel, or a lost
+        session."""
         session = self._by_number.get(report.session)
         if session is None or session.ended.is_set():
             return
@@ -180,20 +181,20 @@ class Sessions:
             session.ended.set()
 
     def on_worker_lost(self, worker: DataWorker) -> None:
-        """A worker died: its sessions end, and their clients come back."""
+        """Ends the sessions of a worker that died, so that their clients reconnect."""
         for session in self:
             if session.worker is worker and session.mover.num_channels:
                 session.ended.set()
 
     def _invitation(self, hello: control_pb2.Hello) -> Invitation | None:
-        """For a client on this machine that may want to use the files."""
+        """Returns an invitation for a client on this machine whose transport may be shm; None for others."""
         return Invitation.make() if self._is_here(hello) and hello.transport in ("auto", "shm") else None
 
     def _is_here(self, hello: control_pb2.Hello) -> bool:
         return bool(hello.boot_id) and hello.boot_id == self._boot_id
 
     async def _choose_worker(self, client_gpu: str) -> DataWorker:
-        """The worker with the fewest sessions, if possible of another GPU than the client's."""
+        """Returns the worker with the fewest sessions, on another GPU than the client's if possible."""
         deadline = Deadline.after(OPEN_TIMEOUT_S)
         while True:
             ready = [worker for worker in self._workers if worker.ready.is_set()]

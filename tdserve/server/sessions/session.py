@@ -1,4 +1,4 @@
-"""One client's session as the control process holds it."""
+"""One client's session in the control process."""
 
 from __future__ import annotations
 
@@ -27,50 +27,53 @@ from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2, worker_pb2
 
 NUM_PAIRS = 2
-"""Of a session with its worker, each with a descriptor there: for content, and for mail."""
+"""Connections between a session and its worker, each with a descriptor there: one for content, one for mail."""
 
 _log = logging.getLogger("tdserve.server")
 _State = TypeVar("_State")
 
 MAX_ENTRIES = 1_000
-"""Of the rendezvous of one session: two groups take about ten."""
+"""Most rendezvous entries of one session; two groups take about ten."""
 
 MAX_ENTRY_BYTES = 1 << 16
-"""Of a key or a value of them: they take some hundreds."""
+"""Largest key and largest value of an entry; they take some hundreds of bytes."""
 
 MAX_CHANNELS = 100_000
-"""Of one session, one after the other. A client that is well gives one up when a call ends in the middle of content."""
+"""Most channels of one session, one after the other. A healthy client gives one up only when a call ends in the middle
+of content."""
 
 MAX_REFUSING = 8_000
-"""Refusals that are on their way to one client."""
+"""Most refusals on their way to one client."""
 
 
 class ClientSession:
-    """A session: its stream, its worker, and the requests under way.
+    """One client's session: its stream, its worker, and the requests under way.
 
     Args:
         number: Unique in this run of the server.
-        hello: What the client said of itself.
-        link: Its stream.
-        make_mover: Makes the mover of a session that is open otherwise.
-        worker: The data worker that moves its bytes.
-        interface: Address on which that worker waits for it.
-        inline_bytes: Content up to this size rides in messages of the stream.
-        invitation: What a client on this machine was told.
-        channel_transport: By which its content moves over a channel.
+        hello: The client's first message.
+        link: The client's stream.
+        make_mover: Makes the mover of a session that is otherwise complete.
+        worker: The data worker that moves the session's bytes.
+        interface: Address on which that worker waits for the client.
+        inline_bytes: Content up to this size is sent inside messages of the stream.
+        invitation: The invitation that a client on this machine gets.
+        channel_transport: Transport of content that moves over a channel.
 
     Attributes:
-        link: Where the client is told what it asked for; of one on this machine another from when it is attached.
-        mover: What moves its content; of a client on this machine another from when it is attached.
-        requests: Those under way.
-        cancelled_requests: Those under way that are to be given up when they wait; nobody has what they lease.
-        mailed_requests: Those under way that came over the channel: their answers go the same way, where they fit.
-        last_epoch: Number of the last epoch of a group that it was in. The next one has a higher number, whatever its
-            group: what comes late of one that is over must not be taken for the next one's.
-        channel_number: Of its newest channel for content; those before are gone.
-        held_nbytes: Of its requests under way.
-        secret: What both ends of its gloo groups prove to know.
-        told_specs: Structures of versions that the client has told, each in its last order of keys, by fingerprint.
+        link: Connection for answers: the stream, or the local connection once the client is attached.
+        mover: The mover of the session's content; replaced when a local client is attached.
+        requests: Requests under way.
+        accepted_requests: Requests under way whose content on the channel a worker deals with already.
+        cancelled_requests: Requests under way that are to be given up as soon as they wait; rows that they lease go
+            back.
+        mailed_requests: Requests under way that came over the channel: their answers go the same way if they fit.
+        last_epoch: Number of the last group epoch that the session was in. The next one, of whatever group, has a
+            higher number, so that late messages of an old epoch are not taken for the new one's.
+        channel_number: Number of the newest channel for content; earlier ones are gone.
+        held_nbytes: Memory of the session's requests under way.
+        secret: Shared secret with which both ends of the session's gloo groups prove their identity.
+        told_specs: Structures of versions that the client has sent, each in its latest order of keys, by fingerprint.
     """
 
     def __init__(
@@ -117,21 +120,21 @@ class ClientSession:
 
     @property
     def client_id(self) -> bytes:
-        """The client behind this session, the same across its reconnects."""
+        """The client of this session, the same across its reconnects."""
         return self.hello.client_id
 
     @property
     def transport(self) -> str:
-        """How content moves."""
+        """Transport of the session's content."""
         return self.mover.transport
 
     @property
     def num_promised_descriptors(self) -> int:
-        """How many descriptors of its worker it may still come to need."""
+        """Number of descriptors of its worker that the session may still come to need."""
         return 0 if self.ended.is_set() else max(self.mover.num_channels - len(self._is_opened), 0)
 
     def attach(self, local: LocalClient, mover: Mover) -> None:
-        """The client has shown that it is on this machine: from now on it moves its content by itself."""
+        """Attaches a local client, which moves its content itself from now on."""
         self.link, self.mover = local, mover
         self._losing = asyncio.create_task(self._lose_at_end(local), name=f"tdserve-session-{self.number}-end")
 
@@ -140,40 +143,40 @@ class ClientSession:
         local.lose()
 
     def run(self, serving: Coroutine[Any, Any, None], request: int) -> None:
-        """Serves a request in a task of its own; 0 for what is no request."""
+        """Serves a request in a task of its own; ``request`` is 0 for anything else."""
         self._keep(asyncio.create_task(serving, name=self._task_name(request)), request)
 
     def run_at_once(self, serving: Coroutine[Any, Any, None], request: int) -> None:
-        """As ``run``, but begins before it returns. To be called outside a task."""
+        """Like ``run``, but takes the first step at once. Call it outside a task."""
         inline_tasks.start(serving, name=self._task_name(request), keep=partial(self._keep, request=request))
 
     def begin(self, request: int) -> None:
-        """A request begins that is not under way."""
+        """Begins a request that is not under way."""
         self.requests.add(request)
 
     async def end_of(self, request: int) -> None:
-        """Waits until a request that is under way has ended."""
+        """Waits until a request has ended, if it is under way."""
         await inline_tasks.in_task()
         with self.waiting():
             while request in self.requests:
                 await self._ends.setdefault(request, asyncio.Event()).wait()
 
     def bind(self, request: int, channel_number: int) -> None:
-        """A request that begins has content under way on this channel, or waits for some there. If that has gone
-        meanwhile, it will not get as far as to use it."""
+        """Binds a request that begins to the channel on which its content moves. If that channel is lost before the
+        content is used, the request fails."""
         self._channel_of[request] = channel_number
         self._hear_of(channel_number)
 
     def _hear_of(self, channel_number: int) -> None:
-        """The client has this channel: those before it are gone, of which other news may have been overtaken."""
+        """Drops the channels before this one: the client uses it, so they are gone, reported or not."""
         if channel_number > self.channel_number:
             self.lose_channel(channel_number - 1)
 
     def lose_channel(self, number: int) -> bool:
-        """A channel is gone for one of its ends, and all before it: what is under way there fails.
+        """Closes a channel that one end has lost, and all before it; what is under way there fails.
 
         Returns:
-            Whether that is news, and another takes its place. Where none can, the session ends.
+            Whether the loss was not known yet and another channel replaces it. If none can, the session ends.
         """
         if number < self.channel_number or self.ended.is_set() or not self.mover.num_channels:
             return False
@@ -192,7 +195,7 @@ class ClientSession:
         return True
 
     def end(self, request: int) -> None:
-        """A request ends, however it was answered."""
+        """Ends a request, however it was answered."""
         self._channel_of.pop(request, None)
         self.accepted_requests.discard(request)
         self.mailed_requests.discard(request)
@@ -202,18 +205,19 @@ class ClientSession:
             self._ends.pop(request).set()
 
     def cancel(self, request: int) -> bool:
-        """Gives up a request that waits; one that already moves content goes on to its end.
+        """Gives up a request if it waits; one that already moves content runs to its end.
 
         Returns:
-            Whether it is under way.
+            Whether the request is under way.
         """
-        # One that is done is forgotten a turn of the loop later, and nobody looks any more for what cancels it.
+        # A task that is done stays in _tasks for one more turn of the loop. It does not count: nothing looks for its
+        # request in cancelled_requests any more.
         tasks = [task for task, number in self._tasks.items() if number == request and not task.done()]
         waiting = [task for task in tasks if task in self._waiting]
         for task in waiting:
             task.cancel()
         is_under_way = bool(tasks) or request in self.requests
-        if is_under_way and not waiting:  # it may be just about to begin, or to wait
+        if is_under_way and not waiting:  # it may be about to begin, or about to wait
             self.cancelled_requests.add(request)
         return is_under_way
 
@@ -237,7 +241,7 @@ class ClientSession:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """A block that a cancellation or the end of the session cuts short: nothing was begun yet."""
+        """Runs a block that a cancellation or the end of the session interrupts: nothing has been begun in it."""
         task = asyncio.current_task()
         if task is None:
             raise LocalProtocolError(reason="waiting() outside a task")
@@ -252,12 +256,13 @@ class ClientSession:
             self._waiting.discard(task)
 
     def order(self, request: int = 0, *, is_accepted: bool = False) -> worker_pb2.Order:
-        """An empty order for this session's worker, with the request's number as tag.
+        """Returns an empty order for this session's worker, tagged with the request's number.
 
-        With ``is_accepted`` the worker deals with what the client has on the channel, whatever becomes of the order.
+        Args:
+            is_accepted: Whether the worker deals with the client's content on the channel even if the order fails.
 
         Raises:
-            PeerLostError: The session has ended, and its worker forgets it: an order now would begin it anew there.
+            PeerLostError: The session has ended and its worker forgets it; an order would open it there again.
             TransferAbortedError: The channel on which the request has begun is gone.
         """
         if self.ended.is_set():
@@ -273,12 +278,12 @@ class ClientSession:
         )
 
     def rendezvous(self, entry: control_pb2.Rendezvous) -> None:
-        """Hands an entry of the client to the worker; the first one of a channel opens it there."""
+        """Sends a rendezvous entry of the client to the worker; the first one of a channel opens it there."""
         if self.ended.is_set():
             return
         self._num_entries += 1
         if self._num_entries > MAX_ENTRIES or len(entry.key) > MAX_ENTRY_BYTES or len(entry.value) > MAX_ENTRY_BYTES:
-            self.ended.set()  # the worker keeps them all
+            self.ended.set()  # the worker keeps all entries
             return
         if not entry.is_mail:
             self._hear_of(entry.channel)
@@ -297,14 +302,14 @@ class ClientSession:
         self.worker.send(order)
 
     def discard(self, request: int, content: control_pb2.Content, *, channel_number: int | None = None) -> None:
-        """Has the worker take in and forget what the client already sends for a refused request.
+        """Has the worker receive and drop the content that the client already sends for a refused request.
 
         Args:
-            channel_number: Where it comes, of a request that has not begun.
+            channel_number: Channel of the content, for a request that has not begun.
         """
         if channel_number is None:
             channel_number = self._channel_of.get(request, self.channel_number)
-            self.accepted_requests.add(request)  # once is enough, whatever becomes of its answer
+            self.accepted_requests.add(request)  # discard once, even if the answer fails later
         self._hear_of(channel_number)
         if content.message_nbytes and channel_number == self.channel_number and not self.ended.is_set():
             order = self.order()
@@ -313,38 +318,39 @@ class ClientSession:
             self.worker.order(order).add_done_callback(hear)
 
     def send_void(self, request: int, message_nbytes: Sequence[int]) -> None:
-        """Has the worker send what the client of a refused read already waits for, marked as failed."""
+        """Has the worker send the content that the client of a refused read already waits for, marked as failed."""
         if self.ended.is_set() or self._channel_of.get(request, self.channel_number) != self.channel_number:
-            return  # together with its channel
+            return  # the client's wait ended together with its channel
         order = self.order(request, is_accepted=True)
         order.send_void.message_nbytes.extend(message_nbytes)
         self.worker.order(order).add_done_callback(hear)
 
     def inline_limit(self, request: int) -> int:
-        """Bytes of content that may ride in the answer to a request."""
+        """Returns how many bytes of content may be sent inline in the answer to a request."""
         return min(self._inline_bytes, MAIL_INLINE_BYTES) if request in self.mailed_requests else self._inline_bytes
 
     async def send_accepted(self, request: int, accepted: control_pb2.Accepted) -> None:
-        """Answers: content follows over the channel."""
+        """Sends the answer that content follows over the channel."""
         accepted.channel = self._channel_of.get(request, self.channel_number)
         await self._answer(control_pb2.ServerMessage(request=request, accepted=accepted))
 
     async def send_done(self, request: int, done: control_pb2.Done) -> None:
-        """Answers: done."""
+        """Sends the answer that a request is done."""
         await self._answer(control_pb2.ServerMessage(request=request, done=done))
 
     def tell(self, message: control_pb2.ServerMessage) -> None:
-        """Sends a message that nothing waits for; those of one session arrive in order."""
+        """Sends a message without waiting; such messages of one session arrive in order."""
         self.run(self.link.send(message), 0)
 
     async def fail(self, request: int, error: TDServeError) -> None:
-        """Answers: refused or failed. Never over the channel, which may be what failed."""
+        """Sends the answer that a request was refused or has failed. Never over the channel, which may have failed
+        itself."""
         await self.link.send(control_pb2.ServerMessage(request=request, failure=encode_failure(error)))
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """A block that tells the client that a request is not even begun. Such requests are held by nobody else: a
-        client that has too many of them and does not read what it is told is sent away."""
+        """Runs a block that sends the refusal of a request that has not begun. Admission control does not count such
+        requests, so a session with more than ``MAX_REFUSING`` of them, whose client reads no answers, ends."""
         self._num_refusing += 1
         if self._num_refusing > MAX_REFUSING:
             self.ended.set()
@@ -355,13 +361,13 @@ class ClientSession:
             self._has_refused.set()
 
     async def catch_up(self) -> None:
-        """Waits while more refusals are on their way to the client than may be when it sends its next request."""
+        """Waits while more than half of ``MAX_REFUSING`` refusals are on their way to the client."""
         while self._num_refusing > MAX_REFUSING // 2 and not self.ended.is_set():
             self._has_refused.clear()
             await self._has_refused.wait()
 
     async def finish(self, timeout_s: float) -> bool:
-        """Cuts waits short, and waits until every transfer under way has ended; its worker sees to that.
+        """Cancels all waits and waits until every transfer under way has ended; the worker ends them.
 
         Returns:
             Whether nothing is under way any more.
@@ -369,16 +375,16 @@ class ClientSession:
         for task in list(self._waiting):
             task.cancel()
         for claims in list(self.mover.claims.values()):
-            claims.take_back()  # what the client has filled by itself is committed, and it claims no more
+            claims.take_back()  # commits the rows that the client has filled, and ends its claims
         deadline = Deadline.after(timeout_s)
         self.mover.move_to_tasks()
-        while self._tasks and not deadline.expired:  # others may begin meanwhile, such as to hand on an entry
+        while self._tasks and not deadline.expired:  # others may begin meanwhile, such as one that sends an entry
             await asyncio.wait(set(self._tasks), timeout=deadline.remaining_s)
             self.mover.move_to_tasks()
         return not self._tasks
 
     def mail(self, message: control_pb2.ServerMessage) -> bool:
-        """Sends an answer over the channel; False when the request did not come that way, or the answer does not
+        """Sends an answer over the channel; returns False if the request did not come that way or the answer does not
         fit."""
         if message.request not in self.mailed_requests:
             return False
@@ -407,7 +413,7 @@ class ClientSession:
 
 
 def as_error(fault: Exception) -> TDServeError:
-    """What a client is told of a fault that is not its own."""
+    """Returns the error to send to a client for a fault: tdserve's own unchanged, any other logged and wrapped."""
     if isinstance(fault, TDServeError):
         return fault
     _log.exception("a request failed", exc_info=fault)
@@ -415,7 +421,7 @@ def as_error(fault: Exception) -> TDServeError:
 
 
 def local_address_towards(peer: str) -> str:
-    """The address of the interface through which this machine reaches a gRPC peer (``ipv4:10.0.0.2:1234``)."""
+    """Returns the address of the interface through which this machine reaches a gRPC peer (``ipv4:10.0.0.2:1234``)."""
     family, _, rest = peer.partition(":")
     host = rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]").removeprefix("::ffff:")
     try:

@@ -1,4 +1,4 @@
-"""Reads carried out, and every transfer counted by transport."""
+"""Reads carried out by workers, and the counts of all transfers by transport."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tdserve.v1 import control_pb2, worker_pb2
 INLINE = "inline"
 
 COUNT_TIMEOUT_S = 2.0
-"""A worker answers within a millisecond, unless it is stopped, or the machine is busy."""
+"""Longest wait for a worker's counts. It answers within a millisecond unless it is stopped or the machine is busy."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class _Count:
 
 
 class Traffic:
-    """Moves reads to clients and counts what has moved."""
+    """Runs reads for clients and counts all transfers."""
 
     def __init__(self) -> None:
         self._counts: dict[str, _Count] = defaultdict(_Count)
@@ -42,12 +42,12 @@ class Traffic:
         *,
         announces: bool,
     ) -> control_pb2.Done | None:
-        """Has the session's worker send what ``order`` says.
+        """Has the session's worker send what ``order`` describes.
 
         Args:
-            announces: Whether Accepted leaves together with the order. Otherwise the worker first finds out how much
-                there is (non-tensor values, selections): small content comes back and leaves inline, larger is
-                announced then.
+            announces: Whether Accepted is sent together with the order. Otherwise the worker first determines the size
+                (non-tensor values, selections): it returns small content, which is sent inline, and Accepted announces
+                larger content.
 
         Returns:
             The answer with inline content; None when Accepted was sent and the content follows over the channel.
@@ -86,10 +86,11 @@ class Traffic:
         count.transfers_relayed += 1
 
     async def count_reads(self, workers: Sequence[DataWorker]) -> None:
-        """Asks the workers for the reads that they have answered without this process; a silent one's count later."""
+        """Collects the workers' counts of the reads that they answered without this process. A late answer is counted
+        when it arrives."""
         orders = [worker.order(worker_pb2.Order(count_reads=worker_pb2.CountReads())) for worker in workers]
         for order in orders:
-            order.add_done_callback(self._count_reads)  # also a late one: who was asked begins anew
+            order.add_done_callback(self._count_reads)  # late answers too: the worker's counts restart at 0
         if orders:
             await asyncio.wait(orders, timeout=COUNT_TIMEOUT_S)
 
@@ -111,7 +112,7 @@ class Traffic:
         count.transfers_in += 1
 
     def stats(self) -> list[control_pb2.TransportStats]:
-        """The counts, by transport."""
+        """Returns the counts, by transport."""
         return [
             control_pb2.TransportStats(transport=name, **vars(count)) for name, count in sorted(self._counts.items())
         ]
