@@ -178,6 +178,26 @@ def test_loop_when_a_sample_is_the_first_of_its_kind_then_it_looks_at_the_rows_a
         calls: dict[str, Callable[[], object]] = {
             "consumer": lambda: table.sample(16, consumer=f"number {next(count)}"),
             "groups": lambda: table.sample(64, group_by="x", group_size=2 ** next(count)),
+            "very many groups": lambda: table.sample(48_000, group_by="x", group_size=64),
+        }
+        assert long_ones(watched, calls, limit_s) == {}
+
+
+@pytest.mark.parametrize("times", [0, 1], ids=["again", "once"])
+@pytest.mark.parametrize("size", SIZES)
+def test_loop_when_each_row_is_drawn_once_in_an_epoch_then_very_many_are_drawn_a_few_at_a_time(
+    watched: WatchedServer, size: tuple[int, float], times: int
+) -> None:
+    num_rows, limit_s = size
+    row = TensorDict({"x": torch.zeros((), dtype=torch.uint8)}, [])
+    with watched.client(transport="gloo", timeout_s=110.0) as client:
+        sampler = tdserve.WithoutReplacement()
+        table = client.create_replay("r", like=row, capacity=num_rows, sampler=sampler, max_times_sampled=times)
+        for _ in range(20):
+            table.extend(row.expand(num_rows // 20).clone())
+        calls: dict[str, Callable[[], object]] = {
+            "sample": lambda: table.sample(256),
+            "sample very many rows": lambda: table.sample(96_000),
         }
         assert long_ones(watched, calls, limit_s) == {}
 

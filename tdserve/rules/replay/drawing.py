@@ -49,12 +49,22 @@ class Drawing:
         self._counts_samples = "times_sampled" in self._added
         self._has_priority = "priority" in self._added
 
-    def draw(self, selector: Selector, num_rows: int, *, num_batches: int, rng: np.random.Generator) -> Draw | None:
-        """Draws batches in turn; returns ``None``, and changes nothing, if not all of them can be drawn."""
+    def draw(
+        self,
+        selector: Selector,
+        num_rows: int,
+        *,
+        num_batches: int,
+        rng: np.random.Generator,
+        begun: int = 0,
+        total: int = 0,
+    ) -> Draw | None:
+        """Draws batches in turn, or a part of one, see :meth:`Selector.draw`; returns ``None``, and changes nothing, if
+        not all of them can be drawn."""
         draws: list[Draw] = []
         for _ in range(num_batches):
             try:
-                found = self._draw(selector, num_rows, rng)
+                found = self._draw(selector, num_rows, rng, begun=begun, total=total or num_rows)
             except InvalidRequestError:
                 if not draws:
                     raise
@@ -66,19 +76,29 @@ class Drawing:
             draws.append(found)
         return draws[0] if num_batches == 1 else Draw(_join([each.drawn for each in draws]), _cat(draws))
 
-    def draw_distinct(self, selector: Selector, num_rows: int, *, rng: np.random.Generator) -> Draw | None:
+    def draw_distinct(
+        self, selector: Selector, num_rows: int, *, rng: np.random.Generator, total: int = 0
+    ) -> Draw | None:
         """Draws different rows, whatever the sampler, and removes them from the selector; returns ``None``, and changes
-        nothing, if there are too few."""
+        nothing, if there are too few.
+
+        Args:
+            selector: Draws them.
+            num_rows: How many.
+            rng: Source of randomness.
+            total: Rows that will be drawn so, these included: that there are too few for them is known now.
+        """
         pieces: list[Drawn] = []
-        missing = num_rows
+        missing, total = num_rows, max(total, num_rows)
         while missing:
-            drawn = selector.draw(missing, rng=rng) if len(selector) >= missing else None
+            drawn = selector.draw(missing, rng=rng, total=total) if len(selector) >= total else None
             if drawn is None:
                 selector.add(_rows_of(pieces))
                 return None
             places = np.sort(np.unique(drawn.rows, return_index=True)[1])
             kept = Drawn(drawn.rows[places], {key: column[places] for key, column in drawn.columns.items()})
             selector.remove(kept.rows)
+            total -= len(kept.rows)
             pieces.append(kept)
             missing -= len(kept.rows)
         return Draw(self._count(pieces[0] if len(pieces) == 1 else _join(pieces)), _NONE)
@@ -90,15 +110,17 @@ class Drawing:
         if len(spent):
             self._selectors.enter(spent)
 
-    def _draw(self, selector: Selector, num_rows: int, rng: np.random.Generator) -> Draw | None:
+    def _draw(
+        self, selector: Selector, num_rows: int, rng: np.random.Generator, *, begun: int, total: int
+    ) -> Draw | None:
         if not self._max_times:
-            drawn = selector.draw(num_rows, rng=rng)
+            drawn = selector.draw(num_rows, rng=rng, begun=begun, total=total)
             return None if drawn is None else Draw(self._count(drawn), _NONE)
         pieces: list[Drawn] = []
         spent: list[Rows] = []
         missing = num_rows
         while missing:
-            drawn = selector.draw(missing, rng=rng) if len(selector) else None
+            drawn = selector.draw(missing, rng=rng, begun=begun, total=total) if len(selector) else None
             if drawn is None:
                 self.undo(_rows_of(pieces), np.concatenate(spent) if spent else _NONE)
                 return None
@@ -106,6 +128,7 @@ class Drawing:
             kept = Drawn(drawn.rows[allowed], {key: column[allowed] for key, column in drawn.columns.items()})
             pieces.append(self._count(kept))
             missing -= len(kept.rows)
+            begun += len(kept.rows)
             chosen = each_once(drawn.rows)
             over = chosen[self._columns.times_sampled[chosen] >= self._max_times]
             self._selectors.leave(over)

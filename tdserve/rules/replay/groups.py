@@ -131,24 +131,26 @@ class GroupSelector:
     def update(self, rows: Rows) -> None:
         """Does nothing: priorities do not matter here."""
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Chooses ``num_rows / group_size`` different groups; None if fewer are complete.
 
         Raises:
-            InvalidRequestError: ``num_rows`` is not a multiple of ``group_size``, or above the capacity. Nothing was
-                changed.
+            InvalidRequestError: The sample's rows are not a multiple of ``group_size``, or above the capacity. Nothing
+                was changed.
         """
-        num_groups, rest = divmod(num_rows, self._size)
+        total = total or num_rows
+        num_groups, rest = divmod(total, self._size)
         if rest:
             raise InvalidRequestError(
-                argument="num_rows", reason=f"{num_rows} rows are not a whole number of groups of {self._size}"
+                argument="num_rows", reason=f"{total} rows are not a whole number of groups of {self._size}"
             )
-        if num_rows > len(self._group_ids):
-            reason = f"{num_rows} rows of different groups never fit into a capacity of {len(self._group_ids)}"
+        if total > len(self._group_ids):
+            reason = f"{total} rows of different groups never fit into a capacity of {len(self._group_ids)}"
             raise InvalidRequestError(argument="num_rows", reason=reason)
         if num_groups > len(self._complete):
             return None
-        return Drawn(self._oldest(self._choose(num_groups, rng)), {})
+        groups = self._complete.draw_others(rng, num_rows // self._size, begun=begun // self._size)
+        return Drawn(self._oldest(groups), {})
 
     def _number(self, ids: NDArray[np.int64]) -> Rows:
         """Returns the numbers of the groups of these values, each named once; a new one for each without members."""
@@ -192,17 +194,6 @@ class GroupSelector:
         is_first, is_last = before == _NONE, after == _NONE
         self._first[group[is_first]] = after[is_first]
         self._last[group[is_last]] = before[is_last]
-
-    def _choose(self, num_groups: int, rng: np.random.Generator) -> Rows:
-        """Returns different complete groups, every choice with the same probability."""
-        if 2 * num_groups > len(self._complete):
-            return rng.permutation(self._complete.rows())[:num_groups]
-        drawn: Rows = np.empty(0, np.int64)
-        while len(drawn) < num_groups:
-            drawn = np.concatenate((drawn, self._complete.draw(rng, num_groups)))
-            _, first = np.unique(drawn, return_index=True)
-            drawn = drawn[np.sort(first)]
-        return drawn[:num_groups]
 
     def _oldest(self, groups: Rows) -> Rows:
         """Returns the oldest rows of each group, as many as a sample takes."""

@@ -17,12 +17,12 @@ _NONE = 0
 
 @dataclass
 class _Lease:
-    """Rows of one grant; rows that were taken or forgotten since are still listed, ``num_left`` are held."""
+    """Rows of one grant, in parts; rows that were taken or forgotten since are still listed, ``num_left`` are held."""
 
     owner: int
     request: int
     consumer: str
-    rows: Rows
+    parts: list[Rows]
     num_left: int
 
 
@@ -61,10 +61,11 @@ class Leases:
             owner: The session that is responsible for them.
             rows: Row numbers.
             consumer: The consumer that gets them; ``""`` if there are no consumers.
-            request: The owner's request that they answer; 0: none by which the lease could be released.
+            request: The owner's request that they answer, a part at a time if they are very many; 0: none by which the
+                lease could be released.
 
         Returns:
-            Number of the lease; numbers count from 1.
+            Number of the lease, of all parts the same; numbers count from 1.
 
         Raises:
             LocalProtocolError: A row is already held for this consumer. Nothing was changed.
@@ -72,16 +73,20 @@ class Leases:
         rows = each_once(rows)
         if self._numbers_of(consumer, rows).any():
             raise LocalProtocolError(reason="a row that is held was handed out again")
-        self._last += 1
+        number = self._of_request.get((owner, request), _NONE)
+        if number == _NONE:
+            number = self._last = self._last + 1
         if len(rows):
             self._make_room(consumer, int(rows[-1]) + 1)
-            self._numbers[consumer][rows] = self._last
-            self._leases[self._last] = _Lease(owner, request, consumer, rows, len(rows))
+            self._numbers[consumer][rows] = number
+            lease = self._leases.setdefault(number, _Lease(owner, request, consumer, [], 0))
+            lease.parts.append(rows)
+            lease.num_left += len(rows)
             if request:
-                self._of_request[owner, request] = self._last
-            self._of_owner.setdefault(owner, {})[self._last] = None
+                self._of_request[owner, request] = number
+            self._of_owner.setdefault(owner, {})[number] = None
             self._num_leased += len(rows)
-        return self._last
+        return number
 
     def take(self, owner: int, rows: Rows, consumer: str) -> Rows:
         """Ends the leases of these rows, which this owner acknowledges or gives back.
@@ -119,11 +124,12 @@ class Leases:
             lease = self._leases.get(number)
             if lease is None:  # it has ended meanwhile
                 continue
-            for start in range(0, len(lease.rows), piece_rows):
-                rows = lease.rows[start : start + piece_rows]
-                rows = rows[self._numbers_of(lease.consumer, rows) == number]
-                self._end(lease.consumer, rows)
-                yield lease.consumer, rows
+            for part in tuple(lease.parts):
+                for start in range(0, len(part), piece_rows):
+                    rows = part[start : start + piece_rows]
+                    rows = rows[self._numbers_of(lease.consumer, rows) == number]
+                    self._end(lease.consumer, rows)
+                    yield lease.consumer, rows
 
     def forget(self, rows: Rows) -> None:
         """Ends all leases of rows that have gone; rows that are not held are ignored."""

@@ -57,9 +57,11 @@ class OrderSelector:
     """
 
     def __init__(self, columns: RowColumns, capacity: int, *, is_newest_first: bool) -> None:
+        self._sequence = columns.sequence
         self._rows = OrderedRows(columns.sequence)
         self._capacity = capacity
         self._is_newest_first = is_newest_first
+        self._last = 0  # sequence of the last row that was drawn
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -82,15 +84,21 @@ class OrderSelector:
     def update(self, rows: Rows) -> None:
         """Does nothing: priorities do not matter here."""
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Returns the first rows in this order; None if there are fewer.
 
         Raises:
-            InvalidRequestError: ``num_rows`` is above the capacity.
+            InvalidRequestError: The sample has more rows than the capacity.
         """
-        if num_rows > self._capacity:
-            reason = f"{num_rows} different rows never fit into a capacity of {self._capacity}"
+        total = max(total, num_rows)
+        if total > self._capacity:
+            reason = f"{total} different rows never fit into a capacity of {self._capacity}"
             raise InvalidRequestError(argument="num_rows", reason=reason)
-        if num_rows > len(self):
+        if total - begun > len(self):
             return None
-        return Drawn(self._rows.newest(num_rows) if self._is_newest_first else self._rows.oldest(num_rows), {})
+        read = self._rows.newest if self._is_newest_first else self._rows.oldest
+        rows = read(num_rows, beyond=self._last if begun else None)
+        if len(rows) < num_rows:
+            return None
+        self._last = int(self._sequence[rows[-1]]) if num_rows else 0
+        return Drawn(rows, {})

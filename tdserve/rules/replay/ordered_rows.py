@@ -79,18 +79,26 @@ class OrderedRows:
         self._num -= len(members)
         self._sweep(len(members))
 
-    def oldest(self, num_rows: int) -> Rows:
-        """Returns the oldest rows, oldest first. There must be ``num_rows``."""
-        return self._ends(num_rows, is_back=False)
+    def oldest(self, num_rows: int, *, beyond: int | None = None) -> Rows:
+        """Returns the oldest rows, oldest first; fewer if there are fewer.
 
-    def newest(self, num_rows: int) -> Rows:
-        """Returns the newest rows, newest first. There must be ``num_rows``."""
-        return self._ends(num_rows, is_back=True)
+        Args:
+            num_rows: How many.
+            beyond: Only newer ones than this sequence.
+        """
+        return self._ends(num_rows, beyond, is_back=False)
 
-    def _ends(self, num_rows: int, *, is_back: bool) -> Rows:
-        found = [self._trim(run, num_rows, is_back=is_back) for run in self._runs]
+    def newest(self, num_rows: int, *, beyond: int | None = None) -> Rows:
+        """Returns the newest rows, newest first; as :meth:`oldest`, ``beyond`` is for older ones."""
+        return self._ends(num_rows, beyond, is_back=True)
+
+    def _ends(self, num_rows: int, beyond: int | None, *, is_back: bool) -> Rows:
+        if beyond is None:
+            found = [self._trim(run, num_rows, is_back=is_back) for run in self._runs]
+            self._runs = [self._runs[0], *(run for run in self._runs[1:] if len(run))]
+        else:
+            found = [self._find_beyond(run, num_rows, beyond, is_back=is_back) for run in self._runs]
         found = [each for each in found if len(each)]
-        self._runs = [self._runs[0], *(run for run in self._runs[1:] if len(run))]
         if len(found) == 1:
             return found[0][::-1] if is_back else found[0]
         rows = np.concatenate(found) if found else np.empty(0, np.int64)
@@ -110,6 +118,24 @@ class OrderedRows:
         run.drop_empty()
         if len(found) == 1:
             return found[0]
+        return np.concatenate(found[::-1] if is_back else found) if found else np.empty(0, np.int64)
+
+    def _find_beyond(self, run: _RowRun, num_rows: int, beyond: int, *, is_back: bool) -> Rows:
+        """As :meth:`_trim`, of the rows beyond a sequence; removes nothing."""
+        found: list[Rows] = []
+        num_missing = num_rows
+        for chunk in run.chunks[::-1] if is_back else run.chunks:
+            if num_missing <= 0:
+                break
+            sequences = chunk.sequences[chunk.start : chunk.end]
+            if not len(sequences) or (sequences[0] >= beyond if is_back else sequences[-1] <= beyond):
+                continue
+            place = chunk.start + int(np.searchsorted(sequences, beyond, side="left" if is_back else "right"))
+            part = slice(chunk.start, place) if is_back else slice(place, chunk.end)
+            rows = chunk.rows[part]
+            rows = rows[self._member[rows] == chunk.sequences[part]]
+            found.append(rows[-num_missing:] if is_back else rows[:num_missing])
+            num_missing -= len(found[-1])
         return np.concatenate(found[::-1] if is_back else found) if found else np.empty(0, np.int64)
 
     def _trim_chunk(self, chunk: _Chunk, num_rows: int, *, is_back: bool) -> Rows:

@@ -31,8 +31,10 @@ class RowsPlan:
         spent: Rows that leave the table once they were sent,
         spent_generations: and their generations.
         sequence: The rows' places in the order of commits, which identify them.
-        lease: Owner and consumer, if the rows are handed out on lease.
+        lease: Owner, consumer and request, if the rows are handed out on lease.
         num_missing: Rows that are still to be drawn, see ``Table.draw_more``; they already count as sampled.
+        batch_rows: Rows of each batch, if they depend on each other; of all batches otherwise.
+        is_alone: Whether no other sample whose rows must differ is drawn until all of this one is.
         num_clears: How often the table had been cleared when they were counted.
         is_counted: Whether they count as sampled; otherwise they replace rows that do.
     """
@@ -43,25 +45,30 @@ class RowsPlan:
     spent: Rows = field(default_factory=no_rows)
     spent_generations: Rows = field(default_factory=no_rows)
     sequence: Rows = field(default_factory=no_rows)
-    lease: tuple[int, str] | None = None
+    lease: tuple[int, str, int] | None = None
     num_missing: int = 0
+    batch_rows: int = 0
+    is_alone: bool = False
     num_clears: int = 0
     is_counted: bool = True
+
+    def has_repeated_rows(self) -> bool:
+        """Returns whether a batch has a row twice; for very many rows, call it in a thread."""
+        batches = np.sort(self.rows.reshape(-1, self.batch_rows), axis=1)
+        return bool((batches[:, 1:] == batches[:, :-1]).any())
 
     @classmethod
     def join(cls, plans: Sequence[RowsPlan]) -> RowsPlan:
         """Returns one plan of the rows of several plans; ``num_missing`` is that of the last."""
         names = plans[0].columns
-        return cls(
-            np.concatenate([plan.rows for plan in plans]),
-            np.concatenate([plan.generations for plan in plans]),
-            {name: np.concatenate([plan.columns[name] for plan in plans]) for name in names},
+        return replace(
+            plans[-1],
+            rows=np.concatenate([plan.rows for plan in plans]),
+            generations=np.concatenate([plan.generations for plan in plans]),
+            columns={name: np.concatenate([plan.columns[name] for plan in plans]) for name in names},
             spent=np.concatenate([plan.spent for plan in plans]),
             spent_generations=np.concatenate([plan.spent_generations for plan in plans]),
             sequence=np.concatenate([plan.sequence for plan in plans]),
-            num_missing=plans[-1].num_missing,
-            num_clears=plans[0].num_clears,
-            is_counted=plans[0].is_counted,
         )
 
 

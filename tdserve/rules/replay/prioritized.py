@@ -99,18 +99,18 @@ class PrioritizedSelector:
         rows = rows[self._is_member[rows]]
         self._tree.set(rows, self._weights(rows))
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Returns rows, each drawn on its own; None if no row has a weight above 0."""
-        total = self._tree.total
-        if not total:
+        whole = self._tree.total
+        if not whole:
             return None
         # A search in order finds its numbers in the cache, twice as fast (measured); then the order is mixed again.
-        targets = np.sort(rng.random(num_rows) * total)
+        targets = np.sort(rng.random(num_rows) * whole)
         rows = self._tree.find(targets)[rng.permutation(num_rows)]
         weights = self._tree.get(rows)
         columns = {
             "priority": np.minimum(self._priority[rows], _MAX_FLOAT32).astype(np.float32),
-            "probability": (weights / total).astype(np.float32),
+            "probability": (weights / whole).astype(np.float32),
             "priority_weight": ((self._tree.min_positive / weights) ** self._sampler.beta).astype(np.float32),
         }
         return Drawn(rows, columns)

@@ -62,6 +62,16 @@ class Sampler(ABC):
             InvalidRequestError: The setting is refused, with the reason.
         """
 
+    @property
+    def is_distinct(self) -> bool:
+        """Whether a sample has no row twice."""
+        return self.is_ordered or self.keeps_epoch
+
+    def unit(self, num_rows: int, capacity: int) -> int:
+        """Returns how many rows of a sample of ``num_rows`` are drawn together at least; the sample has a whole number
+        of these units. Errors as of the selector's draw."""
+        return 1 if self.is_independent or self.is_distinct else num_rows
+
     @abstractmethod
     def selector(self, columns: RowColumns, capacity: int) -> Selector:
         """Returns an empty selector; a table may have several of one sampler."""
@@ -109,6 +119,6 @@ class UniformSelector:
     def update(self, rows: Rows) -> None:
         """Does nothing: priorities do not matter here."""
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Returns rows, each drawn on its own; None if there are none."""
         return Drawn(self._live.draw(rng, num_rows), {}) if self._live else None

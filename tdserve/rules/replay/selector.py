@@ -39,8 +39,17 @@ class Selector(Protocol):
         """Notes that the priorities of these rows, each named once, have changed; rows that are not members are
         ignored."""
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Chooses ``num_rows`` rows, at least 1; None if that has to wait for other rows.
+
+        A large sample is drawn a part at a time. Rows may come and go in between; if its rows must differ from each
+        other, the parts follow each other without another draw in between, and should differ too.
+
+        Args:
+            num_rows: Rows of this part.
+            rng: Source of randomness.
+            begun: Rows that the parts before it have.
+            total: Rows of the whole sample; 0: this is all of it.
 
         Raises:
             InvalidRequestError: No state of this table could ever give so many. Nothing was changed.

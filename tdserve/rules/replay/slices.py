@@ -116,6 +116,10 @@ class Slices(Sampler):
         self._check_length("n", length, capacity)
         return length
 
+    def unit(self, num_rows: int, capacity: int) -> int:
+        """See :class:`~tdserve.rules.replay.sampler.Sampler`: a slice."""
+        return self.length(num_rows, capacity)
+
     def selector(self, columns: RowColumns, capacity: int) -> SliceSelector:
         """Returns the selector, without rows at first.
 
@@ -207,13 +211,13 @@ class SliceSelector:
         if len(rows) and not self._setting.strict_length:
             self._find_starts(rows)
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Chooses slices; None if none begins anywhere. ``slice_end`` is true on the last row of each.
 
         Raises:
             InvalidRequestError: As of :meth:`Slices.length`. Nothing was changed.
         """
-        length = self._setting.length(num_rows, self._capacity)
+        length = self._setting.length(total or num_rows, self._capacity)
         return self.draw_slices(num_rows // length, length, rng=rng)
 
     def draw_slices(self, num_slices: int, length: int, *, rng: np.random.Generator) -> Drawn | None:

@@ -4,18 +4,19 @@ waits."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.base.errors import EndOfStreamError, InvalidRequestError, SelectionError, WrongStateError
+from tdserve.base.errors import EndOfStreamError, InvalidRequestError, WrongStateError
 from tdserve.messages.row_numbers import each_once
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.limiter import Limiter
 from tdserve.rules.replay.live_rows import Rows, compact
-from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities
+from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities, no_rows
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.selections import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.table_state import TableState
@@ -160,7 +161,7 @@ class Table(TableState):
             rng: Source of randomness.
             key: The conditions of the sample.
             owner: The session that gets the rows on lease; None: no lease, they stay available to others.
-            max_drawn: Most rows of independent draws that are drawn now, see ``draw_more``; 0: all.
+            max_drawn: Most rows that are drawn now, but for units such as a slice, see ``draw_more``; 0: all.
             request: The owner's request, as in ``Leases.grant``.
             replaces: Whether they replace rows that were counted: the limiter has let these through, and does not count
                 them again.
@@ -179,76 +180,76 @@ class Table(TableState):
         limiter.check_sample(counts.capacity, num_rows)
         if self.is_closed and owner is not None:
             num_rows = total = self._what_is_left(key, total)
-            num_batches = 1
         elif not replaces and not limiter.can_sample(counts, total):
             return None
         selector = self.selectors.get(key)
         if not total or not len(selector) or self._waits_for_more(key, num_rows, len(selector)):
             return None
-        num_rows, num_batches, num_missing = self._first_piece(
-            key, num_rows, num_batches, max_drawn if owner is None else 0
-        )
-        if owner is not None:
-            draw = self._drawing.draw_distinct(selector, total, rng=rng)
-        else:
-            draw = self._drawing.draw(selector, num_rows, num_batches=num_batches, rng=rng)
-        if draw is None:
-            return None
-        rows = draw.drawn.rows
-        if not replaces:
-            self._samples += len(rows) + num_missing
-        if len(draw.spent):
-            self._live.remove(draw.spent)  # on their way out: they must not change any more
-        if owner is not None:
-            self.selectors.lease(owner, key.consumer, rows, request=request)
-        lease = None if owner is None else (owner, key.consumer)
-        generations = self._generations
-        return RowsPlan(
-            rows,
-            generations[rows],
-            draw.drawn.columns,
-            spent=draw.spent,
-            spent_generations=generations[draw.spent],
-            sequence=self.columns.sequence[rows],
-            lease=lease,
-            num_missing=num_missing,
+        sampler = self.settings.sampler
+        is_one = owner is not None or (sampler.is_independent and not key.group)
+        nothing = RowsPlan(
+            no_rows(),
+            no_rows(),
+            {},
+            lease=None if owner is None else (owner, key.consumer, request),
+            num_missing=total,
+            batch_rows=total if is_one else num_rows,
+            is_alone=owner is not None or bool(key.group) or sampler.is_distinct,
             num_clears=self._num_clears,
             is_counted=not replaces,
         )
+        if nothing.is_alone and self._is_drawing:
+            return None
+        plan = self.draw_more(nothing, max_drawn or total, rng=rng, key=key)
+        self._samples += total * (plan is not None and plan.is_counted)
+        return plan
 
     def draw_more(
         self, plan: RowsPlan, max_drawn: int, *, rng: np.random.Generator, key: SampleConditions
     ) -> RowsPlan | None:
-        """Draws the next rows of a plan that lacks some; returns ``None``, and changes nothing, if no row can be drawn
+        """Draws the next rows of a plan that lacks some; returns ``None``, and changes nothing, if they cannot be drawn
         any more.
 
-        Rows may come and go in between: each is drawn on its own, among the rows of that moment, and the limiter has
-        let all of them through at once.
+        Rows may come and go in between: each is drawn among those of that moment, and the limiter has let all of them
+        through at once. Where they must differ from each other, no other such sample is drawn until the last one is.
 
         Args:
-            plan: The previous piece.
-            max_drawn: Rows of the next one.
+            plan: The previous part.
+            max_drawn: Most rows of the next one, but for units.
             rng, key: As in ``plan_sample``.
         """
-        num_rows = min(plan.num_missing, max_drawn)
-        draw = self._drawing.draw(self.selectors.get(key), num_rows, num_batches=1, rng=rng)
+        num_rows, num_batches, begun = self._next_part(plan, max_drawn, key)
+        selector, lease = self.selectors.get(key), plan.lease
+        if lease is None:
+            draw = self._drawing.draw(
+                selector, num_rows, num_batches=num_batches, rng=rng, begun=begun, total=plan.batch_rows
+            )
+        else:
+            draw = self._drawing.draw_distinct(selector, num_rows, rng=rng, total=plan.num_missing)
         if draw is None:
             return None
-        rows = draw.drawn.rows
+        rows, num_missing = draw.drawn.rows, plan.num_missing - num_rows * num_batches
+        self._uncount(plan, num_rows * num_batches - len(rows))  # shorter slices
         if len(draw.spent):
-            self._live.remove(draw.spent)
-        return RowsPlan(
-            rows,
-            self._generations[rows],
-            draw.drawn.columns,
+            self._live.remove(draw.spent)  # on their way out: they must not change any more
+        if lease is not None:
+            owner, consumer, request = lease
+            self.selectors.lease(owner, consumer, rows, request=request)
+        if plan.is_alone:
+            self._is_drawing = num_missing > 0
+        return replace(
+            plan,
+            rows=rows,
+            generations=self._generations[rows],
+            columns=draw.drawn.columns,
             spent=draw.spent,
             spent_generations=self._generations[draw.spent],
             sequence=self.columns.sequence[rows],
-            num_missing=plan.num_missing - num_rows,
+            num_missing=num_missing,
         )
 
     def finish(self, plan: RowsPlan) -> bool:
-        """Ends a sample that was sent; returns whether rows have left the table for it."""
+        """Ends a sample, or a part of one, that was sent; returns whether rows have left the table for it."""
         if not len(plan.spent):
             return False
         self.remove(plan.spent[self._generations[plan.spent] == plan.spent_generations])
@@ -256,19 +257,33 @@ class Table(TableState):
 
     def undo(self, plan: RowsPlan) -> None:
         """Undoes a sample that could not be sent: what it used up is available again."""
-        num_rows = (len(plan.rows) + plan.num_missing) * plan.is_counted
+        for _ in self.undo_in_parts([plan]):
+            pass
+
+    def undo_in_parts(self, plans: Sequence[RowsPlan]) -> Iterator[None]:
+        """Like :meth:`undo`, of the parts of one sample, one at a time; between two parts rows may come and go."""
+        last = plans[-1]
+        self._uncount(last, sum(len(plan.rows) for plan in plans) + last.num_missing)
+        for plan in plans:
+            is_same = self._generations[plan.spent] == plan.spent_generations
+            self._live.add(plan.spent[is_same])
+            self._drawing.undo(plan.rows[self.columns.sequence[plan.rows] == plan.sequence], plan.spent[is_same])
+            if plan.lease is not None:
+                owner, consumer, _ = plan.lease
+                self.selectors.give_back(
+                    owner, consumer, plan.rows[self.selectors.leases.held_by(owner, plan.rows, consumer)]
+                )
+            if plan is not last:
+                yield
+        if last.is_alone and last.num_missing:
+            self._is_drawing = False
+
+    def _uncount(self, plan: RowsPlan, num_rows: int) -> None:
+        num_rows *= plan.is_counted
         self._samples -= num_rows
         if plan.num_clears != self._num_clears:  # samples before the last clear are not counted any more
             inserts, samples = self._cleared
             self._cleared = (inserts, samples - num_rows)
-        is_same = self._generations[plan.spent] == plan.spent_generations
-        self._live.add(plan.spent[is_same])
-        self._drawing.undo(plan.rows[self.columns.sequence[plan.rows] == plan.sequence], plan.spent[is_same])
-        if plan.lease is not None:
-            owner, consumer = plan.lease
-            self.selectors.give_back(
-                owner, consumer, plan.rows[self.selectors.leases.held_by(owner, plan.rows, consumer)]
-            )
 
     def plan_read(self, rows: Rows) -> RowsPlan:
         """Plans a read of live rows by number, which does not count as a sample.
@@ -432,29 +447,14 @@ class Table(TableState):
         rows = each_once(rows[self._is_same(rows, generations)])
         self.selectors.give_back(owner, consumer, rows[self.selectors.leases.held_by(owner, rows, consumer)])
 
-    def check_same(self, rows: Rows, generations: NDArray[np.uint32]) -> None:
-        """Raises SelectionError unless all of these rows are live, and still have these generations."""
-        self.check_live(rows)
-        is_same = self._is_same(rows, generations)
-        if not is_same.all():
-            bad = int(rows[int(np.argmin(is_same))])
-            reason = f"this row of table {self.name!r} was overwritten since it was read"
-            raise SelectionError(selection=str(bad), reason=reason)
-
-    def _is_same(self, rows: Rows, generations: NDArray[np.uint32] | None) -> NDArray[np.bool_]:
-        if generations is None:
-            return np.ones(len(rows), np.bool_)
-        return np.asarray(self.ring.names(rows).astype(np.uint32) == generations)
-
-    def _first_piece(
-        self, key: SampleConditions, num_rows: int, num_batches: int, max_drawn: int
-    ) -> tuple[int, int, int]:
-        """Returns the rows and batches that are drawn at once, and the rows that are drawn later."""
-        if key.group or not self.settings.sampler.is_independent:
-            return num_rows, num_batches, 0
-        total = num_rows * num_batches
-        num_drawn = min(total, max_drawn) if max_drawn else total
-        return num_drawn, 1, total - num_drawn
+    def _next_part(self, plan: RowsPlan, max_drawn: int, key: SampleConditions) -> tuple[int, int, int]:
+        """Returns the rows of the next part of a batch, how many batches are drawn together, and how many rows of the
+        batch were drawn before."""
+        batch_rows, begun = plan.batch_rows, -plan.num_missing % plan.batch_rows
+        if not begun and batch_rows <= max_drawn:
+            return batch_rows, min(max_drawn, plan.num_missing) // batch_rows, 0
+        unit = key.group_size or self.settings.sampler.unit(batch_rows, self.ring.capacity)
+        return min(max(max_drawn // unit, 1) * unit, batch_rows - begun), 1, begun
 
     def _check_lease(self, key: SampleConditions, num_rows: int) -> None:
         if num_rows > self.ring.capacity:

@@ -110,6 +110,7 @@ class TableState:
         self.claims: Claims | None = None
         self.is_closed = bool(state.get("is_closed", False))
         self._is_reserving = False  # for one writer, in several turns: no other writer gets rows meanwhile
+        self._is_drawing = False  # different rows for one sample, in several turns: no other sample gets such meanwhile
         self.num_coming = self._num_kept_too_old = 0
         self._arriving: list[tuple[int, int]] = []  # first, and end less 1, of sequences not on record
         self._generations: Rows = np.asarray(generations)
@@ -192,6 +193,20 @@ class TableState:
             bad = low if low < 0 else high
             reason = f"table {self.name!r} has rows 0 to {self.ring.capacity - 1}"
             raise SelectionError(selection=str(bad), reason=reason)
+
+    def check_same(self, rows: Rows, generations: NDArray[np.uint32]) -> None:
+        """Raises SelectionError unless all of these rows are live, and still have these generations."""
+        self.check_live(rows)
+        is_same = self._is_same(rows, generations)
+        if not is_same.all():
+            bad = int(rows[int(np.argmin(is_same))])
+            reason = f"this row of table {self.name!r} was overwritten since it was read"
+            raise SelectionError(selection=str(bad), reason=reason)
+
+    def _is_same(self, rows: Rows, generations: NDArray[np.uint32] | None) -> NDArray[np.bool_]:
+        if generations is None:
+            return np.ones(len(rows), np.bool_)
+        return np.asarray(self.ring.names(rows).astype(np.uint32) == generations)
 
     def hold(self, rows: Rows) -> Rows:
         """Removes rows, each named once, from every sample, and keeps writers off them, while some of their leaves are

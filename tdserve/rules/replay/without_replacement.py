@@ -60,6 +60,10 @@ class EpochSelector:
         self._place: Rows = np.full(capacity, _ABSENT, np.int64)
         self._num = 0
         self._num_due = 0
+        # Of the current sample, where those due begin that it may still have, in this epoch and in the next one: in
+        # front is what it had before. None if the epoch is already the second one of the sample.
+        self._front = 0
+        self._next_front: int | None = None
 
     def __len__(self) -> int:
         return self._num
@@ -92,28 +96,34 @@ class EpochSelector:
     def update(self, rows: Rows) -> None:
         """Does nothing: priorities do not matter here."""
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Returns the next rows of the epoch; None if there are no rows at all.
 
         Raises:
-            InvalidRequestError: ``num_rows`` is above the number of members.
+            InvalidRequestError: The sample has more rows than there are members.
         """
         if not self._num:
             return None
-        if num_rows > self._num:
-            reason = f"{num_rows} rows without replacement are more than the {self._num} that may be drawn"
-            raise InvalidRequestError(argument="num_rows", reason=reason)
+        if not begun:
+            if (total := max(total, num_rows)) > self._num:
+                reason = f"{total} rows without replacement are more than the {self._num} that may be drawn"
+                raise InvalidRequestError(argument="num_rows", reason=reason)
+            self._front, self._next_front = 0, self._num_due
+        num_left = self._num_due - self._front
+        num_next = num_rows - num_left  # of the next epoch
+        if num_next > (0 if self._next_front is None else self._num - self._next_front):
+            return None  # rows have gone since it began
         rng = self._rng or rng
-        first = self._take(min(num_rows, self._num_due), 0, rng)
-        if len(first) == num_rows:
+        first = self._take(min(num_rows, num_left), rng)
+        if num_next <= 0 or self._next_front is None:
             return Drawn(first, {})
-        # The epoch is over. Its last rows lie in front: all rows that follow are not in this sample yet.
-        self._num_due = self._num
-        return Drawn(np.concatenate((first, self._take(num_rows - len(first), len(first), rng))), {})
+        # The epoch is over. What the sample has lies in front: all rows that follow are not in it yet.
+        self._num_due, self._front, self._next_front = self._num, self._next_front, None
+        return Drawn(np.concatenate((first, self._take(num_next, rng))), {})
 
-    def _take(self, num_rows: int, start: int, rng: np.random.Generator) -> Rows:
-        """Takes different rows among those due from place ``start`` on, which are not due any more."""
-        places = start + rng.choice(self._num_due - start, num_rows, replace=False)
+    def _take(self, num_rows: int, rng: np.random.Generator) -> Rows:
+        """Takes different rows among those due, but for those in front; they are not due any more."""
+        places = self._front + rng.choice(self._num_due - self._front, num_rows, replace=False)
         rows: Rows = self._members[places]
         self._num_due = self._move_last(rows, self._num_due)
         return rows

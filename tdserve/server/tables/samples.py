@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from tdserve.messages.row_numbers import TREE_PIECE_ROWS
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.replay.selections import PLAIN, SampleConditions
 from tdserve.rules.replay.table import Table
+from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.specs import message_of
@@ -27,6 +29,13 @@ from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.view_building import ViewBuilding
 from tdserve.server.turns import in_turns
 from tdserve.v1 import control_pb2
+
+
+class _Granted(NamedTuple):
+    """A sample that was drawn: what is sent, and the parts in which it is finished, or undone."""
+
+    plan: RowsPlan
+    parts: Sequence[RowsPlan]
 
 
 class Samples:
@@ -43,6 +52,7 @@ class Samples:
         self._view_building = ViewBuilding()
         self._discarding = Discarding(stores)
         self._rng = np.random.default_rng()
+        self._settling: set[asyncio.Task[None]] = set()
         self._leasing: dict[int, dict[str, OpenedStore]] = {}  # by session, and by uid: tables that it has rows of
 
     async def sample(
@@ -73,8 +83,7 @@ class Samples:
             key = key._replace(max_lag=max_lag)
         await self._view_building.ready(session, entry, key, deadline)
         await self._discarding.finish(session, entry, max_lag)
-        if session.ended.is_set():  # what it would get on lease nobody would give back
-            raise PeerLostError(peer=f"session {session.number}", reason="it has ended")
+        _check_session(session)
         owner = session.number if asked.is_lease else None
         if owner is not None:
             self._leasing.setdefault(owner, {})[entry.record.uid] = entry
@@ -85,7 +94,7 @@ class Samples:
         def plan_some(num_batches: int) -> RowsPlan | None:
             if not self._discarding.refresh(entry, max_lag):
                 return None
-            max_drawn = 0 if num_failed and table.settings.max_times_sampled else TREE_PIECE_ROWS
+            max_drawn = 0 if num_failed else TREE_PIECE_ROWS
             return draw(num_batches, max_drawn=max_drawn, replaces=asked.replaces_torn)
 
         def plan() -> RowsPlan | None:
@@ -95,10 +104,10 @@ class Samples:
         line = ("sample", num_rows, num_batches, key, max_lag, owner is not None, asked.replaces_torn)
         if asked.message_nbytes:
             # What waits in line goes first.
-            found = None if entry.changed.has_line(line) else plan_some(num_batches)
-            found = found and await self._complete(entry, found, key)
+            begun = None if entry.changed.has_line(line) else plan_some(num_batches)
+            found = None if begun is None else await self._complete(session, entry, begun, key)
             return await self._send_expected(session, request, entry, found, asked)
-        granted = None
+        granted: _Granted | None = None
         while granted is None:
             begun = await session.wait(
                 entry.changed,
@@ -106,31 +115,42 @@ class Samples:
                 deadline,
                 lambda: table.why_sample(num_rows, key, names=entry.leaf_names),
                 line=line,
-                give_back=lambda granted: self._undo(entry, granted),
+                give_back=table.undo,
             )
-            granted = await self._complete(entry, begun, key)
+            granted = await self._complete(session, entry, begun, key)
             num_failed += granted is None  # rows that may be drawn so often did not suffice: all are looked at next
+        rows = granted.plan
         return await self._sending(
-            entry, granted, lambda: self.send(session, request, entry, granted, tells_spec=not asked.fingerprint)
+            entry, granted, lambda: self.send(session, request, entry, rows, tells_spec=not asked.fingerprint)
         )
 
-    async def _complete(self, entry: OpenedStore, plan: RowsPlan, key: SampleConditions) -> RowsPlan | None:
-        """A plan with all of its rows, which are drawn a few at a time; None, and it is undone, where all rows have
-        left the table meanwhile."""
-        plans = [plan]
+    async def _complete(
+        self, session: ClientSession, entry: OpenedStore, plan: RowsPlan, key: SampleConditions
+    ) -> _Granted | None:
+        """All rows of a plan, which are drawn a few at a time; None, and it is undone, where too many rows have left
+        the table meanwhile."""
+        if not plan.num_missing:
+            return _Granted(plan, (plan,))
+        parts, table = [plan], entry.replay_table()
         try:
-            while plans[-1].num_missing:
+            await inline_tasks.in_task()
+            while parts[-1].num_missing:
                 await asyncio.sleep(0)
                 entry.check_present()
-                more = entry.replay_table().draw_more(plans[-1], TREE_PIECE_ROWS, rng=self._rng, key=key)
+                _check_session(session)
+                more = table.draw_more(parts[-1], TREE_PIECE_ROWS, rng=self._rng, key=key)
                 if more is None:
-                    self._undo(entry, RowsPlan.join(plans))
+                    await self._undo(entry, parts)
                     return None
-                plans.append(more)
+                parts.append(more)
+            joined = await asyncio.to_thread(RowsPlan.join, parts)
+            if plan.is_alone and plan.lease is None and await asyncio.to_thread(joined.has_repeated_rows):
+                await self._undo(entry, parts)  # a row has left, and has come again
+                return None
         except BaseException:
-            self._undo(entry, RowsPlan.join(plans))
+            await self._undo(entry, parts)
             raise
-        return plan if len(plans) == 1 else RowsPlan.join(plans)
+        return _Granted(joined, parts)
 
     async def release(self, session: int) -> None:
         """Gives back what a session that has ended held on lease."""
@@ -176,38 +196,57 @@ class Samples:
         session: ClientSession,
         request: int,
         entry: OpenedStore,
-        plan: RowsPlan | None,
+        granted: _Granted | None,
         asked: control_pb2.SampleRequest,
     ) -> control_pb2.Done | None:
         """Sends what the client already waits for; void, when there is nothing to grant now."""
-        if plan is None:
+        if granted is None:
             session.send_void(request, asked.message_nbytes)
             return control_pb2.Done(must_wait=True)
+        plan = granted.plan
 
         async def send() -> control_pb2.Done | None:
             if entry.spec.values or not _is_expected(entry, plan, asked.message_nbytes):
                 raise older_store(entry)
             return await session.mover.get_rows(request, entry, plan, None)
 
-        return await self._sending(entry, plan, send)
+        return await self._sending(entry, granted, send)
 
     async def _sending(
-        self, entry: OpenedStore, plan: RowsPlan, send: Callable[[], Awaitable[control_pb2.Done | None]]
+        self, entry: OpenedStore, granted: _Granted, send: Callable[[], Awaitable[control_pb2.Done | None]]
     ) -> control_pb2.Done | None:
         """Has a plan carried out; what it used up is there again when that fails."""
         entry.changed.wake()  # it may be what a writer has waited for
         try:
             done = await send()
         except BaseException:
-            self._undo(entry, plan)
+            await self._undo(entry, granted.parts)
             raise
-        if entry.replay_table().finish(plan):
-            entry.changed.wake()
+        if len(granted.plan.spent):
+            await self._settle(entry, map(entry.replay_table().finish, granted.parts), is_long=len(granted.parts) > 1)
         return done
 
-    def _undo(self, entry: OpenedStore, plan: RowsPlan) -> None:
-        entry.replay_table().undo(plan)
-        entry.changed.wake()
+    async def _undo(self, entry: OpenedStore, parts: Sequence[RowsPlan]) -> None:
+        await self._settle(entry, entry.replay_table().undo_in_parts(parts), is_long=len(parts) > 1)
+
+    async def _settle(self, entry: OpenedStore, steps: Iterable[object], *, is_long: bool) -> None:
+        """Takes all steps of what ends a sample, even if the caller is cancelled meanwhile."""
+        if is_long:
+            task = asyncio.create_task(in_turns(steps), name="tdserve-settling")
+            self._settling.add(task)
+            task.add_done_callback(self._settling.discard)
+            task.add_done_callback(lambda _: entry.changed.wake())
+            await asyncio.shield(task)
+        else:
+            for _ in steps:
+                pass
+            entry.changed.wake()
+
+
+def _check_session(session: ClientSession) -> None:
+    """Raises PeerLostError if the session has ended: what it would get on lease nobody would give back."""
+    if session.ended.is_set():
+        raise PeerLostError(peer=f"session {session.number}", reason="it has ended")
 
 
 def _size_of(asked: control_pb2.SampleRequest) -> tuple[int, int]:

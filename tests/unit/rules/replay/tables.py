@@ -10,6 +10,7 @@ from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import Arrival, RowsPlan
 from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.selections import PLAIN, SampleConditions
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
 
@@ -43,6 +44,13 @@ def planned(table: Table, num_rows: int, num_batches: int = 1, **fields: Any) ->
     plan = table.plan_sample(num_rows, num_batches, rng=rng(), **fields)
     assert plan is not None
     return plan
+
+
+def more(table: Table, plan: RowsPlan, max_drawn: int, key: SampleConditions = PLAIN) -> RowsPlan:
+    """The next part of a sample, which there must be."""
+    part = table.draw_more(plan, max_drawn, rng=rng(), key=key)
+    assert part is not None
+    return part
 
 
 def numbers(*named: int) -> Any:

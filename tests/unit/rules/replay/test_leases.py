@@ -170,3 +170,14 @@ def test_releasing_when_leases_have_ended_then_nothing_is_kept_of_their_requests
     assert leases._of_request == {}
     ((_, rows),) = leases.release_in_pieces(1, piece_rows=9)
     assert rows.tolist() == [9]
+
+
+def test_grant_when_a_request_gets_rows_in_parts_then_they_are_one_lease() -> None:
+    leases = Leases()
+    numbers = {leases.grant(1, _rows([row, row + 1]), "", request=7) for row in (8, 0, 4)}
+    assert numbers == {1}
+    assert leases.take(1, _rows([8, 0]), "").tolist() == [0, 8]
+    released = [rows.tolist() for _, rows in leases.release_in_pieces(1, piece_rows=2, request=7)]
+    assert released == [[9], [1], [4, 5]]
+    assert leases.num_leased == 0
+    assert leases.grant(1, _rows([8]), "", request=7) == 2

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tdserve.base.errors import LocalProtocolError
 from tdserve.rules.replay.live_rows import LiveRows, Rows, compact
+from tests import chi_square
 
 _CAPACITY = 24
 
@@ -118,3 +119,20 @@ def test_compact_when_rows_are_few_or_no_run_then_the_rows() -> None:
     swapped = run.copy()
     swapped[[3, 4]] = swapped[[4, 3]]
     assert compact(swapped) is swapped
+
+
+def test_draw_others_when_members_come_and_go_in_between_then_none_twice_and_each_as_likely() -> None:
+    rng, counts = np.random.default_rng(0), np.zeros(12, np.int64)
+    for _ in range(4000):
+        live = LiveRows(12)
+        live.add(np.arange(10))
+        drawn = live.draw_others(rng, 3, begun=0)
+        live.remove(np.array([drawn[0], (drawn[0] + 1) % 10]))
+        live.add(np.array([10, 11]))
+        left = set(live.rows().tolist())
+        drawn = np.append(drawn, live.draw_others(rng, 2, begun=3))
+        drawn = np.append(drawn, live.draw_others(rng, 2, begun=5))
+        assert len(set(drawn.tolist())) == 7
+        assert set(live.rows().tolist()) == left
+        counts += np.bincount(drawn[:3], minlength=12)
+    assert chi_square.statistic(counts[:10]) < chi_square.limit(10)

@@ -67,6 +67,17 @@ class _AgainstASortedList(RuleBasedStateMachine):
         self.away = [[row for row in batch if row not in set(rows.tolist())] for batch in self.away]
 
     @rule(data=st.data(), is_back=st.booleans())
+    def look_beyond(self, data: st.DataObject, is_back: bool) -> None:
+        num_rows, beyond = data.draw(st.integers(1, _CAPACITY)), data.draw(st.integers(0, self.next_sequence))
+        expected = sorted(self.members, key=lambda row: self.sequence[row], reverse=is_back)
+        if is_back:
+            expected = [row for row in expected if self.sequence[row] < beyond]
+            assert self.ordered.newest(num_rows, beyond=beyond).tolist() == expected[:num_rows]
+        else:
+            expected = [row for row in expected if self.sequence[row] > beyond]
+            assert self.ordered.oldest(num_rows, beyond=beyond).tolist() == expected[:num_rows]
+
+    @rule(data=st.data(), is_back=st.booleans())
     def look(self, data: st.DataObject, is_back: bool) -> None:
         num_rows = data.draw(st.integers(0, len(self.members)))
         expected = sorted(self.members, key=lambda row: self.sequence[row])

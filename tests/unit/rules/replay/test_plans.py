@@ -17,6 +17,12 @@ def test_plan_when_nothing_else_is_said_then_no_row_is_spent_and_none_on_lease()
     assert (len(plan.spent), len(plan.spent_generations), plan.lease) == (0, 0, None)
 
 
+def test_has_repeated_rows_when_asked_then_looks_at_each_batch_by_itself() -> None:
+    plan = RowsPlan(np.array([3, 1, 3, 2]), np.array([2, 2, 2, 2]), {}, batch_rows=2)
+    assert not plan.has_repeated_rows()
+    assert RowsPlan(plan.rows, plan.generations, {}, batch_rows=4).has_repeated_rows()
+
+
 def test_arrival_when_plain_then_all_leaves_and_the_highest_priority() -> None:
     assert (PLAIN_ARRIVAL.priorities, PLAIN_ARRIVAL.keys, PLAIN_ARRIVAL.ends) == (None, None, None)
     assert PLAIN_ARRIVAL.groups == {}

@@ -11,11 +11,13 @@ from tdserve.base.errors import (
     SelectionError,
     WrongStateError,
 )
-from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selections import PLAIN, SampleConditions
 from tdserve.rules.replay.slices import Slices
-from tests.unit.rules.replay.tables import numbers, planned, queue, rng, table_of, write
+from tdserve.rules.replay.without_replacement import WithoutReplacement
+from tests.unit.rules.replay.tables import more, numbers, planned, queue, rng, table_of, write
 
 
 def test_take_when_acknowledged_then_consumed_and_else_at_the_front_again() -> None:
@@ -177,6 +179,89 @@ def test_undo_when_rows_were_on_lease_then_others_have_them() -> None:
     assert planned(table, 3, owner=8).rows.tolist() == [0, 1, 2]
     table.undo(plan)  # its session has ended, and others hold the rows now
     assert table.info()["num_leased"] == 3
+
+
+def test_draw_more_when_rows_are_taken_in_parts_then_other_takers_wait_and_all_or_none_are_leased() -> None:
+    table = queue(8)
+    write(table, 8)
+    parts = [planned(table, 6, owner=1, request=5, max_drawn=2)]
+    assert table.counts.samples == 6
+    assert table.plan_sample(1, rng=rng(), owner=2) is None
+    parts.append(more(table, parts[0], 2))
+    parts.append(more(table, parts[1], 2))
+    assert np.concatenate([part.rows for part in parts]).tolist() == [0, 1, 2, 3, 4, 5]
+    assert [part.num_missing for part in parts] == [4, 2, 0]
+    assert planned(table, 2, owner=2).rows.tolist() == [6, 7]
+    assert table.acknowledge(1, "", numbers(0)) == 1
+    assert sum(table.selectors.release_in_pieces(1, request=5)) == 5
+
+
+def test_draw_more_when_rows_have_left_meanwhile_then_none_and_undone_the_next_taker_gets_them() -> None:
+    table = queue(8)
+    write(table, 8)
+    parts = [planned(table, 7, owner=1, max_drawn=2)]
+    parts.append(more(table, parts[0], 2))
+    table.delete(numbers(5, 6))
+    assert table.draw_more(parts[1], 2, rng=rng(), key=PLAIN) is None
+    assert table.plan_sample(1, rng=rng(), owner=2) is None
+    for _ in table.undo_in_parts(parts):
+        pass
+    assert (table.counts.samples, table.info()["num_leased"]) == (0, 0)
+    assert planned(table, 6, owner=2).rows.tolist() == [0, 1, 2, 3, 4, 7]
+
+
+@pytest.mark.parametrize("sampler", [Fifo(), Lifo(), WithoutReplacement()], ids=lambda sampler: sampler.kind)
+def test_draw_more_when_rows_must_differ_then_they_do_and_batches_are_as_if_drawn_at_once(sampler: Sampler) -> None:
+    table = table_of(8, sampler=sampler)
+    write(table, 6)
+    plan = planned(table, 5, 2, max_drawn=2)
+    rows = plan.rows.tolist()
+    assert table.plan_sample(1, rng=rng()) is None
+    while plan.num_missing:
+        if len(rows) == 2:  # the newest one, and another in the place of the oldest that was not drawn yet
+            write(table, 1)
+        plan = more(table, plan, 2)
+        rows += plan.rows.tolist()
+    assert [len(set(rows[:5])), len(set(rows[5:]))] == [5, 5]
+    if sampler.kind == "lifo":
+        assert rows == [5, 4, 3, 2, 1, 6, 5, 4, 3, 2]
+    if sampler.kind == "fifo":
+        assert rows == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
+    assert table.counts.samples == 10
+    assert len(planned(table, 1).rows) == 1
+
+
+def test_draw_more_when_groups_or_slices_come_in_parts_then_each_is_whole() -> None:
+    table = table_of(12)
+    write(table, 12, groups={"g": numbers(*range(4)).repeat(3)})
+    key = SampleConditions(group="g", group_size=3)
+    parts = [planned(table, 12, key=key, max_drawn=4)]
+    while parts[-1].num_missing:
+        parts.append(more(table, parts[-1], 4, key))
+    found = np.concatenate([part.rows for part in parts]).reshape(-1, 3)
+    assert sorted(found.tolist()) == np.arange(12).reshape(-1, 3).tolist()
+    for slices in (Slices(slice_len=3), Slices(num_slices=4)):
+        table = table_of(12, sampler=slices)
+        write(table, 12)
+        parts = [planned(table, 12, max_drawn=4)]
+        assert table.plan_sample(12, rng=rng()) is not None  # slices may overlap: nobody waits
+        while parts[-1].num_missing:
+            parts.append(more(table, parts[-1], 4))
+        assert [len(part.rows) for part in parts] == [3, 3, 3, 3]
+        assert all((np.diff(part.rows) == 1).all() for part in parts)
+
+
+def test_draw_more_when_slices_are_shorter_then_they_count_as_they_are() -> None:
+    table = table_of(12, sampler=Slices(slice_len=3, strict_length=False))
+    write(table, 2, ends=np.array([False, True]))
+    parts = [planned(table, 9, max_drawn=4)]
+    assert table.counts.samples == 2 + 6
+    while parts[-1].num_missing:
+        parts.append(more(table, parts[-1], 4))
+    assert table.counts.samples == sum(len(part.rows) for part in parts) == 6
+    for _ in table.undo_in_parts(parts):
+        pass
+    assert table.counts.samples == 0
 
 
 def test_take_when_rows_belong_together_then_refused() -> None:

@@ -56,7 +56,7 @@ class EverySelector:
     def update(self, rows: Rows) -> None:
         """Priorities change nothing."""
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """The lowest of every ``step`` rows; None while there are too few."""
         rows = np.asarray(sorted(self._rows)[:: self._step][:num_rows], np.int64)
         return Drawn(rows, {"priority": self._columns.priority[rows]}) if len(rows) == num_rows else None

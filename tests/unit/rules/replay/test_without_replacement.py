@@ -167,3 +167,30 @@ def test_draw_when_a_seed_is_given_then_the_same_epochs_whatever_the_tables_own_
 def test_sampler_when_the_seed_is_no_number_then_refused(seed: object) -> None:
     with pytest.raises(InvalidRequestError, match="seed"):
         WithoutReplacement(seed=seed)  # type: ignore[arg-type]
+
+
+def test_draw_when_a_sample_comes_in_parts_then_none_twice_over_the_end_of_an_epoch_too() -> None:
+    rng = np.random.default_rng(0)
+    for seed in range(200):
+        selector = _selector(20, 40)
+        _draw(selector, 1 + seed % 19, rng)
+        drawn = [_draw(selector, 3, rng)]
+        for begun in (3, 6, 9, 12):
+            if seed % 2:
+                selector.remove(rng.choice(20, 1))
+                selector.add(np.array([19 + begun // 3]))
+            part = selector.draw(3, rng=rng, begun=begun, total=15)
+            assert part is not None
+            drawn.append(part.rows)
+        rows = np.concatenate(drawn)
+        assert len(set(rows.tolist())) == len(rows) == 15
+
+
+def test_draw_when_rows_go_between_its_parts_then_none_where_too_few_are_left() -> None:
+    selector, rng = _selector(10), np.random.default_rng(0)
+    first = selector.draw(4, rng=rng, total=10)
+    assert first is not None
+    selector.remove(np.setdiff1d(np.arange(10), first.rows)[:1])
+    assert selector.draw(6, rng=rng, begun=4, total=10) is None
+    with pytest.raises(InvalidRequestError, match="10 rows without replacement are more than the 9"):
+        selector.draw(4, rng=rng, total=10)

@@ -16,7 +16,6 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.messages.content import rows_layout
-from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS
 from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.prioritized import Prioritized
@@ -34,7 +33,7 @@ from tests.unit.server.replaying import (
     sample,
     sampling,
 )
-from tests.unit.server.world import Loop, World, turns_during
+from tests.unit.server.world import Loop, World
 
 
 @pytest.fixture
@@ -273,76 +272,3 @@ def test_sample_when_given_up_while_it_waits_then_it_takes_nothing(world: World,
     assert queue.replay_table().info()["num_leased"] == 0
     assert queue.replay_table().counts.samples == 4
     assert sample(world, run, queue, 4, is_lease=True)["a"] == [10, 11, 12, 13]
-
-
-MANY = 4 * TREE_PIECE_ROWS + 5
-
-
-def clearing() -> control_pb2.ChangeRequest:
-    return control_pb2.ChangeRequest(store="r", clear=True)
-
-
-def test_sample_when_it_is_of_very_many_rows_then_others_have_their_turns_and_all_count(
-    world: World, run: Loop
-) -> None:
-    made = create(world, run, sampler=Prioritized())
-    extend(world, run, made, rows(10, 6))
-    found: list[Any] = []
-
-    async def take() -> None:
-        found.append(await world.samples.sample(world.session(1), 1, sampling(MANY)))
-
-    assert run(turns_during(take())) > 4
-    content_found = content(made, found[0])
-    assert content_found["a"] == [10 + index for index in content_found["index"]]
-    assert len(content_found["a"]) == MANY
-    assert made.replay_table().counts.samples == MANY
-    assert int(made.replay_table().columns.times_sampled.sum()) == MANY
-
-
-def test_sample_when_all_rows_go_while_it_is_drawn_then_it_is_drawn_anew(world: World, run: Loop) -> None:
-    made = create(world, run, sampler=Prioritized())
-    extend(world, run, made, rows(10, 6))
-
-    async def scenario() -> control_pb2.Done | None:
-        sampling_many = asyncio.create_task(world.samples.sample(world.session(1), 1, sampling(MANY, timeout_s=20.0)))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await world.changes.change(world.session(2), 1, clearing())
-        await in_line(made)
-        await world.replays.extend(world.session(2), 2, extending(made, rows(30, 2)))
-        return await sampling_many
-
-    found = content(made, run(scenario()))
-    assert set(found["a"]) == {30, 31}
-    assert len(found["a"]) == MANY
-    assert made.replay_table().counts.samples == MANY
-
-
-def test_sample_when_cancelled_while_it_is_drawn_then_nothing_is_counted(world: World, run: Loop) -> None:
-    made = create(world, run, sampler=Prioritized())
-    extend(world, run, made, rows(10, 6))
-
-    async def scenario() -> None:
-        sampling_many = asyncio.create_task(world.samples.sample(world.session(1), 1, sampling(MANY)))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert 0 < made.replay_table().columns.times_sampled.sum() < MANY
-        assert made.replay_table().counts.samples == MANY  # for the limiter it has them already
-        sampling_many.cancel()
-        await asyncio.wait({sampling_many})
-
-    run(scenario())
-    assert made.replay_table().counts.samples == 0
-    assert made.replay_table().columns.times_sampled.sum() == 0
-
-
-def test_release_when_very_many_rows_were_held_then_others_have_their_turns(world: World, run: Loop) -> None:
-    num_rows = 3 * PIECE_ROWS
-    made = create(world, run, num_rows, sampler=Fifo(), limiter=Queue(num_rows), is_queue=True)
-    extend(world, run, made, rows(10, num_rows))
-    for _ in range(6):
-        run(world.samples.sample(world.session(1), 1, sampling(num_rows // 6, is_lease=True)))
-    assert run(turns_during(world.samples.release(1))) > 4
-    assert made.replay_table().info()["num_leased"] == 0
-    assert sample(world, run, made, 2, world.session(2), is_lease=True)["a"] == [10, 11]
