@@ -1,1 +1,1 @@
-"""What a store holds: rows that are there are read and written, whole or not at all; keys come and go."""
+"""Content of existing stores: rows are read and written, whole or not at all; keys are added, renamed and removed."""

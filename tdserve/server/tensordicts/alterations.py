@@ -1,9 +1,9 @@
-"""Changes of which keys a tensordict store has. Seen whole or not at all, also after a crash.
+"""Changes of the keys of a tensordict store, visible whole or not at all, also after a crash.
 
-What comes is made and filled in a folder of its own, as a small store that nobody knows. Then, while nobody writes, one
-transaction makes the new structure the store's; files and values are renamed into their places behind it, and again
-after a crash. Readers see the number of the structure in the generation file change before any file does: what they
-have mapped stays theirs, and who is in the middle of a read reads again.
+New content is first created and filled in a folder of its own, as a small store that no client sees. Then, while nobody
+writes, one transaction makes the new structure the store's. Files and values are renamed into their places after it,
+and again after a crash. Readers see the structure number in the generation file change before any file does. What they
+have mapped stays valid; a read that was interrupted is repeated.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 _log = logging.getLogger("tdserve.server")
 
 MOVING = -1
-"""Instead of the number of a structure: nobody can open the store's files now."""
+"""Takes the place of the structure number while the store's files cannot be opened."""
 
 RETRY_EVERY_S = 1.0
-"""Between two attempts to finish what found no room."""
+"""Time between two attempts to finish an alteration that found no room."""
 
 MAX_HOLD_S = 2.0
-"""So long new writes wait for an alteration that waits for older ones to end; then they go first."""
+"""Longest time for which new writes wait for an alteration that waits for older writes; then they go first."""
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A folder in which what comes is made and filled.
+    """A folder in which added content is created and filled.
 
     Attributes:
-        uid: By which workers and local clients know it.
-        added: Its structure; None where nothing comes.
+        uid: Its uid for workers and local clients.
+        added: Structure of the content; None if nothing is added.
     """
 
     uid: str
@@ -69,11 +69,11 @@ class _Made:
 
     @property
     def spool(self) -> str:
-        """Where its values lie while they wait."""
+        """Path of the file in which its values wait."""
         return values_path(str(self.folder / "staged"))
 
     def ref(self, known_specs: WorkerSpecCache) -> worker_pb2.StoreRef:
-        """How orders name it."""
+        """Returns the reference to it for orders to a worker."""
         if self.added is None:
             return worker_pb2.StoreRef()
         fingerprint = self.added.fingerprint
@@ -84,12 +84,12 @@ class _Made:
 
 
 class Alterations:
-    """What sessions ask of the structure of tensordict stores.
+    """Changes the structure of tensordict stores for sessions.
 
     Args:
-        stores: The book.
-        answers: Of requests that were committed, for their retries.
-        values_worker: Writes non-tensor values.
+        stores: All stores of the server.
+        answers: Answers to committed requests, for their retries.
+        values_worker: The worker that writes non-tensor values.
     """
 
     def __init__(self, stores: Stores, answers: CommittedAnswers, *, values_worker: DataWorker) -> None:
@@ -112,7 +112,7 @@ class Alterations:
         if entry.record.adopted and wanted.is_locked is None:
             reason = f"its tensors lie in {entry.record.adopted}; change that folder, and adopt it again"
             raise NotSupportedError(feature=f"another structure of adopted store {entry.name!r}", reason=reason)
-        wanted.apply(entry.spec, store=entry.name)  # refused before anything is made
+        wanted.apply(entry.spec, store=entry.name)  # checked before anything is created
         _check_content(entry, wanted, asked)
         deadline = Deadline.after(asked.timeout_s)
         async with self._make_folder(session, entry, wanted.added) as made:
@@ -122,13 +122,18 @@ class Alterations:
                 await session.mover.fill(request, target, asked.content)
             async with self._alone(session, entry, deadline):
                 answered = self._answers.earlier(session.client_id, request)
-                if answered is not None:  # this was tried before, over a session that has ended
+                if answered is not None:  # a retry: it was committed over a session that has ended
                     return control_pb2.Done.FromString(answered)
                 altered = wanted.apply(entry.spec, store=entry.name)
                 return await self._commit(session, request, entry, altered, made, asked)
 
     async def repair(self) -> int:
-        """After a restart: finishes what a crash has cut short, and removes what never came; returns how many."""
+        """Finishes, after a restart, the alterations that a crash interrupted and removes those that were not
+        committed.
+
+        Returns:
+            How many committed alterations were unfinished.
+        """
         found = Restructured.load(self._stores.db)
         for restructured in found:
             try:
@@ -150,7 +155,7 @@ class Alterations:
         return len(found)
 
     def close(self) -> None:
-        """Gives up what waits for room: the next start takes it up again."""
+        """Stops retrying; the next start of the server finishes what waits for room."""
         for task in self._retrying:
             task.cancel()
 
@@ -158,7 +163,8 @@ class Alterations:
     async def _make_folder(
         self, session: ClientSession, entry: OpenedStore, added: Spec | None
     ) -> AsyncIterator[_Made]:
-        """A block in which there is a folder for what comes; nothing of it stays behind."""
+        """Runs a block with a folder for added content; the folder is removed afterwards, unless the alteration still
+        needs it."""
         uid = new_uid()
         made = _Made(uid, entry.folder / f"{restructuring.PREFIX}{uid}", added)
         try:
@@ -173,7 +179,7 @@ class Alterations:
 
     @asynccontextmanager
     async def _alone(self, session: ClientSession, entry: OpenedStore, deadline: Deadline) -> AsyncIterator[None]:
-        """A block in which nobody writes to the store."""
+        """Runs a block during which nobody writes to the store."""
         while True:
             async with entry.write_lock:
                 entry.check_present()
@@ -239,7 +245,7 @@ class Alterations:
         restructured: Restructured,
         content: control_pb2.Content,
     ) -> None:
-        """Puts non-tensor values where nobody looks for them, before anything changes."""
+        """Stores non-tensor values below a key that no reader looks at, before anything changes."""
         if made.added is not None and (content.values or content.values_nbytes or content.spool_nbytes):
             order = worker_pb2.Order()
             body = order.put_values
@@ -253,20 +259,20 @@ class Alterations:
             await self._worker.insist(entry, _moving(restructured.kept_values))
 
     async def _forget_values(self, entry: OpenedStore, waiting: str) -> None:
-        """Removes what was kept of an alteration that does not come."""
+        """Removes the values that were stored for an alteration that is not committed."""
         if object_folders.has_values(entry.folder):
             forgetting = worker_pb2.Order()
             forgetting.move_values.cleared_below = waiting
-            with suppress(TDServeError):  # then they take room until the store is deleted
+            with suppress(TDServeError):  # else they take room until the store is deleted
                 await self._worker.insist(entry, forgetting)
 
     async def _finish_or_retry(self, entry: OpenedStore, restructured: Restructured) -> None:
-        """Gives the store the files and values of its structure; nobody reads meanwhile. Where that fails, such as for
-        want of space, it is tried again and again behind this call: it is decided, and readers wait."""
+        """Gives the store the files and values of its structure, while nobody can read it. If that fails, for example
+        for want of space, it is retried in the background: the alteration is decided, so readers wait."""
         generations, values = entry.generations, entry.generation_values()
         if generations is None:
             raise entry.wrong_kind("tensordict")
-        if generations.structure == entry.record.structure and not values[-1] & 1:  # a crash came behind the last step
+        if generations.structure == entry.record.structure and not values[-1] & 1:  # the crash came after the last step
             self._stores.db.delete("pending", restructured.key)
             return
         held = RowWriteHold(entry, RowSet.run(0, len(values) - 1), ())
@@ -291,10 +297,10 @@ class Alterations:
                 return
 
     async def _finish(self, entry: OpenedStore, restructured: Restructured, held: RowWriteHold) -> None:
-        """Moves files and values into their places, and lets readers in.
+        """Moves files and values into their places, then makes the store readable.
 
         Raises:
-            TDServeError: Some could not be moved; to do it again does no harm.
+            TDServeError: Some could not be moved; it is safe to repeat.
         """
         generations = entry.generations
         if generations is None:
@@ -320,7 +326,8 @@ def _decode(asked: control_pb2.AlterRequest) -> Alteration:
 
 
 def _check_content(entry: OpenedStore, wanted: Alteration, asked: control_pb2.AlterRequest) -> None:
-    """Raises unless content is that of what is added; and values, for which there is no zero, have come."""
+    """Raises SpecMismatchError if content does not fit what is added, or if added values, for which there is no zero,
+    come without content."""
     added = wanted.added
     if asked.HasField("content"):
         if added is None or asked.content.fingerprint != added.fingerprint:

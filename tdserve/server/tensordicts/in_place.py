@@ -1,4 +1,4 @@
-"""Writes of local clients to rows that are there: copied by the client straight over the old content."""
+"""Writes of local clients to existing rows: the client copies straight over the old content."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tdserve.v1 import control_pb2
 
 
 class InPlace:
-    """Lets local clients overwrite rows, and knows which are lost when one dies over it.
+    """Lets local clients overwrite rows, and records which rows are lost if one dies on the way.
 
     Args:
-        stores: The book.
-        answers: Of requests that were committed, for their retries.
+        stores: All stores of the server.
+        answers: Answers to committed requests, for their retries.
     """
 
     def __init__(self, stores: Stores, answers: CommittedAnswers) -> None:
@@ -44,13 +44,13 @@ class InPlace:
         """Replaces a selection. Several clients may write different rows at the same time.
 
         Args:
-            rows: That it means; nobody else writes them.
-            check: What it raises, they cannot be written for.
+            rows: Rows of the selection; nobody else writes them.
+            check: Raises if some of the rows cannot be written; see ``Check``.
             store_values: Stores the write's non-tensor values, whole or not at all.
 
         Raises:
             TDServeError: Nothing was written.
-            PeerLostError: The client went away in the middle: the rows are lost until they are written again.
+            PeerLostError: The client was lost in the middle: the rows are lost until they are written again.
         """
         client.check_writes(f"writing to {entry.name!r}")
         keys = tuple(paths_of(asked.keys))
@@ -75,7 +75,7 @@ class InPlace:
             entry.changed.wake()
             raise
         done = control_pb2.Done(version=held.next_version)
-        # On record before anybody sees it: a retry after a crash in between must not write over what came later.
+        # Recorded before it becomes visible: a retry after a crash in between must not write over later content.
         with self._answers.transaction(session.client_id, request, done.SerializeToString(), is_decided=True) as txn:
             overwrite.commit(txn)
             txn.update("pending", entry.lost.replace_written(rows, keys))
@@ -93,7 +93,7 @@ class InPlace:
         """Waits until no process that lost these rows can still write into them.
 
         Raises:
-            DeadlineExceededError: It is still there.
+            DeadlineExceededError: Such a process still exists.
         """
         if entry.lost:
             await session.wait(

@@ -1,4 +1,4 @@
-"""Reads of rows that are there: sent by the session's worker, or read by a client on this machine itself."""
+"""Reads of tensordict stores: the session's worker sends the content, or a local client reads it itself."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tdserve.v1 import control_pb2
 
 
 class Reads:
-    """What sessions read of tensordict stores."""
+    """Serves the reads of sessions from tensordict stores."""
 
     def is_as_expected(self, entry: OpenedStore, asked: control_pb2.ReadRequest) -> bool:
-        """Whether a store has the structure that a client knows, and none of it is waited for: then the client may
-        wait for the content itself."""
+        """Whether a store has the structure that the client expects and the read need not wait: then the client may
+        wait for the content directly, without an answer."""
         is_known = entry.record.kind == "tensordict" and asked.fingerprint == entry.spec.fingerprint
         return is_known and not (entry.writes or entry.lost or asked.HasField("newer_than"))
 
@@ -34,9 +34,9 @@ class Reads:
         asked: control_pb2.ReadRequest,
         deadline: Deadline,
     ) -> control_pb2.Done | None:
-        """Sends a selection, as of one moment. None: the content follows over the channel.
+        """Sends a selection, consistent as of one moment. Returns None if the content follows over the channel.
 
-        What the client already waits for is sent without another word; ``is_as_expected`` has said that it can be.
+        A client that already waits for the content gets no other answer; the caller has checked ``is_as_expected``.
         """
         if asked.HasField("newer_than"):
             if deadline.timeout_s == 0 and entry.content_version <= asked.newer_than:
@@ -49,7 +49,7 @@ class Reads:
             )
         if entry.writes or entry.lost:
             rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
-            # Local clients write by themselves, and may stand still: a worker would wait for them.
+            # Local clients write by themselves and may be stopped: a worker would wait for them.
             await wait_for_others(session, entry, rows, deadline)
             await self._wait_for_retries(session, entry, rows, deadline)
             entry.lost.check(rows, store=entry.name)
@@ -62,8 +62,7 @@ class Reads:
     async def _wait_for_retries(
         self, session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline
     ) -> None:
-        """Waits for writers that a restart has cut short: they write again what they had not finished, unless they
-        are gone."""
+        """Waits for writers that a restart interrupted: they repeat their unfinished writes, unless they are gone."""
         while entry.lost.touching(rows) and not deadline.expired:
             until_s = entry.lost.may_heal_until_s
             grace_s = until_s - time.monotonic()

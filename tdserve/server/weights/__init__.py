@@ -1,1 +1,1 @@
-"""Versions of weights: received and shown, handed from client to client, and gone again when nobody shows them."""
+"""Versions of weights: published, sent, passed on from client to client, and removed once nobody needs them."""

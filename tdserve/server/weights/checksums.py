@@ -1,5 +1,5 @@
-"""Which leaves of a version a reader need not be sent: made out by checksums, which data workers make behind everything
-else, once the version is visible."""
+"""Checksums of versions, which tell which leaves of a version a reader already has. Data workers compute them once the
+version is visible, after all other work."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tdserve.structure.version_subset import encode_numbers
 from tdserve.v1 import worker_pb2
 
 MIN_NBYTES = 1024 * 1024
-"""A smaller version travels whole in less time than it takes to look which of its leaves the reader has."""
+"""A smaller version is sent whole faster than its unchanged leaves are found."""
 
 CHECKSUM_NBYTES = 8
 
 QUIET_S = 0.02
-"""A version that has a successor sooner gets none, unless most of the versions before it was unchanged: to begin with
-them takes from the next publish what it saves no reader."""
+"""A version whose successor comes sooner gets no checksums, unless most of the versions before it stayed unchanged:
+they would delay the next publish and help no reader."""
 
 WAIT_S = 0.05
 BYTES_PER_S = 1e9
-"""How long a reader waits for the checksums of a version most of which, by the look of those before, it has: a worker
-makes them five times as fast."""
+"""A reader waits ``WAIT_S`` and one second per ``BYTES_PER_S`` of a version for its checksums, if the versions before
+it were mostly unchanged. A worker computes them five times as fast."""
 
 
 MakeRef = Callable[[], worker_pb2.VersionRef]
@@ -42,11 +42,11 @@ MakeRef = Callable[[], worker_pb2.VersionRef]
 
 @dataclass(frozen=True)
 class Unchanged:
-    """Leaves that a reader has already.
+    """Leaves that a reader already has.
 
     Attributes:
-        numbers: As ``Accepted.unchanged``.
-        checksums: As ``Accepted.checksums``.
+        numbers: Their numbers, as in ``Accepted.unchanged``.
+        checksums: Their checksums, as in ``Accepted.checksums``.
         rest: Numbers of the other leaves.
     """
 
@@ -59,20 +59,20 @@ class Checksums:
     """The checksums of all weights stores.
 
     Args:
-        stores: The book.
+        stores: All stores of the server.
     """
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
-        self._waiting: dict[str, int] = {}  # the newest version of a store, for a while
+        self._waiting: dict[str, int] = {}  # newest version of a store, by uid, during QUIET_S
         self._making: dict[str, tuple[int, asyncio.Future[worker_pb2.Worked]]] = {}
 
     def make(self, entry: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
-        """Has a worker begin with a version's, unless somebody does, or has, or they are hardly of use; those of an
-        older one are given up.
+        """Has a worker compute a version's checksums, unless they exist, are being computed, or would hardly be of use.
+        A computation for an older version of the store is abandoned.
 
         Args:
-            make_ref: Names the version to the worker; called when that is told of it, which may be later, or never.
+            make_ref: Returns the reference to the version; called when the order is sent, which may be later or never.
         """
         versions = entry.weight_versions()
         if not versions.is_worth_checksums(version.version):
@@ -87,7 +87,7 @@ class Checksums:
         self, entry: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker
     ) -> None:
         uid = entry.record.uid
-        if self._waiting.get(uid) == version.version:  # else there is a newer one
+        if self._waiting.get(uid) == version.version:  # else a newer version has replaced it
             del self._waiting[uid]
             if not entry.changed.is_deleted:
                 self._begin(entry, version, make_ref, worker)
@@ -106,7 +106,7 @@ class Checksums:
     async def find_unchanged(
         self, entry: OpenedStore, held: int, version: VersionRecord, spec: Spec, deadline: Deadline
     ) -> Unchanged | None:
-        """The leaves that version ``held`` has too; None when that is not known, or not worth while."""
+        """Returns the leaves that version ``held`` has too; None if they are not known or too few to be worth it."""
         versions = entry.weight_versions()
         before = versions.checksums(held)
         if before is None or before.fingerprint != version.fingerprint:
@@ -131,7 +131,7 @@ class Checksums:
         if self._making.get(uid, (0, None))[1] is done:
             del self._making[uid]
         if done.cancelled() or done.exception() is not None or entry.changed.is_deleted:
-            return  # whoever asks for the version gets it whole
+            return  # readers get the version whole
         content = done.result().checksums
         versions = entry.weight_versions()
         spec = self._stores.specs.get(version.fingerprint)
@@ -141,7 +141,7 @@ class Checksums:
                 is_same = np.frombuffer(content, DTYPE) == np.frombuffer(before[1].content, DTYPE)
                 share = _nbytes(spec, is_same) / spec.nbytes
                 versions.note_unchanged(version.version, before[0], share=share)
-            with suppress(CapacityError), self._stores.db.transaction() as txn:  # after a restart they are made again
+            with suppress(CapacityError), self._stores.db.transaction() as txn:  # a restart computes them again
                 self._stores.save_state(entry, txn, versions.state())
             entry.changed.wake()
         elif not content and spec.tensors:
@@ -149,6 +149,6 @@ class Checksums:
 
 
 def _nbytes(spec: Spec, is_meant: NDArray[np.bool_]) -> int:
-    """Of some of the leaves."""
+    """Returns the total size of the leaves in a mask."""
     sizes = np.array([leaf.nbytes for _, leaf in spec.tensors], np.int64)
     return int(sizes[is_meant].sum())

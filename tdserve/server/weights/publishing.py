@@ -1,4 +1,4 @@
-"""Weights: a version is received into a file that nobody sees, then becomes visible whole, in one transaction."""
+"""Publishing of weights: a version is received into an invisible file and becomes visible whole, in one transaction."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 MAX_TOLD_SPECS = 64
-"""Structures that a session need not tell again: more than clients rely on, since requests may overtake one another."""
+"""Structures per session that are not sent again. More than clients rely on, since requests may overtake one
+another."""
 
 
 class Publishing:
-    """What sessions ask of weights stores.
+    """Serves the requests of sessions for weights stores.
 
     Args:
-        stores: The book.
-        answers: Of requests that were committed, for their retries.
-        versions: What becomes of those that are published.
+        stores: All stores of the server.
+        answers: Answers to committed requests, for their retries.
+        versions: Sends published versions.
     """
 
     def __init__(self, stores: Stores, answers: CommittedAnswers, *, versions: VersionSender) -> None:
@@ -42,19 +43,19 @@ class Publishing:
         self._unpublished = Unpublished(stores)
 
     def restore(self) -> None:
-        """Removes, after a restart, what was to become the first version of some weights. To be called on the event
-        loop, before anybody may ask."""
+        """Removes weights stores whose first version was not complete at a restart. Call it on the event loop, before
+        clients are served."""
         self._unpublished.restore()
 
     async def publish(
         self, session: ClientSession, request: int, asked: control_pb2.PublishRequest
     ) -> control_pb2.Done:
-        """Stores the next version of some weights; the first makes their store, which is seen from then on.
+        """Stores the next version of some weights. The first version makes their store visible.
 
         Raises:
             CapacityError: The disk is full. The version before stays the newest; without one there is no store.
-            InvalidRequestError: Its metadata are too long. The same.
-            PeerLostError: The publisher or its worker went away. The same.
+            InvalidRequestError: The metadata are too long. The same holds.
+            PeerLostError: The publisher or its worker was lost. The same holds.
             StoreNotFoundError: The store was deleted meanwhile.
         """
         check_metadata(asked.metadata)
@@ -68,18 +69,18 @@ class Publishing:
             await session.mover.put_version(request, entry, publishing, spec, asked.content)
             entry.check_present()
             if (answered := self._answers.earlier(session.client_id, request)) is not None:
-                self._give_up(session, request, entry, publishing)  # it was tried over another session
+                self._give_up(session, request, entry, publishing)  # a retry: it was committed over another session
                 return control_pb2.Done.FromString(answered)
             kept = {record.version for record in versions.kept}
             done = control_pb2.Done(version=publishing.version)
             answer = done.SerializeToString()
-            # Nobody sees what is done to the versions before it is on record; if that fails, it never was.
+            # The change of the versions becomes visible only when it is on record; if recording fails, it is undone.
             with versions.undo_on_error(), self._answers.transaction(session.client_id, request, answer) as txn:
                 drops = self._commit(entry, publishing, spec, asked, txn)
         except BaseException as error:
             self._give_up(session, request, entry, publishing)
             if isinstance(error, (CorruptDataError, ClosedError)):
-                entry.check_present()  # its files went with it
+                entry.check_present()  # its deletion has removed the files
             raise
         for version in kept - {record.version for record in versions.kept}:
             retire_unread(entry, version)
@@ -100,7 +101,7 @@ class Publishing:
         asked: control_pb2.PublishRequest,
         txn: Transaction,
     ) -> tuple[int, ...]:
-        """Makes a version the newest, as part of a transaction; returns versions whose files can go."""
+        """Makes a version the newest, as part of a transaction; returns the versions whose files can be deleted."""
         versions = entry.weight_versions()
         dropped = versions.set_keep(asked.keep) if asked.keep else ()
         versions.fanout = asked.fanout or versions.fanout
@@ -112,11 +113,11 @@ class Publishing:
     async def latest(
         self, session: ClientSession, request: int, asked: control_pb2.LatestRequest
     ) -> control_pb2.Done | None:
-        """Sends the newest version, waited for if need be, or a certain one. None: the content follows over the
-        channel.
+        """Sends a certain version, or the newest, waiting for one if need be. Returns None if the content follows over
+        the channel.
 
         Raises:
-            InvalidRequestError: The version that is wanted is not kept.
+            InvalidRequestError: The requested version is not kept.
         """
         deadline = Deadline.after(asked.timeout_s)
         if deadline.timeout_s == 0 and asked.HasField("newer_than") and self._nothing_newer(asked):
@@ -137,7 +138,7 @@ class Publishing:
             found = await session.wait(
                 entry.changed, look, deadline, lambda: f"a version of {entry.name!r} newer than {newer_than}"
             )
-            version = versions.newest or found  # it may have been retired before this task went on
+            version = versions.newest or found  # the one found may have been retired before this task resumed
         return await session.mover.get_version(request, VersionToSend(entry, version, asked, deadline))
 
     def _nothing_newer(self, asked: control_pb2.LatestRequest) -> bool:
@@ -146,7 +147,8 @@ class Publishing:
         return newest is None or newest.version <= asked.newer_than
 
     def _spec(self, session: ClientSession, asked: control_pb2.PublishRequest) -> Spec:
-        """The structure that came along, or the last with this fingerprint that the session has told."""
+        """Returns the structure in the request, or else the last one with this fingerprint that the session has
+        sent."""
         specs, told_specs = self._stores.specs, session.told_specs
         if asked.HasField("spec"):
             told = codec.decode(asked.spec)
@@ -159,7 +161,7 @@ class Publishing:
         return specs.get(fingerprint) if spec is None else spec
 
     def _give_up(self, session: ClientSession, request: int, entry: OpenedStore, publishing: UnfinishedVersion) -> None:
-        """Nothing of a publish stays that has failed; of the first, not even the name."""
+        """Removes all traces of a failed publish; if it was the first of its store, the name too."""
         writer = session.mover.lock_name if session.mover.may_still_write(request) else ""
         drops = entry.weight_versions().abort(publishing)
         try:

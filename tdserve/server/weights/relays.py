@@ -1,7 +1,8 @@
-"""Versions of weights that go from client to client: who takes one from whom, introductions, and a look at what came.
+"""Relays of versions of weights: decides which client gets a version from which, introduces the two, and checks the
+result.
 
-The rule is ``tdserve.rules.fanout``; here its decisions are told to the clients, and what they tell is told to it. What
-a client passes on is believed only when its checksums are those that the server knows of the version.
+The rule is ``tdserve.rules.fanout``. This module sends its decisions to the clients and reports their messages to it.
+Content from a relay is accepted only if its checksums are those that the server has of the version.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 MIN_RELAYED_BYTES = 256 * 1024
-"""Smaller versions are sent to a hundred pullers in the time in which a pair of two of them is formed."""
+"""Smaller versions reach a hundred pullers in less time than it takes two of them to connect."""
 
 MAX_LINE_S = 5.0
-"""A puller that waits so long for a relay to have room gets the version from the server, however busy that is."""
+"""Longest wait of a puller for a relay with room; then the server sends the version, however busy it is."""
 
 MAX_OWN_S = 2.0
-"""For the server's own checksums, which are made behind everything else; then those of who got it from there count."""
+"""Longest wait for the server's own checksums, which are computed after all other work. Then the checksums reported by
+a client that got the version from the server count."""
 
 REST_S = 10.0
-"""Without a link under way: then nobody need keep the version any longer."""
+"""Time without a link after which no client need keep a version any longer."""
 
 _LINE = "relays"
 
@@ -46,11 +48,11 @@ class _Store:
     """One weights store.
 
     Attributes:
-        has_room: Pullers that wait for a relay, or for the server.
-        num_waiting: How many.
-        nbytes: By content of a version.
-        checksums: By content: what clients say that got it from the server.
-        resting: Ends the trees when nothing moves any more.
+        has_room: Wakes pullers that wait for a relay or for the server.
+        num_waiting: Number of these pullers.
+        nbytes: Size of each content of a version.
+        checksums: Checksums of each content, as reported by clients that got it from the server.
+        resting: Timer that ends the trees once no link is under way.
     """
 
     entry: OpenedStore
@@ -64,17 +66,17 @@ class _Store:
 
 @dataclass
 class _Member:
-    """A session that has asked for versions, and the stores that it asked for some of."""
+    """A session that has asked for versions, and the uids of the stores of these."""
 
     session: ClientSession
     uids: set[str] = field(default_factory=set)
 
 
 class Relays:
-    """The trees of all weights stores.
+    """The fan-out trees of all weights stores.
 
     Args:
-        traffic: Counts what went from client to client.
+        traffic: Counts transfers from client to client.
     """
 
     def __init__(self, traffic: Traffic) -> None:
@@ -84,7 +86,7 @@ class Relays:
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
-        """Stores whose versions were given to somebody who could pass them on."""
+        """Number of stores with a version that a client may pass on."""
         return len(self._stores)
 
     async def place(
@@ -96,13 +98,14 @@ class Relays:
         asked: control_pb2.LatestRequest,
         deadline: Deadline,
     ) -> Placement | None:
-        """Says where a puller gets a version; None: from the server, and that is all. Waits while all are busy.
+        """Returns the source of a version for a puller; None: the server, without a link. Waits while all sources are
+        busy.
 
         Args:
-            sent: What travels of the version.
+            sent: Structure of the content that is sent.
 
         Returns:
-            With a relay, which knows of it now; or from the server, to be sent within ``sending``.
+            A placement with a relay, which has been told to send it; or with the server, to be sent within ``sending``.
         """
         if not asked.relays or sent.values or sent.nbytes < MIN_RELAYED_BYTES:
             return None
@@ -126,7 +129,7 @@ class Relays:
             placed = store.fanout.place(version.version, content, session.number, num_failed=MAX_TRIES)
         if placed is None or not placed.link:
             return None
-        store.nbytes[content] = sent.nbytes  # kept from here on, as long as the link is under way
+        store.nbytes[content] = sent.nbytes  # set after the wait; from here on it is kept as long as the link
         if store.resting is not None:
             store.resting.cancel()
             store.resting = None
@@ -138,7 +141,7 @@ class Relays:
 
     @contextmanager
     def sending(self, entry: OpenedStore, placed: Placement | None) -> Iterator[None]:
-        """A block in which the server sends a version to a puller that was placed there."""
+        """Runs a block in which the server sends a version to a puller; ends the puller's link."""
         is_whole = False
         try:
             yield
@@ -150,7 +153,7 @@ class Relays:
                 self._on_moved(store)
 
     def forget_deleted(self, entry: OpenedStore) -> None:
-        """A store was deleted: it is forgotten, at its rest where something of it is under way."""
+        """Forgets a deleted store; if links of it are under way, ``REST_S`` after the last of them has ended."""
         store = self._stores.get(entry.record.uid)
         if store is not None and not store.fanout.num_links:
             del self._stores[entry.record.uid]
@@ -158,13 +161,13 @@ class Relays:
                 store.resting.cancel()
 
     def announce(self, entry: OpenedStore) -> None:
-        """There is a newer version."""
+        """Reacts to a newer version: relays drop versions that nobody will ask for any more."""
         store = self._stores.get(entry.record.uid)
         if store is not None:
             self._on_moved(store)
 
     def hand_on(self, session: ClientSession, entry: control_pb2.Rendezvous) -> None:
-        """An entry of the rendezvous of a link goes to its other end, if this one is an end of it."""
+        """Passes a rendezvous entry of a link on to its other end, if this session is one of its ends."""
         store = self._store_of(session, entry.link)
         if store is None:
             return
@@ -175,7 +178,8 @@ class Relays:
                     self._members[other].session.tell(control_pb2.ServerMessage(rendezvous=entry))
 
     def on_report(self, session: ClientSession, report: control_pb2.RelayReport) -> None:
-        """A client tells what it has, or that a link is over."""
+        """Handles a client's report: it holds a version's first part, it has a whole version with these checksums, or a
+        link has ended."""
         kind = report.WhichOneof("report")
         link = report.whole.link if kind == "whole" else getattr(report, kind or "holds")
         store = self._store_of(session, link)
@@ -197,12 +201,12 @@ class Relays:
     async def check_taken(
         self, session: ClientSession, request: int, asked: control_pb2.TakenRequest
     ) -> control_pb2.Done:
-        """A puller has a version whole, and shows its checksums.
+        """Checks the checksums of a version that a puller has received from a relay, and ends the link.
 
         Raises:
-            CorruptDataError: They are not those of the version: it asks for it again, and nobody that relay.
-            InvalidRequestError: This link is none of its links.
-            DeadlineExceededError: What they must be is not known in time.
+            CorruptDataError: They are wrong. The puller asks again, and this relay is given to nobody any more.
+            InvalidRequestError: No such link to this client is under way.
+            DeadlineExceededError: The right checksums are not known in time.
         """
         store = self._store_of(session, asked.link)
         found = store.fanout.content_of(asked.link) if store is not None else None
@@ -222,7 +226,7 @@ class Relays:
         return control_pb2.Done()
 
     def on_session_ended(self, number: int) -> None:
-        """A session is over: who takes a version from it is told at once."""
+        """Drops an ended session from the trees; pullers that receive from it are notified at once."""
         member = self._members.pop(number, None)
         for store in self._stores_of(member):
             for orphan in store.fanout.lose(number):
@@ -234,9 +238,10 @@ class Relays:
     async def _checksums(
         self, session: ClientSession, store: _Store, version: int, content: Hashable, timeout_s: float
     ) -> bytes:
-        """Those that a version must have: the server's own, where it makes them; else of who got it from there."""
+        """Returns the checksums that a version must have: the server's own if it computes them, else those of a client
+        that got the version from the server."""
         entry = store.entry
-        if content == (version, 0):  # as published, and not as converted for some
+        if content == (version, 0):  # as published, without a conversion
 
             def own() -> bytes | None:
                 known = entry.weight_versions().checksums(version)
@@ -266,7 +271,7 @@ class Relays:
         look: Callable[[], Placement | None],
         deadline: Deadline,
     ) -> Placement | None:
-        remaining_s = deadline.remaining_s if deadline.timeout_s else None  # 0: for the version nobody waits
+        remaining_s = deadline.remaining_s if deadline.timeout_s else None  # 0 is no limit for a relay
         wait_s = MAX_LINE_S if remaining_s is None else min(remaining_s, MAX_LINE_S)
         store.num_waiting += 1
         try:
@@ -284,7 +289,7 @@ class Relays:
             store.num_waiting -= 1
 
     def _on_moved(self, store: _Store) -> None:
-        """Something is over: somebody may have room, and older versions nobody to go to."""
+        """Reacts to the end of a link: sources may have room, and older versions may have no more pullers."""
         store.has_room.wake()
         entry = store.entry
         newest = entry.weight_versions().newest
@@ -325,6 +330,6 @@ class Relays:
         return [self._stores[uid] for uid in uids if uid in self._stores]
 
     def _store_of(self, session: ClientSession, link: int) -> _Store | None:
-        """The store of a link, if this session asked for a version of it."""
+        """Returns the store of a link, if this session has asked for a version of it."""
         stores = self._stores_of(self._members.get(session.number))
         return next((store for store in stores if store.fanout.content_of(link) is not None), None)

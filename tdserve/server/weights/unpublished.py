@@ -1,7 +1,8 @@
-"""Weights before their first version: nobody sees their store, and it goes again when nobody publishes it any more.
+"""Weights stores without a version yet: invisible, and removed when nobody publishes to them any more.
 
-Publishers that come meanwhile share it: whichever is whole first shows it. It stays, unseen, for as long as a local
-client that was cut short may still write into its folder: the next publisher then gets another number.
+Concurrent publishers share such a store; the first complete version makes it visible. It stays, invisible, for as long
+as an interrupted local client may still write into its folder. A publisher that comes in that time gets another version
+number.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from tdserve.store.catalog_db import Transaction
 from tdserve.structure.tree import Spec
 
 _NO_SESSION = -1
-"""Such a store goes with its last publisher, not with a session."""
+"""Owner of these stores: they end with their last publisher, not with a session."""
 
 
 class Unpublished:
-    """Makes such stores, shows them, and removes them.
+    """Creates such stores, makes them visible, and removes them.
 
     Args:
-        stores: The book.
+        stores: All stores of the server.
     """
 
     def __init__(self, stores: Stores) -> None:
@@ -32,8 +33,8 @@ class Unpublished:
         self._writers: dict[str, set[str]] = {}  # by uid of the store: locks of clients that may still write
 
     def restore(self) -> None:
-        """After a restart, before anybody may ask: removes what no client of before can write any more. To be called on
-        the event loop."""
+        """Removes such stores after a restart, each once no earlier client can write into it. Call it on the event
+        loop, before clients are served."""
         for record in self._stores.catalog:
             if record.kind == "weights" and record.loading:
                 for lock_name in self._stores.departures.left():
@@ -41,11 +42,12 @@ class Unpublished:
                 self._remove_unused(record)
 
     async def store(self, name: str, spec: Spec, deadline: Deadline) -> OpenedStore:
-        """The weights store of this name, made if there is none. The caller publishes to it at once, or gives it up.
+        """Returns the weights store of this name, and creates it if there is none. The caller publishes to it at once,
+        or gives it up.
 
         Raises:
-            DeadlineExceededError: The store that is being made under this name was neither done nor given up in time.
-            CapacityError, InvalidRequestError: It cannot be made; nothing stays behind.
+            DeadlineExceededError: Another store of this name was neither created nor given up in time.
+            CapacityError, InvalidRequestError: The store cannot be created; nothing is left behind.
         """
         while True:
             entry = self._stores.find(name) or self._stores.find_unpublished(name)
@@ -58,18 +60,18 @@ class Unpublished:
                 await self._stores.wait_settled(name, deadline)
 
     def show(self, entry: OpenedStore, txn: Transaction) -> None:
-        """Makes a store visible, as part of the transaction that commits its first version; later ones change
-        nothing."""
+        """Makes a store visible, as part of the transaction that commits its first version. Does nothing for later
+        versions."""
         if entry.record.loading:
             self._stores.publish_loaded(entry, txn)
             txn.show(lambda: self._forget_writers(entry))
 
     def give_up(self, entry: OpenedStore, writer: str) -> None:
-        """A publish has failed, and was aborted.
+        """Handles a publish that was aborted: removes its store if nobody else uses it.
 
         Args:
-            entry: Its store; one that has, or will have, a version stays.
-            writer: Lock of the local client that may still be writing; "" for none.
+            entry: Its store. A store that has a version, or may still get one, stays.
+            writer: Lock of the local client that may still write; "" for none.
         """
         if not entry.record.loading or entry.changed.is_deleted:
             return

@@ -1,4 +1,4 @@
-"""Where a version's file lies, and what becomes of it when nobody needs the version any more."""
+"""The files of versions: their paths, and their removal when nobody needs the version any more."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from tdserve.store.version_names import SUFFIX, discard, retire
 
 
 def path_of(entry: OpenedStore, version: int) -> Path:
-    """The file of a version."""
+    """Returns the path of a version's file."""
     return entry.folder / "versions" / f"{version}{SUFFIX}"
 
 
 def retire_unread(entry: OpenedStore, version: int) -> None:
-    """Takes a version's file out of sight once nobody reads it: a reader may not have opened it yet."""
+    """Retires a version's file if nobody reads the version: a reader may not have opened the file yet."""
     if not entry.weight_versions().num_readers(version):
         retire(path_of(entry, version))
 
 
 def drop(entry: OpenedStore, numbers: tuple[int, ...]) -> None:
-    """Removes the files of versions."""
+    """Deletes the files of versions."""
     for number in numbers:
         discard(path_of(entry, number))
 
 
 def let_go(entry: OpenedStore, version: int) -> None:
-    """Ends ``Versions.acquire``: a version that is not kept any more, and that nobody reads, makes room."""
+    """Ends ``Versions.acquire``. The file of a version that is neither kept nor read is retired or deleted."""
     versions = entry.weight_versions()
     drops = versions.release(version)
     if all(record.version != version for record in versions.kept):

@@ -1,4 +1,4 @@
-"""Versions of weights on their way to clients in other places: whole or in part, from here or from another client."""
+"""Sends versions of weights to remote clients: whole or in part, from the server or through another client."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tdserve.v1 import control_pb2, worker_pb2
 
 
 class VersionSender:
-    """Has versions sent.
+    """Has versions sent by workers or relays.
 
     Args:
-        stores: The book.
-        traffic: Counts what is sent.
+        stores: All stores of the server.
+        traffic: Counts transfers.
 
     Attributes:
-        relays: What clients pass on to others.
+        relays: The clients that pass versions on.
     """
 
     def __init__(self, stores: Stores, *, traffic: Traffic) -> None:
@@ -37,7 +37,8 @@ class VersionSender:
         self._checksums = Checksums(stores)
 
     async def send(self, session: ClientSession, request: int, wanted: VersionToSend) -> control_pb2.Done | None:
-        """Has a session's worker send a version, or what of it the client wants or needs, unless another client does.
+        """Has the session's worker send a version, or the leaves that the client asks for or lacks; or a relay, the
+        version.
 
         Returns:
             The answer; None when the client has it already, and the content follows over the channel.
@@ -77,7 +78,8 @@ class VersionSender:
         return done
 
     def make_checksums(self, entry: OpenedStore, worker: DataWorker) -> None:
-        """Of the newest version, where readers come who could use them: those on this machine copy memory."""
+        """Has a worker compute checksums of the newest version if remote readers can use them; local readers copy
+        memory."""
         versions = entry.weight_versions()
         newest = versions.newest
         if newest is None or not versions.wants_checksums or newest.nbytes < MIN_NBYTES:
@@ -87,7 +89,7 @@ class VersionSender:
 
 
 def make_accepted(wanted: VersionToSend, spec: Spec) -> control_pb2.Accepted:
-    """The answer to who asks for a version, but for how it gets its content."""
+    """Returns the answer to a request for a version, without the way in which the content comes."""
     version, fingerprint = wanted.record, wanted.record.fingerprint
     accepted = control_pb2.Accepted(fingerprint=fingerprint, version=version.version, metadata=version.metadata)
     accepted.created_s = version.created_s
@@ -97,7 +99,8 @@ def make_accepted(wanted: VersionToSend, spec: Spec) -> control_pb2.Accepted:
 
 
 def version_ref(entry: OpenedStore, version: int, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
-    """How orders to a worker name a version; the spec goes along the first time that worker meets it."""
+    """Returns the reference to a version for orders to a worker; contains the spec the first time that the worker meets
+    it."""
     ref = worker_pb2.VersionRef(path=str(path_of(entry, version)), fingerprint=spec.fingerprint)
     if worker.known_specs.must_tell(spec):
         ref.spec.CopyFrom(message_of(spec))
@@ -105,7 +108,11 @@ def version_ref(entry: OpenedStore, version: int, spec: Spec, worker: DataWorker
 
 
 def _dtype(asked: control_pb2.LatestRequest) -> str:
-    """What leaves of floating-point numbers are converted to; "" leaves them. Raises InvalidRequestError."""
+    """Returns the dtype to which floating-point leaves are converted; "" for none.
+
+    Raises:
+        InvalidRequestError: The dtype is not a floating-point dtype.
+    """
     name = NAMES.get(asked.dtype, "")
     if asked.dtype and name not in FLOATING:
         raise InvalidRequestError(argument="dtype", reason=f"it is none of {', '.join(FLOATING)}")
