@@ -1,5 +1,5 @@
-"""The control process: the one owner of every decision. It never touches tensor content, and never imports torch.
+"""The control process: the only owner of every decision. It never touches tensor content, and never imports torch.
 
-Its rooms import one another downwards: ``recovery`` lies below ``sessions``, these below ``tables``, and those below
-``tensordicts`` and ``weights``. What knows of all of them, or is known to all, lies here.
+Its packages import one another downwards: ``recovery`` is below ``sessions``, which is below ``tables``, and that is
+below ``tensordicts`` and ``weights``. Modules that use all of them, or that all of them use, are here.
 """

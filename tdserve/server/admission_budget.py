@@ -1,4 +1,4 @@
-"""The memory that requests take in this process while they wait; beyond a limit new ones are sent away."""
+"""A limit on the memory that waiting requests take in this process; requests beyond it are refused."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from typing import Protocol
 from tdserve.base.errors import ServerBusyError
 
 REQUEST_BYTES = 4096
-"""What a small request takes beside its content while it waits: its message, coroutine, task and timer (measured)."""
+"""Memory of a small waiting request besides its content: message, coroutine, task and timer (measured)."""
 
 SESSION_SHARE = 2
-"""A session may hold this part of the limit: one client cannot take all of it."""
+"""A session may hold at most the limit divided by this, so that one client cannot take all of it."""
 
 
 class Holder(Protocol):
-    """A session, as the requests under way are counted.
+    """A session, as far as its requests under way are counted.
 
     Attributes:
-        held_nbytes: Of its requests.
+        held_nbytes: Bytes of its requests.
     """
 
     held_nbytes: int
 
 
 UNARY_WAIT_BYTES = 20_480
-"""What a unary call that waits takes beyond ``REQUEST_BYTES``: gRPC keeps a stream for each (measured)."""
+"""Memory of a waiting unary call beyond ``REQUEST_BYTES``: gRPC keeps a stream for each (measured)."""
 
 
 @dataclass
 class _UnaryCalls:
-    """The holder of unary calls that wait, of whatever client: they belong to no session."""
+    """The holder of the waiting unary calls of all clients: they belong to no session."""
 
     held_nbytes: int = 0
 
 
 class AdmissionBudget:
-    """Counts the bytes of requests under way: of each its message and ``REQUEST_BYTES``.
+    """The bytes of all requests under way. Each counts with its message and ``REQUEST_BYTES``.
 
     Args:
-        limit_bytes: Of all of them together.
+        limit_bytes: Limit for all requests together, bytes.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -51,10 +51,10 @@ class AdmissionBudget:
 
     @contextmanager
     def holding(self, holder: Holder, what: str, nbytes: int) -> Iterator[None]:
-        """A block in which the process holds a request.
+        """A block in which a request counts.
 
         Raises:
-            ServerBusyError: There is no room for it, in all or in what its session may take.
+            ServerBusyError: The limit, or the share of its session, has no room for it.
         """
         nbytes += REQUEST_BYTES
         free, limit = self.limit_bytes - self.nbytes, self.limit_bytes
@@ -69,10 +69,10 @@ class AdmissionBudget:
 
     @contextmanager
     def holding_unary(self, *, must_wait: bool) -> Iterator[None]:
-        """A block in which a unary call waits, if it must.
+        """A block in which a unary call counts if it has to wait.
 
         Raises:
-            ServerBusyError: It must, and too many do already.
+            ServerBusyError: It has to wait, and too many calls wait already.
         """
         if must_wait:
             with self.holding(self._unary_calls, "calls that wait", UNARY_WAIT_BYTES):
@@ -82,7 +82,7 @@ class AdmissionBudget:
 
     @contextmanager
     def counting(self, holder: Holder, nbytes: int) -> Iterator[None]:
-        """A block in which the process holds what cannot be refused any more."""
+        """A block in which bytes count that can no longer be refused."""
         self.count(holder, nbytes)
         try:
             yield
@@ -90,6 +90,6 @@ class AdmissionBudget:
             self.count(holder, -nbytes)
 
     def count(self, holder: Holder, nbytes: int) -> None:
-        """Counts bytes that are held from now on; a negative number of bytes that no longer are."""
+        """Adds bytes that are held from now on; a negative number removes bytes that are no longer held."""
         self.nbytes += nbytes
         holder.held_nbytes += nbytes

@@ -1,7 +1,8 @@
-"""Makes stores of folders that users have: their tensors stay where they are, and are served from there.
+"""Makes stores of users' folders: the tensors stay in the folder and are served from there.
 
-A client must not make the server open whatever it names, so a folder is adopted only for a client that has shown that
-it may write the server's root (it could put anything there itself), or below a folder that the server was told of.
+A client must not make the server open arbitrary paths. Any folder is adopted for a client that has proved that it can
+write to the server's root, since it could put anything there itself. For other clients the folder must lie below one
+that the server's configuration names.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from tdserve.values.codec import encode_bytes, encode_many
 
 
 class Adoption:
-    """Adopts folders.
+    """The adoption of folders as stores.
 
     Args:
-        stores: The book.
-        answers: Of requests that were committed, for their retries.
-        values_worker: Writes non-tensor values.
-        folders: Below them every client may have folders adopted.
+        stores: The server's stores.
+        answers: Answers of committed requests, for their retries.
+        values_worker: Data worker that writes non-tensor values.
+        folders: Folders below which every client may have folders adopted.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class Adoption:
         self._root = os.path.realpath(stores.root.path)
 
     async def adopt(self, session: ClientSession, request: int, asked: control_pb2.AdoptRequest) -> control_pb2.Done:
-        """Makes a store of a folder, or finds the one that ``exists_ok`` accepts.
+        """Makes a store of a folder, or accepts the existing one with ``exists_ok``.
 
         Raises:
-            NotSupportedError: The client may not ask for this, or the folder holds what a store cannot hold in place.
+            NotSupportedError: The client may not adopt this folder, or it holds what a store cannot hold in place.
             StoreExistsError, InvalidRequestError, InvalidSpecError, CorruptDataError, CapacityError: Nothing was
                 created.
         """
@@ -77,14 +78,14 @@ class Adoption:
         return done
 
     async def adopt_at_start(self, name: str, path: str, *, read_only: bool) -> None:
-        """Makes a store of a folder that the server was started with, unless there is one already."""
+        """Makes a store of a folder that the server was started with, unless the store exists."""
         found = real_path(path)
         if not await self._find(check_store_name(name), found, read_only=read_only, exists_ok=True):
             entry = await self._create(name, found, read_only=read_only)
             await self._show(entry, self._stores.db.transaction())
 
     async def _show(self, entry: OpenedStore, transaction: AbstractContextManager[Transaction]) -> None:
-        """Makes a store visible; one that cannot be goes again."""
+        """Makes a store visible; deletes it if that fails."""
         try:
             with transaction as txn:
                 self._stores.publish_loaded(entry, txn)
@@ -93,7 +94,8 @@ class Adoption:
             raise
 
     def _check_allowed(self, session: ClientSession, asked: str, path: str) -> None:
-        """Raises NotSupportedError unless the client may have this folder opened; tells nothing of what is there."""
+        """Raises NotSupportedError unless the client may have this folder opened; reveals nothing about what is
+        there."""
         if session.mover.lock_name:
             return
         if any(is_within(path, folder) for folder in self._folders):
@@ -105,8 +107,8 @@ class Adoption:
         raise NotSupportedError(feature=f"adopting {asked}", reason=reason)
 
     async def _find(self, name: str, path: str, *, read_only: bool, exists_ok: bool) -> bool:
-        """Whether there is just such a store. Raises StoreExistsError when there is another one."""
-        if exists_ok:  # somebody may be adopting it right now
+        """Returns whether exactly this store exists. Raises StoreExistsError if another one has the name."""
+        if exists_ok:  # another request may be adopting it right now
             await self._stores.wait_settled(name, Deadline.after(CREATION_TIMEOUT_S))
         if not self._stores.catalog.is_taken(name):
             return False
@@ -120,7 +122,7 @@ class Adoption:
         return True
 
     async def _create(self, name: str, path: str, *, read_only: bool) -> OpenedStore:
-        """A store that nobody sees yet, with its values."""
+        """Creates a store, with its non-tensor values, that is not visible yet."""
         if is_within(path, self._root) or is_within(self._root, path):
             reason = f"{path} is the server's own, in its root {self._root}"
             raise InvalidRequestError(argument="path", reason=reason)
@@ -168,7 +170,7 @@ class Adoption:
 def _has_meta(path: str) -> bool:
     try:
         return has_meta(path)
-    except CorruptDataError:  # it is no folder
+    except CorruptDataError:  # not a folder
         return False
 
 
@@ -181,11 +183,11 @@ def _describe_shared(other: StoreRecord) -> str:
 
 
 def value_block(found: FoundFolder) -> bytes:
-    """The non-tensor values of a folder as the message that the data worker stores; b"" without any.
+    """Returns the non-tensor values of a folder as the message that the data worker stores; b"" if there are none.
 
     Raises:
-        TooLargeError: They are too many for one message.
-        NotSupportedError: One is nested too deep; names its key.
+        TooLargeError: They do not fit into one message.
+        NotSupportedError: A value is nested too deeply; the error names its key.
     """
     parts: list[Buffer] = []
     for path, leaf in found.spec.values:

@@ -1,4 +1,4 @@
-"""Giving back, at a start, the space that overwritten non-tensor values took."""
+"""Frees, when the server starts, the space of overwritten non-tensor values."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _log = logging.getLogger("tdserve.server")
 
 
 def compact_all(root: Root, records: Iterable[StoreRecord]) -> None:
-    """Compacts the non-tensor values of all stores; one that cannot be is left as it is, and said in the log.
+    """Compacts the non-tensor values of all stores. A store that cannot be compacted stays as it is, and is logged.
 
-    To be called before any worker starts. Blocks for the disk.
+    Call it before any worker starts. Blocks for the disk.
     """
     for record in records:
         if record.kind == "weights":
             continue
         try:
             num_bytes = object_folders.compact(root.store_folder(record.name), record.uid)
-        except TDServeError as error:  # told again to whoever asks for this store
+        except TDServeError as error:  # requests for this store report it again
             _log.warning("store %r: its non-tensor values were not compacted: %s", record.name, error)
         else:
             if num_bytes:

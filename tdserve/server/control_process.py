@@ -38,25 +38,25 @@ from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 
 KEEP_ANSWERS_S = 600.0
-"""A client that has been away for so long, without a break, is forgotten, and its answers with it."""
+"""Time without a session after which a client is forgotten, and its answers with it."""
 
 SETTLE_AFTER_S = 1.0
-"""Between two looks whether there is room again for what was decided; the next change looks too."""
+"""Interval between attempts to write changes that the catalog owes; every later change tries as well."""
 
 HELLO_TIMEOUT_S = 10.0
-"""For the first message of a session; a client sends it together with the call."""
+"""Limit for the first message of a session; clients send it together with the call."""
 
 _log = logging.getLogger("tdserve.server")
 
 _Run = Callable[[Coroutine[Any, Any, None], int], None]
-"""Serves a request of this number."""
+"""Runs the coroutine that serves the request of this number."""
 
 
 class ControlProcess:
-    """Answers the service's methods (``tdserve.control.servicer.Handlers``).
+    """The handlers of the service's methods (``tdserve.control.servicer.Handlers``).
 
     Args:
-        config: Of the server.
+        config: Configuration of the server.
         root: The acquired root.
     """
 
@@ -91,16 +91,16 @@ class ControlProcess:
             arguments=(str(config.transfer_timeout_s), *device, *((config.interface or "",) if device else ())),
             timeout_s=config.worker_timeout_s,
             on_session=self._on_session_report,
-            on_lost=lambda worker: self._sessions.on_worker_lost(worker),  # noqa: PLW0108 (there are none yet)
+            on_lost=lambda worker: self._sessions.on_worker_lost(worker),  # noqa: PLW0108 (not set yet)
         )
 
     def describe(self) -> str:
-        """What is served and by how many processes, for the log."""
+        """Returns what is served and by how many processes, for the log."""
         num_stores, num_workers = len(self._services.stores.catalog), len(self._workers)
         return f"version {_package_version()}, stores: {num_stores}, data workers: {num_workers}"
 
     def restore(self) -> None:
-        """Reads the catalog, while another process imports what workers need; to be called before anybody may ask."""
+        """Reads the catalog while another process imports what workers need. Call it before requests can arrive."""
         self._worker_processes.start()
         self._services.stores.restore()
 
@@ -124,7 +124,7 @@ class ControlProcess:
         self._take(session, message, session.run_at_once)
 
     async def start(self) -> None:
-        """Starts the workers, and finishes what a crash has cut short; sessions are opened from then on."""
+        """Starts the workers and completes what a crash has cut short; sessions can be opened from then on."""
         self._services.publishing.restore()
         self._services.claiming.restore()
         self._departures.tidy()
@@ -132,7 +132,7 @@ class ControlProcess:
         await asyncio.to_thread(compact_all, self._root, list(self._services.stores.catalog))
         for worker in self._workers:
             worker.start()
-        await self._services.alterations.repair()  # first: writes on record are of the newest structure
+        await self._services.alterations.repair()  # first: recorded writes refer to the newest structure
         repaired = await self._services.writes.repair()
         self._root.empty_requests()
         if repaired:
@@ -145,7 +145,7 @@ class ControlProcess:
         self._is_repaired.set()
 
     async def drain(self) -> None:
-        """Refuses new requests and waits for those under way, at most the grace period; then ends the sessions."""
+        """Refuses new requests, waits for those under way until the grace period is over, then ends the sessions."""
         self._is_draining = True
         deadline = Deadline.after(self._config.grace_s)
         await asyncio.gather(*(session.finish(deadline.remaining_s or 0.0) for session in self._sessions))
@@ -170,7 +170,7 @@ class ControlProcess:
             self._root.note_run(is_synced=True)
 
     async def session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
-        """One session, from Hello to its end."""
+        """Serves one session, from Hello to its end."""
         first = await _first_of(messages)
         if first is None or not first.HasField("hello"):
             raise RemoteProtocolError(expected="Hello", received="nothing" if first is None else "another message")
@@ -190,7 +190,7 @@ class ControlProcess:
         finally:
             reading.cancel()
             ended.cancel()
-            # Shielded: grpc cancels this coroutine when the client is gone, and its rows must still be given back.
+            # Shielded: grpc cancels this coroutine when the client is gone, but its rows must still be given back.
             await asyncio.shield(self._end(session))
 
     async def _end(self, session: ClientSession) -> None:
@@ -199,7 +199,7 @@ class ControlProcess:
             self._services.relays.on_session_ended(session.number)
             await self._sessions.close(session)
             self._services.claiming.on_session_ended(session)
-            self._services.relays.on_session_ended(session.number)  # a request of it may have been placed meanwhile
+            self._services.relays.on_session_ended(session.number)  # one of its requests may have been placed meanwhile
             if session.invitation is not None:
                 self._departures.watch(session.invitation.lock_name, _is_gone)
             await self._services.samples.release(session.number)
@@ -235,8 +235,8 @@ class ControlProcess:
         message: control_pb2.ClientMessage,
         run: _Run,
     ) -> None:
-        """A request or its cancellation, whichever way it came; ``run`` serves it."""
-        if session.ended.is_set():  # its client may have another one by now, and send its requests there
+        """Handles a message of a client, whichever way it came; ``run`` serves requests."""
+        if session.ended.is_set():  # its client may have a new session by now, and repeat its requests there
             return
         if message.HasField("answered"):
             self._services.answers.forget(session.client_id, message.answered)
@@ -271,7 +271,7 @@ class ControlProcess:
             raise self._draining_error()
 
     async def create_store(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse:
-        """Creates a store, or finds the one that is accepted in its place."""
+        """Creates a store, or returns the existing one that the request accepts."""
         self._refuse_when_draining()
         answer = control_pb2.CreateStoreResponse()
         answer = await self._unary_changes.run(request.id, partial(self._creation.create, request), answer)
@@ -280,7 +280,7 @@ class ControlProcess:
         return answer
 
     async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription:
-        """Describes a store, waited for if it does not exist yet.
+        """Describes a store; waits until it exists.
 
         Raises:
             ServerBusyError: It does not exist, and too many calls wait already.
@@ -290,13 +290,13 @@ class ControlProcess:
         return descriptions.describe(self._services.stores, entry, with_spec=not request.without_spec)
 
     async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
-        """One page of names."""
+        """Returns one page of store names."""
         return descriptions.list_stores(self._services.stores, request)
 
     async def delete_store(self, request: control_pb2.DeleteStoreRequest) -> control_pb2.DeleteStoreResponse:
         """Deletes a store."""
         self._refuse_when_draining()
-        catalog = self._services.stores.catalog  # one that is not there has been deleted by the last attempt
+        catalog = self._services.stores.catalog  # a missing one may be the work of an earlier attempt
         must_wait = request.name not in catalog or catalog.get(request.name).durability == "disk"
         answer = control_pb2.DeleteStoreResponse()
         answer = await self._unary_changes.run(request.id, partial(self._delete, request.name), answer)
@@ -312,11 +312,11 @@ class ControlProcess:
         return answer
 
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
-        """The keys of a store."""
+        """Returns the keys of a store."""
         return descriptions.list_keys(await self._services.stores.wait(request.name, Deadline.after(0.0)), request)
 
     async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse:
-        """Figures of the server as a whole."""
+        """Returns figures of the whole server."""
         await self._services.traffic.count_reads(self._workers)
         self._services.claiming.catch_up()
         response = control_pb2.GetStatsResponse(
@@ -348,7 +348,7 @@ class ControlProcess:
 
 
 async def _first_of(messages: AsyncIterator[control_pb2.ClientMessage]) -> control_pb2.ClientMessage | None:
-    """The first message of a stream; None when it ends before, or nothing comes."""
+    """Returns the first message of a stream; None if the stream ends or nothing comes in time."""
     try:
         return await asyncio.wait_for(anext(aiter(messages), None), HELLO_TIMEOUT_S)
     except asyncio.TimeoutError:
@@ -356,7 +356,7 @@ async def _first_of(messages: AsyncIterator[control_pb2.ClientMessage]) -> contr
 
 
 def _is_gone() -> None:
-    """Nobody waits for the client of a session that has written all that it was let write."""
+    """Does nothing: a client that finished its granted writes has no waiters."""
 
 
 def _package_version() -> str:

@@ -1,4 +1,4 @@
-"""Creating and deleting stores on request."""
+"""Creates and deletes stores on request."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ KIND_NAMES: dict[int, StoreKind] = {
 MAX_CAPACITY_ROWS = 2**40
 
 CREATION_TIMEOUT_S = 60.0
-"""Reserving space takes up to 0.4 s per GiB."""
+"""Limit for the creation of a store by another request: reserving space takes up to 0.4 s per GiB."""
 
 
 class Creation:
-    """Makes stores and removes them.
+    """Creation and deletion of stores.
 
     Args:
-        stores: The book.
-        sessions: Numbers of those that are open: with one a store that it did not fill goes.
+        stores: The server's stores.
+        sessions: Numbers of the open sessions. A store is deleted if its session ends before it has filled the store.
     """
 
     def __init__(self, stores: Stores, sessions: Container[object]) -> None:
@@ -55,10 +55,10 @@ class Creation:
     async def create(
         self, request: control_pb2.CreateStoreRequest, record: Record | None = None
     ) -> control_pb2.CreateStoreResponse:
-        """Creates a store, or finds the one that ``exists_ok`` accepts.
+        """Creates a store, or returns the existing one with ``exists_ok``.
 
         Args:
-            record: Commits what is created together with the answer.
+            record: Opens the transaction that commits the store together with the answer.
 
         Raises:
             StoreExistsError, InvalidSpecError, InvalidRequestError, CapacityError: Nothing was created.
@@ -78,11 +78,12 @@ class Creation:
             await self._make_way(name, request.replaces_empty_uid)
         await self._stores.open_apart(name)
         if request.loading and self._stores.is_being_filled(name, request.session):
-            # Whoever asks while it fills the store has given that up, or another thread of it makes the same.
+            # The session is filling the store: its client has abandoned that request, or another thread of it does the
+            # same.
             await self._stores.wait_settled(name, Deadline.after(CREATION_TIMEOUT_S))
         existing = self._stores.existing_or_refuse(name, wanted, spec, exists_ok=request.exists_ok)
         if request.loading and self._stores.is_loading(name, request.session, spec):
-            existing = self._stores.get_loading(name, request.session)  # asked again: the answer was lost
+            existing = self._stores.get_loading(name, request.session)  # a retry: the answer was lost
         if existing is None:
 
             def begin(entry: OpenedStore) -> AbstractContextManager[Transaction]:
@@ -95,12 +96,12 @@ class Creation:
                 loader = self._stores.loader_of(name)
                 if not request.exists_ok and (not loader or loader in self._sessions):
                     raise
-                # Somebody is quicker, and may still be making its files, or may give up. One whose session has ended
-                # does: that may be the first attempt of this very call.
+                # Another request was quicker. It may still be creating the files, and may fail. It does fail if its
+                # session has ended, and may then be the first attempt of this very call.
                 await self._stores.wait_settled(name, Deadline.after(CREATION_TIMEOUT_S))
                 return await self.create(request, record)
             if request.loading and request.session not in self._sessions:
-                await self._stores.delete(made)  # its session ended meanwhile, and will not be back for it
+                await self._stores.delete(made)  # its session has ended meanwhile and cannot fill it
                 raise TransferAbortedError(transfer=0, reason=f"session {request.session} has ended")
             return self._answer(made, created=True)
         return self._answer(existing, created=False)
@@ -110,13 +111,13 @@ class Creation:
         return control_pb2.CreateStoreResponse(description=description, created=created)
 
     async def _make_way(self, name: str, uid: str) -> None:
-        """Deletes a replay that nobody has written to.
+        """Deletes a replay table that was never written to.
 
         Raises:
-            StoreExistsError: Somebody has, or it is another one by now. Nothing was changed.
+            StoreExistsError: Rows were written to it, or it was recreated. Nothing was changed.
         """
         if name not in self._stores.catalog:
-            return  # an attempt before this one has got so far
+            return  # an earlier attempt has deleted it
         entry = self._stores.get(name)
         table = None if entry.table is None else entry.replay_table()
         if entry.record.uid != uid or table is None or table.ring.inserts or table.ring.num_reserved:
@@ -124,10 +125,10 @@ class Creation:
         await self.delete(name)
 
     async def delete(self, name: str, record: Record | None = None) -> control_pb2.DeleteStoreResponse:
-        """Deletes a store, a damaged one too; of an adopted one the user's folder stays. Raises StoreNotFoundError.
+        """Deletes a store, even a damaged one; the user's folder of an adopted store stays. Raises StoreNotFoundError.
 
         Args:
-            record: Commits the deletion together with the answer.
+            record: Opens the transaction that commits the deletion together with the answer.
         """
         answer = control_pb2.DeleteStoreResponse()
         await self._stores.open_apart(name)
@@ -141,7 +142,7 @@ class Creation:
         return answer
 
     async def abandon(self, session: int) -> None:
-        """Removes stores whose first content will never be whole: their session has ended."""
+        """Deletes the stores that a session, which has ended, has not finished filling."""
         for entry in self._stores.loading_of(session):
             await self._stores.delete(entry)
 

@@ -1,4 +1,4 @@
-"""What the service says of stores: descriptions, key listings, pages of names."""
+"""Answers about stores: descriptions, key listings, pages of names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = {
 
 
 def describe(stores: Stores, entry: OpenedStore, *, with_spec: bool = True) -> control_pb2.StoreDescription:
-    """Everything about one store, as of now."""
+    """Returns the description of a store as it is now."""
     record = entry.record
     spec = entry.row_spec or entry.spec
     description = control_pb2.StoreDescription(
@@ -68,13 +68,13 @@ def describe(stores: Stores, entry: OpenedStore, *, with_spec: bool = True) -> c
 
 
 def _num_value_bytes(entry: OpenedStore) -> int:
-    """Bytes of the file that holds non-tensor values and ragged tensors."""
+    """Returns the size of the file that holds non-tensor values and ragged tensors, bytes."""
     generations = entry.generations
     return 0 if generations is None else object_folders.num_bytes(entry.folder, generations.objects_epoch)
 
 
 def list_stores(stores: Stores, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
-    """One page of names."""
+    """Returns one page of store names."""
     if request.near:
         return control_pb2.ListStoresResponse(names=stores.catalog.names_around(request.near, request.page_size))
     names, after = stores.catalog.page(request.prefix, after=request.page_token, size=request.page_size)
@@ -82,7 +82,7 @@ def list_stores(stores: Stores, request: control_pb2.ListStoresRequest) -> contr
 
 
 def list_keys(entry: OpenedStore, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
-    """The keys of a store, as ``TensorDict.keys`` lists them."""
+    """Returns the keys of a store, as ``TensorDict.keys`` lists them."""
     spec = entry.row_spec or entry.spec
     key = ("keys", request.include_nested, request.leaves_only, request.sort)
     response: control_pb2.ListKeysResponse | None = spec.memo.get(key)

@@ -1,30 +1,30 @@
-"""Python's garbage collector: now and then it looks at every object there is, however many stores they are of."""
+"""Python's garbage collector: a full pass visits every object, however many stores they belong to."""
 
 from __future__ import annotations
 
 import gc
 
 STORES_AT_A_TIME = 128
-"""What belongs to so many stores is looked at in a few milliseconds."""
+"""Stores between two passes; visiting the objects of so many takes a few milliseconds."""
 
 
 class Garbage:
-    """Keeps those passes short: what belongs to open stores is looked at once, and left out from then on.
+    """The policy that keeps passes short: each open store's objects are visited once, and excluded from then on.
 
-    What is left out is still freed when nobody refers to it any more, as all that a store has is once it is deleted.
+    Excluded objects are still freed with the last reference to them, as those of a deleted store are.
     """
 
     def __init__(self) -> None:
         self._num_new = 0
 
     def note_store(self) -> None:
-        """A store was opened."""
+        """Counts a newly opened store; calls :meth:`settle` after each ``STORES_AT_A_TIME``."""
         self._num_new += 1
         if self._num_new >= STORES_AT_A_TIME:
             self.settle()
 
     def settle(self) -> None:
-        """Looks at everything that is new, and leaves it out from now on."""
+        """Visits all new objects, and excludes them from now on."""
         self._num_new = 0
         gc.collect()
         gc.freeze()

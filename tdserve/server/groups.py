@@ -1,4 +1,4 @@
-"""Groups as the control process serves them: who asks waits for the epoch, entries are handed on, losses are told."""
+"""The control process's side of groups: it forms epochs, passes entries on, and reports losses."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tdserve.v1 import control_pb2
 BACKENDS = ("gloo", "nccl")
 
 MAX_GROUPS = 10_000
-"""Of one server; each takes some kilobytes as long as it has a member."""
+"""Most groups of one server; each takes some kilobytes while it has a member."""
 
 MAX_REASON = 500
-"""Characters of why a member gives up: the others are told."""
+"""Most characters of a member's reason for giving up, which is sent to the others."""
 
 _Formed = asyncio.Future["control_pb2.GroupFormed"]
 
 
 class _Group:
-    """A group, and the sessions that are in it or want to be."""
+    """A group, with the sessions that are members or have asked to be."""
 
     def __init__(self, name: str) -> None:
         self.rule = GroupRule(name)
@@ -43,13 +43,14 @@ class Groups:
         return len(self._groups)
 
     async def join(self, session: ClientSession, request: int, asked: control_pb2.JoinGroup) -> None:
-        """Answers with the next epoch of a group, once it is formed.
+        """Answers with the next epoch of a group once it is formed.
 
         Raises:
-            InvalidRequestError: The request contradicts itself, or what others have asked for.
-            WrongStateError: This session asks for this group already.
+            InvalidRequestError: The request contradicts itself or those of other members.
+            WrongStateError: This session is waiting for this group already.
             NotSupportedError: Two members of an nccl group share a GPU.
-            DeadlineExceededError: The others did not ask in time.
+            CapacityError: The server has ``MAX_GROUPS`` already.
+            DeadlineExceededError: The other members did not ask in time.
         """
         check_store_name(asked.name)
         check_text("device", asked.device)
@@ -69,7 +70,7 @@ class Groups:
             with session.waiting():
                 answer = await _in_time(formed, deadline, lambda: _describe_awaited(group))
         except asyncio.CancelledError:
-            if _has_result(formed):  # nobody takes its place, and nobody knows
+            if _has_result(formed):  # it is a member already: the others must learn that it is gone
                 self._lose(group, session.number, "it was cancelled")
             raise
         finally:
@@ -80,7 +81,7 @@ class Groups:
         session.tell(control_pb2.ServerMessage(request=request, group_formed=answer))
 
     def on_notice(self, session: ClientSession, notice: control_pb2.GroupNotice) -> None:
-        """A member tells the others something; what is of an epoch that is over interests nobody."""
+        """Passes a member's notice on to the others; ignores a notice of an epoch that is over."""
         group = self._groups.get(notice.name)
         if group is None:
             return
@@ -90,7 +91,7 @@ class Groups:
         if kind == "entry":
             event.entry.CopyFrom(notice.entry)
         elif session.number in group.rule.epoch.members:
-            others = [other for other in others if other not in group.waiting]  # they have gone on from this epoch
+            others = [other for other in others if other not in group.waiting]  # those have left this epoch already
             event.loss.rank = group.rule.rank_of(session.number)
             event.loss.reason = notice.given_up[:MAX_REASON] if kind == "given_up" else "it has closed the group"
             is_told = notice.HasField("num_finished")
@@ -103,7 +104,7 @@ class Groups:
             self._remove(group, session.number)
 
     def on_session_ended(self, number: int) -> None:
-        """A session is over: in every group it was a member of, the others are told at once."""
+        """Reports the end of a session at once to the other members of its groups."""
         for group in list(self._groups.values()):
             if number in group.sessions:
                 self._lose(group, number, "its session has ended")
@@ -124,14 +125,14 @@ class Groups:
         self._tidy(group, number)
 
     def _tidy(self, group: _Group, number: int) -> None:
-        """Forgets a session that is not concerned any more, and the group after the last."""
+        """Forgets a session that is neither a member nor waiting, and a group that has neither."""
         if number not in group.waiting and not group.rule.is_living(number):
             group.sessions.pop(number, None)
         if group.rule.is_over and not group.waiting and self._groups.get(group.rule.name) is group:
             del self._groups[group.rule.name]
 
     def _form(self, group: _Group) -> None:
-        """Forms the next epoch, if there is one."""
+        """Forms the next epoch, if it can be formed now."""
         asking = set(group.waiting)
         try:
             epoch = group.rule.form()

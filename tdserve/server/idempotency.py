@@ -1,4 +1,4 @@
-"""Answers of committed requests, kept so that a retry after a lost answer changes nothing twice; on disk too."""
+"""Answers of committed requests, kept also on disk so that a retry after a lost answer changes nothing twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.v1 import control_pb2
 
 MAX_ANSWERS_PER_CLIENT = 1024
-"""That a client has not said to have got. Ours leaves some 200 at most: it tells every 64 requests what has come."""
+"""Most answers whose arrival a client has not reported. Ours leaves about 200 at most: it reports every 64 requests."""
 
 _REQUEST_BYTES = 8
 
@@ -20,7 +20,7 @@ class CommittedAnswers:
     """The log of committed requests, by client and request number.
 
     Args:
-        db: Where it is kept; what it holds is read back at once.
+        db: Catalog that keeps the log; the log on disk is read at once.
     """
 
     def __init__(self, db: CatalogDB) -> None:
@@ -29,26 +29,26 @@ class CommittedAnswers:
             (key[:-_REQUEST_BYTES], int.from_bytes(key[-_REQUEST_BYTES:], "big"), answer)
             for key, answer in db.scan("requests")
         )
-        self._stale: list[bytes] = []  # forgotten, and erased with the next transaction
+        self._stale: list[bytes] = []  # forgotten, but not yet erased: the next transaction does so
 
     def seen(self, client_id: bytes, request: int) -> bytes | None:
-        """The answer that is kept for this request; None for one that has none."""
+        """Returns the answer that is kept for this request; None if there is none."""
         return self._log.find_answer(client_id, request)
 
     def earlier(self, client_id: bytes, request: int) -> bytes | None:
-        """The answer of an earlier attempt of this request; None where this is the one to carry out.
+        """Returns the answer of an earlier attempt of this request; None if this attempt is to be carried out.
 
         Raises:
-            WrongStateError: The client has said that it asks for this no more. An answer may have been forgotten since:
-                whoever carried this attempt out might do so for the second time.
+            WrongStateError: The client has reported that it will not repeat this request. Its answer may have been
+                dropped since, so carrying out this attempt might apply the request twice.
         """
         if self._log.is_over(client_id, request):
             raise WrongStateError(state="over", event=f"another attempt of request {request}")
         return self._log.find_answer(client_id, request)
 
     def check_room(self, client_id: bytes) -> None:
-        """Raises ServerBusyError when a client lets its answers pile up. It may say with the same request what it has
-        got, and is let through then."""
+        """Raises ServerBusyError if too many answers of a client are kept. Call ``forget`` before with what the same
+        request reports as arrived."""
         if self._log.num_kept(client_id) >= MAX_ANSWERS_PER_CLIENT:
             what = "answers that this client has not said to have got"
             raise ServerBusyError(what=what, asked=1, free=0, limit=MAX_ANSWERS_PER_CLIENT)
@@ -64,12 +64,12 @@ class CommittedAnswers:
         is_decided: bool = False,
         frees_room: bool = False,
     ) -> Iterator[Transaction]:
-        """A transaction that commits what a request changed, and its answer with it: both, or neither when it fails.
+        """A transaction that commits what a request changed together with its answer: both, or neither if it fails.
 
         Args:
-            instead_of: A request of the same client that is known not to come again: its answer is forgotten.
-            is_decided: As of ``CatalogDB.transaction``: what is done already must not fail for want of space.
-            frees_room: As there.
+            instead_of: A request of the same client that is known not to be repeated; its answer is dropped.
+            is_decided: As for ``CatalogDB.transaction``: what is done already must not fail for lack of space.
+            frees_room: As for ``CatalogDB.transaction``.
 
         Raises:
             WrongStateError: The request was answered before. Nothing was changed.
@@ -89,12 +89,12 @@ class CommittedAnswers:
             yield txn
 
     def forget(self, client_id: bytes, answered: control_pb2.Answered) -> None:
-        """Drops what the client says it will not ask for again."""
+        """Drops the answers of requests that the client reports it will not repeat."""
         forgotten = self._log.forget(client_id, answered.below, frozenset(answered.but_for))
         self._stale += [_key(client_id, request) for request in forgotten]
 
     def forget_client(self, client_id: bytes) -> None:
-        """Drops all of a client that is gone for good."""
+        """Drops all answers of a client that is gone for good."""
         dropped = self._log.forget_client(client_id)
         if dropped:
             with self._db.transaction(is_decided=True) as txn:
@@ -102,7 +102,7 @@ class CommittedAnswers:
                     txn.delete("requests", _key(client_id, request))
 
     def clients(self) -> set[bytes]:
-        """Everybody of whom an answer is kept."""
+        """Returns the ids of the clients of which an answer is kept."""
         return {client_id for client_id, _, _ in self._log.entries()}
 
 

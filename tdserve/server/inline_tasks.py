@@ -1,7 +1,7 @@
-"""Tasks whose first step is taken at once, as ``eager_start`` of Python 3.12 does it.
+"""Tasks whose first step runs at once, like ``eager_start`` of Python 3.12.
 
-A request that need not wait gives its order to a worker within that step. As an ordinary task it would begin one turn
-of the event loop later, which costs about a tenth of what the whole of a small request takes (measured).
+A request that need not wait sends its order to a worker within that step. An ordinary task would begin one turn of the
+event loop later, which costs about a tenth of the whole time of a small request (measured).
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ _Keep = Callable[["asyncio.Task[None]"], None]
 
 
 def _nobody(task: asyncio.Task[None]) -> None:
-    """Who holds on to a task where the caller does."""
+    """Does nothing: the default ``keep``, for callers that keep the task themselves."""
 
 
 def start(coroutine: Coroutine[Any, Any, None], *, name: str, keep: _Keep = _nobody) -> asyncio.Task[None] | None:
-    """Runs a coroutine to its first wait, and the rest in a task; where it waits for an ``InlineFuture``, without one.
+    """Runs a coroutine up to its first wait, and the rest in a task, or without one if it waits for an
+    ``InlineFuture``.
 
-    Call it outside a task. Until its first wait the coroutine belongs to none either; ``in_task`` is its way into one.
+    Call it outside a task. Up to its first wait the coroutine runs outside any task too; ``in_task`` moves it into one.
 
     Args:
-        name: Of the task.
-        keep: Gets the task, now or when there is one.
+        name: Name of the task.
+        keep: Called with the task, now or once there is one.
 
     Returns:
-        The task, or None when there is none. What the coroutine raises before its first wait is raised here.
+        The task, or None if there is none. What the coroutine raises before its first wait is raised here.
     """
     try:
         waited_for = coroutine.send(None)
@@ -47,9 +48,9 @@ def _begin(coroutine: Coroutine[Any, Any, None], waited_for: Any, name: str, kee
 
 
 class InlineFuture(Generic[_Result]):
-    """What a coroutine waits for until a message brings it; one that is in no task goes on within that very message.
+    """A result that a message brings. A coroutine that awaits it outside a task resumes while that message is handled.
 
-    So a request of two messages needs no task and no further turn of the event loop. Awaited once.
+    So a request of two messages needs no task and no further turn of the event loop. It can be awaited once.
     """
 
     def __init__(self) -> None:
@@ -70,23 +71,23 @@ class InlineFuture(Generic[_Result]):
         return self._outcome  # type: ignore[return-value]
 
     def done(self) -> bool:
-        """Whether it is over."""
+        """Returns whether the result or an error is set."""
         return self._is_over
 
     def set_result(self, result: _Result) -> None:
-        """Ends it; the coroutine goes on before this returns, unless it is in a task, or the caller is."""
+        """Sets the result. The coroutine resumes before this returns, unless it or the caller runs in a task."""
         self._end(result)
 
     def set_exception(self, error: BaseException) -> None:
-        """As ``set_result``; the coroutine gets an error."""
+        """Like ``set_result``; the coroutine gets an error."""
         self._end(error)
 
     def hold(self, coroutine: Coroutine[Any, Any, None], name: str, keep: _Keep) -> None:
-        """A coroutine has begun and waits for this; arguments as of ``start``."""
+        """Holds a coroutine that has begun and waits for this; arguments as for ``start``."""
         self._held = (coroutine, name, keep)
 
     def move_to_task(self) -> None:
-        """Has what waits go on in a task, which can be waited for."""
+        """Moves the waiting coroutine into a task, which can itself be waited for."""
         held, self._held = self._held, None
         if held is not None:
             self._future = asyncio.get_running_loop().create_future()
@@ -105,13 +106,13 @@ class InlineFuture(Generic[_Result]):
 
 
 async def in_task() -> None:
-    """Makes sure that what follows runs in a task, which can be cancelled."""
+    """Ensures that what follows runs in a task, which can be cancelled."""
     if asyncio.current_task() is None:
         await asyncio.sleep(0)
 
 
 class _Rest(Coroutine[Any, Any, None]):
-    """Goes on with a coroutine that has begun: a task sees what it waits for first, and reaches it from then on."""
+    """The rest of a coroutine that has begun, for a task: it first yields what the coroutine already waits for."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], waited_for: Any) -> None:
         self._coroutine = coroutine
