@@ -13,6 +13,7 @@ from tdserve.base.errors import CorruptDataError, RemoteProtocolError
 from tdserve.data.opened import MappedStore
 from tdserve.messages.content import has_bundles
 from tdserve.messages.row_numbers import decode_rows, spread
+from tdserve.messages.selection.selection import from_message
 from tdserve.messages.value_bundles import Unbundled, bundles_of
 from tdserve.messages.value_columns import Buffer, JoinedValues, ValueColumn, decode_block, encode_block
 from tdserve.store.objects import ObjectColumn
@@ -129,13 +130,20 @@ def put_values(store: MappedStore, order: worker_pb2.PutValues, *, before: bytes
     num_columns = 1 if order.is_bundled else len(paths)
     if len(block) != num_columns:
         raise RemoteProtocolError(expected=f"{num_columns} columns of values", received=f"{len(block)}")
-    elements = decode_rows(order.elements) if not order.everything else None
+    elements = _elements_of(store, order)
     if order.is_whole and elements is not None and has_bundles(store.spec):
         _put_bundles(store, paths, elements, block, is_bundled=order.is_bundled)
     elif order.is_bundled:
         raise RemoteProtocolError(expected="columns of values", received="bundles")
     else:
         _put_columns(store, order, paths, elements, block)
+
+
+def _elements_of(store: MappedStore, order: worker_pb2.PutValues) -> Elements | None:
+    if order.HasField("elements"):
+        return decode_rows(order.elements)
+    selection = from_message(order.selection)
+    return None if selection.is_everything else selection.elements(store.spec.batch_size)
 
 
 def _put_bundles(

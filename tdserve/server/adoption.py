@@ -160,7 +160,6 @@ class Adoption:
     async def _store(self, entry: OpenedStore, block: bytes) -> None:
         order = worker_pb2.Order()
         order.put_values.values = block
-        order.put_values.everything = True
         order.put_values.keys.extend(content_pb2.Path(parts=path) for path, _ in entry.spec.values)
         await self._worker.ready.wait()
         order.put_values.store.CopyFrom(entry.ref(self._worker.known_specs))

@@ -335,12 +335,12 @@ class ReceiveVersion(_message.Message):
     def __init__(self, version: _Optional[_Union[VersionRef, _Mapping]] = ..., content: _Optional[_Union[_control_pb2.Content, _Mapping]] = ...) -> None: ...
 
 class PutValues(_message.Message):
-    __slots__ = ("store", "values", "keys", "elements", "everything", "spool", "spool_offset", "spool_nbytes", "spec", "below", "is_whole", "is_bundled")
+    __slots__ = ("store", "values", "keys", "elements", "selection", "spool", "spool_offset", "spool_nbytes", "spec", "below", "is_whole", "is_bundled")
     STORE_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
-    EVERYTHING_FIELD_NUMBER: _ClassVar[int]
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
     SPOOL_FIELD_NUMBER: _ClassVar[int]
     SPOOL_OFFSET_FIELD_NUMBER: _ClassVar[int]
     SPOOL_NBYTES_FIELD_NUMBER: _ClassVar[int]
@@ -352,7 +352,7 @@ class PutValues(_message.Message):
     values: bytes
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     elements: bytes
-    everything: bool
+    selection: _content_pb2.Selection
     spool: str
     spool_offset: int
     spool_nbytes: int
@@ -360,7 +360,7 @@ class PutValues(_message.Message):
     below: str
     is_whole: bool
     is_bundled: bool
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., values: _Optional[bytes] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., elements: _Optional[bytes] = ..., everything: bool = ..., spool: _Optional[str] = ..., spool_offset: _Optional[int] = ..., spool_nbytes: _Optional[int] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., below: _Optional[str] = ..., is_whole: bool = ..., is_bundled: bool = ...) -> None: ...
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., values: _Optional[bytes] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., elements: _Optional[bytes] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., spool: _Optional[str] = ..., spool_offset: _Optional[int] = ..., spool_nbytes: _Optional[int] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., below: _Optional[str] = ..., is_whole: bool = ..., is_bundled: bool = ...) -> None: ...
 
 class MoveValues(_message.Message):
     __slots__ = ("store", "sources", "targets", "cleared", "cleared_below")

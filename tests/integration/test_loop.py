@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
 import tdserve
 from tests.integration.loop_costs import NUM_TRIES, WatchedServer, long_ones
@@ -60,6 +60,24 @@ def test_loop_when_a_tensordict_has_very_many_rows_then_no_call_keeps_it_busy(
             "read a mask": lambda: store.get_at("x", mask),
             "add a key": lambda: store.set("y", ones),
             "describe": lambda: client.describe("s"),
+        }
+        assert long_ones(watched, calls, limit_s) == {}
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+@pytest.mark.parametrize("size", SIZES)
+def test_loop_when_values_of_very_many_rows_are_written_then_no_call_keeps_it_busy(
+    watched: WatchedServer, transport: str, size: tuple[int, float]
+) -> None:
+    num_rows, limit_s = size
+    row = TensorDict({"text": NonTensorData("a")}, [])
+    with watched.client(transport=transport, timeout_s=110.0) as client:
+        store = client.memmap_like(row, "s", batch_size=[num_rows])
+        some = torch.randperm(num_rows)[: num_rows // 8]
+        is_chosen = torch.zeros(num_rows, dtype=torch.bool).index_fill(0, some, True)
+        calls: dict[str, Callable[[], object]] = {
+            "write a list": lambda: store.set_at_("text", "b", some),
+            "write a mask": lambda: store.set_at_("text", "c", is_chosen),
         }
         assert long_ones(watched, calls, limit_s) == {}
 

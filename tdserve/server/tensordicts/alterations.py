@@ -253,7 +253,7 @@ class Alterations:
             session.mover.locate_values(content, body, made.spool)
             body.keys.extend(content_pb2.Path(parts=path) for path, _ in made.added.values)
             body.spec.CopyFrom(codec.encode(made.added))
-            body.below, body.everything = made.folder.name, True
+            body.below = made.folder.name
             await self._worker.insist(entry, order)
         if restructured.kept_values:
             await self._worker.insist(entry, _moving(restructured.kept_values))

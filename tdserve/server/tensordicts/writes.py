@@ -24,7 +24,6 @@ from tdserve.base.errors import (
     TDServeError,
 )
 from tdserve.messages.content import paths_of, selected_spec, write_layout, write_messages
-from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
 from tdserve.server.idempotency import CommittedAnswers
@@ -287,11 +286,7 @@ class Writes:
         keys = paths_of(asked.keys)
         spec = entry.spec.select(keys, store=entry.name) if keys else entry.spec
         body.keys.extend(content_pb2.Path(parts=path) for path, _ in spec.values)
-        selection = from_message(asked.selection)
-        batch_size = entry.spec.batch_size
-        body.everything = selection.is_everything
-        if not body.everything and spec.values:
-            body.elements = encode_rows(selection.elements(batch_size))
+        body.selection.CopyFrom(asked.selection)
         return order
 
 

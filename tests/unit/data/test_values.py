@@ -12,6 +12,7 @@ from tdserve.base.errors import CorruptDataError, RemoteProtocolError, TransferA
 from tdserve.data.opened import MappedStore, OpenStores
 from tdserve.data.values import drop_values, move_values, put_values, read_block, read_values
 from tdserve.messages.row_numbers import encode_rows
+from tdserve.messages.selection.selection import parse
 from tdserve.messages.value_columns import JoinedValues, ValueColumn, decode_block, encode_block
 from tdserve.store.objects import ObjectColumn
 from tdserve.structure import codec
@@ -37,9 +38,9 @@ def put(store: MappedStore, values: list[bytes], *elements: int, per_row: bool =
     order = worker_pb2.PutValues(
         values=block.SerializeToString(),
         keys=[content_pb2.Path(parts=key) for key in keys],
-        elements=encode_rows(np.array(elements, np.int64)),
-        everything=not elements,
     )
+    if elements:
+        order.elements = encode_rows(np.array(elements, np.int64))
     put_values(store, order)
 
 
@@ -89,6 +90,15 @@ def test_values_when_they_do_not_fit_then_refused_and_nothing_stored(
     assert read(opened) == ([b"before"], False)
 
 
+@pytest.mark.parametrize("index", [slice(1, 4, 2), [3, 1], [False, True, False, True]])
+def test_values_when_a_selection_says_where_then_there(opened: MappedStore, index: Any) -> None:
+    put(opened, [b"old"])
+    order = worker_pb2.PutValues(keys=[content_pb2.Path(parts=PATH)], selection=parse(index).to_message())
+    order.values = encode_block([ValueColumn(False, [b"new"])])
+    put_values(opened, order)
+    assert read(opened) == ([b"old", b"new", b"old", b"new"], True)
+
+
 def test_values_when_of_ragged_tensors_then_their_shapes_come_apart_for_who_reads_them_here(tmp_path: Path) -> None:
     tokens = torch.nested.nested_tensor([torch.arange(3), torch.arange(5)], layout=torch.jagged)
     stored = StoredTensorDict(tmp_path / "ragged", TensorDict({"t": tokens, "v": "text"}, [2]))
@@ -100,7 +110,6 @@ def test_values_when_of_ragged_tensors_then_their_shapes_come_apart_for_who_read
     order = worker_pb2.PutValues(
         values=encode_block([ValueColumn(True, blobs), ValueColumn(False, [b"text"])]),
         keys=[content_pb2.Path(parts=path) for path in paths],
-        everything=True,
     )
     put_values(store, order)
     block = dict(zip(paths, read_block(store, paths, np.array([1, 0])).columns, strict=True))
@@ -143,7 +152,6 @@ def test_values_when_their_leaf_is_not_the_stores_yet_then_they_wait_until_they_
     order = worker_pb2.PutValues(
         values=encode_block([ValueColumn(False, [b"new"]), ValueColumn(True, [b"%d" % row for row in range(8)])]),
         keys=[content_pb2.Path(parts=key) for key in keys],
-        everything=True,
         spec=codec.encode(added),
         below="waiting",
     )

@@ -51,7 +51,7 @@ def filled(peer: Peer, store: StoredTensorDict) -> StoredTensorDict:
     """The store, with its one non-tensor value."""
     block = control_pb2.ValueBlock(columns=[control_pb2.ValueColumn(values=[b"text"])])
     put = worker_pb2.PutValues(
-        store=store.ref, values=block.SerializeToString(), keys=[content_pb2.Path(parts=("n", "v"))], everything=True
+        store=store.ref, values=block.SerializeToString(), keys=[content_pb2.Path(parts=("n", "v"))]
     )
     peer.done(put_values=put)
     return store
