@@ -1,4 +1,4 @@
-"""The life of a server process: acquire the root, listen, serve until a signal, drain, leave."""
+"""The life of a server process: acquire the root, listen, serve until a signal, drain, exit."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tdserve.server.power_loss import recover
 from tdserve.store.root import Root
 
 READY_PREFIX = "tdserve ready at "
-"""Begins the one line that a server prints when it accepts connections; the address follows."""
+"""Start of the one line that a server prints once it accepts connections; the address follows."""
 
 FAILED_PREFIX = "tdserve failed: "
-"""Begins the line that tells a parent process why there is no server; JSON follows."""
+"""Start of the line that tells a parent process why the server did not start; JSON follows."""
 
 _log = logging.getLogger("tdserve.server")
 
@@ -34,11 +34,11 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
     """Serves until SIGTERM or SIGINT, then drains; prints one ready line with the address.
 
     Args:
-        config: Checked here.
-        lifeline_fd: A pipe whose other end a parent holds: when it closes, the server shuts down too.
+        config: Configuration; checked here.
+        lifeline_fd: A pipe whose other end the parent holds: when that closes, the server shuts down too.
 
     Returns:
-        Exit code: 0 after an orderly end, 1 when a second signal or a failure cut it short.
+        Exit code 0, after an orderly end. A second signal ends the process at once, with exit code 1.
 
     Raises:
         RootInUseError, InvalidRequestError, CorruptDataError: The server did not start; nothing was changed.
@@ -52,9 +52,9 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
     use_small_pages()
     raise_descriptor_limit()
     _mask(config.umask)
-    if not os.path.exists(config.root):  # else it may be the root's own server that listens there, which is said
+    if not os.path.exists(config.root):  # else its own server may listen there, which acquire() reports
         check_listenable(config.host, config.port)
-    gc.freeze()  # what was imported stays: a collection need not look at it every time
+    gc.freeze()  # imported objects stay: collections need not visit them
     return asyncio.run(_serve(config, lifeline_fd))
 
 
@@ -74,12 +74,12 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
         try:
             is_started = await _start_unless_stopped(process, stop)
         except TDServeError:
-            await process.stop()  # else its workers would keep the root for as long as they take to notice
+            await process.stop()  # else its workers would hold the root until they notice
             raise
         if is_started:
             await server.set_serving(True)
             _log.info("serves %s at %s, %s, process %d", root.path, address, process.describe(), os.getpid())
-            with suppress(OSError):  # its output may go to a disk that is full, which is no reason to end
+            with suppress(OSError):  # stdout may go to a full disk, which is no reason to stop
                 print(f"{READY_PREFIX}{address}", flush=True)
             await stop.wait()
         _log.info("stops; requests under way may take another %g s", config.grace_s)
@@ -94,7 +94,7 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
 
 
 async def _start_unless_stopped(process: ControlProcess, stop: asyncio.Event) -> bool:
-    """Returns whether the process has started; it may wait long for a worker that repairs, and a signal ends that."""
+    """Starts the process; returns False if ``stop`` was set first. The start may wait long for repairs by a worker."""
     starting, stopping = asyncio.create_task(process.start()), asyncio.create_task(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -109,7 +109,7 @@ def _listen(process: ControlProcess, config: ServerConfig, token: str | None) ->
     check_listenable(config.host, config.port)
     try:
         return ControlServer(process, host=config.host, port=config.port, token=token)
-    except RuntimeError as error:  # grpc's way to say that bind() failed
+    except RuntimeError as error:  # how grpc reports that bind() failed
         reason = (
             f"{config.host}:{config.port} cannot be listened on; is another server there? --port 0 takes a free one"
         )
@@ -122,7 +122,7 @@ def _shown_address(config: ServerConfig, port: int) -> str:
 
 
 def _mask(umask: int | None) -> None:
-    """Files are made for all to read, and for those to write whom the mask lets; unless told, only for this user."""
+    """Sets the umask. ``None`` keeps the inherited one, and also denies write access to group and others."""
     if umask is None:
         before = os.umask(0o022)
         umask = before | 0o022
@@ -130,11 +130,11 @@ def _mask(umask: int | None) -> None:
 
 
 def _schedule_in_batches() -> None:
-    """Lets this process and its workers finish what they do before whom they wake takes their core.
+    """Schedules this process and its workers so that a process that they wake does not preempt them.
 
-    Whoever writes to a socket holds its lock, for which gloo's thread spins: preempted by the reader it has just woken,
-    it costs a whole time slice. Writes of 64 rows of 56 KB gain 10 to 30 % in throughput by this (measured). A priority
-    that somebody has chosen is left alone.
+    A thread that writes to a socket holds its lock, for which gloo's thread spins. If the reader that it has just woken
+    preempts it, that costs a whole time slice. Writes of 64 rows of 56 KB gain 10 to 30 % in throughput by this
+    (measured). A scheduling policy that was set on purpose is left alone.
     """
     with suppress(OSError):  # a sandbox may not allow it
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
@@ -142,7 +142,10 @@ def _schedule_in_batches() -> None:
 
 
 def _stop_event(lifeline_fd: int | None) -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT, or when the lifeline closes; a second signal ends the process at once."""
+    """Returns an event that is set by the first SIGTERM or SIGINT, or when the lifeline closes.
+
+    A second signal ends the process at once.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     num_signals = 0
@@ -182,7 +185,8 @@ def _read_token(path: str | None) -> str | None:
 
 
 def main(arguments: list[str]) -> int:
-    """``python -m tdserve.server.main LIFELINE_FD``: settings come from ``TDSERVE_*`` variables, see ``config``."""
+    """Runs ``python -m tdserve.server.main LIFELINE_FD``; settings come from ``TDSERVE_*`` variables (see
+    ``config``)."""
     try:
         return run(ServerConfig.from_env(), lifeline_fd=int(arguments[0]) if arguments else None)
     except TDServeError as error:

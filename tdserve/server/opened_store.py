@@ -1,4 +1,4 @@
-"""One store as the control process holds it: its record, its rules, and who waits for it."""
+"""One open store in the control process: its record, its rules and its waiters."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from tdserve.v1 import worker_pb2
 
 @dataclass
 class OpenedStore:
-    """A store.
+    """An open store.
 
     Attributes:
-        record: What the catalog remembers of it.
-        spec: As stored, rows included (tensordict, replay); of weights: of the newest version.
-        row_spec: Of a replay: one row's, as the user gave it.
-        folder: Where its files are.
+        record: Its record in the catalog.
+        spec: Structure as stored, rows included (tensordict, replay); of weights: that of the newest version.
+        folder: Folder of its files.
+        row_spec: Of a replay table: structure of one row, as the user gave it.
         generations: Writable mapping; None for weights.
-        table: The rules of a replay.
-        versions: The rules of weights.
-        changed: Waiters for its rows, content or versions.
-        write_lock: Writes to a tensordict store are applied one after the other.
-        view_lock: One selector of a table is made at a time.
-        owner_session: Who fills it for the first time.
-        is_filling: Whether a request of that session is at it.
-        group_keys: Leaves by whose values samples have asked for groups of rows: rows that come bring them.
-        known_groups: Those of which all rows are known.
+        table: Rules of a replay table.
+        versions: Rules of weights.
+        changed: Waiters for changes of its rows, content or versions.
+        write_lock: Serialises writes to a tensordict store.
+        view_lock: Serialises the creation of a table's selectors.
+        owner_session: Number of the session that fills it for the first time.
+        is_filling: Whether a request of that session is filling it now.
+        group_keys: Leaves by whose values samples have asked for groups of rows; new rows bring these values along.
+        known_groups: The ``group_keys`` whose values are known for all rows.
         lost: Rows that report DATA_LOSS.
         writes: Rows that are being overwritten now, one set per write.
-        unfilled: Rows that were claimed before a restart and not committed, by who may have filled them.
-        synced_version: Of weights: the version that a loss of power would lead back to; its file stays what it is. 0:
-            there is none.
+        unfilled: Rows that were claimed before a restart and not committed, with the record of their claim.
+        synced_version: Of weights: the version that a loss of power would lead back to, whose file is kept as it is. 0:
+            none.
     """
 
     record: StoreRecord
@@ -78,7 +78,8 @@ class OpenedStore:
         return self.record.name
 
     def replay_table(self) -> Table:
-        """The rules of a replay, which know all that its writers have done. Raises WrongStateError for another kind."""
+        """Returns a replay table's rules, up to date with its writers' claims. Raises WrongStateError for another
+        kind."""
         if self.table is None:
             raise self.wrong_kind("replay")
         if self.table.claims is not None:
@@ -86,19 +87,19 @@ class OpenedStore:
         return self.table
 
     def weight_versions(self) -> Versions:
-        """The rules of weights. Raises WrongStateError for another kind of store."""
+        """Returns the rules of weights. Raises WrongStateError for another kind of store."""
         if self.versions is None:
             raise self.wrong_kind("weights")
         return self.versions
 
     def check_writable(self) -> None:
-        """Raises ReadOnlyError when every write to the store is refused."""
+        """Raises ReadOnlyError if the store refuses every write."""
         if self.record.read_only:
             raise ReadOnlyError(store=self.name, reason=why_read_only(self.record.adopted))
 
     def check_values_writable(self, keys: Sequence[Path]) -> None:
-        """Raises NotSupportedError for a write of non-tensor leaves at or below ``keys`` (all of them for none) to an
-        adopted store: the user's folder would keep the old ones."""
+        """Raises NotSupportedError for a write to non-tensor leaves at or below ``keys`` (none: all) of an adopted
+        store: the user's folder would keep the old values."""
         path = self.record.adopted
         found = self.spec.select(keys, store=self.name).values if path and keys else self.spec.values if path else ()
         if found:
@@ -110,38 +111,39 @@ class OpenedStore:
             raise NotSupportedError(feature=written, reason=reason)
 
     def check_present(self) -> None:
-        """Raises StoreNotFoundError once the store was deleted: nothing more may be committed to it."""
+        """Raises StoreNotFoundError if the store was deleted: nothing more may be committed to it."""
         self.changed.check_present()
 
     def hold_newest(self) -> None:
-        """Of weights just opened: the newest version keeps its file until the next sync lets go of it."""
+        """Keeps the file of the newest version until the next sync releases it; called for weights that were just
+        opened."""
         versions = self.weight_versions()
         if versions.newest is not None:
             self.synced_version = versions.newest.version
             versions.acquire(self.synced_version)
 
     def wrong_kind(self, wanted: str) -> WrongStateError:
-        """The error for a call that asks for another kind of store."""
+        """Returns the error for a call that asks for another kind of store."""
         return WrongStateError(
             state=f"store {self.name!r} is a {self.record.kind} store", event=f"a call for a {wanted} store"
         )
 
     def spec_of_row(self) -> Spec:
-        """Structure of one row of a replay. Raises WrongStateError for another kind of store."""
+        """Returns the structure of one row of a replay table. Raises WrongStateError for another kind of store."""
         if self.row_spec is None:
             raise self.wrong_kind("replay")
         return self.row_spec
 
     @property
     def rule_keys(self) -> tuple[Path, ...]:
-        """Leaves whose bytes the rules of a replay look at."""
+        """Leaves whose bytes the rules of a replay table read."""
         if self.table is None:
             return ()
         return tuple(dict.fromkeys((*self.table.settings.rule_keys, *self.group_keys)))
 
     @property
     def leaf_names(self) -> list[str]:
-        """The leaves of a row as messages name them, by their numbers."""
+        """Names of a row's leaves as used in messages, by their numbers."""
         return [quote(path) for path in self._leaf_numbers]
 
     @property
@@ -153,7 +155,7 @@ class OpenedStore:
         return numbers
 
     def numbers_of(self, path: Path) -> list[int]:
-        """Numbers of the leaves of a row at or below a key, tensors first. Raises KeyNotFoundError."""
+        """Returns the numbers of the leaves of a row at or below a key, tensors first. Raises KeyNotFoundError."""
         numbers = self._leaf_numbers
         if path in numbers:
             return [numbers[path]]
@@ -163,23 +165,24 @@ class OpenedStore:
         return found
 
     def generation_values(self) -> NDArray[np.int64]:
-        """The mapped generations: one per row, then the store's own. Raises WrongStateError for weights."""
+        """Returns the mapped generations: one per row, then the store's own. Raises WrongStateError for weights."""
         if self.generations is None:
             raise self.wrong_kind("tensordict or replay")
         return self.generations.values
 
     def table_state(self) -> dict[str, Any]:
-        """What a replay's rules need after a restart."""
+        """Returns what the rules of a replay table need after a restart."""
         known = [path for path in self.group_keys if path in self.known_groups]
         return {**self.replay_table().state(), **({"group_keys": known} if known else {})}
 
     @property
     def content_version(self) -> int:
-        """How many writes were applied to a tensordict store; 0 before the first."""
+        """Number of writes that were applied to a tensordict store; 0 before the first."""
         return self.generations.content_version if self.generations is not None else 0
 
     def ref(self, known_specs: WorkerSpecCache) -> worker_pb2.StoreRef:
-        """How orders to a worker name this store; the spec goes along the first time that worker meets it."""
+        """Returns the reference by which orders to a worker name this store, with the structure if the worker lacks
+        it."""
         fingerprint = self.spec.fingerprint
         ref = worker_pb2.StoreRef(
             uid=self.record.uid,

@@ -1,4 +1,4 @@
-"""Opening stores: files are mapped, and rules made of them and of what the catalog remembers."""
+"""Opens stores: maps their files, and restores their rules from the catalog."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from tdserve.store.version_names import tidy
 from tdserve.structure.tree import Spec
 
 LONG_ROWS = 1 << 15
-"""The rules of a table of so many rows are made in a thread: below, that takes a few milliseconds at most, and less
-than a thread's turn."""
+"""Capacity from which on a thread restores the rules of a table. For smaller ones it takes a few milliseconds at most,
+less than waiting for a thread."""
 
 
 class TableOpening:
-    """A table whose rules are being made in a thread. Nobody else has its entry meanwhile, so nothing of it changes.
+    """A table whose rules a thread is restoring. Nobody else has its entry meanwhile, so nothing in it changes.
 
     Args:
-        record: Of the table.
-        make: What takes long; it looks at files of the table alone.
-        finish: Makes the entry of it, on the event loop.
+        record: Record of the table.
+        make: Restores the rules, which takes long; reads only files of the table.
+        finish: Makes the entry from the rules, on the event loop.
     """
 
     def __init__(self, record: StoreRecord, make: Callable[[], Table], finish: Callable[[Table], OpenedStore]) -> None:
@@ -53,15 +53,15 @@ class TableOpening:
     def _make(self, make: Callable[[], Table]) -> None:
         try:
             self._made.set_result(make())
-        except BaseException as fault:  # noqa: BLE001 (it is raised where the entry is wanted)
+        except BaseException as fault:  # noqa: BLE001 (``entry`` raises it)
             self._made.set_exception(fault)
 
     async def wait(self) -> None:
-        """Waits for the thread, however it ends. Who comes first goes on first."""
+        """Waits until the thread has ended, with or without an error. Callers resume in the order of their calls."""
         await asyncio.wait({asyncio.wrap_future(self._made)})
 
     async def outlast(self) -> None:
-        """As ``wait``; a caller that is cancelled meanwhile waits too: the thread still looks at the files."""
+        """Like ``wait``, but a caller that is cancelled still waits to the end: the thread is reading the files."""
         try:
             await self.wait()
         except asyncio.CancelledError:
@@ -69,7 +69,7 @@ class TableOpening:
             raise
 
     def entry(self) -> OpenedStore:
-        """The open store; to be called once. It keeps the event loop waiting where the thread is not done.
+        """Returns the open store; call it once. Blocks the event loop if the thread is not done.
 
         Raises:
             CorruptDataError: Its files are damaged.
@@ -78,13 +78,13 @@ class TableOpening:
 
 
 class Opener:
-    """Opens the stores of a root.
+    """The opener of a root's stores.
 
     Args:
         root: The acquired root.
         db: Its catalog.
         specs: Structures of the stores.
-        unfinished: What local writers of before a restart have left.
+        unfinished: Rows that local writers left unfinished before a restart.
     """
 
     def __init__(self, root: Root, db: CatalogDB, specs: Specs, unfinished: Unfinished) -> None:
@@ -94,18 +94,18 @@ class Opener:
         self._unfinished = unfinished
 
     def is_long(self, record: StoreRecord) -> bool:
-        """Whether to open this store takes so long that a thread should do it."""
+        """Returns whether opening this store takes so long that a thread should do it."""
         return record.kind == "replay" and record.capacity >= LONG_ROWS
 
     def begin(self, record: StoreRecord) -> TableOpening:
-        """Begins to open a table in a thread. Raises CorruptDataError."""
+        """Starts to open a table in a thread. Raises CorruptDataError."""
         return TableOpening(record, *self._table_parts(record))
 
     def open(self, record: StoreRecord, *, checks: bool = False) -> OpenedStore:
         """Opens a store.
 
         Args:
-            checks: Whether the user's folder of an adopted store is looked at too.
+            checks: Whether to check the user's folder of an adopted store too.
 
         Raises:
             CorruptDataError: Its files are damaged.
@@ -134,7 +134,8 @@ class Opener:
         return entry
 
     def _table_parts(self, record: StoreRecord) -> tuple[Callable[[], Table], Callable[[Table], OpenedStore]]:
-        """What makes the rules of a table, in any thread, and what makes its entry of them."""
+        """Returns a function that restores the rules of a table, in any thread, and one that makes its entry from
+        them."""
         folder, state = self._root.store_folder(record.name), self._state(record)
         spec = self._specs.get(record.fingerprint, record.order)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
@@ -171,10 +172,10 @@ class Opener:
 
 
 def stored_spec(record: StoreRecord, spec: Spec) -> Spec:
-    """The structure on disk: a replay has its capacity in front of one row's.
+    """Returns the structure on disk; that of a replay table has the capacity in front of one row's batch size.
 
     Raises:
-        InvalidSpecError: A replay's rows may not have keys that sampling adds.
+        InvalidSpecError: A row of a replay table has a key that sampling adds.
     """
     if record.kind != "replay":
         return spec
@@ -186,10 +187,10 @@ def stored_spec(record: StoreRecord, spec: Spec) -> Spec:
 
 
 def make_files(folder: FilePath, spec: Spec, record: StoreRecord, adopted: Adopted | None) -> list[str]:
-    """Makes the files of a store; returns the leaves that lie in ``extra/``, dotted.
+    """Creates the files of a store; returns the dotted names of the leaves that lie in ``extra/``.
 
     Args:
-        adopted: Where its tensors lie, if not in files of its own.
+        adopted: Folder that has its tensors; None if it has files of its own.
     """
     if adopted is None:
         extra = create(folder, spec)
@@ -197,6 +198,6 @@ def make_files(folder: FilePath, spec: Spec, record: StoreRecord, adopted: Adopt
         adopted.link(folder)
         extra = []
     num_rows = spec.num_rows
-    # One more than rows: the last number is the store's own, its content version doubled.
+    # One more than rows: the last is the store's own number, twice its content version.
     Generations.create(folder / GENERATION_FILE, uid=record.uid, num_rows=num_rows + 1).close()
     return [".".join(path) for path in extra]

@@ -1,9 +1,9 @@
-"""After a loss of power: back to what is known to have reached the disk, and nothing else.
+"""Recovery from a loss of power: only what is known to have reached the disk counts.
 
-A loss of power leaves any of the pages that were written since the last sync, and not the others. Neither the catalog
-nor a generation can be believed then, since no look at them tells pages of one moment from those of several. So the
-catalog becomes what it was at the last sync, and rows and versions count as far as they prove to be what they were.
-All of it may be done again, after a crash in the middle.
+After a loss of power, any subset of the pages that were written since the last sync may be on the disk. Neither the
+catalog nor a generation can be trusted then, since nothing tells whether their pages are of one moment. So the catalog
+is replaced by its copy of the last sync, and rows and versions count only if they prove to be unchanged. All of this
+can be repeated after a crash in the middle.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _log = logging.getLogger("tdserve.server")
 
 
 def recover(root: Root) -> None:
-    """Repairs a root, if the power was lost since it was last in order. To be called before anything else is opened.
+    """Repairs a root if the power was lost since it was last in order. Call it before anything else is opened.
 
     Raises:
-        TDServeError: It cannot be repaired now, such as on a full disk. The next call begins anew.
+        TDServeError: It cannot be repaired now, for example because the disk is full. The next call starts anew.
     """
     if not root.lost_power():
         return
@@ -72,7 +72,7 @@ def recover(root: Root) -> None:
 
 
 def _recover_store(root: Root, db: CatalogDB, specs: Specs, record: StoreRecord) -> bool:
-    """Returns whether the store is still there."""
+    """Repairs a store; returns whether it still exists."""
     folder = root.store_folder(record.name)
     uid = record.uid.encode()
     is_there = folder.exists() if record.kind == "weights" else _is_of_store(folder, record)
@@ -100,13 +100,13 @@ def _recover_store(root: Root, db: CatalogDB, specs: Specs, record: StoreRecord)
 
 
 def _is_of_store(folder: Path, record: StoreRecord) -> bool:
-    """Whether a folder is that of this incarnation: its files may be there in part."""
+    """Returns whether a folder belongs to this incarnation of the store; some of its files may be missing."""
     path = folder / GENERATION_FILE
     return is_of(path, uid=record.uid) if path.exists() and path.stat().st_size else folder.exists()
 
 
 def _recover_rows(db: CatalogDB, folder: Path, record: StoreRecord, stored: Spec) -> int:
-    """Returns how many rows are not what they were; those of a table that were never written are not counted."""
+    """Repairs the rows of a store; returns how many were lost, without rows of a table that were never written."""
     seen = _generations_now(folder, record, stored)
     if record.adopted:
         is_whole, generations = seen[:-1] & 1 == 0, seen
@@ -119,7 +119,7 @@ def _recover_rows(db: CatalogDB, folder: Path, record: StoreRecord, stored: Spec
         for first, last in state.get("arriving", ()):  # of an extend that was not on record then
             is_whole &= (sequence <= first) | (sequence > last)
     was_written = (generations[:-1] > 0) | (seen[:-1] > 0)
-    # Under a number that nobody has seen: a client elsewhere may know a row that is gone by its generation.
+    # All generations become numbers that nobody has seen: a remote client may know a lost row by its generation.
     step = 2 * (secrets.randbelow(1 << 33) + (1 << 22))
     moved = (((generations & NAME_MASK) | 1) - 1 + step) & NAME_MASK
     lost = np.flatnonzero(~is_whole & (was_written if record.kind == "replay" else True))
@@ -145,7 +145,7 @@ def _synced_rows(folder: Path, record: StoreRecord, stored: Spec) -> tuple[NDArr
 
 
 def _generations_now(folder: Path, record: StoreRecord, stored: Spec) -> NDArray[np.int64]:
-    """What the generation file says, true or not; zeros where it says nothing."""
+    """Returns the content of the generation file, correct or not; zeros if it is unusable."""
     num_rows = stored.num_rows
     try:
         values = Generations.open(folder / GENERATION_FILE, uid=record.uid).values
@@ -155,7 +155,7 @@ def _generations_now(folder: Path, record: StoreRecord, stored: Spec) -> NDArray
 
 
 def _recover_versions(db: CatalogDB, folder: Path, uid: bytes) -> int:
-    """Returns how many versions are not what they were."""
+    """Repairs the versions of a weights store; returns how many were lost."""
     state = json.loads(db.get("states", uid) or b"{}")
     if not state:
         return 0
@@ -164,7 +164,7 @@ def _recover_versions(db: CatalogDB, folder: Path, uid: bytes) -> int:
     state["kept"] = [record for record, _ in whole.values()]
     state["orders"] = [[number, order] for number, (_, order) in whole.items() if order]
     state["free"], state["checksums"] = [], []
-    # Readers elsewhere may know of later versions: a number that anybody saw is never given again.
+    # Remote readers may know later versions: a number that anybody has seen is never given again.
     state["last_begun"] = max(state["last_begun"], *whole, 0) + STEP_AFTER_LOSS
     with db.transaction() as txn:
         txn.put("states", uid, json.dumps(state).encode())
@@ -172,7 +172,8 @@ def _recover_versions(db: CatalogDB, folder: Path, uid: bytes) -> int:
 
 
 def _forget_writers(db: CatalogDB) -> None:
-    """Nobody writes any more who wrote then, and what waited for a worker may be there in part: its rows are lost."""
+    """Deletes all pending records but those of changes of structure: all writers of that time are gone, and what waited
+    for a worker may be incomplete, so its rows are lost."""
     altered = {change.key for change in Restructured.load(db)}
     with db.transaction() as txn:
         for key, _ in db.scan("pending"):

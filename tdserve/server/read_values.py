@@ -1,4 +1,4 @@
-"""Non-tensor values for local clients that cannot open a store's objects themselves."""
+"""Reads non-tensor values for local clients that cannot open a store's objects themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tdserve.v1 import worker_pb2
 async def read_values(
     worker: DataWorker, entry: OpenedStore, paths: Sequence[Path], elements: NDArray[np.int64] | None
 ) -> bytes:
-    """The ValueBlock of these elements of the flattened batch; None is all of it."""
+    """Returns the ValueBlock of these elements of the flattened batch; None: of all."""
     order = worker_pb2.Order()
     body = order.read_values
     body.store.CopyFrom(entry.ref(worker.known_specs))

@@ -1,4 +1,4 @@
-"""The requests of a session: each is handed to what answers it, and ends in exactly one answer."""
+"""The requests of a session: each is routed to its handler, and ends in exactly one answer."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ from tdserve.v1 import control_pb2
 _Handler = Callable[[ClientSession, int, Any], Awaitable["control_pb2.Done | None"]]
 
 _WITH_CONTENT = ("write", "extend", "publish", "alter")
-"""Their content is on its way before they are granted."""
+"""Kinds of requests whose content is sent before they are granted."""
 
 _EXPECTING = ("sample", "read")
-"""Kinds of requests whose client may wait for content that was not announced."""
+"""Kinds of requests whose client may already wait for content that the server has not announced."""
 
 _ONCE = (*_WITH_CONTENT, "change", "adopt")
-"""A retry of one must change nothing twice."""
+"""Kinds of requests whose retry must change nothing twice."""
 
 
 class Requests:
-    """Routes requests by their kind.
+    """The router of requests, by their kind.
 
     Args:
-        stores: The book.
-        answers: Of committed requests.
-        replays, samples, changes, reads, writes, alterations, publishing, relays, groups, adoption: What answers.
-        dead_values: Makes room where there was none.
-        held: Counts what requests hold.
-        syncing: Brings to the disk what must be there before it is answered.
+        stores: The server's stores.
+        answers: Answers of committed requests.
+        replays, samples, changes, reads, writes, alterations, publishing, relays, groups, adoption: Handlers.
+        dead_values: Frees the space of dead values when a store has no room.
+        held: Counts the memory that requests hold.
+        syncing: Syncs writes that must be on the disk before they are answered.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Requests:
         """Answers one request; never raises for what a client or worker did.
 
         Args:
-            ahead: The long lists that came before it; removed at the end, unless a write on record needs them after a
-                restart.
+            ahead: The long lists that were sent before it. They are removed at the end, unless a recorded write needs
+                them after a restart.
         """
         kind = message.WhichOneof("body") or ""
         try:
@@ -142,14 +142,16 @@ class Requests:
             session.end(request)
 
     def cancel(self, session: ClientSession, request: int) -> None:
-        """A client does not want what it has asked for: what waits for it is given up, and what it holds on lease for
-        it, it has never heard of."""
+        """Cancels a request that its client has abandoned; rows that were leased for it are given back."""
         if not session.cancel(request):
             session.run(self._samples.give_back(session.number, request), 0)
 
     async def _begin(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> bool:
-        """Whether a request may begin. One that is tried again has the number that it had, and may come before the end
-        of the last attempt is noticed here: the worker tells of it, or the answer is on its way out."""
+        """Returns whether a request may begin.
+
+        A retry has the number of the earlier attempt and may arrive while that is still ending here: the worker has yet
+        to report it, or its answer is being sent. The retry waits for that.
+        """
         request = message.request
         refusal: TDServeError
         try:
@@ -165,7 +167,7 @@ class Requests:
         if kind in _WITH_CONTENT:
             session.discard(request, getattr(message, kind).content, channel_number=message.channel)
         await self._refuse(session, request, refusal)
-        if request not in session.requests:  # else of the one that is under way
+        if request not in session.requests:  # else it belongs to the one under way
             session.cancelled_requests.discard(request)
         return False
 
@@ -198,7 +200,7 @@ class Requests:
                 done = await handler(session, request, asked)
                 if kind in _ONCE:
                     await self._sync(kind, asked)
-                if done is not None:  # a client that does not read keeps its answers here
+                if done is not None:  # a client that does not read leaves its answers in memory
                     with self._held.counting(session, len(done.inline)):
                         await session.send_done(request, done)
         except BaseException:
@@ -209,7 +211,7 @@ class Requests:
             raise
 
     async def _sync(self, kind: str, asked: Any) -> None:
-        """Waits until a write has reached the disk, where its store asks for that before it is answered."""
+        """Waits until a write has reached the disk, if its store requires that before the answer."""
         entry = self._stores.find_used(getattr(asked, "store", ""))
         if entry is not None and entry.record.durability == "disk":
             await inline_tasks.in_task()
@@ -218,14 +220,17 @@ class Requests:
             self._syncing.sync_soon(entry.record.uid)
 
     async def _reason(self, error: TDServeError, kind: str, message: control_pb2.ClientMessage) -> TDServeError:
-        """What a request failed of: of missing or closed files, when the store was deleted meanwhile; of room that
-        there is by now."""
+        """Returns the error to report for a request that failed.
+
+        A missing or closed file means StoreNotFoundError if the store was deleted meanwhile. Lack of room means
+        TransferAbortedError if there is room now.
+        """
         name = getattr(getattr(message, kind, None), "store", "")
         if isinstance(error, CapacityError) and await self._dead_values.make_room(name):
             reason = f"values of rows that have left {name!r} were in the way, and are gone now"
             return TransferAbortedError(transfer=message.request, reason=reason)
         if kind == "publish" or (kind == "write" and message.write.creates):
-            return error  # nobody has seen the store yet: there is none because this failed
+            return error  # the store was not visible yet: it is missing because this failed
         if isinstance(error, (CorruptDataError, ClosedError)) and name and name not in self._stores.catalog:
             return StoreNotFoundError(name=name)
         return error
@@ -234,7 +239,7 @@ class Requests:
         self, session: ClientSession, request: int, asked: control_pb2.ReadRequest
     ) -> control_pb2.Done | None:
         deadline = Deadline.after(asked.timeout_s)
-        if asked.fingerprint:  # who knows the store's structure has seen the store: if it was deleted, nobody waits
+        if asked.fingerprint:  # the client has seen the store: if it was deleted, do not wait for it
             entry = self._stores.get(asked.store)
         else:
             await inline_tasks.in_task()
@@ -244,7 +249,7 @@ class Requests:
             session.send_void(request, asked.message_nbytes)
             return control_pb2.Done(must_wait=True)
         if entry.record.kind == "replay":
-            if not asked.fingerprint:  # it takes the store for a tensordict, and would lay the content out as one
+            if not asked.fingerprint:  # the client expects a tensordict store, with another layout
                 raise entry.wrong_kind("tensordict")
             return await self._replays.read(session, request, asked)
         if entry.record.kind == "weights":
@@ -258,7 +263,7 @@ class Requests:
 
 
 def _has_messages(kind: str, message: control_pb2.ClientMessage) -> bool:
-    """Whether data messages of a request are on their way, or waited for, before it is answered."""
+    """Returns whether data messages of a request are sent, or awaited, before it is answered."""
     if kind in _WITH_CONTENT:
         return bool(getattr(message, kind).content.message_nbytes)
     return kind in _EXPECTING and bool(getattr(message, kind).message_nbytes)

@@ -1,4 +1,4 @@
-"""What answers the requests of sessions, put together: for a control process, and for the tests of its parts."""
+"""The parts that answer the requests of sessions, assembled for a control process and for tests of its parts."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from tdserve.store.root import Root
 
 @dataclass(frozen=True)
 class Services:
-    """The parts, by what they are for: see each one's class.
+    """The assembled parts; see the class of each.
 
     Attributes:
-        surroundings: What the movers of sessions need.
+        surroundings: What the movers of sessions share.
     """
 
     stores: Stores
@@ -64,7 +64,7 @@ class Services:
 def assemble(
     config: ServerConfig, root: Root, db: CatalogDB, departures: Departures, workers: Sequence[DataWorker]
 ) -> Services:
-    """Puts the parts together. Nothing is read or started yet."""
+    """Assembles the parts; reads and starts nothing yet."""
     stores = Stores(root, db, departures, workers)
     answers, traffic, held = CommittedAnswers(db), Traffic(), AdmissionBudget(config.memory_limit_bytes)
     values_worker, rule_keys = workers[VALUES_WORKER], RuleKeys()

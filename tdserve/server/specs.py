@@ -1,4 +1,4 @@
-"""The structures that stores and versions have: each kept once, on disk too, and named by its fingerprint."""
+"""The structures of stores and versions; each is kept once, also on disk, and identified by its fingerprint."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tdserve.structure.tree import Spec
 from tdserve.v1 import spec_pb2
 
 MIN_KEPT = 64
-"""Of fewer it is not worth looking which of them nothing has any more."""
+"""Number of structures below which unused ones are not searched for."""
 
 STEPS_PER_LEARNT = 128
-"""Stores that are looked at, or structures that are forgotten, while one more is learnt: a look at tens of thousands
-of stores at once would keep everybody waiting."""
+"""Stores visited, or structures forgotten, each time that one is learnt. Visiting tens of thousands of stores at once
+would block all requests."""
 
 
 class Specs:
-    """Structures by fingerprint and, where several differ in nothing else, by their order of keys.
+    """Structures by fingerprint and, if several differ only in the order of keys, by that order.
 
-    Stores and versions come and go, each perhaps with a structure of its own: what none of them has any more is
-    forgotten when so many have been learnt as were left the last time, a few with each that is learnt, so that this
-    costs next to nothing.
+    Stores and versions come and go, each perhaps with its own structure. When the number of structures has doubled
+    since the last search, another search forgets the unused ones. It advances a few steps with each structure that is
+    learnt, so that it costs next to nothing.
 
     Args:
         db: The catalog.
-        in_use: Keys, as of :func:`keys_of`, of all that stores and versions have, those that are being made too. It is
-            read piece by piece while stores come and go: of those that come meanwhile it need not tell.
+        in_use: Yields the keys (:func:`keys_of`) of all structures of stores and versions, including stores that are
+            being created. It is read in steps while stores come and go, and need not yield those that come meanwhile.
     """
 
     def __init__(self, db: CatalogDB, in_use: Callable[[], Iterable[bytes]]) -> None:
@@ -39,13 +39,13 @@ class Specs:
         self._known: dict[bytes, Spec] = {}
         self._max_kept = MIN_KEPT
         self._forgetting: Generator[None] | None = None
-        self._learnt: set[bytes] = set()  # since it began to look: nobody else may know yet that they are in use
+        self._learnt: set[bytes] = set()  # since the search began: ``in_use`` may lack them
 
     def get(self, fingerprint: bytes, order: str = "") -> Spec:
-        """A structure that some store or version has, in that order of keys which :meth:`learn` has named so.
+        """Returns a structure of some store or version, in the order of keys that :meth:`learn` has named.
 
         Raises:
-            InvalidSpecError: None has it.
+            InvalidSpecError: No store or version has it.
         """
         spec = self._find(fingerprint + bytes.fromhex(order)) if fingerprint else None
         if spec is None:
@@ -53,10 +53,11 @@ class Specs:
         return spec
 
     def learn(self, spec: Spec) -> str:
-        """Remembers a structure, also on disk; returns what names its order of keys among those with its fingerprint:
-        "" for the first of them, else the digest of its message.
+        """Remembers a structure, also on disk. The caller takes it into use before anything else is learnt.
 
-        Whoever takes it into use does so before anything else is learnt.
+        Returns:
+            The name of its order of keys among the structures with its fingerprint: "" for the first of them, otherwise
+            the digest of its message, in hexadecimal digits.
         """
         first = self._find(spec.fingerprint)
         if first is not spec and first != spec:
@@ -84,7 +85,7 @@ class Specs:
             pass
 
     def _forget_unused(self) -> Generator[None]:
-        """In steps, between which stores may come and go."""
+        """Forgets unused structures in steps; between them stores may come and go."""
         kept, in_use = self._db.keys("specs"), set()
         for key in self._in_use():
             in_use.add(key)
@@ -109,13 +110,15 @@ class Specs:
 
 
 def keys_of(fingerprint: bytes, order: str) -> tuple[bytes, bytes]:
-    """What must be kept for a structure, by its fingerprint and what :meth:`Specs.learn` has named its order of keys:
-    the first structure of a fingerprint stands for it where the order does not matter."""
+    """Returns the keys that must be kept for a structure, given its fingerprint and the name of its order of keys.
+
+    The first structure of a fingerprint is kept too: it is used where the order does not matter.
+    """
     return fingerprint, fingerprint + bytes.fromhex(order)
 
 
 def message_of(spec: Spec) -> spec_pb2.Spec:
-    """The message of a structure, kept with it."""
+    """Returns the message of a structure, which is kept with it."""
     message: spec_pb2.Spec | None = spec.memo.get("message")
     if message is None:
         message = spec.memo["message"] = codec.encode(spec)

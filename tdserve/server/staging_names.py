@@ -1,4 +1,4 @@
-"""Names of files in stores' staging folders, each for one request at a time; the files are used again and again."""
+"""Names of files in stores' staging folders. Each belongs to one request at a time; the files are reused."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _VALUES_SUFFIX = ".values"
 
 
 class StagingNames:
-    """Gives out names.
+    """A pool of names.
 
     Args:
-        kind: Sets them apart from those that another such object gives out.
+        kind: Prefix that keeps them apart from the names of other pools.
     """
 
     def __init__(self, kind: str = "") -> None:
@@ -39,10 +39,10 @@ class StagingNames:
                 self._in_use.discard(path)
 
     def keep(self, path: str) -> None:
-        """Gives this name to nobody else in this run of the server: what lies there is still on record."""
+        """Stops lending this name in this run of the server: its file is still on record."""
         self._kept.add(path)
 
 
 def values_path(staging: str) -> str:
-    """The file that takes the values of the request to which a name was given."""
+    """Returns the path of the file for the values of the request that has borrowed a name; ``""`` if it has none."""
     return staging + _VALUES_SUFFIX if staging else ""

@@ -1,4 +1,4 @@
-"""The book of stores: created, found, waited for, deleted; kept in the catalog on disk and restored from it."""
+"""The stores of a root: created, found, waited for and deleted; kept in the catalog on disk and restored from it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _log = logging.getLogger("tdserve.server")
 _State = TypeVar("_State")
 
 LET_GO_S = 0.05
-"""So long the memory of a deleted store is held: who was in the middle of a request for it is told by then."""
+"""Delay before the memory of a deleted store is released: by then, requests under way for it have been answered."""
 
 
 class Stores:
@@ -55,11 +55,11 @@ class Stores:
     Args:
         root: The acquired root.
         db: Its catalog.
-        departures: Tells which local writers may still write.
-        workers: Let go of what is deleted.
+        departures: Finds out which local writers may still write.
+        workers: Data workers, which release deleted stores.
 
     Attributes:
-        followers: By name of a weights store: tables whose rows are made by its versions, those that were used.
+        followers: By name of a weights store: names of the tables that follow its versions and have been used.
     """
 
     def __init__(self, root: Root, db: CatalogDB, departures: Departures, workers: Sequence[DataWorker]) -> None:
@@ -69,27 +69,26 @@ class Stores:
         self.db = db
         self.catalog = Catalog()
         self.specs = Specs(db, self._specs_in_use)
-        self._changed: dict[str, Waiters] = {}  # by name: who waits for a store is not asked about others
+        self._changed: dict[str, Waiters] = {}  # by name, so that a change wakes only waiters of its store
         self.followers: dict[str, set[str]] = {}
         self._workers = workers
         self._garbage = Garbage()
         self._opener = Opener(root, db, self.specs, self.unfinished)
-        self._opening: dict[str, TableOpening] = {}  # tables that a thread opens
+        self._opening: dict[str, TableOpening] = {}  # tables that a thread is opening
         self._entries: dict[str, OpenedStore] = {}
         self._loading: dict[int, set[str]] = {}  # by session, names of the stores that it fills for the first time
 
     def restore(self) -> None:
-        """Reads the catalog; files are opened when a store is first used. Stores that never became visible are
-        removed.
+        """Reads the catalog, and removes stores that never became visible. Files are opened when a store is first used.
 
         Raises:
-            CorruptDataError: The catalog knows of no store, and some lie there.
+            CorruptDataError: The catalog has no stores, but the root contains some.
         """
         if not self.db.num_records("stores"):
             self.root.check_empty("a catalog without stores")
         for key, content in self.db.scan("stores"):
             record = StoreRecord.from_bytes(content)
-            # Of weights, a local client may still be writing the first version: whoever publishes next must know that.
+            # A local client may still be writing the first version of weights; the next to publish must know that.
             if record.loading and not (record.kind == "weights" and self.db.get("states", record.uid.encode())):
                 self.root.move_to_trash(record.name, record.uid)
                 self.db.delete("stores", key)
@@ -102,10 +101,10 @@ class Stores:
                 redo.forget(self.db)
 
     def find(self, name: str) -> OpenedStore | None:
-        """The store of this name, opened; None when there is none.
+        """Returns the visible store of this name, opened; None if there is none.
 
         Raises:
-            CorruptDataError: Its files are damaged; the other stores go on.
+            CorruptDataError: Its files are damaged; other stores are not affected.
         """
         entry = self._entries.get(name)
         if entry is None and name in self.catalog:
@@ -117,13 +116,13 @@ class Stores:
         return None if entry is None or entry.record.loading else entry
 
     def is_long_to_open(self, name: str) -> bool:
-        """Whether ``open_apart`` has something to do, so that ``find`` takes no time."""
+        """Returns whether ``open_apart`` has something to do, so that ``find`` takes no time afterwards."""
         return name not in self._entries and name in self.catalog and self._opener.is_long(self.catalog.get(name))
 
     async def open_apart(self, name: str) -> None:
-        """Opens a table of very many rows in a thread, where nobody has used it since the start.
+        """Opens a table of very many rows in a thread, if it has not been used since the start.
 
-        Who comes meanwhile waits for the same thread. What is wrong with the table is raised where it is looked for.
+        Callers that come meanwhile wait for the same thread. If the table is damaged, ``find`` raises the error.
         """
         if not self.is_long_to_open(name):
             return
@@ -135,28 +134,29 @@ class Stores:
             await opening.wait()
 
     def opened_as(self, record: StoreRecord) -> OpenedStore | None:
-        """The store of this incarnation, loading or not, if somebody has used it since the start."""
+        """Returns the store of this incarnation, loading or not, if it has been used since the start."""
         entry = self._entries.get(record.name)
         return entry if entry is not None and entry.record.uid == record.uid else None
 
     def find_used(self, name: str) -> OpenedStore | None:
-        """The store of this name, if somebody has used it since the start."""
+        """Returns the store of this name, if it has been used since the start."""
         return self._entries.get(name)
 
     def find_uid(self, uid: str) -> OpenedStore | None:
-        """The visible store of this incarnation."""
+        """Returns the visible store of this incarnation."""
         name = self.catalog.name_of(uid)
         return None if name is None else self.find(name)
 
     def get(self, name: str) -> OpenedStore:
-        """The store of this name. Raises StoreNotFoundError."""
+        """Returns the store of this name. Raises StoreNotFoundError."""
         entry = self.find(name)
         if entry is None:
             raise StoreNotFoundError(name=name)
         return entry
 
     def open_damaged(self, name: str) -> OpenedStore:
-        """A store that cannot be opened, for being deleted; whoever has it open is told where that is possible."""
+        """Returns a store that cannot be opened, so that it can be deleted; processes that have it open see that, if
+        possible."""
         record = self.catalog.get(name)
         folder, generations = self._folder(record), None
         with suppress(TDServeError):
@@ -164,7 +164,7 @@ class Stores:
         return OpenedStore(record, Spec(Node((), None, None, None, ())), folder, generations=generations)
 
     def get_loading(self, name: str, session: int) -> OpenedStore:
-        """A store that this session is still filling for the first time."""
+        """Returns a store that this session is still filling for the first time. Raises StoreNotFoundError."""
         entry = self._own_loading(name, session)
         if entry is None:
             raise StoreNotFoundError(name=name)
@@ -176,31 +176,31 @@ class Stores:
         return entry if is_own else None
 
     def find_unpublished(self, name: str) -> OpenedStore | None:
-        """The weights store of this name that nobody sees before its first version; None when there is none."""
+        """Returns the weights store of this name that is invisible before its first version; None if there is none."""
         if name not in self._entries and self.catalog.is_taken(name):
             record = self.catalog.get(name, with_loading=True)
-            # Without a state it is not one of before a restart, but one whose making has just failed.
+            # One without a state is not from before a restart; its creation has just failed.
             if record.kind == "weights" and self.db.get("states", record.uid.encode()):
                 self._entries[name] = self._opener.open(record)
         entry = self._entries.get(name)
         return entry if entry is not None and entry.record.loading and entry.versions is not None else None
 
     def is_loading(self, name: str, session: int, spec: Spec) -> bool:
-        """Whether this session has begun just such a store under this name."""
+        """Returns whether this session has begun to fill a store with this name and structure."""
         entry = self._own_loading(name, session)
         return entry is not None and entry.spec.fingerprint == spec.fingerprint
 
     def is_being_filled(self, name: str, session: int) -> bool:
-        """Whether a request of this session is just filling a store of this name for the first time."""
+        """Returns whether a request of this session is now filling a store of this name for the first time."""
         entry = self._own_loading(name, session)
         return entry is not None and entry.is_filling
 
     async def wait(self, name: str, deadline: Deadline) -> OpenedStore:
-        """The store of this name, waited for if it does not exist yet.
+        """Returns the store of this name; waits until it exists.
 
         Raises:
-            StoreNotFoundError: The caller did not want to wait.
-            StoreNotCreatedError: It did not come in time.
+            StoreNotFoundError: It does not exist, and the timeout is 0.
+            StoreNotCreatedError: It was not created in time.
         """
         check_store_name(name)
         await self.open_apart(name)
@@ -213,7 +213,7 @@ class Stores:
             raise StoreNotCreatedError(what=what, timeout_s=error.timeout_s, name=name) from None
 
     async def wait_settled(self, name: str, deadline: Deadline) -> None:
-        """Waits while a store of this name is being made or filled; then it is there, or the name is free again."""
+        """Waits while a store of this name is being created or filled; afterwards it exists, or the name is free."""
         await self._wait_for(
             name,
             lambda: True if name in self.catalog or not self.catalog.is_taken(name) else None,
@@ -230,14 +230,14 @@ class Stores:
         adopted: Adopted | None = None,
         begin: Callable[[OpenedStore], AbstractContextManager[Transaction]] | None = None,
     ) -> OpenedStore:
-        """Makes a store's files and, unless it is ``loading``, shows it to everybody.
+        """Creates a store's files and, unless it is ``loading``, makes it visible.
 
         Args:
-            record: uid and created_s are set here.
-            spec: As stored for tensordict (rows included); of one row for a replay; anything for weights.
-            owner_session: With ``loading``: the session that fills it, and with which it goes.
-            adopted: Where its tensors lie, if not in files of its own.
-            begin: Gives the transaction that commits the store.
+            record: Record of the store; its uid and created_s are set here.
+            spec: Structure as stored, rows included, for tensordict; of one row for replay; any for weights.
+            owner_session: With ``loading``: the session that fills it; the store is deleted if the session ends first.
+            adopted: Folder that has its tensors; None if it has files of its own.
+            begin: Opens the transaction that commits the store.
 
         Raises:
             StoreExistsError: The name is taken. Nothing was created.
@@ -255,12 +255,12 @@ class Stores:
             max_object_bytes=record.max_object_bytes or DEFAULT_MAX_OBJECT_BYTES,
             durability=record.durability or "process",
         )
-        self.catalog.add(hidden)  # takes the name
+        self.catalog.add(hidden)  # reserves the name
         if record.loading:
             self._loading.setdefault(owner_session, set()).add(name)
         folder = self._folder(hidden)
         try:
-            self.db.put("stores", name.encode(), hidden.to_bytes())  # a crash leaves no folder that nobody knows
+            self.db.put("stores", name.encode(), hidden.to_bytes())  # so a crash leaves no unknown folder
             if record.kind == "weights":
                 (folder / "versions").mkdir(parents=True)
                 extra: list[str] = []
@@ -276,7 +276,7 @@ class Stores:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             self.db.delete("stores", name.encode())
             self._disown(name, owner_session)
-            self.catalog.remove(name)  # last: whoever takes the name next uses the same folder
+            self.catalog.remove(name)  # last: the next store of this name uses the same folder
             self._wake(name)
             raise
         self._garbage.note_store()
@@ -286,7 +286,7 @@ class Stores:
         return entry
 
     def publish_loaded(self, entry: OpenedStore, txn: Transaction) -> None:
-        """Makes a loading store visible, as part of the transaction that commits its first content."""
+        """Makes a loading store visible as part of the transaction that commits its first content."""
         record = replace(entry.record, loading=False)
         txn.put("stores", entry.name.encode(), record.to_bytes())
 
@@ -301,11 +301,12 @@ class Stores:
     async def delete(
         self, entry: OpenedStore, begin: Callable[[], AbstractContextManager[Transaction]] | None = None
     ) -> None:
-        """Removes a store, and frees its space; readers under way end with what they have mapped. One that is gone
-        already stays so, and another of its name is left alone.
+        """Deletes a store and frees its space; readers under way keep what they have mapped.
+
+        Does nothing if the store is already deleted, even if another one has its name now.
 
         Args:
-            begin: Gives the transaction that commits the removal.
+            begin: Opens the transaction that commits the deletion.
 
         Raises:
             CapacityError: Not even the reserve of the catalog has room for that. Nothing was changed.
@@ -330,13 +331,13 @@ class Stores:
         self._wake(entry.name)
         await asyncio.to_thread(self.root.empty_trash, entry.record.uid)
         await drop_store(self._workers, entry.record.uid)
-        # What is mapped and kept of very many rows takes long to be let go of: by then nobody else holds it.
+        # Releasing the mappings and rules of very many rows takes long: a thread does it, once nobody else holds them.
         held: list[object] = [entry, entry.generations, entry.table]
         loop = asyncio.get_running_loop()
         loop.call_later(LET_GO_S, partial(loop.run_in_executor, None, held.clear))
 
     def discard(self, record: StoreRecord) -> None:
-        """Removes, at once, a store that nobody has seen and that holds next to nothing."""
+        """Deletes, at once, a store that was never visible and holds next to nothing."""
         with self.db.transaction(frees_room=True) as txn:
             self._decide_removal(record, txn)
         entry = self._entries.pop(record.name, None)
@@ -347,21 +348,22 @@ class Stores:
         self._wake(record.name)
 
     def loading_of(self, session: int) -> list[OpenedStore]:
-        """Stores that this session has begun and not finished; without those whose files are still being made."""
+        """Returns the stores that this session is filling for the first time, without those whose files are being
+        created."""
         return [self._entries[name] for name in sorted(self._loading.get(session, ())) if name in self._entries]
 
     def loader_of(self, name: str) -> int:
-        """The session that fills a store of this name for the first time; 0 where none does."""
+        """Returns the session that fills a store of this name for the first time; 0 if none does."""
         return next((session for session, names in self._loading.items() if session > 0 and name in names), 0)
 
     def existing_or_refuse(self, name: str, wanted: StoreRecord, spec: Spec, *, exists_ok: bool) -> OpenedStore | None:
-        """The existing store if the caller accepts it; None when the name is free.
+        """Returns the existing store if the caller accepts it; None if the name is free.
 
         Args:
-            spec: The structure that is wanted, of one row for a replay.
+            spec: Requested structure; of one row for a replay table.
 
         Raises:
-            StoreExistsError: It exists, and may not or does not fit; says what differs.
+            StoreExistsError: The store exists, and ``exists_ok`` is false or the error says what differs.
         """
         entry = self.find(name)
         if entry is None:
@@ -376,7 +378,7 @@ class Stores:
         return entry
 
     def save_state(self, entry: OpenedStore, txn: Transaction, state: object) -> None:
-        """Writes what a store's rules need after a restart: counters and cursor, or versions."""
+        """Saves what a store's rules need after a restart: counters and cursor, or versions."""
         txn.put("states", entry.record.uid.encode(), json.dumps(state).encode())
 
     async def _wait_for(
@@ -394,9 +396,9 @@ class Stores:
             self._changed[name].wake()
 
     def _specs_in_use(self) -> Iterator[bytes]:
-        """Keys of the structures that stores and versions have."""
+        """Yields the keys of the structures that stores and versions have."""
         for known in self.catalog:
-            # What an entry knows of a store that is being made is newer than the catalog's record.
+            # The entry of a store that is being created is newer than the catalog's record.
             entry = self._entries.get(known.name)
             for record in {known, known if entry is None else entry.record}:
                 yield from keys_of(record.fingerprint, record.order)
@@ -405,14 +407,14 @@ class Stores:
                         yield from keys_of(fingerprint, order)
 
     def _disown(self, name: str, owner_session: int) -> None:
-        """A store is filled, or no more."""
+        """Removes a store from those that a session fills."""
         names = self._loading.get(owner_session, set())
         names.discard(name)
         if not names:
             self._loading.pop(owner_session, None)
 
     def versions_of(self, record: StoreRecord) -> Versions:
-        """The versions of a weights store, used or not."""
+        """Returns the versions of a weights store, opened or not."""
         entry = self._entries.get(record.name)
         if entry is not None and entry.versions is not None:
             return entry.versions
@@ -424,22 +426,22 @@ class Stores:
         self._wake(entry.name)
 
     def _repair(self, redo: Redo) -> bool:
-        """Whether nothing is left to be done."""
+        """Completes the last commit before a crash; returns whether nothing is left to do."""
         try:
             entry = self.find_uid(redo.uid)
-        except CorruptDataError as error:  # found again, and told, when somebody asks for this store
+        except CorruptDataError as error:  # reported again when the store is requested
             _log.error("the last commit before the crash cannot be looked at: %s", error)
             return False
         if entry is not None and entry.generations is not None and redo.repair(entry.generations.values):
             _log.warning("store %r: the last commit before the crash was completed", entry.name)
-            del self._entries[entry.name]  # its rules looked at the generations before
+            del self._entries[entry.name]  # its rules were restored from the old generations
         return True
 
     def _folder(self, record: StoreRecord) -> FilePath:
         return self.root.store_folder(record.name)
 
     async def _open_made(self, record: StoreRecord) -> OpenedStore:
-        """Opens a store that nobody sees yet."""
+        """Opens a store that is not visible yet."""
         if not self._opener.is_long(record):
             return self._opener.open(record)
         opening = self._opener.begin(record)
@@ -447,7 +449,7 @@ class Stores:
         return opening.entry()
 
     def _decide_removal(self, record: StoreRecord, txn: Transaction) -> None:
-        """Puts on record that a store has never become visible: a crash from here on ends in its removal too."""
+        """Records a store as never visible, so that it is removed even if a crash follows."""
         txn.put("stores", record.name.encode(), replace(record, loading=True).to_bytes())
         txn.delete("states", record.uid.encode())
         self.unfinished.forget(record.uid, txn)

@@ -1,8 +1,8 @@
-"""The process that syncs: ``python -m tdserve.server.sync_process``, started by the control process.
+"""The process that syncs stores to the disk: ``python -m tdserve.server.sync_process``, started by the control process.
 
-It reads one order per line, as JSON, from its standard input, and answers each with a line. What it does takes the
-processor, the disk and the interpreter's lock for as long as there is much to write; so it is a process of its own, of
-low priority. When its input ends, it ends.
+It reads one order per line, as JSON, from its standard input, and answers each with a line. Syncing takes processor,
+disk and interpreter lock for as long as there is much to write, so it has a process of its own, with low priority. The
+process ends when its input ends.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ NICENESS = 10
 
 
 class SyncProcess:
-    """The control process's end. Threads: one at a time.
+    """The control process's handle of the process. Threads: one at a time.
 
     Args:
-        root_fd: Descriptor of the root's lock: nobody else may use it while the process writes.
+        root_fd: Descriptor of the root's lock, which the process inherits: nobody else may use the root while it
+            writes.
     """
 
     def __init__(self, root_fd: int) -> None:
-        # Blocks for the milliseconds of a vfork, as where data workers are started.
+        # Blocks for a few milliseconds (vfork), like the start of data workers.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tdserve.server.sync_process"],
             stdin=subprocess.PIPE,
@@ -47,10 +48,10 @@ class SyncProcess:
         return self._process.pid
 
     def run(self, wanted: Pass) -> dict[str, str]:
-        """``Pass.run`` in the process; blocks.
+        """Runs ``Pass.run`` in the process; blocks.
 
         Raises:
-            TDServeError: As there.
+            LocalProtocolError: The pass failed.
             PeerLostError: The process is gone.
         """
         told = [store for store in wanted.stores if self._told.get(store.uid) != store.structure]
@@ -75,7 +76,7 @@ class SyncProcess:
         return failures
 
     def end(self) -> None:
-        """Ends it, in the middle of a pass too: a pass may end anywhere."""
+        """Kills the process, even in the middle of a pass: a pass may end anywhere."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -85,13 +86,13 @@ class SyncProcess:
 
 
 class Syncer:
-    """Carries out orders; remembers stores that were told once."""
+    """The executor of orders; it remembers stores that were described once."""
 
     def __init__(self) -> None:
         self._stores: dict[str, SyncedStore] = {}
 
     def perform(self, order: dict[str, Any]) -> dict[str, Any]:
-        """What is answered to one order."""
+        """Carries out an order; returns the answer."""
         for told in order["told"]:
             self._stores[told["uid"]] = SyncedStore.from_json(told)
         weights = [
@@ -106,7 +107,7 @@ class Syncer:
 
 
 def main() -> None:
-    """Entry of the process."""
+    """Runs the process until its input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
@@ -118,7 +119,7 @@ def main() -> None:
             sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
             sys.stdout.buffer.flush()
         except BrokenPipeError:
-            os._exit(0)  # control has gone; an orderly end would try to write once more
+            os._exit(0)  # the control process is gone; an orderly exit would write again
 
 
 if __name__ == "__main__":

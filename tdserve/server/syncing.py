@@ -1,8 +1,8 @@
-"""Bringing what stores hold to the disk, again and again, off the event loop and out of this process.
+"""Syncs stores to the disk in repeated passes, off the event loop and outside this process.
 
-A pass goes over every store that was used since the start. Who must not be answered before his write has reached the
-disk waits for a pass that began after it; one pass serves all who wait. One that fails, such as on a full disk, is
-tried again for as long as somebody waits.
+A pass covers every store that was used since the start. A request that must not be answered before its write has
+reached the disk waits for a pass that began after the write; one pass serves all such requests. A pass that fails, for
+example because the disk is full, is repeated for as long as a request waits for it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tdserve.store.sync_pass import COPY_FILE, Pass, SyncedWeights
 from tdserve.store.watermark import SyncedStore
 
 MIN_REST = 4.0
-"""After a pass this process rests so many times as long as it took: what takes long does so for lack of a disk that
-writes faster, and everybody else writes to it too."""
+"""Pause after a pass, as a multiple of its duration. A long pass means that the disk is slow, and others write to it
+too."""
 
 STORES_PER_TURN = 100
-"""Of the event loop: so many stores are looked at in one."""
+"""Stores that are visited in one turn of the event loop."""
 
 RETRY_S = 1.0
 
@@ -39,12 +39,12 @@ _log = logging.getLogger("tdserve.server")
 
 
 class Syncing:
-    """Runs the passes.
+    """The passes over the stores.
 
     Args:
-        stores: The book.
-        interval_s: Between passes; 0: only for those who wait. Where there is no disk, as if 0 was said.
-        before: Called before each pass: puts on record what is done and not on record yet.
+        stores: The server's stores.
+        interval_s: Time between passes; 0: only when a request waits for one. Taken as 0 if the root is in memory.
+        before: Called before each pass; records what is done but not on record yet.
     """
 
     def __init__(self, stores: Stores, *, interval_s: float, before: Callable[[], None]) -> None:
@@ -62,7 +62,7 @@ class Syncing:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Begins; when this returns there is a copy of the catalog in any case."""
+        """Starts the passes; afterwards a copy of the catalog exists in any case."""
         root = self._stores.root
         if not (root.synced_folder / COPY_FILE).exists():
             await asyncio.to_thread(Pass(str(root.catalog_folder), str(root.synced_folder)).run)
@@ -72,10 +72,10 @@ class Syncing:
         """Waits until all that was written to a store by now has reached the disk, and the catalog with it.
 
         Args:
-            uid: Of the store; "" is of none: the catalog alone.
+            uid: Uid of the store; "" for the catalog alone.
 
         Raises:
-            ClosedError: The server ends.
+            ClosedError: The server is shutting down.
         """
         if self._is_closed:
             raise ClosedError(what="the server's syncing")
@@ -86,22 +86,23 @@ class Syncing:
         await waiter
 
     def sync_soon(self, uid: str) -> None:
-        """Does not leave a store to the next pass: until it is synced, a loss of power would cost all of it."""
+        """Requests a pass over a store now, if there are regular passes: until then, a loss of power would cost all of
+        it."""
         if self._interval_s:
             self._wanted.add(uid)
             self._wakeup.set()
 
     async def stop(self, timeout_s: float) -> bool:
-        """Ends the passes with one that leaves nothing behind; returns whether all was brought to the disk in time.
+        """Ends the passes with a last one over all stores; returns whether everything reached the disk in time.
 
-        To be called when nobody writes any more.
+        Call it when nobody writes any more.
         """
         self._is_closed = True
         if self._task is None:
             return False
         deadline = Deadline.after(timeout_s)
         self._wakeup.set()
-        await asyncio.wait({self._task}, timeout=timeout_s)  # which may be in the middle of a pass
+        await asyncio.wait({self._task}, timeout=timeout_s)  # it may be in the middle of a pass
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_exception(ClosedError(what="the server's syncing"))
@@ -135,10 +136,10 @@ class Syncing:
             try:
                 failures = await self._pass(is_all=is_due, wanted=wanted)
                 reason = "; ".join(failures[uid] for uid in wanted if uid in failures)
-            except Exception as error:  # noqa: BLE001 (the outermost frame: whoever waits goes on to do so)
+            except Exception as error:  # noqa: BLE001 (the outermost frame: waiters go on waiting)
                 reason = repr(error)
             if reason:
-                if has_failed:  # else a file may have taken another name meanwhile, as a key of the store did
+                if has_failed:  # else a file may have been renamed meanwhile, with a key of the store
                     _log.warning("stores could not be synced, and will be later: %s", reason)
                 has_failed = True
                 self._waiting, self._wanted = waiting + self._waiting, wanted | self._wanted
@@ -149,7 +150,7 @@ class Syncing:
             rest_s = MIN_REST * (time.monotonic() - started_s)
 
     async def _wait(self, timeout_s: float | None) -> bool:
-        """Until a pass is due, which is told, or somebody waits for one."""
+        """Waits until a pass is due or requested; returns whether it is due."""
         if self._waiting or self._wanted or self._is_closed:
             return False
         self._wakeup.clear()
@@ -160,9 +161,9 @@ class Syncing:
         return False
 
     async def _pass(self, *, is_all: bool, wanted: AbstractSet[str] = frozenset()) -> dict[str, str]:
-        """One pass; returns by uid why a store was not synced.
+        """Makes one pass; returns the reason for each store that was not synced, by uid.
 
-        What it holds is held until the next one is done: a version that a loss of power would lead back to.
+        A version that a loss of power would lead back to is held until the next pass is done.
         """
         self._before()
         root, held = self._stores.root, list[tuple[OpenedStore, int]]()
@@ -187,11 +188,11 @@ class Syncing:
             before, entry.synced_version = entry.synced_version, number
             if before:
                 let_go(entry, before)
-        return {uid: reason for uid, reason in failures.items() if self._stores.catalog.name_of(uid)}  # not deleted
+        return {uid: reason for uid, reason in failures.items() if self._stores.catalog.name_of(uid)}  # unless deleted
 
     async def _records(self, *, is_all: bool, wanted: AbstractSet[str]) -> AsyncIterator[StoreRecord]:
-        """The stores of a pass, found a few at a time."""
-        is_first = is_all and not self._has_seen_all  # a server that was killed may have left any of them behind
+        """Yields the stores of a pass, a few in each turn of the event loop."""
+        is_first = is_all and not self._has_seen_all  # a killed server may have left any store unsynced
         for number, record in enumerate(self._stores.catalog):
             if number % STORES_PER_TURN == 0:
                 await asyncio.sleep(0)

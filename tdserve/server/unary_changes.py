@@ -1,4 +1,4 @@
-"""Unary calls that change something: each is carried out once, however often its client has to send it."""
+"""Unary calls that change something; each is carried out once, however often its client sends it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tdserve.v1 import control_pb2
 
 
 class Record(Protocol):
-    """Gives the transaction that commits a change, and with it this answer."""
+    """A function that opens the transaction that commits a change together with its answer."""
 
     def __call__(self, answer: bytes, *, frees_room: bool = False) -> AbstractContextManager[Transaction]: ...
 
@@ -26,12 +26,12 @@ _Answer = TypeVar("_Answer", control_pb2.CreateStoreResponse, control_pb2.Delete
 
 
 class UnaryChanges:
-    """Carries changes out, and answers those that were carried out before as they were answered then.
+    """The changes that unary calls make; a retry gets the answer of the earlier attempt.
 
     Args:
-        db: Where changes are committed.
-        answers: Of numbered requests.
-        clients: Told of each call: answers of a client without a session are kept for a time too.
+        db: Catalog in which changes are committed.
+        answers: Answers of numbered requests.
+        clients: Notified of each call: the answers of a client without a session are kept for a time too.
     """
 
     def __init__(self, db: CatalogDB, answers: CommittedAnswers, clients: Clients) -> None:
@@ -43,18 +43,19 @@ class UnaryChanges:
     async def run(
         self, name: control_pb2.RequestId, change: Callable[[Record], Awaitable[_Answer]], answer: _Answer
     ) -> _Answer:
-        """Makes a change, unless this request has made it before, or is making it now.
+        """Makes a change, unless this request has made it before or is making it now.
 
-        A caller that goes away in the middle ends nothing: files that are half made would stay.
+        The change goes on if its caller goes away in the middle: half-created files would remain.
 
         Args:
-            name: Which request this is; without a number nobody knows a retry of it.
-            change: Makes it in the transaction that it is given; what it raises has changed nothing.
-            answer: An empty one.
+            name: Id of the request; without a number, a retry is not recognised.
+            change: Makes the change in the transaction that it opens; if it raises, nothing was changed.
+            answer: An empty answer.
 
         Raises:
-            InvalidRequestError: The client's id is none.
-            ServerBusyError: This client has not said of too many answers that they have come.
+            InvalidRequestError: The client's id is invalid.
+            WrongStateError: The client has reported that it will not repeat this request.
+            ServerBusyError: Too many answers of this client are kept, whose arrival it has not reported.
         """
         if not name.request:
             unnumbered = asyncio.ensure_future(change(self._begin_unnumbered))

@@ -1,4 +1,5 @@
-"""What local clients were writing when they, or the server, ended: rows that wait for the proof that they are gone."""
+"""Rows that local clients were writing when they, or the server, ended: they wait for the proof that the writers are
+gone."""
 
 from __future__ import annotations
 
@@ -29,41 +30,44 @@ from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.structure.tree import Spec
 
 RETRY_GRACE_S = 5.0
-"""After a restart a writer that is still there comes back, and repeats what was cut short, before this is over: gRPC
-tries to connect every 2 s at least. Counted from when it can come back, and again from when it has let go of the lock
-of its session of before, which it holds for as long as it is at work; or stopped."""
+"""Time in which a writer that outlived a restart of the server comes back and repeats what was cut short: gRPC tries to
+connect at least every 2 s. It is counted from the opening of sessions, and again from the release of the lock of its
+earlier session, which it holds as long as it is at work, or stopped."""
 
 
 class Unfinished:
-    """Keeps such rows from others, also across a restart.
+    """Unfinished rows, which are kept from other writers, also across a restart.
 
     Args:
-        db: The catalog, in which they are on record.
-        departures: Tells which processes are gone.
+        db: Catalog in which they are on record.
+        departures: Finds out which processes are gone.
     """
 
     def __init__(self, db: CatalogDB, departures: Departures) -> None:
         self._db = db
         self._departures = departures
         self._dropping: set[asyncio.Task[None]] = set()
-        self._healing: list[OpenedStore] | None = []  # whose grace begins when sessions are opened; None: they are
+        self._healing: list[OpenedStore] | None = []  # whose grace begins when sessions can be opened; None: they can
 
     def may_be_written(self, entry: OpenedStore, rows: RowSet) -> bool:
-        """Whether a process that lost these rows can still write into them: one that is stopped may resume."""
+        """Returns whether a process that lost these rows can still write into them: a stopped one may resume."""
         return bool(entry.lost) and not all(map(self._departures.is_gone, entry.lost.touching(rows)))
 
     def hold_back(self, entry: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
-        """The writer of reserved rows is not here any more: they are nobody's until it is proved gone."""
+        """Quarantines reserved rows whose writer has disconnected until it is proved gone."""
         entry.replay_table().quarantine(reservation)
         self._departures.watch(record.lock_name, partial(self._release, entry, reservation, record))
 
     def lose(self, entry: OpenedStore, overwrite: Overwrite) -> None:
-        """The writer of live rows has left them half written."""
+        """Marks live rows as lost: their writer has left them half written."""
         entry.lost.overwrites.append(overwrite)
         self._departures.watch(overwrite.lock_name, partial(self._let_go, entry, overwrite))
 
     def find_reserved(self, uid: str) -> list[ReservedRows]:
-        """Rows of a store that local writers of before the restart may still be filling."""
+        """Returns the rows of a store that local writers from before the restart may still be filling.
+
+        Deletes the records of writers that are gone.
+        """
         waiting = []
         for rows in ReservedRows.load(self._db, uid):
             if self._departures.is_gone(rows.lock_name):
@@ -73,18 +77,19 @@ class Unfinished:
         return waiting
 
     def overwritten(self, uid: str, spec: Spec) -> NDArray[np.int64]:
-        """Live rows of a store whose overwriting is on record and not done: they are nobody else's, odd as they are."""
+        """Returns the live rows of a store whose overwriting is on record and not done: although odd, they are not
+        free."""
         content = self._db.get("pending", JOURNAL + uid.encode())
         found = [] if content is None else [Journal.from_bytes(content).selection.row_set(spec.batch_size)]
         found += [overwrite.rows for overwrite in Overwrite.load(self._db, uid)]
         return reduce(or_, found, RowSet.run(0, 0)).rows
 
     def restore(self, entry: OpenedStore, reserved: Sequence[ReservedRows] = ()) -> Sequence[Reservation]:
-        """Takes up again, after a restart, what waits; returns what its table has quarantined beside that.
+        """Resumes, after a restart, the wait for the writers of a store; returns what else its table has quarantined.
 
         Args:
             entry: The store, just opened.
-            reserved: Of a replay, in the order in which its table has quarantined them.
+            reserved: Reserved rows of a replay table, in the order in which the table has quarantined them.
         """
         self._restore_lost(entry)
         quarantined = entry.table.ring.quarantined if entry.table is not None else ()
@@ -93,8 +98,8 @@ class Unfinished:
         return quarantined[len(reserved) :]
 
     def note_left(self, entry: OpenedStore, txn: Transaction) -> None:
-        """Rows of a table were removed: those that a local client overwrites just now do not come back after a restart,
-        and are nobody's until it is gone."""
+        """Records that rows have left a table while a local client was overwriting them: after a restart they do not
+        come back, and are not given to others until the client is gone."""
         if entry.table is None or not (entry.writes or entry.lost):
             return
         held = entry.table.ring.held_rows()
@@ -110,19 +115,22 @@ class Unfinished:
                 txn.delete("pending", overwrite.key)
 
     def forget(self, uid: str, txn: Transaction) -> None:
-        """The store is deleted."""
+        """Deletes all records of a store that is being deleted."""
         claims = ClaimRecord.records_of(self._db, uid)
         for key in (*claims, *ReservedRows.records_of(self._db, uid), *Overwrite.records_of(self._db, uid)):
             txn.delete("pending", key)
 
     def on_open(self) -> None:
-        """Clients may open sessions from now on, and repeat what was cut short."""
+        """Starts the grace of the stores opened so far: clients can now open sessions and repeat what was cut short."""
         healing, self._healing = self._healing or [], None
         for entry in healing:
             self._begin_grace(entry)
 
     def _begin_grace(self, entry: OpenedStore) -> None:
-        """A writer of before the restart may come back from now on, or has let go of its lock: it does so soon."""
+        """Starts the grace of a store's lost rows.
+
+        A writer from before the restart can come back from now on, or has released its lock and comes back soon.
+        """
         if self._healing is not None:
             entry.lost.may_heal_until_s = math.inf
             self._healing.append(entry)
@@ -131,7 +139,7 @@ class Unfinished:
             entry.changed.wake()
 
     def _restore_lost(self, entry: OpenedStore) -> None:
-        """Rows that are odd still are lost, but for those of a write that was whole when the crash came."""
+        """Marks rows that are still odd as lost, except those of a write that was complete when the crash came."""
         values = entry.generation_values()
         for overwrite in Overwrite.load(self._db, entry.record.uid):
             rows = overwrite.rows.rows
@@ -149,24 +157,27 @@ class Unfinished:
             values[-1] += 1  # a crash came between the rows and the store's own number
 
     def _complete(self, entry: OpenedStore, overwrite: Overwrite) -> None:
-        """Makes the rows of a write readable that is on record as whole."""
+        """Makes the rows of a write readable that is recorded as complete."""
         if len(overwrite.rows):
             at_once(RowWriteHold(entry, overwrite.rows, overwrite.keys).let_go(is_written=True))
         self._db.delete_later("pending", overwrite.key)
 
     def _release(self, entry: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
-        """The next writer gets the rows."""
+        """Frees reserved rows for the next writer."""
         entry.replay_table().release(reservation)
         self._db.delete("pending", record.key)
         entry.changed.wake()
 
     def _let_go(self, entry: OpenedStore, overwrite: Overwrite) -> None:
-        """A table gives lost rows to the next writer; those of a tensordict store can be written again."""
+        """Handles the proof that the writer of lost rows is gone.
+
+        A table's rows go to the next writer. Those of a tensordict store stay lost until they are written again.
+        """
         if entry.lost.may_heal_until_s > -math.inf:
             self._begin_grace(entry)
         lost = next((each for each in entry.lost.overwrites if each.key == overwrite.key), None)
         if entry.table is not None and lost is not None:
-            if any(lost.rows.overlaps(others) for others in entry.writes):  # somebody writes them again
+            if any(lost.rows.overlaps(others) for others in entry.writes):  # another write has them
                 self._departures.watch(lost.lock_name, partial(self._let_go, entry, lost))
                 return
             dropping = self._drop(entry, lost)

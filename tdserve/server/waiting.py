@@ -1,7 +1,7 @@
 """Coroutines that wait for a state to change; ten thousand of them hold no thread, and cost a change nothing.
 
-Those that wait for the same stand in one line: a change is shown to the first of each line, and to the next only when
-it was what the first has waited for.
+Coroutines that wait for the same thing form a line. A change is shown to the first of each line, and to the next one
+only if it was what the first has waited for.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _State = TypeVar("_State")
 
 
 def hear(task: asyncio.Future[Any]) -> None:
-    """A callback for what ended with nobody waiting: asyncio complains of exceptions that nobody looks at."""
+    """Retrieves the exception of a task that nobody awaits, so that asyncio does not report it; a callback."""
     if not task.cancelled():
         task.exception()
 
 
 MAX_LOOKS = 256
-"""Of those that wait for one thing, one after the other without a turn for anybody else: a few microseconds each."""
+"""Most looks in one turn of the event loop, so that others get their turn: a look takes a few microseconds."""
 
 
 @dataclass(eq=False)
@@ -35,30 +35,30 @@ class _Waiter(Generic[_State]):
 
 
 class Waiters:
-    """Who waits for one thing (a store, its rows, its newest version) to change.
+    """The waiters for one thing (a store, its rows, its newest version) to change.
 
     Attributes:
-        on_wait: Called when somebody begins to wait, who looks once more afterwards.
+        on_wait: Called when a coroutine begins to wait, which looks once more afterwards.
     """
 
     def __init__(self) -> None:
         self.on_wait: Callable[[], None] | None = None
-        self._lines: dict[Hashable, dict[_Waiter[Any], None]] = {}  # of each line who stands in it, in order
+        self._lines: dict[Hashable, dict[_Waiter[Any], None]] = {}  # waiters of each line, in order
         self._num_waiting = 0
         self._is_looking = False
-        self._is_changed = False  # since the lines were last gone through from the first on
-        self._left: deque[dict[_Waiter[Any], None]] = deque()  # lines that were not gone through yet
+        self._is_changed = False  # since the last round over the lines began
+        self._left: deque[dict[_Waiter[Any], None]] = deque()  # lines that this round has not reached
         self._deleted_name: str | None = None
 
     def wake(self) -> None:
-        """Lets waiters look again, soon: several changes in one turn of the loop are one."""
+        """Lets waiters look again soon; several changes in one turn of the loop count as one."""
         self._is_changed = True
         if self._lines and not self._is_looking:
             self._is_looking = True
             asyncio.get_running_loop().call_soon(self._look)
 
     def delete(self, name: str) -> None:
-        """The store ``name``, whose states these are, is no more: whoever waits, now or later, is told so."""
+        """Ends all waits, present and future, with StoreNotFoundError: the store ``name`` was deleted."""
         self._deleted_name = name
         self.wake()
 
@@ -74,15 +74,16 @@ class Waiters:
 
     @property
     def num_waiting(self) -> int:
-        """How many wait right now."""
+        """Number of coroutines that wait now."""
         return self._num_waiting
 
     def has_line(self, line: Hashable) -> bool:
-        """Whether somebody waits in this line, behind whom a newcomer has to stand."""
-        return bool(self._lines.get(line))  # empty: the last was served just now, and has not gone on yet
+        """Returns whether anybody waits in this line, so that a newcomer has to queue."""
+        return bool(self._lines.get(line))  # empty: the last was served and has not resumed yet
 
     def at_once(self, look: Callable[[], _State | None], line: Hashable) -> _State | None:
-        """The state, if it is there and nobody stands in line for it; arguments and errors as of ``wait_for``."""
+        """Returns the state if it is there and nobody waits in line for it, else None; arguments and errors as for
+        ``wait_for``."""
         self.check_present()
         return None if self.has_line(line) else look()
 
@@ -98,12 +99,15 @@ class Waiters:
         """Returns the first result of ``look`` that is not None; looks at once, and after every ``wake``.
 
         Args:
-            look: Also grants what it finds, if that must be nobody else's.
-            line: Names callers that wait for the same: one is served after the other. None: a line of its own.
-            give_back: Takes back what was granted in the moment in which the caller was cancelled.
+            look: Returns the state or None; also grants what it finds, if only one caller may have it.
+            deadline: End of the wait.
+            what: Describes, for the error, what is waited for and why it is not there.
+            line: Identifies callers that wait for the same thing and are served one after the other. None: a line of
+                its own.
+            give_back: Takes back what was granted at the moment in which the caller was cancelled.
 
         Raises:
-            DeadlineExceededError: There was none in time; ``what`` says what was waited for, and why.
+            DeadlineExceededError: There was no state in time.
             StoreNotFoundError: The store was deleted.
         """
         state = self.at_once(look, line)
@@ -155,17 +159,17 @@ class Waiters:
                 continue
             if line.pop(first, self) is None:
                 self._num_waiting -= 1
-            self._is_changed = True  # what one is granted may be what another, in a line before, waits for
+            self._is_changed = True  # what was just granted may be what an earlier line waits for
         asyncio.get_running_loop().call_soon(self._look)
 
     def _serve(self, waiter: _Waiter[Any]) -> bool:
-        """Whether this one has no more to wait for."""
+        """Lets a waiter look; returns whether it is done."""
         if waiter.future.done():
             return True
         try:
             self.check_present()
             state = waiter.look()
-        except Exception as error:  # noqa: BLE001 (its own: the others go on)
+        except Exception as error:  # noqa: BLE001 (it concerns this waiter alone)
             waiter.future.set_exception(error)
             return True
         if state is None:
@@ -174,7 +178,7 @@ class Waiters:
         return True
 
     def _expire(self, waiter: _Waiter[Any]) -> None:
-        if not self._serve(waiter):  # looked at once more: the state may have changed in the last moment
+        if not self._serve(waiter):  # one last look: the state may have changed just now
             waiter.future.set_result(None)
 
     def _step_out(self, own: Hashable, waiter: _Waiter[Any]) -> None:
@@ -191,5 +195,5 @@ class Waiters:
 
 
 def _too_late(deadline: Deadline, what: Callable[[], str]) -> DeadlineExceededError:
-    timeout_s = deadline.timeout_s  # the client's, less what the way here took
+    timeout_s = deadline.timeout_s  # the client's, less the time in transit
     return DeadlineExceededError(what=what(), timeout_s=None if timeout_s is None else round(timeout_s, 2))

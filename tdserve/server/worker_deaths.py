@@ -1,4 +1,4 @@
-"""Why a data worker has ended, as far as its exit code and the kernel's counters tell."""
+"""Explains why a data worker has ended, from its exit code and the kernel's counters."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _CAUSES: dict[int, str] = {
     signal.SIGBUS: "a mapped file lost pages: it was truncated by somebody, or its disk is full",
     signal.SIGSEGV: "a fault in native code",
 }
-"""Signal -> the likely cause. What ends a worker in these ways was measured."""
+"""The likely cause, by signal. That workers end in these ways was measured."""
 
 
 def explain_death(exit_code: int | None, *, num_oom_kills: int = 0, was_killed: bool = False) -> str:
-    """How a worker ended and the likely cause, for the log.
+    """Returns how a worker ended and the likely cause, for the log.
 
     Args:
-        exit_code: As of ``subprocess.Popen.returncode``; None: it ended with the process that had forked it.
-        num_oom_kills: Processes that the kernel ended for want of memory while the worker lived.
+        exit_code: As ``subprocess.Popen.returncode``; None: it ended with the process that had forked it.
+        num_oom_kills: Number of processes that the kernel killed for lack of memory while the worker lived.
         was_killed: Whether this process has killed it.
     """
     if exit_code is None:

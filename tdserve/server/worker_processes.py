@@ -1,8 +1,9 @@
-"""The processes of data workers, forked within milliseconds by a process that has imported torch once for all of them.
+"""The processes of data workers. A fork server, which has imported torch once for all, forks each within milliseconds.
 
-Control does not fork itself: it has threads, and has imported nothing that a worker needs. A worker is known to be gone
-by a pipe whose other end it alone holds: the kernel closes it when the last of its threads has let go of its memory, so
-that nothing which it did goes on any more. That holds whoever has ended it, and whether its parent lives or not.
+The control process does not fork itself: it has threads, and has imported nothing that a worker needs. The end of a
+worker is proved by a pipe whose other end only that worker holds: the kernel closes it when the last thread of the
+worker has released its memory, so that nothing it did goes on. This holds whoever ended the worker, and whether or not
+its parent lives.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from tdserve.base.machine import count_oom_kills
 from tdserve.server.worker_deaths import explain_death
 
 NUM_LOOKS = 10
-"""Looks without a sign of life before a process is killed. They are counted, and no clock is asked: a control process
-that stood still itself has looked once meanwhile, and then hears what the others have sent."""
+"""Looks without a sign of life before a process is killed. They are counted, and no clock is read: a control process
+that was itself stopped has looked only once meanwhile, and then reads what the others have sent."""
 
 START_TIMEOUT_S = 120.0
-"""For a process that sends no sign of life before it is ready: torch takes 2 s to import, on a busy machine 20."""
+"""Limit for a process that sends no sign of life before it is ready: importing torch takes 2 s, on a busy machine 20
+s."""
 
 REAP_PAUSE_S = 0.01
-"""Between two looks whether a process that is gone has left its exit code: the kernel takes microseconds, mostly."""
+"""Pause between looks for the exit code of a process that is gone: the kernel mostly has it within microseconds."""
 
 _MAX_ANSWER_BYTES = 1 << 12
 
@@ -42,12 +44,12 @@ class WorkerProcess:
     """One process of a data worker, from its fork to its end.
 
     Args:
-        fork_server: Its parent.
-        connection: The other end of its socket; whoever takes it closes it.
-        life_fd: A pipe whose other end it holds; closed here when it is gone.
+        fork_server: Process that forks it.
+        connection: This process's end of the socket to it; whoever takes it over closes it.
+        life_fd: Pipe whose other end it holds; closed here when it is gone.
 
     Attributes:
-        pid: Its id; 0 until it was forked.
+        pid: Its process id; 0 until it was forked.
         was_killed: Whether ``kill`` was called.
     """
 
@@ -62,11 +64,11 @@ class WorkerProcess:
         asyncio.get_running_loop().add_reader(life_fd, self._on_gone)
 
     async def wait_gone(self) -> None:
-        """Returns when it is gone for certain."""
+        """Waits until the process is proved gone."""
         await self._gone.wait()
 
     async def end(self, grace_s: float) -> None:
-        """Returns when it is gone for certain, killed if it does not leave by itself in time."""
+        """Waits until the process is proved gone; kills it if it does not exit by itself within ``grace_s``."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._gone.wait(), grace_s)
         if not self._gone.is_set():
@@ -74,19 +76,19 @@ class WorkerProcess:
         await self._gone.wait()
 
     async def kill(self) -> None:
-        """Sends SIGKILL, unless it was reaped. Where its parent cannot, it ends with its parent."""
+        """Sends SIGKILL, unless the process was reaped. If the fork server is gone, the process ends with it."""
         self.was_killed = True
         with suppress(PeerLostError):
             await self._fork_server.ask({"kill": True, "pid": self.pid})
 
     async def reap(self) -> int | None:
-        """Returns the exit code of a process that is gone; None: it has died with its parent."""
+        """Returns the exit code of a process that is gone; None if it died with its parent."""
         try:
             while "ends" in (answer := await self._fork_server.ask({"reap": True, "pid": self.pid})):  # noqa: ASYNC110
                 await asyncio.sleep(REAP_PAUSE_S)
             exit_code: int = answer["exit_code"]
         except PeerLostError:
-            if os.getpid() == 1:  # of its container: then orphans are this process's
+            if os.getpid() == 1:  # first in its container, so it inherits orphans
                 await asyncio.to_thread(_wait_for_orphan, self.pid)
             return None
         return exit_code
@@ -98,7 +100,7 @@ class WorkerProcess:
 
 
 class ForkServerProcess:
-    """The process that forks, as control sees it; when it dies, so do all that it has forked.
+    """The fork server, as the control process sees it; when it dies, so do all processes that it has forked.
 
     Args:
         timeout_s: Time without an answer after which it is taken for stopped, and killed.
@@ -118,7 +120,8 @@ class ForkServerProcess:
         self._socket.setblocking(False)
         command = [sys.executable, "-m", "tdserve.worker.fork_server", str(theirs.fileno())]
         try:
-            # Blocks for the milliseconds of a vfork. In the thread of the event loop: with it the process would end.
+            # Blocks for a few milliseconds (vfork). The thread of the event loop does it: the process ends with its
+            # parent thread.
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=single_threaded_environment()
             )
@@ -135,15 +138,15 @@ class ForkServerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked, as far as is known."""
+        """Whether it can answer requests, as far as is known."""
         return not self._is_lost and self._process.poll() is None
 
     async def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        """Returns the answer to a request; one at a time.
+        """Returns the answer to a request; sends one request at a time.
 
         Args:
             request: See ``tdserve.worker.fork_server``.
-            fds: Descriptors that go along; the caller closes his.
+            fds: Descriptors to send along; the caller closes its own.
 
         Raises:
             PeerLostError: It is gone, and its workers are going too.
@@ -156,7 +159,7 @@ class ForkServerProcess:
                 except asyncio.TimeoutError:
                     _log.warning("the process that forks data workers (%d) gave no answer: killing it", self.pid)
                 except (OSError, ValueError):
-                    pass  # of its socket, or an answer that is empty: it is gone
+                    pass  # of its socket, or of an empty answer: it is gone
                 await self.bury()
         raise PeerLostError(peer="the process that forks data workers", reason="it died; another one will be started")
 
@@ -165,7 +168,7 @@ class ForkServerProcess:
         while True:
             answer = await self._hear(self._timeout_s if self.is_ready else START_TIMEOUT_S)
             self.is_ready = True
-            if answer.get("number") == request["number"]:  # and of no request that nobody waited for to the end
+            if answer.get("number") == request["number"]:  # else of a request whose caller was cancelled
                 return answer
 
     async def _hear(self, timeout_s: float) -> dict[str, Any]:
@@ -181,12 +184,12 @@ class ForkServerProcess:
         raise asyncio.TimeoutError
 
     def kill(self) -> None:
-        """Ends it, and with it all that it has forked; whoever waits for an answer is told."""
+        """Kills it, and with it all that it has forked; pending requests fail."""
         self._is_lost = True
         self._process.kill()
 
     async def bury(self) -> None:
-        """Notes that it has died, which nobody wanted."""
+        """Reaps it after an unwanted death, and logs the reason."""
         was_lost, is_alive = self._is_lost, self._process.poll() is None
         await self.end()
         if not was_lost:
@@ -195,7 +198,7 @@ class ForkServerProcess:
             _log.warning("the process that forks data workers (%d) died (%s), and they with it", self.pid, why)
 
     async def end(self) -> None:
-        """Returns when it has been killed and reaped."""
+        """Kills it, and waits until it is reaped."""
         self._is_lost = True
         self._process.kill()
         self._socket.close()
@@ -203,11 +206,12 @@ class ForkServerProcess:
 
 
 class WorkerProcesses:
-    """Starts the processes of data workers.
+    """The source of data workers' processes.
 
     Args:
-        root_fd: The root's lock, which each of them holds too: it may still write when this process is gone.
-        timeout_s: Time without an answer after which the process that forks is taken for stopped.
+        root_fd: Descriptor of the root's lock. Each worker holds it too, since it may still write when this process is
+            gone.
+        timeout_s: Time without an answer after which the fork server is taken for stopped.
     """
 
     def __init__(self, root_fd: int | None = None, *, timeout_s: float = ServerConfig.worker_timeout_s) -> None:
@@ -218,24 +222,24 @@ class WorkerProcesses:
 
     @property
     def fork_server_pid(self) -> int:
-        """Process id of the one that forks; 0 where none was started yet."""
+        """Process id of the fork server; 0 if none was started yet."""
         return self._fork_server.pid if self._fork_server is not None else 0
 
     def start(self) -> None:
-        """Has the process that forks begin to import; the first fork does so too, where it did not work out here."""
+        """Starts the fork server, so that it imports; if that fails, the first fork tries again."""
         with suppress(OSError):
             self._fork_server = ForkServerProcess(timeout_s=self._timeout_s)
 
     async def fork(self, arguments: Sequence[str]) -> WorkerProcess:
-        """A new process.
+        """Returns a new process.
 
         Args:
-            arguments: Of ``tdserve.worker.main``, after the socket.
+            arguments: Arguments of ``tdserve.worker.main`` after the socket.
 
         Raises:
-            OSError, CapacityError: There is no descriptor, process or memory left for it; there may be soon.
-            PeerLostError: The process that forks has died.
-            ClosedError: After ``close``.
+            OSError, CapacityError: Descriptors, processes or memory are short; a later attempt may succeed.
+            PeerLostError: The fork server has died.
+            ClosedError: ``close`` was called.
         """
         fork_server = await self._living()
         with ExitStack() as theirs, ExitStack() as ours:
@@ -259,13 +263,13 @@ class WorkerProcesses:
         return process
 
     def close(self) -> None:
-        """Lets no more be forked; nobody waits any more for a process that is still importing."""
+        """Refuses further forks, and kills a fork server that is still importing: nobody waits for it any more."""
         self._is_closed = True
         if self._fork_server is not None and not self._fork_server.is_ready:
             self._fork_server.kill()
 
     async def stop(self) -> None:
-        """Ends the process that forks; to be called when all that it has forked are gone."""
+        """Ends the fork server; call it when all processes that it has forked are gone."""
         self.close()
         if self._fork_server is not None:
             await self._fork_server.end()

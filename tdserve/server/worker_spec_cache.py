@@ -1,4 +1,4 @@
-"""Which structures a data worker was told of, and need not be told again."""
+"""The structures that a data worker already has, which orders need not include."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable
 from tdserve.structure.tree import Spec
 
 MAX_LEAVES = 1 << 16
-"""Of all structures together; then the worker forgets them: stores and versions come and go, each perhaps with a
-structure of its own. A leaf takes it about a kilobyte (measured), with all that it derives from the structure, and it
-keeps as many again for orders that wait."""
+"""Most leaves of all structures together. When there are more, the worker forgets them: stores and versions come and
+go, each perhaps with its own structure. In the worker, a leaf takes about a kilobyte with all that is derived from the
+structure (measured), and waiting orders may keep as many again."""
 
 _LEAVES_APART = 8
-"""So many leaves a structure counts for beside its own."""
+"""Leaves that a structure counts for besides its own."""
 
 
 class WorkerSpecCache:
     """The fingerprints of one worker's structures.
 
     Args:
-        forget: Has the worker forget what it was told before the last time, which it is when this returns.
+        forget: Makes the worker forget its structures, but for those that it got since the previous call.
     """
 
     def __init__(self, forget: Callable[[], None]) -> None:
@@ -31,7 +31,7 @@ class WorkerSpecCache:
         return len(self._told)
 
     def must_tell(self, spec: Spec) -> bool:
-        """Whether an order that names this structure has to bring it along; it does so then."""
+        """Returns whether an order that names this structure has to include it; counts it as included from then on."""
         if spec.fingerprint in self._told:
             return False
         num_leaves = len(spec.tensors) + len(spec.values) + _LEAVES_APART
@@ -43,6 +43,6 @@ class WorkerSpecCache:
         return True
 
     def clear(self) -> None:
-        """The worker knows of none: it is another process."""
+        """Forgets all of them: the worker is another process, and has none."""
         self._told.clear()
         self._num_leaves = 0

@@ -23,18 +23,18 @@ from tdserve.v1 import worker_pb2
 RESTART_BACKOFF_S = 0.1
 MAX_RESTART_BACKOFF_S = 2.0
 HEALTHY_AFTER_S = 10.0
-"""A worker that lived this long starts again without waiting; one that dies at once must not burn a core."""
+"""Lifetime after which a worker is restarted with the shortest delay; one that dies at once must not burn a core."""
 
 EXIT_GRACE_S = 2.0
-"""For a worker to leave by itself when its socket was closed."""
+"""Time in which a worker can exit by itself once its socket is closed."""
 
 VALUES_WORKER = 0
 
 DROP_TIMEOUT_S = 2.0
-"""A worker reports that it has dropped a store within milliseconds, however many transfers go on."""
+"""Limit for workers' reports that they have dropped a store; they take milliseconds, however many transfers go on."""
 
 _NOT_STARTED = (OSError, CapacityError, PeerLostError, ClosedError)
-"""For want of descriptors, processes or memory, which may be there soon; or the server ends."""
+"""Errors of a start for lack of descriptors, processes or memory, which may pass soon; or because the server ends."""
 
 _log = logging.getLogger("tdserve.server")
 
@@ -46,29 +46,29 @@ class _Pending:
 
 
 def rest_after(rest_s: float, lived_s: float) -> float:
-    """Seconds until a worker that has died is started again: who ends them one after the other is slowed.
+    """Returns the seconds until a worker that has died is started again: deaths in quick succession are slowed down.
 
     Args:
-        rest_s: Before the last one was started.
-        lived_s: How long it lived.
+        rest_s: Delay before the last start.
+        lived_s: Lifetime of the worker.
     """
     return RESTART_BACKOFF_S if lived_s > HEALTHY_AFTER_S else min(2 * rest_s, MAX_RESTART_BACKOFF_S)
 
 
 class DataWorker:
-    """One worker process, through all its restarts.
+    """One data worker, through all its restarts.
 
     Args:
-        number: 0 to ``--workers`` - 1.
-        processes: Starts them.
-        arguments: Handed to the process after its socket and number.
+        number: Its number, from 0 to ``--workers`` - 1.
+        processes: Starts its processes.
+        arguments: Arguments of the process after its socket and number.
         timeout_s: Time without a sign of life after which the process is taken for stopped, and killed.
-        on_session: Called with reports that concern a session: rendezvous entries and losses.
-        on_lost: Called when the process has died and is gone for certain: nothing it did goes on any more.
+        on_session: Called with reports that concern a session: rendezvous entries, losses, and messages of its client.
+        on_lost: Called when the process has died and is proved gone: nothing it did goes on any more.
 
     Attributes:
-        gpu: The uuid of its GPU; "" when it has none, or is not up yet.
-        why_no_gpu: Why it cannot use the one that it was given.
+        gpu: The uuid of its GPU; "" if it has none, or is not up yet.
+        why_no_gpu: The reason why it cannot use the GPU that it was given.
     """
 
     def __init__(
@@ -110,7 +110,8 @@ class DataWorker:
         self._task = asyncio.create_task(self._supervise(), name=f"tdserve-worker-{self.number}")
 
     async def stop(self) -> None:
-        """Ends the process: it leaves when its socket closes; killed if it does not within 2 s."""
+        """Ends the process: it exits when its socket closes, and is killed if that takes longer than
+        ``EXIT_GRACE_S``."""
         self._is_stopping = True
         if self._socket is not None:
             self._socket.close()
@@ -128,13 +129,15 @@ class DataWorker:
     def order(
         self, order: worker_pb2.Order, *, on_prepared: Callable[[worker_pb2.Prepared], None] | None = None
     ) -> asyncio.Future[worker_pb2.Worked]:
-        """Sends an order; the future ends with its report.
+        """Sends an order; its report becomes the result of the future.
 
         Args:
-            on_prepared: Called when the worker is about to send the content of a read, with what it says of its values.
+            on_prepared: Called when the worker is about to send the content of a read, with its description of the
+                values.
 
         Raises (from the future):
-            PeerLostError: The worker is not there, or died before it reported.
+            PeerLostError: The worker is down, or died before it reported.
+            TDServeError: The worker reported a failure.
         """
         future: asyncio.Future[worker_pb2.Worked] = asyncio.get_running_loop().create_future()
         if self._socket is None or not self.ready.is_set():
@@ -144,17 +147,17 @@ class DataWorker:
         order.order = self._last_order
         try:
             self._socket.order(order)
-        except PeerLostError as error:  # it died in this moment
+        except PeerLostError as error:  # it has just died
             future.set_exception(error)
             return future
         self._pending[order.order] = _Pending(future, on_prepared)
         return future
 
     async def insist(self, entry: OpenedStore, order: worker_pb2.Order) -> None:
-        """Has an order on a store carried out, again after each death of the worker: for what must happen.
+        """Has an order on a store carried out, again after each death of the worker: for what must be done.
 
         Raises:
-            TDServeError: The worker said so.
+            TDServeError: The worker reported a failure.
         """
         body = getattr(order, order.WhichOneof("body") or "")
         while True:
@@ -199,7 +202,7 @@ class DataWorker:
             await asyncio.sleep(backoff_s)
 
     async def _run_once(self) -> int | None:
-        """Starts the process and waits for its end. Returns its exit code."""
+        """Starts the process and waits for its end; returns its exit code."""
         process = self._process = await self._processes.fork([str(self.number), *self._arguments])
         lost = asyncio.Event()
         self._socket = await ControlSocket.open(process.connection, self._on_report, lost.set)
@@ -239,7 +242,7 @@ class DataWorker:
                 self.gpu, self.why_no_gpu = report.done.gpu, report.done.why_no_gpu
                 if self.why_no_gpu:
                     _log.warning("data worker %d has no GPU: %s", self.number, self.why_no_gpu)
-                self.known_specs.clear()  # of orders that were made while there was nobody to send them to
+                self.known_specs.clear()  # of orders that were built before it could get them
                 self.ready.set()
             else:
                 self._on_session(report)
@@ -261,12 +264,12 @@ class DataWorker:
 
 
 async def drop_store(workers: Iterable[DataWorker], uid: str) -> None:
-    """Has workers let go of a store whose files are gone: their space is free when this returns.
+    """Has workers release a store whose files are deleted: the space is free when this returns.
 
-    A worker that is silent for ``DROP_TIMEOUT_S`` does so later; readers under way end with what they have mapped.
+    A worker that is silent for ``DROP_TIMEOUT_S`` releases it later; readers under way keep what they have mapped.
     """
     orders = [worker.order(worker_pb2.Order(drop_store=worker_pb2.DropStore(uid=uid))) for worker in workers]
     for order in orders:
-        order.add_done_callback(hear)  # of a worker that died: it has let go of everything
+        order.add_done_callback(hear)  # a worker that died has released everything
     if orders:
         await asyncio.wait(orders, timeout=DROP_TIMEOUT_S)

@@ -1,1 +1,1 @@
-"""What outlives a crash: on record while it is under way, then repaired; and the proof that a writer is gone."""
+"""Recovery after a crash: records of what is under way, its repair, and the proof that a writer is gone."""

@@ -1,4 +1,4 @@
-"""On record which rows a local writer may claim by itself: after a restart its claim file says what became of them."""
+"""Records of the rows that a local writer may claim; after a restart its claim file shows what became of them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _NUMBERS = struct.Struct(f"<4q{CLIENT_ID_BYTES}s")
 
 @dataclass(frozen=True)
 class ClaimRecord:
-    """What one local writer may claim of one store.
+    """The rows of one store that one local writer may claim.
 
     Attributes:
-        uid: The store's incarnation.
-        lock_name: Held by the writer's process.
-        num: Tells the writer's claims apart.
-        client_id: Whose extends they are.
-        first_row: Where it began; its rows follow one another round the ring.
-        num_filled: Rows that were committed.
-        num_allowed: Rows that it may claim.
-        num_taken: Records of what was committed.
+        uid: Incarnation of the store.
+        lock_name: Name of the lock that the writer's process holds.
+        client_id: Id of the client whose extends fill the rows.
+        num: Number that distinguishes the writer's claims.
+        first_row: Its first row; the others follow round the ring.
+        num_allowed: Number of rows that the writer may claim.
+        num_filled: Number of rows that were committed.
+        num_taken: Number of records in the claim file that were committed.
     """
 
     uid: str
@@ -48,27 +48,28 @@ class ClaimRecord:
 
     @property
     def key(self) -> bytes:
-        """Of the record."""
+        """Key of the record."""
         return writer_records.key_of(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.num)
 
     @property
     def file_name(self) -> str:
-        """Of the claim file, in its folder: each claim has one, so that who still has an old one does no harm."""
+        """Name of the claim file, unique: a process that still has the file of an earlier claim does no harm."""
         return f"{self.lock_name}.{self.num}"
 
     def save(self, target: CatalogDB | Transaction) -> None:
-        """Writes it down: before the writer may claim what it allows, with what it says was filled."""
+        """Saves the record: before the writer may claim the rows, and in the transaction that commits those it counts
+        as filled."""
         numbers = (self.first_row, self.num_allowed, self.num_filled, self.num_taken)
         target.put("pending", self.key, _NUMBERS.pack(*numbers, self.client_id))
 
     @classmethod
     def records_of(cls, db: CatalogDB, uid: str) -> list[bytes]:
-        """Of all records of one store."""
+        """Returns the keys of all records of one store."""
         return writer_records.keys_of(db, _KIND, uid)
 
     @classmethod
     def load(cls, db: CatalogDB, uid: str) -> list[ClaimRecord]:
-        """All on record of one store."""
+        """Returns all records of one store."""
         found = []
         for lock_name, num, content in writer_records.load(db, _KIND, uid):
             first_row, num_allowed, num_filled, num_taken, client_id = _NUMBERS.unpack(content)
@@ -77,16 +78,17 @@ class ClaimRecord:
 
     @classmethod
     def uids(cls, db: CatalogDB) -> set[str]:
-        """Stores of which there is a record."""
+        """Returns the uids of the stores that have a record."""
         return {key.split(b":")[1].decode() for key, _ in db.scan("pending", f"{_KIND}:".encode())}
 
     def find_unfilled(self, file: ClaimFile | None, capacity: int) -> list[NDArray[np.int64]]:
-        """Rows that were claimed and are not committed, as the writer's file says: an array per claim, in order.
+        """Returns the rows that were claimed and are not committed, as the writer's file shows: an array per claim, in
+        order.
 
         Args:
-            file: In which nothing more can be claimed; None, or what contradicts itself, says nothing: then all that
+            file: The claim file, in which nothing more can be claimed. If it is None or contradicts itself, all that
                 was allowed may have been claimed.
-            capacity: Of the ring.
+            capacity: Capacity of the ring.
         """
         left, sizes = self.num_allowed - self.num_filled, []
         if file is not None:
@@ -102,8 +104,10 @@ class ClaimRecord:
 def unfilled_claims(
     db: CatalogDB, folder: Path, store: StoreRecord, generations: NDArray[np.int64]
 ) -> list[tuple[ClaimRecord, list[NDArray[np.int64]]]]:
-    """What was claimed of a table before a restart and is not committed: these rows are odd from here on, as who
-    claimed them was about to make them."""
+    """Returns what was claimed of a table before a restart and is not committed.
+
+    It also makes these rows odd, which their writers were about to do.
+    """
     found = []
     for record in ClaimRecord.load(db, store.uid):
         file = None

@@ -1,4 +1,4 @@
-"""Writes to rows that are live already, on record before they are applied: a crash behind the record is repaired."""
+"""Writes to live rows, which are recorded before they are applied, so that a crash after that can be repaired."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.v1 import control_pb2
 
 JOURNAL = b"apply:"
-"""In front of a store's uid: the one write to it that is being applied."""
+"""Prefix of the key, in front of a store's uid; a store has one record, of the write that is being applied to it."""
 
 
 class Journal:
-    """A write that must be applied, as it lies in the catalog."""
+    """The record of a write that must be applied."""
 
     def __init__(
         self,
@@ -47,12 +47,14 @@ class Journal:
 
     @property
     def selection(self) -> Selection:
-        """What is written."""
+        """The selection that is written."""
         return from_message(self.asked.selection)
 
     def is_applied(self, rows: RowSet, generations: np.ndarray, content_version: int) -> bool:
-        """Whether a crash came behind the last step, as far as the store tells; to apply it again does no harm, but
-        would make it another version."""
+        """Returns whether the write was applied to its last step before a crash, as far as the store shows.
+
+        Applying it again does no harm, but makes another version.
+        """
         return content_version >= self.done.version and not any(
             (generations[piece] & 1).any() for piece in rows.pieces()
         )

@@ -1,6 +1,6 @@
 """Rows that a local client was overwriting in place when it died: they report DATA_LOSS until they are written again.
 
-They stay odd, so that who reads the files by himself finds them unreadable, and asks here why.
+They stay odd, so that a client that reads the files itself finds them unreadable and asks the server for the reason.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ from tdserve.structure.tree import Path
 _KIND = "overwrites"
 
 _WRITTEN = b"last-overwrite"
-"""Under it: the key of the overwrite that was committed last. Its rows become even behind that, and its record goes
-with the next transaction: at most this one of few rows is found on record after a crash although it is whole."""
+"""Key of a record that names the last committed overwrite. The rows of that overwrite become even after the commit, and
+its own record is deleted with the next transaction. So after a crash at most this one overwrite, of few rows, is on
+record although it is complete."""
 
 _WHOLE = b"whole "
-"""In front of the record of one of very many rows that was committed."""
+"""Prefix of the record of a committed overwrite of very many rows."""
 
 POWER_LOSS = "power-loss"
-"""In place of a writer's lock: nobody died, but the rows had not reached the disk when the power was lost."""
+"""Takes the place of a writer's lock: no writer died, but the rows had not reached the disk when the power was lost."""
 
 
 @dataclass(frozen=True, eq=False)
 class Overwrite:
-    """One write in place, on record from before its first byte until it is committed, or its rows are written again.
+    """One write in place, on record from before its first byte until it is committed or its rows are written again.
 
     Attributes:
-        uid: The store's incarnation.
-        lock_name: Held by the writer's process.
-        request: The writer's.
-        rows: That it writes.
+        uid: Incarnation of the store.
+        lock_name: Name of the lock that the writer's process holds.
+        request: Number of the writer's request.
+        rows: Rows that it writes.
         keys: Leaves or nodes that it writes; none: all.
-        is_whole: Whether its record says that it was committed.
+        is_whole: Whether its record states that it was committed.
     """
 
     uid: str
@@ -59,29 +60,32 @@ class Overwrite:
 
     @property
     def key(self) -> bytes:
-        """Of the record."""
+        """Key of the record."""
         return writer_records.key_of(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.request)
 
     @property
     def record(self) -> bytes:
-        """What is on record."""
+        """Content of the record."""
         return (_WHOLE if self.is_whole else b"") + json.dumps(self.keys).encode() + b"\n" + self.rows.encode()
 
     def left(self, rows: RowSet) -> ReservedRows:
-        """Rows of it that have left their table meanwhile, as they are on record then."""
+        """Returns the record of those of its rows that have left their table meanwhile."""
         return ReservedRows(self.uid, self.lock_name, -self.request, rows.encode())
 
     def save(self, db: CatalogDB) -> None:
-        """Writes it down."""
+        """Saves the record."""
         db.put("pending", self.key, self.record)
 
     def forget(self, txn: Transaction) -> None:
-        """It is over."""
+        """Deletes all its records."""
         txn.delete("pending", self.key)
         txn.delete("pending", self.left(self.rows).key)
 
     def commit(self, txn: Transaction) -> None:
-        """Its content is in place: what is odd of it is whole from this transaction on. Its record is to go later."""
+        """Records that its content is in place: rows that are still odd are complete from this transaction on.
+
+        Its own record is deleted later.
+        """
         if len(self.rows) > PIECE_ROWS:  # they become even in several turns, in which others may be committed
             txn.put("pending", self.key, replace(self, is_whole=True).record)
         else:
@@ -89,17 +93,17 @@ class Overwrite:
         txn.delete("pending", self.left(self.rows).key)
 
     def is_committed(self, db: CatalogDB) -> bool:
-        """Whether its content was whole before a crash."""
+        """Returns whether its content was complete before a crash."""
         return self.is_whole or db.get("pending", _WRITTEN) == self.key
 
     @classmethod
     def records_of(cls, db: CatalogDB, uid: str) -> list[bytes]:
-        """Of all records of one store."""
+        """Returns the keys of all records of one store."""
         return writer_records.keys_of(db, _KIND, uid)
 
     @classmethod
     def load(cls, db: CatalogDB, uid: str) -> list[Overwrite]:
-        """All on record of one store."""
+        """Returns all records of one store."""
         found = []
         for lock_name, request, content in writer_records.load(db, _KIND, uid):
             keys, _, rows = content.removeprefix(_WHOLE).partition(b"\n")
@@ -111,10 +115,10 @@ class Overwrite:
 
 @dataclass
 class LostRows:
-    """What was lost of one store.
+    """The lost rows of one store.
 
     Attributes:
-        overwrites: That were cut short.
+        overwrites: Overwrites that were cut short.
         may_heal_until_s: Point in time (monotonic) until which a writer that a restart of the server has cut short may
             be expected to write again; infinity before sessions can be opened.
     """
@@ -131,7 +135,7 @@ class LostRows:
         return reduce(or_, (each.rows for each in self.overwrites), RowSet.run(0, 0))
 
     def check(self, rows: RowSet, *, store: str, remedy: str = "write them again") -> None:
-        """Raises CorruptDataError when one of these rows is lost; ``remedy`` says what to do."""
+        """Raises CorruptDataError if one of these rows is lost; ``remedy`` tells the caller what to do."""
         if not self.overwrites or not (lost := rows & self.row_set):
             return
         first = list(islice((number for piece in lost.pieces() for number in _numbers(piece)), 8))
@@ -148,11 +152,11 @@ class LostRows:
         return "rows whose writer died while it overwrote them"
 
     def touching(self, rows: RowSet) -> list[str]:
-        """Lock names of the writers that may still write into these rows."""
+        """Returns the lock names of the writers that may still write into these rows."""
         return [each.lock_name for each in self.overwrites if each.rows.overlaps(rows)]
 
     def replace_written(self, rows: RowSet, keys: Sequence[Path]) -> dict[bytes, bytes | None]:
-        """Forgets what was lost of rows that were written again; returns what to change on record."""
+        """Removes rows that were written again; returns the changes to make on record, by key; None deletes."""
         kept: list[Overwrite] = []
         changes: dict[bytes, bytes | None] = {}
         for each in self.overwrites:

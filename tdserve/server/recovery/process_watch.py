@@ -1,4 +1,4 @@
-"""Local writers that are not here any more and may still write: waited for until they are proved gone."""
+"""Local writers that have disconnected and may still write; finds out when they are proved gone."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from tdserve.store import session_locks
 
 FIRST_LOOK_S = 0.001
 MAX_LOOK_S = 0.25
-"""A process that was killed lets go of its files a moment after its connection ends; one that is stopped, never."""
+"""Longest pause between looks. A killed process releases its files a moment after its connection ends, a stopped one
+never."""
 
 _log = logging.getLogger("tdserve.server")
 
 
 class Departures:
-    """Looks at the locks of sessions that have ended, and tells who waits for them.
+    """A watch on the locks of sessions that have ended.
 
     Args:
-        folder: Of the lock files.
+        folder: Folder of the lock files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,7 +33,7 @@ class Departures:
         self._task: asyncio.Task[None] | None = None
 
     def is_gone(self, name: str) -> bool:
-        """Whether the process that held this lock can write no more; removes the file then."""
+        """Returns whether the process that held this lock can write no more; if so, removes the file."""
         try:
             if session_locks.is_held(self._folder, name):
                 return False
@@ -48,18 +49,18 @@ class Departures:
             self._task = asyncio.create_task(self._look(), name="tdserve-departures")
 
     def left(self) -> list[str]:
-        """Locks that somebody holds; while no session is open, those of before a restart."""
+        """Returns the locks that are held; while no session is open, those from before a restart."""
         return [name for name in os.listdir(self._folder) if not self.is_gone(name)]
 
     def tidy(self) -> None:
-        """Removes the files that nobody holds, but for those that are watched; while no session is open."""
-        with suppress(FileNotFoundError):  # whoever removes a root while its server runs has removed these too
+        """Removes the files of locks that are neither held nor watched; call it while no session is open."""
+        with suppress(FileNotFoundError):  # somebody removed the root while its server ran
             for name in os.listdir(self._folder):
                 if name not in self._waiting:
                     self.is_gone(name)
 
     def close(self) -> None:
-        """Stops looking; the locks of those that are still there stay, for the next run of the server."""
+        """Stops the watch; locks that are still held stay for the next run of the server."""
         if self._task is not None:
             self._task.cancel()
         for name in self._waiting:
@@ -79,5 +80,5 @@ class Departures:
 def _tell(on_gone: Callable[[], None]) -> None:
     try:
         on_gone()
-    except Exception:  # noqa: BLE001 (the outermost frame of a callback: the others are told nevertheless)
+    except Exception:  # noqa: BLE001 (the outermost frame of a callback: the others must run too)
         _log.exception("rows of a local writer that is gone could not be freed")

@@ -1,9 +1,9 @@
-"""The one step that a crash can cut in two: a commit is on record, its generations are not yet written. Repaired here.
+"""Completes a commit that a crash has cut in two: it is on record, but its generations are not all written.
 
-The catalog's transaction and the mapped generations cannot change together. So the transaction comes first and carries,
-beside the new counters and the answer, which rows must become even; both are written within one turn of the event loop,
-so that at most one commit, the last, is ever half done. A long one, of very many rows, takes several turns, and keeps a
-record of its own until it is done.
+The catalog's transaction and the mapped generations cannot change together. So the transaction comes first, and
+contains, besides the new counters and the answer, which rows must become even. Both are written within one turn of the
+event loop, so that at most one commit, the last, is ever half done. A long commit, of very many rows, takes several
+turns, and keeps a record of its own until it is done.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Redo:
     """Rows of one store and the generations that a commit gives them.
 
     Attributes:
-        uid: The store's incarnation.
-        rows: int64; -1 is the store's own number.
-        generations: int64, even.
-        encoded: The rows as bytes, where they are known already.
-        is_long: The generations are written in several turns, and commits of other stores may come between.
+        uid: Incarnation of the store.
+        rows: Row numbers, int64; -1 is the store's own number.
+        generations: New generations, int64, even.
+        encoded: The rows as bytes, if they are already encoded.
+        is_long: Whether the generations are written in several turns, between which other stores may commit.
     """
 
     uid: str
@@ -42,21 +42,22 @@ class Redo:
 
     @cached_property
     def record(self) -> bytes:
-        """What is put on record."""
+        """Content of the record."""
         rows = self.encoded or encode_rows(self.rows)
         head = f'{{"uid": "{self.uid}", "rows_nbytes": {len(rows)}}}'.encode()  # json takes longer than LMDB does
-        # Rows of one write mostly have gone round equally often.
+        # The rows of one write have mostly been reused equally often.
         num_rows = len(self.generations)
         is_equal = num_rows > 1 and np.count_nonzero(self.generations == self.generations[0]) == num_rows
         encode = _encode_near if self.is_long else encode_repeats
         return head + b"\n" + rows + (self.generations[:1].tobytes() if is_equal else encode(self.generations))
 
     def save(self, txn: Transaction) -> None:
-        """Writes it beside the commit: over the last one, or until all of a long one is done."""
+        """Saves the record with the commit: in place of the last one; that of a long commit separately, until it is
+        done."""
         txn.put("pending", self._key, self.record)
 
     def forget(self, db: CatalogDB) -> None:
-        """A long commit is done."""
+        """Deletes the record of a long commit that is done."""
         db.delete("pending", self._key)
 
     @property
@@ -65,7 +66,7 @@ class Redo:
 
     @classmethod
     def load(cls, db: CatalogDB) -> list[Redo]:
-        """The last commit's, and those of long ones that were not done."""
+        """Returns the record of the last commit, and those of long commits that were not done."""
         last = db.get("pending", _KEY)
         found = [] if last is None else [cls._from_record(last)]
         return found + [cls._from_record(content, is_long=True) for _, content in db.scan("pending", _LONG_KEY)]
@@ -87,8 +88,8 @@ class Redo:
 
 
 def _encode_near(generations: np.ndarray) -> bytes:
-    """Generations that are near one another, as of rows that have gone round unequally often: the smallest, and a byte
-    for each; where that is longer, or too short, as ``encode_repeats``."""
+    """Encodes generations that are near one another, as of rows that were reused unequally often: the smallest one, and
+    a byte for each. Where that is longer, or a byte is too small, encodes them as ``encode_repeats``."""
     content = encode_repeats(generations)
     low = int(generations.min())
     if len(content) <= _GENERATION_NBYTES + len(generations) or int(generations.max()) - low > np.iinfo(np.uint8).max:
@@ -97,7 +98,7 @@ def _encode_near(generations: np.ndarray) -> bytes:
 
 
 def _decode(content: bytes, num_rows: int) -> np.ndarray:
-    """What ``_encode_near``, ``encode_repeats`` or, where all are equal, neither was given."""
+    """Decodes what ``_encode_near`` or ``encode_repeats`` returned, or, if all generations are equal, that one."""
     if len(content) == _GENERATION_NBYTES:
         return np.frombuffer(content, "<i8")
     low = int.from_bytes(content[:_GENERATION_NBYTES], "little", signed=True)

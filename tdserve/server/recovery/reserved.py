@@ -1,4 +1,4 @@
-"""On record which rows a local writer was let fill: after a restart they wait for the proof that it is gone."""
+"""Records of the rows that a local writer may fill; after a restart they wait for the proof that it is gone."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class ReservedRows:
     """Rows that one local writer may be filling.
 
     Attributes:
-        uid: The store's incarnation.
-        lock_name: Held by the writer's process.
-        num: Of the reservation; of rows that have left a table while they were overwritten, minus that request's.
-        encoded: The rows (``row_numbers``).
+        uid: Incarnation of the store.
+        lock_name: Name of the lock that the writer's process holds.
+        num: Number of the reservation. For rows that have left a table while they were overwritten: the negative number
+            of that request.
+        encoded: The rows, encoded as by ``row_numbers``.
     """
 
     uid: str
@@ -37,19 +38,19 @@ class ReservedRows:
 
     @property
     def key(self) -> bytes:
-        """Of the record."""
+        """Key of the record."""
         return writer_records.key_of(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.num)
 
     def save(self, db: CatalogDB) -> None:
-        """Writes it down, before the writer is told."""
+        """Saves the record, before the writer is told of the rows."""
         db.put("pending", self.key, self.encoded)
 
     @classmethod
     def records_of(cls, db: CatalogDB, uid: str) -> list[bytes]:
-        """Of all records of one store."""
+        """Returns the keys of all records of one store."""
         return writer_records.keys_of(db, _KIND, uid)
 
     @classmethod
     def load(cls, db: CatalogDB, uid: str) -> list[ReservedRows]:
-        """All on record of one store."""
+        """Returns all records of one store."""
         return [cls(uid, lock_name, num, rows) for lock_name, num, rows in writer_records.load(db, _KIND, uid)]

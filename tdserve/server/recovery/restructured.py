@@ -1,4 +1,4 @@
-"""A store's new structure on record, from the moment it is the store's until its files are all in their places."""
+"""Records of stores' new structures, each kept from when the structure takes effect until all files are in place."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from tdserve.store.restructuring import FileChange, file_change
 from tdserve.structure.tree import Path, Spec
 
 _PREFIX = b"alter:"
-"""In front of a store's uid."""
+"""Prefix of the key, in front of a store's uid."""
 
 
 @dataclass(frozen=True)
 class Restructured:
-    """What is to be done once the catalog has the new structure. To do it again does no harm.
+    """What remains to be done once the catalog has the new structure. Doing it again does no harm.
 
     Attributes:
-        uid: The store's incarnation.
-        folder: In which what comes was made: its name in the store's.
-        files: Of the tensors.
-        moved_values: Keys under which non-tensor values lie, and where they belong.
-        cleared_values: Keys whose values go.
-        kept_values: Before anything else: values that are to lie under other keys, and where they wait for that.
+        uid: Incarnation of the store.
+        folder: Name, in the store's folder, of the folder in which new content was prepared.
+        files: Changes of the tensors' files.
+        moved_values: Keys under which non-tensor values lie, each with the key to which they move.
+        cleared_values: Keys whose values are removed.
+        kept_values: Keys of values that get other keys, each with the temporary key to which they move before anything
+            else, and before this is recorded; not part of the record.
     """
 
     uid: str
@@ -38,7 +39,7 @@ class Restructured:
     def of(
         cls, uid: str, folder: str, old: Spec, new: Spec, origins: Mapping[Path, Path | None], added: Spec | None
     ) -> Restructured:
-        """What it takes to make a store of structure ``new`` of one of structure ``old``."""
+        """Returns what it takes to turn a store of structure ``old`` into one of structure ``new``."""
         kept, moved = [], []
         for path, _ in new.values:
             origin, waiting = origins[path], (folder, *path)
@@ -59,16 +60,16 @@ class Restructured:
 
     @staticmethod
     def key_of(uid: str) -> bytes:
-        """Under which the change of a store is on record."""
+        """Returns the key of a store's record."""
         return _PREFIX + uid.encode()
 
     @property
     def key(self) -> bytes:
-        """Of the record."""
+        """Key of the record."""
         return self.key_of(self.uid)
 
     def to_bytes(self) -> bytes:
-        """The record."""
+        """Returns the content of the record."""
         values = {
             "folder": self.folder,
             "files": self.files.to_json(),
@@ -79,7 +80,7 @@ class Restructured:
 
     @classmethod
     def load(cls, db: CatalogDB) -> list[Restructured]:
-        """All on record."""
+        """Returns all records."""
         found = []
         for key, content in db.scan("pending", _PREFIX):
             values = json.loads(content)

@@ -1,4 +1,4 @@
-"""What is on record of a local writer in the catalog: kept by store, by the writer's lock and by a number."""
+"""Records of local writers in the catalog, by store, by the writer's lock and by a number."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from tdserve.store.catalog_db import CatalogDB
 
 
 def key_of(kind: str, *, uid: str, lock_name: str, num: int) -> bytes:
-    """The key of one record.
+    """Returns the key of one record.
 
     Args:
-        kind: What is on record; one word.
-        uid: The store's incarnation.
-        lock_name: Held by the writer's process.
-        num: Tells this writer's records of one kind apart.
+        kind: Kind of the record; one word.
+        uid: Incarnation of the store.
+        lock_name: Name of the lock that the writer's process holds.
+        num: Number that distinguishes this writer's records of one kind.
     """
     return _prefix(kind, uid) + f"{lock_name}:{num}".encode()
 
 
 def keys_of(db: CatalogDB, kind: str, uid: str) -> list[bytes]:
-    """The keys of all records of one kind and store."""
+    """Returns the keys of all records of one kind and store."""
     return [key for key, _ in db.scan("pending", _prefix(kind, uid))]
 
 
 def load(db: CatalogDB, kind: str, uid: str) -> Iterator[tuple[str, int, bytes]]:
-    """Lock name, number and content of each record of one kind and store."""
+    """Yields lock name, number and content of each record of one kind and store."""
     prefix = _prefix(kind, uid)
     for key, content in db.scan("pending", prefix):
         lock_name, num = key[len(prefix) :].decode().split(":")
