@@ -296,7 +296,7 @@ class ControlProcess:
     async def delete_store(self, request: control_pb2.DeleteStoreRequest) -> control_pb2.DeleteStoreResponse:
         """Deletes a store."""
         self._refuse_when_draining()
-        catalog = self._services.stores.catalog  # a missing one may be the work of an earlier attempt
+        catalog = self._services.stores.catalog  # an earlier attempt may have deleted it
         must_wait = request.name not in catalog or catalog.get(request.name).durability == "disk"
         answer = control_pb2.DeleteStoreResponse()
         answer = await self._unary_changes.run(request.id, partial(self._delete, request.name), answer)

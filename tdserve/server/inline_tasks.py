@@ -19,8 +19,7 @@ def _nobody(task: asyncio.Task[None]) -> None:
 
 
 def start(coroutine: Coroutine[Any, Any, None], *, name: str, keep: _Keep = _nobody) -> asyncio.Task[None] | None:
-    """Runs a coroutine up to its first wait, and the rest in a task, or without one if it waits for an
-    ``InlineFuture``.
+    """Runs a coroutine up to its first wait, and the rest in a task, or in none if it waits for an ``InlineFuture``.
 
     Call it outside a task. Up to its first wait the coroutine runs outside any task too; ``in_task`` moves it into one.
 

@@ -185,8 +185,8 @@ def _read_token(path: str | None) -> str | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs ``python -m tdserve.server.main LIFELINE_FD``; settings come from ``TDSERVE_*`` variables (see
-    ``config``)."""
+    """Runs ``python -m tdserve.server.main LIFELINE_FD``, with settings from ``TDSERVE_*`` variables: see
+    ``config``."""
     try:
         return run(ServerConfig.from_env(), lifeline_fd=int(arguments[0]) if arguments else None)
     except TDServeError as error:

@@ -78,8 +78,8 @@ class OpenedStore:
         return self.record.name
 
     def replay_table(self) -> Table:
-        """Returns a replay table's rules, up to date with its writers' claims. Raises WrongStateError for another
-        kind."""
+        """Returns a table's rules, up to date with its writers' claims. Raises WrongStateError for another kind of
+        store."""
         if self.table is None:
             raise self.wrong_kind("replay")
         if self.table.claims is not None:
@@ -115,8 +115,7 @@ class OpenedStore:
         self.changed.check_present()
 
     def hold_newest(self) -> None:
-        """Keeps the file of the newest version until the next sync releases it; called for weights that were just
-        opened."""
+        """Keeps the newest version's file until the next sync releases it; called for weights that were just opened."""
         versions = self.weight_versions()
         if versions.newest is not None:
             self.synced_version = versions.newest.version
@@ -181,8 +180,7 @@ class OpenedStore:
         return self.generations.content_version if self.generations is not None else 0
 
     def ref(self, known_specs: WorkerSpecCache) -> worker_pb2.StoreRef:
-        """Returns the reference by which orders to a worker name this store, with the structure if the worker lacks
-        it."""
+        """Returns the reference to this store for orders to a worker, with the structure if the worker lacks it."""
         fingerprint = self.spec.fingerprint
         ref = worker_pb2.StoreRef(
             uid=self.record.uid,

@@ -134,7 +134,7 @@ class Opener:
         return entry
 
     def _table_parts(self, record: StoreRecord) -> tuple[Callable[[], Table], Callable[[Table], OpenedStore]]:
-        """Returns a function that restores the rules of a table, in any thread, and one that makes its entry from
+        """Returns two functions: one restores the rules of a table, in any thread, the other makes its entry from
         them."""
         folder, state = self._root.store_folder(record.name), self._state(record)
         spec = self._specs.get(record.fingerprint, record.order)

@@ -155,7 +155,7 @@ class Stores:
         return entry
 
     def open_damaged(self, name: str) -> OpenedStore:
-        """Returns a store that cannot be opened, so that it can be deleted; processes that have it open see that, if
+        """Returns a store that cannot be opened, for deletion; its readers see that it is deleted, if that is
         possible."""
         record = self.catalog.get(name)
         folder, generations = self._folder(record), None
@@ -348,7 +348,7 @@ class Stores:
         self._wake(record.name)
 
     def loading_of(self, session: int) -> list[OpenedStore]:
-        """Returns the stores that this session is filling for the first time, without those whose files are being
+        """Returns the stores that this session fills for the first time, without those whose files are being
         created."""
         return [self._entries[name] for name in sorted(self._loading.get(session, ())) if name in self._entries]
 

@@ -27,8 +27,7 @@ from tdserve.store.sync_pass import COPY_FILE, Pass, SyncedWeights
 from tdserve.store.watermark import SyncedStore
 
 MIN_REST = 4.0
-"""Pause after a pass, as a multiple of its duration. A long pass means that the disk is slow, and others write to it
-too."""
+"""Pause after a pass, as a multiple of its duration: a long pass means a slow disk, and others write to it too."""
 
 STORES_PER_TURN = 100
 """Stores that are visited in one turn of the event loop."""
@@ -86,8 +85,8 @@ class Syncing:
         await waiter
 
     def sync_soon(self, uid: str) -> None:
-        """Requests a pass over a store now, if there are regular passes: until then, a loss of power would cost all of
-        it."""
+        """Requests a pass over a store now, if there are regular passes: before it, a loss of power would cost the
+        whole store."""
         if self._interval_s:
             self._wanted.add(uid)
             self._wakeup.set()

@@ -1,4 +1,4 @@
-"""Rows that local clients were writing when they, or the server, ended: they wait for the proof that the writers are
+"""Rows that local clients were writing when they, or the server, ended; they wait for proof that the writers are
 gone."""
 
 from __future__ import annotations
@@ -77,8 +77,7 @@ class Unfinished:
         return waiting
 
     def overwritten(self, uid: str, spec: Spec) -> NDArray[np.int64]:
-        """Returns the live rows of a store whose overwriting is on record and not done: although odd, they are not
-        free."""
+        """Returns a store's live rows whose overwriting is on record and not done: although odd, they are not free."""
         content = self._db.get("pending", JOURNAL + uid.encode())
         found = [] if content is None else [Journal.from_bytes(content).selection.row_set(spec.batch_size)]
         found += [overwrite.rows for overwrite in Overwrite.load(self._db, uid)]

@@ -82,7 +82,7 @@ class Waiters:
         return bool(self._lines.get(line))  # empty: the last was served and has not resumed yet
 
     def at_once(self, look: Callable[[], _State | None], line: Hashable) -> _State | None:
-        """Returns the state if it is there and nobody waits in line for it, else None; arguments and errors as for
+        """Returns the state if it is there and nobody waits in line for it, else None; arguments as for
         ``wait_for``."""
         self.check_present()
         return None if self.has_line(line) else look()

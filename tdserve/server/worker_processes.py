@@ -29,8 +29,8 @@ NUM_LOOKS = 10
 that was itself stopped has looked only once meanwhile, and then reads what the others have sent."""
 
 START_TIMEOUT_S = 120.0
-"""Limit for a process that sends no sign of life before it is ready: importing torch takes 2 s, on a busy machine 20
-s."""
+"""Limit for a process that sends no sign of life before it is ready: it imports torch in 2 s, on a busy machine in
+20."""
 
 REAP_PAUSE_S = 0.01
 """Pause between looks for the exit code of a process that is gone: the kernel mostly has it within microseconds."""
@@ -103,7 +103,7 @@ class ForkServerProcess:
     """The fork server, as the control process sees it; when it dies, so do all processes that it has forked.
 
     Args:
-        timeout_s: Time without an answer after which it is taken for stopped, and killed.
+        timeout_s: Time without an answer after which it counts as hung, and is killed.
 
     Raises:
         OSError: It cannot be started.
@@ -211,7 +211,7 @@ class WorkerProcesses:
     Args:
         root_fd: Descriptor of the root's lock. Each worker holds it too, since it may still write when this process is
             gone.
-        timeout_s: Time without an answer after which the fork server is taken for stopped.
+        timeout_s: Time without an answer after which the fork server counts as hung, and is killed.
     """
 
     def __init__(self, root_fd: int | None = None, *, timeout_s: float = ServerConfig.worker_timeout_s) -> None:

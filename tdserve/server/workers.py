@@ -62,7 +62,7 @@ class DataWorker:
         number: Its number, from 0 to ``--workers`` - 1.
         processes: Starts its processes.
         arguments: Arguments of the process after its socket and number.
-        timeout_s: Time without a sign of life after which the process is taken for stopped, and killed.
+        timeout_s: Time without a sign of life after which the process counts as hung, and is killed.
         on_session: Called with reports that concern a session: rendezvous entries, losses, and messages of its client.
         on_lost: Called when the process has died and is proved gone: nothing it did goes on any more.
 
@@ -110,8 +110,7 @@ class DataWorker:
         self._task = asyncio.create_task(self._supervise(), name=f"tdserve-worker-{self.number}")
 
     async def stop(self) -> None:
-        """Ends the process: it exits when its socket closes, and is killed if that takes longer than
-        ``EXIT_GRACE_S``."""
+        """Ends the process: it exits when its socket closes; after ``EXIT_GRACE_S`` it is killed."""
         self._is_stopping = True
         if self._socket is not None:
             self._socket.close()

@@ -57,8 +57,8 @@ class ClaimRecord:
         return f"{self.lock_name}.{self.num}"
 
     def save(self, target: CatalogDB | Transaction) -> None:
-        """Saves the record: before the writer may claim the rows, and in the transaction that commits those it counts
-        as filled."""
+        """Saves the record before the writer may claim the rows, and again in each transaction that commits some of
+        them."""
         numbers = (self.first_row, self.num_allowed, self.num_filled, self.num_taken)
         target.put("pending", self.key, _NUMBERS.pack(*numbers, self.client_id))
 

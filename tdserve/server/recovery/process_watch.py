@@ -14,7 +14,7 @@ from tdserve.store import session_locks
 
 FIRST_LOOK_S = 0.001
 MAX_LOOK_S = 0.25
-"""Longest pause between looks. A killed process releases its files a moment after its connection ends, a stopped one
+"""Longest pause between looks. A killed process releases its files just after its connection ends, a stopped one
 never."""
 
 _log = logging.getLogger("tdserve.server")

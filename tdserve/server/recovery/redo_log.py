@@ -52,7 +52,7 @@ class Redo:
         return head + b"\n" + rows + (self.generations[:1].tobytes() if is_equal else encode(self.generations))
 
     def save(self, txn: Transaction) -> None:
-        """Saves the record with the commit: in place of the last one; that of a long commit separately, until it is
+        """Saves the record with the commit, in place of the last one's; that of a long commit is kept until it is
         done."""
         txn.put("pending", self._key, self.record)
 
