@@ -22,6 +22,7 @@ from tdserve.store.sync_pass import Pass, SyncedWeights
 from tdserve.store.watermark import SyncedStore
 
 NICENESS = 10
+"""Niceness of the process: whatever serves requests goes first."""
 
 
 class SyncProcess:

@@ -33,6 +33,7 @@ STORES_PER_TURN = 100
 """Stores that are visited in one turn of the event loop."""
 
 RETRY_S = 1.0
+"""Pause before a pass that failed is repeated, seconds."""
 
 _log = logging.getLogger("tdserve.server")
 

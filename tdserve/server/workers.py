@@ -22,6 +22,7 @@ from tdserve.v1 import worker_pb2
 
 RESTART_BACKOFF_S = 0.1
 MAX_RESTART_BACKOFF_S = 2.0
+"""Limit of the restart delay, which starts at ``RESTART_BACKOFF_S`` and doubles with each early death."""
 HEALTHY_AFTER_S = 10.0
 """Lifetime after which a worker is restarted with the shortest delay; one that dies at once must not burn a core."""
 
@@ -29,6 +30,7 @@ EXIT_GRACE_S = 2.0
 """Time in which a worker can exit by itself once its socket is closed."""
 
 VALUES_WORKER = 0
+"""Number of the only worker that writes non-tensor values."""
 
 DROP_TIMEOUT_S = 2.0
 """Limit for workers' reports that they have dropped a store; they take milliseconds, however many transfers go on."""
