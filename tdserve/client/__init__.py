@@ -1,7 +1,7 @@
-"""The client: what a user's process does. One session per client object, opened when first needed, reopened when
-lost.
+"""The client: the part of tdserve in a user's process. One session per client object, opened when first needed, and
+reopened when it is lost.
 
-Its rooms import one another downwards: ``local`` and ``relays`` lie below the session, ``groups`` and ``datasets``
-above the calls; on these lie ``handles``, ``tables``, ``memmap`` and ``weights``, one on the other. What several of
-them need, or what knows of several, lies here.
+Its rooms import one another downwards: ``content``, then ``local`` and ``relays``, then ``session`` and ``transfers``,
+then ``movers``, ``groups`` and ``datasets``, then ``handles``, ``tables``, ``tensordicts`` and ``weights``. ``client``
+puts them together.
 """

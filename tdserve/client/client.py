@@ -33,24 +33,26 @@ from tdserve.v1 import control_pb2
 
 
 class Client(WeightsClient):
-    """A connection to one server. Threads: safe. Picklable (by address). In a forked child its own calls raise
-    ForkedClientError, since its threads and sockets do not live there; its handles go on over a client of the child's.
+    """A connection to one server. Threads: safe. Pickled by address. In a forked child its own calls raise
+    ForkedClientError, since its threads and sockets do not exist there; its handles go on with a client of the child's
+    own.
 
-    It reconnects by itself: a call that meets a server in the middle of a restart goes on when the server is back, or
-    ends at its deadline. Every call takes ``timeout_s``: None is the client's default, 0 asks once without waiting.
+    It reconnects by itself: a call during a restart of the server goes on when the server is back, or ends at its
+    deadline. Every call takes ``timeout_s``: None is the client's default, 0 asks once without waiting.
 
     Args:
         address: ``host:port`` of the server.
-        transport: How content travels; ``"auto"`` takes the best there is: ``"shm"`` on the server's machine,
-            ``"nccl"`` where ``device`` is a GPU and the server has another, else ``"gloo"``. Any other is taken or
-            refused.
-        token: Bearer token, where the server asks for one.
+        transport: How content moves. ``"auto"`` takes the best one available: ``"shm"`` on the server's machine,
+            ``"nccl"`` if ``device`` is a GPU and the server has another, else ``"gloo"``. Any other is used, or the
+            client raises.
+        token: Bearer token, if the server requires one.
         timeout_s: Default for every call, seconds.
-        allow_pickle: Whether non-tensor values of any type may travel: those without a codec of their own are pickled,
-            and unpickled by readers that said so too. Unpickling runs code that the writer chose: only for servers
-            all of whose clients are trusted. Others refuse such values, and get an error when they read one.
-        device: The GPU that content is for, such as ``"cuda:0"``, where it may go from GPU to GPU by NCCL; results
-            still go there only when a call says ``device=``.
+        allow_pickle: Whether non-tensor values of any type may be sent: those without a codec are pickled, and
+            unpickled by readers with the same setting. Unpickling runs code that the writer chose, so set it only if
+            all clients of the server are trusted. Other clients refuse to write such values, and get an error when they
+            read one.
+        device: The GPU that content is for, such as ``"cuda:0"``, if it may move from GPU to GPU by NCCL; results are
+            still put there only by calls with ``device=``.
     """
 
     def __repr__(self) -> str:
@@ -68,26 +70,27 @@ class Client(WeightsClient):
         existsok: bool = False,
         timeout_s: float | None = None,
     ) -> StoreHandle:
-        """Makes a store of a folder that tensordict's ``memmap`` or ``save`` has written, where it lies.
+        """Makes a store of an existing folder that tensordict's ``memmap`` or ``save`` has written.
 
-        No tensor is copied: what is written to the store changes the user's files, and what others write into these
-        files meanwhile is read without the service's promises. They must not be truncated while the store is there.
-        ``delete`` forgets the store and leaves the folder as it is. Non-tensor values, which lie in the folder's
-        ``meta.json``, are read now, and cannot be written: a write that has some is a NotSupportedError, before
+        No tensor is copied. Writes to the store change the user's files. What other programs write into these files
+        meanwhile is read too, without the service's guarantees; they must not truncate the files while the store
+        exists. ``delete`` forgets the store and leaves the folder as it is. Non-tensor values, which are in the
+        folder's ``meta.json``, are read now and cannot be written: such a write raises NotSupportedError before
         anything is written. To change them, copy the store: ``client.memmap(store.to_tensordict(), name)``.
 
         Args:
-            path: Of the folder, on the server's machine; relative ones are taken from here.
+            path: Of the folder, on the server's machine; a relative path starts at this process's current folder.
             name: Of the store.
             read_only: True refuses every write, and needs no permission to write the files.
             exists_ok: True returns the store of this name if it was adopted from this folder in the same way.
 
         Raises:
-            NotSupportedError: Names what a store cannot hold in place: lazy stacks, nested tensors, pickled values; or
-                the files cannot be written; or this client does not share the server's root, and the folder is not
-                below one that the server was told of (``tdserve serve --adoptable``). Nothing was created.
+            NotSupportedError: The folder has something that a store cannot hold in place, which the error names: lazy
+                stacks, nested tensors, pickled values. Or the files cannot be written. Or this client does not share
+                the server's root, and the folder is not below one that was named to ``tdserve serve --adoptable``.
+                Nothing was created.
             CorruptDataError: A file is missing, or shorter than its tensor. Nothing was created.
-            StoreExistsError: The name is taken, or another store has the folder. Nothing was created.
+            StoreExistsError: The name is taken, or another store uses the folder. Nothing was created.
             InvalidRequestError: There is no such folder, or it is the server's own. Nothing was created.
         """
         deadline = self.deadline(timeout_s)
@@ -121,24 +124,25 @@ class Client(WeightsClient):
             like: One row; its content does not matter. It must not have the keys that sampling adds (``index``,
                 ``generation``, ``priority``, ...).
             capacity: Rows of the ring; space for all of them is reserved now.
-            min_size: Rows needed before a sample is drawn, where no ``limiter`` is given.
+            min_size: Rows needed before a sample is drawn, if no ``limiter`` is given.
             sampler: ``tdserve.Uniform()`` (the default), ``Prioritized``, ``Fifo``, ``Lifo``, ``WithoutReplacement`` or
                 ``Slices``.
-            remover: What makes room when the table is full: ``tdserve.Fifo()`` (the default) or ``LowestPriority``.
-            limiter: Who waits: ``tdserve.MinSize(min_size)`` (the default), ``SampleToInsertRatio`` or ``Queue``.
-            max_times_sampled: A row is deleted when it was sampled so often; 0: never for that.
-            policy: Name of the weights that make the rows, which need not be published yet: each row gets a
-                ``policy_version``, and ``sample(max_lag=)`` draws rows of recent versions only. When their store is
-                deleted, the rows that are there count as older than any lag.
+            remover: Makes room when the table is full: ``tdserve.Fifo()`` (the default) or ``LowestPriority``.
+            limiter: Decides when calls wait: ``tdserve.MinSize(min_size)`` (the default), ``SampleToInsertRatio`` or
+                ``Queue``.
+            max_times_sampled: A row is deleted after it was sampled this often; 0: never.
+            policy: Name of the weights with which the rows are made; they need not be published yet. Each row gets a
+                ``policy_version``, and ``sample(max_lag=)`` draws only rows of recent versions. When the weights' store
+                is deleted, existing rows count as older than any lag.
             ragged: Keys of tensors whose size along their first dimension differs from row to row, or a dict of such
-                keys with the dimensions that differ; the key of a nested part whose rows differ in their first batch
-                dimension, such as chat histories (``()`` is the row itself). What is nested or a lazy stack in ``like``
-                is ragged anyway.
-            max_object_bytes: Room for its non-tensor values and ragged tensors, 1 GiB by default: address space that
-                is used as it is needed, for good.
-            durability: ``"disk"`` has every write answered only when it has reached the disk, and so survives a loss of
-                power; ``"process"``, the default, as soon as it survives the end of any process. What was written
-                before the server's last sync survives a loss of power in any case.
+                keys with the dimensions that differ. Or the key of a nested part whose rows differ in their first batch
+                dimension, such as chat histories; ``()`` is the row itself. Nested tensors and lazy stacks in ``like``
+                are always ragged.
+            max_object_bytes: Room for non-tensor values and ragged tensors, 1 GiB by default: address space. Its
+                files grow as needed, and shrink only when the server starts.
+            durability: ``"disk"``: a write is answered only when it is on the disk, and so survives a power failure.
+                ``"process"``, the default: as soon as it survives the end of any process. What was written before the
+                server's last sync survives a power failure in any case.
             exists_ok: True returns an existing replay of the same structure and settings.
 
         Raises:
@@ -174,7 +178,7 @@ class Client(WeightsClient):
         Args:
             name: Of the store.
             like: One row; its content does not matter.
-            max_size: Rows that wait or are taken and not acknowledged; beyond it writers wait.
+            max_size: Rows that wait, or are taken and not acknowledged; when it is reached, writers wait.
             sampler: ``tdserve.Fifo()`` (the default), or ``tdserve.Lifo()`` for a stack.
             policy: As in ``create_replay``; ``take(max_lag=)`` discards rows of older versions.
             ragged: As in ``create_replay``.
@@ -194,12 +198,12 @@ class Client(WeightsClient):
         return QueueHandle(self, description)
 
     def queue(self, name: str, *, timeout_s: float | None = None) -> QueueHandle:
-        """The handle of a queue, waited for if it does not exist yet.
+        """Returns the handle of a queue; waits for it if it does not exist yet.
 
         Raises:
-            DeadlineExceededError: It did not come in time.
-            StoreNotFoundError: With ``timeout_s=0``.
-            WrongStateError: The store of this name is no queue.
+            DeadlineExceededError: It was not created in time.
+            StoreNotFoundError: It does not exist, with ``timeout_s=0``.
+            WrongStateError: The store of this name is not a queue.
         """
         handle = self._handle(self.describe(name, timeout_s=timeout_s))
         if not isinstance(handle, QueueHandle):
@@ -243,7 +247,7 @@ class Client(WeightsClient):
         try:
             return self._create(request, spec, None)[0]
         except StoreExistsError:
-            # Rows of another size may have come since somebody else made it of the same row.
+            # Rows of another size may have been written since another client created it with the same row.
             found = self.describe(name, timeout_s=0) if exists_ok else None
             is_same = found is not None and (found.settings, found.capacity) == (request.settings, capacity)
             if found is None or not is_same or not widens(spec, found.spec):
@@ -251,11 +255,11 @@ class Client(WeightsClient):
             return found
 
     def replay(self, name: str, *, timeout_s: float | None = None) -> ReplayHandle:
-        """The handle of a replay store, waited for if it does not exist yet.
+        """Returns the handle of a replay store; waits for it if it does not exist yet.
 
         Raises:
-            DeadlineExceededError: It did not come in time.
-            StoreNotFoundError: With ``timeout_s=0``.
+            DeadlineExceededError: It was not created in time.
+            StoreNotFoundError: It does not exist, with ``timeout_s=0``.
         """
         handle = self._handle(self.describe(name, timeout_s=timeout_s))
         if not isinstance(handle, ReplayHandle):
@@ -275,24 +279,24 @@ class Client(WeightsClient):
         interface: str | None = None,
         timeout_s: float | None = None,
     ) -> Group:
-        """Joins a group of clients, which exchange tensordicts among themselves; the server only brings them together.
+        """Joins a group of clients that exchange tensordicts among themselves; the server only introduces them.
 
-        It is formed once ``world_size`` clients have asked for this name. Whoever asks for a group that exists waits to
-        be admitted to its next epoch.
+        The group is formed once ``world_size`` clients have asked for this name. A client that asks for an existing
+        group waits until it is admitted to the next epoch.
 
         Args:
-            name: Of the group; groups are no stores, and are not kept.
+            name: Of the group; groups are not stores, and are not kept.
             world_size: Members of the first epoch.
-            rank: In it; None: by order of arrival.
-            backend: ``"gloo"``, or ``"nccl"`` for tensors on GPUs, one of its own for each member.
-            device: CUDA device of the backend nccl; None is the current one.
-            interface: Address on which the others reach this member; None: of the interface that reaches the server.
+            rank: In the first epoch; None: by order of arrival.
+            backend: ``"gloo"``, or ``"nccl"`` for tensors on GPUs; each member then needs a GPU of its own.
+            device: CUDA device for the backend nccl; None is the current one.
+            interface: Address at which the others reach this member; None: of the interface that reaches the server.
 
         Raises:
-            DeadlineExceededError: The others did not come in time.
+            DeadlineExceededError: The others did not join in time.
             InvalidRequestError: Another member has asked for the same rank, or another size or backend.
-            NotSupportedError: There is no NCCL here, or two members share a GPU.
-            ConnectError: The members do not reach one another.
+            NotSupportedError: NCCL is not available here, or two members share a GPU.
+            ConnectError: The members cannot reach one another.
         """
         return join_group(
             self, name, world_size, rank, backend=backend, device=device, interface=interface, timeout_s=timeout_s
@@ -301,11 +305,11 @@ class Client(WeightsClient):
     # ------------------------------------------------------------ figures
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the server and of this client's session, as plain values.
+        """Returns figures of the server and of this client's session, as plain values.
 
-        ``transport`` is this session's, and ``why_not_nccl`` says why it is not ``"nccl"`` although a GPU was named
-        (else it is ``""``); ``transports`` counts bytes and transfers of the whole server by transport.
-        ``bytes_relayed`` of these went from client to client, not through the server.
+        ``transport`` is this session's, and ``why_not_nccl`` explains why it is not ``"nccl"`` although a GPU was named
+        (else it is ``""``). ``transports`` counts bytes and transfers of the whole server by transport.
+        ``bytes_relayed`` of these were sent from client to client, not through the server.
         """
         from_server = self.server_stats()
         session = self._session
@@ -327,7 +331,7 @@ class Client(WeightsClient):
         }
 
     def make_mover(self, session: Session) -> ClientMover:
-        """Local where the session has reached the server's files."""
+        """Makes a local mover if the session has access to the server's files, else a remote one."""
         return RemoteMover(self, session) if session.local is None else LocalMover(self, session, session.local)
 
 
@@ -344,8 +348,9 @@ def connect(
     """Connects to a server; see ``Client`` for the arguments.
 
     Raises:
-        ConnectError: Nobody answered within ``timeout_s``.
-        UnauthenticatedError, ProtocolVersionError, NotSupportedError: The server or this version refuses.
+        ConnectError: The server did not answer within ``timeout_s``.
+        UnauthenticatedError, ProtocolVersionError, NotSupportedError: The server or this version refuses the
+            connection.
     """
     client = Client(
         address,
@@ -357,7 +362,7 @@ def connect(
         device=device,
     )
     try:
-        client.call(lambda *_: None, client.deadline(None))  # again, should the server be in the middle of a restart
+        client.call(lambda *_: None, client.deadline(None))  # again, if the server is restarting
     except BaseException:
         client.close()
         raise

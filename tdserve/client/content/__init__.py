@@ -1,1 +1,1 @@
-"""Content as a client holds it: tensors in the order in which they travel, values, padding, devices."""
+"""Content as a client holds it: tensors in the order in which they are sent, values, padding, devices."""

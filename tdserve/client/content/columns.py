@@ -1,4 +1,4 @@
-"""What has arrived of a read, or was copied as if it had: one tensor per slot of its layout."""
+"""The columns of a read, received or copied locally: one tensor per slot of its layout."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Received:
 
     def leaves(self) -> dict[Path, torch.Tensor]:
         """The leaves of the spec by path."""
-        return dict(zip(self._layout.leaf_paths, self.columns, strict=False))  # behind them is what was added
+        return dict(zip(self._layout.leaf_paths, self.columns, strict=False))  # added columns come after them
 
     def trailing(self, name: str) -> torch.Tensor:
-        """A column that the service has added."""
+        """Returns a column that the service has added."""
         slots = self._layout.slots
         number = next(i for i in range(self._layout.num_leaves, len(slots)) if slots[i].path == (name,))
         return self.columns[number]
@@ -45,7 +45,7 @@ class Received:
 
     @property
     def is_void(self) -> bool:
-        """Whether the read was refused; a Failure on the session says why."""
+        """Whether the read was refused; a Failure on the session gives the reason."""
         return self._status[0] == ReadStatus.FAILED
 
     @property
@@ -55,10 +55,10 @@ class Received:
 
     @property
     def version(self) -> int:
-        """Content version that a tensordict store had when it was read.
+        """Content version of a tensordict store at the time of the read.
 
         Raises:
-            TransferAbortedError: Rows moved while they were copied; to be read again.
+            TransferAbortedError: Rows changed while they were copied; the read must be repeated.
         """
         outcome, version = self._status[:2]
         if outcome == ReadStatus.TORN:
@@ -74,7 +74,7 @@ class _Run(NamedTuple):
     """Slots of one dtype and shape at equal distances.
 
     Attributes:
-        size, stride: Of a tensor that has all of them along its first dimension, or of the one that there is.
+        size, stride: Of a tensor that has all of them along its first dimension, or of the single one.
         offset: Of the first, in elements.
     """
 
@@ -86,7 +86,7 @@ class _Run(NamedTuple):
 
 
 def views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
-    """Every slot as a tensor over the flat buffer; the buffer's memory lives as long as any of them."""
+    """Returns every slot as a tensor over the flat buffer, whose memory lives as long as any of them."""
     return make_independent_views(partial(_views, layout, buffer))
 
 
@@ -106,7 +106,7 @@ def _views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _runs(layout: Layout) -> list[_Run]:
-    """How to make views of all slots with few calls; kept with the layout."""
+    """Groups the slots so that few calls make all views; cached with the layout."""
     runs: list[_Run] | None = layout.memo.get(_Run)
     if runs is None:
         runs = layout.memo[_Run] = []

@@ -1,8 +1,8 @@
-"""Content on its way to a device: through pinned staging memory, in the background of whoever uses it.
+"""Moves content to a device through pinned staging memory, in the background.
 
-A GPU copies by itself only from pinned memory. What arrives is put into slots of it, piece by piece, each of which is
-on its way while the next is filled; a slot is filled again when its copy is over. The copies run on a stream of their
-own: the stream of whoever takes the result waits for them on the device, and no thread does.
+A GPU copies by itself only from pinned memory. Received content is put into slots of such memory, piece by piece; each
+piece is copied while the next slot is filled, and a slot is reused once its copy is done. The copies run on a stream of
+their own. The stream that uses the result waits for them on the device; no thread does.
 """
 
 from __future__ import annotations
@@ -21,39 +21,41 @@ SLOT_NBYTES = 8 * 1024 * 1024
 """Large enough that a copy takes many times what it takes to begin it, small enough to be pinned in milliseconds."""
 
 MAX_SLOTS = 4
-"""Pinned memory is taken away from everybody else: 32 MiB per process and device. Two would do for one thread."""
+"""Pinned memory is lost to all other programs: 32 MiB per process and device. Two slots would do for one thread."""
 
 ALIGN_NBYTES = 256
-"""What CUDA's own allocator aligns to: kernels read aligned tensors in wider steps."""
+"""Alignment of CUDA's own allocator: kernels read aligned tensors in wider steps."""
 
 
 class CopyEvent(Protocol):
-    """A copy under way, as ``torch.cuda.Event`` shows it."""
+    """A copy under way, with the methods of ``torch.cuda.Event``."""
 
     def query(self) -> bool:
-        """Whether it is over."""
+        """Returns whether the copy is done."""
 
     def synchronize(self) -> Any:
-        """Waits until it is."""
+        """Waits until the copy is done."""
 
 
 class Device(Protocol):
-    """What can be copied to in the background. Copies are made in the order of the calls."""
+    """A device to which copies are made in the background, in the order of the calls."""
 
     device: torch.device
 
     def staging(self, nbytes: int) -> torch.Tensor:
-        """Memory, uint8, that the device can copy from by itself."""
+        """Returns uint8 memory that the device can copy from by itself."""
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """Memory, uint8, on the device, to be copied to."""
+        """Returns uint8 memory on the device, to copy to."""
 
     def copy(self, target: torch.Tensor, staged: torch.Tensor) -> CopyEvent:
-        """Begins to copy; neither may be touched until it is over."""
+        """Starts to copy; neither memory may be touched until the copy is done."""
 
     def join(self, copied: CopyEvent, memory: torch.Tensor) -> None:
-        """What the calling thread asks of the device from here on comes after the copy; until then, and until it is
-        done with, the memory is nobody else's."""
+        """Makes later work of the calling thread on the device wait for the copy.
+
+        The memory is not reused before that work is
+        done."""
 
 
 class CudaDevice:
@@ -68,16 +70,16 @@ class CudaDevice:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def staging(self, nbytes: int) -> torch.Tensor:
-        """Pinned memory."""
+        """Returns pinned memory."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """Memory of the copying stream: what it was used for before is over when that stream comes to it."""
+        """Returns memory of the copying stream, which reuses it only after its previous use."""
         with torch.cuda.stream(self._stream):
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def copy(self, target: torch.Tensor, staged: torch.Tensor) -> CopyEvent:
-        """Begins to copy on the copying stream."""
+        """Starts to copy on the copying stream."""
         with torch.cuda.stream(self._stream):
             target.copy_(staged, non_blocking=True)
             copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -85,24 +87,27 @@ class CudaDevice:
         return copied
 
     def join(self, copied: Any, memory: torch.Tensor) -> None:
-        """Lets the caller's current stream wait."""
+        """Makes the caller's current stream wait."""
         current = torch.cuda.current_stream(self.device)
         current.wait_event(copied)
-        memory.record_stream(current)  # else it is given to the next copy as soon as the caller drops it
+        memory.record_stream(current)  # else the next copy reuses it as soon as the caller drops it
 
 
 class Upload:
-    """A tensordict on its way to a device.
+    """A tensordict that is being moved to a device.
 
     Args:
-        make: The tensordict as whoever calls it is to have it.
+        make: Returns the tensordict; called in the thread that takes it.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
 
     def take(self) -> Any:
-        """The tensordict, for use on the caller's current stream, which waits for the copy; the caller does not."""
+        """Returns the tensordict for use on the caller's current stream.
+
+        The stream waits for the copy, the caller does not.
+        """
         return self._make()
 
 
@@ -119,12 +124,12 @@ class _Slot:
 
 
 class Uploads:
-    """Uploads to one device, of any number of threads.
+    """Uploads to one device, from any number of threads.
 
     Args:
-        device: Where to.
+        device: The device.
         slot_nbytes: Of one slot of staging memory.
-        max_slots: Slots at most; they are made when they are needed.
+        max_slots: Largest number of slots; they are made when needed.
     """
 
     def __init__(self, device: Device, *, slot_nbytes: int = SLOT_NBYTES, max_slots: int = MAX_SLOTS) -> None:
@@ -132,14 +137,14 @@ class Uploads:
         self._slot_nbytes = slot_nbytes
         self._max_slots = max_slots
         self._changed = Condition()
-        self._free: list[_Slot] = []  # the longest unused first
+        self._free: list[_Slot] = []  # the one unused for longest is first
         self._num_slots = 0
 
     def begin(self, td: Any) -> Upload:
-        """Begins to copy a tensordict or tensorclass instance, which may change as soon as this returns.
+        """Starts to copy a tensordict or tensorclass instance, which may change as soon as this returns.
 
-        Tensors that are no dense ones on the CPU are moved when it is taken, as ``td.to`` would, and must not change
-        before.
+        Tensors that are not dense ones on the CPU are moved later, when the result is taken, as by ``td.to``. They must
+        not change before.
         """
         device = self._device.device
         found: dict[int, torch.Tensor] = {}
@@ -160,13 +165,14 @@ class Uploads:
         def take() -> Any:
             if copied is not None:
                 self._device.join(copied, memory)
-            # What is moved otherwise is moved by whoever uses it: memory belongs to the stream that it was made on.
+            # Other tensors are moved by the thread that takes the result: memory belongs to the stream on which it was
+            # made.
             return placed if is_all else td.apply(place, device=device)
 
         return Upload(take)
 
     def _copy(self, leaves: Sequence[torch.Tensor], offsets: Sequence[int], memory: torch.Tensor) -> CopyEvent | None:
-        """Copies all leaves to their offsets; the last copy, behind which all are over."""
+        """Copies all leaves to their offsets; returns the last copy, after which all are done."""
         copied = None
         for begin, end, pieces in _windows([leaf.numel() for leaf in leaves], offsets, self._slot_nbytes):
             slot = self._take()
@@ -179,7 +185,7 @@ class Uploads:
         return copied
 
     def _take(self) -> _Slot:
-        """A slot whose last copy is over."""
+        """Returns a slot whose last copy is done."""
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._num_slots < self._max_slots)
             slot = next((slot for slot in self._free if slot.is_idle), None)
@@ -200,7 +206,7 @@ class Uploads:
         return slot
 
     def _give(self, slot: _Slot | None) -> None:
-        """Gives a slot back; None: it could not be made."""
+        """Returns a slot to the pool; None: it could not be made."""
         with self._changed:
             if slot is None:
                 self._num_slots -= 1
@@ -210,10 +216,10 @@ class Uploads:
 
 
 def resolve_device(device: torch.device | str | int | None) -> torch.device | None:
-    """A device as the calling thread means it: ``"cuda"`` is the current one of a thread, which others do not share.
+    """Returns a device with its number: ``"cuda"`` is the current one of the calling thread.
 
     Raises:
-        InvalidRequestError: It is the name of no device.
+        InvalidRequestError: It names no device.
         NotSupportedError: There is no such CUDA device here.
     """
     if device is None:
@@ -233,11 +239,12 @@ def resolve_device(device: torch.device | str | int | None) -> torch.device | No
 
 
 def begin(td: Any, device: torch.device | str | int | None) -> Upload:
-    """Begins to move a tensordict to a device; the result is taken by whoever uses it, maybe in another thread.
+    """Starts to move a tensordict to a device; another thread may take the result.
 
     Args:
         td: Tensordict or tensorclass instance.
-        device: To a CUDA device in the background; to any other as ``td.to`` does; None leaves it where it is.
+        device: A copy to a CUDA device is made in the background, one to any other as by ``td.to``; None copies
+            nothing.
 
     Raises:
         NotSupportedError: There is no such CUDA device here.
@@ -252,7 +259,7 @@ def begin(td: Any, device: torch.device | str | int | None) -> Upload:
 
 
 def to_device(td: Any, device: torch.device | str | int | None) -> Any:
-    """A tensordict on a device, for use on the caller's current stream; as ``begin`` and ``take`` at once."""
+    """Moves a tensordict to a device, for use on the caller's current stream: ``begin`` and ``take`` at once."""
     return begin(td, device).take()
 
 
@@ -274,7 +281,7 @@ def _view(memory: torch.Tensor, leaf: torch.Tensor, offset: int) -> torch.Tensor
 
 
 def _offsets(sizes_nbytes: Sequence[int]) -> tuple[list[int], int]:
-    """Where each leaf lies in one aligned piece of memory, and how large that is."""
+    """Returns the offset of each leaf in one aligned piece of memory, and the size of that memory."""
     offsets = []
     end = 0
     for nbytes in sizes_nbytes:
@@ -286,11 +293,11 @@ def _offsets(sizes_nbytes: Sequence[int]) -> tuple[list[int], int]:
 def _windows(
     sizes_nbytes: Sequence[int], offsets: Sequence[int], window_nbytes: int
 ) -> Iterator[tuple[int, int, list[tuple[int, int, int, int]]]]:
-    """The whole in windows of a slot's size at most.
+    """Divides the memory into windows of at most a slot's size.
 
     Yields:
-        Begin and end in the whole; and of each leaf that lies in there its number, the first and the last of its bytes,
-        and where in the window they go.
+        Begin and end within the memory; and for each leaf in that window its number, its first and last byte, and their
+        place within the window.
     """
     first = 0
     total = offsets[-1] + sizes_nbytes[-1] if offsets else 0

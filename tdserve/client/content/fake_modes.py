@@ -1,4 +1,4 @@
-"""Torch's FakeTensorMode, under which real content can be neither made nor written."""
+"""Torch's FakeTensorMode, in which no real content can be made or written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tdserve.structure.torch_private import FakeTensorMode, active_fake_mode, nu
 
 
 def fake_mode() -> FakeTensorMode | None:
-    """The FakeTensorMode that is active in the calling thread; None without one."""
+    """Returns the FakeTensorMode that is active in the calling thread; None if there is none."""
     found: FakeTensorMode | None = active_fake_mode()
     return found
 
@@ -20,12 +20,12 @@ WEIGHTS = "leave the mode for weights; client.describe(name) tells their structu
 
 
 def check_real(doing: str, advice: str = STRUCTURE) -> None:
-    """Raises NotSupportedError under a FakeTensorMode, where torch takes real tensors for a mistake.
+    """Raises NotSupportedError under a FakeTensorMode, where torch treats real tensors as mistakes.
 
-    Without any mode it takes some 30 ns, so that every read of a store can afford it.
+    Without a mode this takes some 30 ns, which every read of a store can afford.
 
     Args:
-        doing: What was asked for, for the error.
+        doing: What was requested, for the error.
         advice: What to do instead, for the error.
     """
     if num_dispatch_modes() and fake_mode() is not None:

@@ -1,4 +1,4 @@
-"""The client's GPU, as it is named to the server: the one that content is for."""
+"""The GPU that a client names to the server, to receive its content."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Gpu(NamedTuple):
 
     Attributes:
         device: Its name here, such as ``"cuda:0"``; "" for none.
-        uuid: What tells it from all others; "" where NCCL cannot use it.
-        why_not: Why it cannot.
+        uuid: Identifies it among all GPUs; "" if NCCL cannot use it.
+        why_not: Why NCCL cannot use it.
     """
 
     device: str
@@ -31,14 +31,14 @@ NO_GPU = Gpu("", "")
 
 
 def named_gpu(device: torch.device | str | int | None, *, transport: str) -> Gpu:
-    """The GPU that a client names.
+    """Returns the GPU that a client names.
 
     Args:
-        device: CUDA device; None names none, unless ``transport`` is ``"nccl"``: then it is the thread's current one.
-        transport: That the client asks for.
+        device: CUDA device; None names none, or the thread's current one if ``transport`` is ``"nccl"``.
+        transport: The transport that the client asks for.
 
     Raises:
-        InvalidRequestError: It is no CUDA device.
+        InvalidRequestError: It is not a CUDA device.
         NotSupportedError: There is no such device here, or ``transport`` is ``"nccl"`` and NCCL cannot use it.
     """
     if device is None and transport != "nccl":
@@ -62,19 +62,19 @@ def named_gpu(device: torch.device | str | int | None, *, transport: str) -> Gpu
 
 
 def choose_device(welcome: control_pb2.Welcome, gpu: Gpu, *, transport: str, address: str) -> tuple[str, str]:
-    """What becomes of the client's GPU in a session, once the server has answered; NCCL was not touched yet.
+    """Decides whether a session uses the client's GPU, once the server has answered; does not use NCCL yet.
 
     Args:
         welcome: The server's answer.
-        gpu: That the client has named.
-        transport: That it asked for.
+        gpu: The GPU that the client has named.
+        transport: The transport that it asked for.
         address: Of the server, for errors.
 
     Returns:
-        Its name, where content goes from GPU to GPU, else ""; and why it does not.
+        The GPU's name if content moves from GPU to GPU, else ""; and the reason if it does not.
 
     Raises:
-        NcclUnavailableError: NCCL was asked for, and cannot be had.
+        NcclUnavailableError: NCCL was asked for and cannot be used.
     """
     why_not: str = welcome.why_not_nccl
     if welcome.transport == "nccl":
@@ -87,7 +87,7 @@ def choose_device(welcome: control_pb2.Welcome, gpu: Gpu, *, transport: str, add
 
 
 def landing(gpu: str, device: torch.device | str | int | None) -> torch.device | None:
-    """Where content for a device is received: on that GPU, where the session's channel ends there; None for the CPU.
+    """Returns the GPU on which content is received, if the session's channel ends there; None for the CPU.
 
     Args:
         gpu: The session's; "" for none.

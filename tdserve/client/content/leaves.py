@@ -1,4 +1,4 @@
-"""The tensors of a capture in the order in which they travel, with their bytes; kept for as long as the capture is."""
+"""The tensors of a capture in the order in which they are sent, and their bytes; cached with the capture."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Leaves:
 
     @cached_property
     def targets(self) -> list[memoryview]:
-        """Their memory, to be copied to; none where ``contents`` is None."""
+        """Their memory, to copy to; empty if ``contents`` is None."""
         return [content.data for content in self.contents or ()]
 
 
 def leaves_of(captured: Captured, layout: Layout) -> Leaves:
-    """The leaves of a capture as its layout (of a read or a write, the order is the same) has them."""
+    """Returns the leaves of a capture in the order of its layout, which is the same for a read and a write."""
     kept = "packed leaves" if layout.is_packed else "leaves"
     leaves: Leaves | None = captured.memo.get(kept)
     if leaves is None:
@@ -52,7 +52,7 @@ def leaves_of(captured: Captured, layout: Layout) -> Leaves:
 
 
 def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """As ``as_bytes``; where NumPy knows the dtype, it takes half the time."""
+    """Returns the bytes of a tensor, as ``as_bytes``; half the time if NumPy has the dtype."""
     if tensor.dtype not in _OF_NUMPY or not tensor.numel():
         return as_bytes(tensor).numpy()
     found: NDArray[np.uint8] = tensor.numpy().reshape(-1).view(np.uint8)
@@ -60,8 +60,10 @@ def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
 
 
 def source_of(captured: Captured, layout: Layout) -> Source:
-    """The leaves of a capture as a source; what is large, and cannot be sent from where it lies, is read as it
-    leaves."""
+    """Returns the leaves of a capture as a source.
+
+    A large leaf that cannot be sent from its own memory is read piece by piece
+    while it is sent."""
     leaves = leaves_of(captured, layout)
     if leaves.contents is not None:
         return LeafEnd(leaves.tensors, contents=leaves.contents)
@@ -74,7 +76,7 @@ def source_of(captured: Captured, layout: Layout) -> Source:
 
 
 def _read_of(tensor: torch.Tensor) -> Read | None:
-    """What reads pieces of a leaf; None where it may as well be taken whole."""
+    """Returns what reads pieces of a leaf; None if it can be read whole."""
     if isinstance(tensor, FileTensor):
         return tensor.read_piece
     is_large = tensor.nbytes >= LARGE_LEAF_BYTES and tensor.is_cpu
@@ -82,7 +84,7 @@ def _read_of(tensor: torch.Tensor) -> Read | None:
 
 
 def contents_of(captured: Captured) -> dict[Path, NDArray[np.uint8]]:
-    """The bytes of every leaf of a capture; copied where it is not contiguous, or not on the CPU."""
+    """Returns the bytes of every leaf of a capture; copies those that are not contiguous, or not on the CPU."""
     layout = write_layout(captured.spec)
     leaves = leaves_of(captured, layout)
     contents = leaves.contents or [as_bytes(tensor.cpu().contiguous()).numpy() for tensor in leaves.tensors]
@@ -94,10 +96,10 @@ Read = Callable[[int, int], NDArray[np.uint8]]
 
 
 class ReadEnd:
-    """Source: one leaf per slot. No more is in memory at a time than the messages that are under way.
+    """Source with one leaf per slot. Only the messages under way are in memory.
 
     Args:
-        leaves: The bytes of a leaf where they lie in memory, in C order; or what reads them.
+        leaves: The bytes of each leaf, in C order; or what reads them.
     """
 
     def __init__(self, leaves: Sequence[NDArray[np.uint8] | Read]) -> None:
@@ -123,6 +125,6 @@ class ReadEnd:
 def _read(read: Read, start: int, stop: int) -> NDArray[np.uint8]:
     try:
         return read(start, stop)
-    except Exception as fault:  # whatever the library raises that reads the file
+    except Exception as fault:  # a library that reads the file may raise anything
         reason = f"its content cannot be read any more: {fault!r}"[:300]
         raise InvalidRequestError(argument="tensordict", reason=reason) from fault

@@ -1,4 +1,4 @@
-"""Ragged tensors as dense ones: filled up to the longest of a result, with masks that say what is content."""
+"""Pads ragged tensors to the longest of a result, with masks that mark the content."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tdserve.structure.torch_types import indexable
 from tdserve.structure.tree import Spec
 
 MASKS = "masks"
-"""Key of the root below which the masks lie, as ``tensordict.pad_sequence`` names it."""
+"""Key of the root below which the masks are, as in ``tensordict.pad_sequence``."""
 
 Pad = float | int | bool | Mapping[Any, Any] | None
-"""What fills up: a number for all keys, or numbers by key and 0 for the others; None leaves ragged what is."""
+"""Padding: a number for all keys, or numbers by key and 0 for the others; None leaves tensors ragged."""
 
 
 class Columns(NamedTuple):
-    """Content by path, and its structure: what ``spec.build.build`` takes."""
+    """Content by path, and its structure: the arguments of ``structure.build.build``."""
 
     spec: Spec
     tensors: dict[Path, torch.Tensor]
@@ -35,7 +35,7 @@ class Columns(NamedTuple):
 
 
 def pad_ragged(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any], pad: Pad) -> Columns:
-    """Content with every ragged tensor filled up behind its elements, and masks under ``("masks", *key)``.
+    """Pads every ragged tensor after its elements, and adds masks under ``("masks", *key)``.
 
     Nested parts whose rows differ in structure (chat histories) stay as they are.
 
@@ -46,10 +46,10 @@ def pad_ragged(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping
         pad: See ``Pad``.
 
     Shape:
-        Leaf ``[*batch, *sizes]``, the largest sizes of its elements; mask bool ``[*batch, *those that differ]``.
+        Leaf ``[*batch, *sizes]`` with the largest sizes of its elements; mask bool ``[*batch, *sizes that differ]``.
 
     Raises:
-        InvalidRequestError: ``pad`` is no number, names a key that is not there; or there is a key ``"masks"``.
+        InvalidRequestError: ``pad`` is no number, or names a missing key; or there is a key ``"masks"`` already.
     """
     columns = Columns(spec, dict(tensors), dict(values))
     if pad is None:
@@ -76,17 +76,17 @@ def pad_ragged(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping
 
 
 def filled_up(td: Any, pad: Pad) -> Any:
-    """What ``pad_ragged`` makes of a tensordict that was built already; itself where there is nothing to do."""
+    """Pads a tensordict that is built already; returns it unchanged if there is nothing to pad."""
     if pad is None:
         return td
     captured = capture(td, allow_pickle=True, is_exact=True)
-    if captured.spec.packed:  # elements that describe themselves are noted exactly only on their way to somebody
+    if captured.spec.packed:  # rows with a structure of their own are captured exactly only to be sent
         captured = capture(td, allow_pickle=True)
     return build(*pad_ragged(captured.spec, captured.tensors, captured.values, pad))
 
 
 def _fills(spec: Spec, pad: Any) -> Any:
-    """What fills up at a path."""
+    """Returns the padding at a path."""
     if isinstance(pad, Mapping):
         by_path = {(key,) if isinstance(key, str) else key: _number(value) for key, value in pad.items()}
         unknown = [path for path in by_path if not isinstance(path, tuple) or path not in dict(spec.values)]
@@ -127,7 +127,7 @@ def _fill_up(elements: Any, leaf: ValueLeaf, ragged: Ragged, fill: Any) -> tuple
 
 
 def _dense(node: Node) -> Node:
-    """The tree in which nodes that were lazy stacks for the sake of ragged tensors are none."""
+    """Returns the tree without the lazy stacks that hold ragged tensors."""
     if node.inner is not None:
         return node
     entries = tuple((key, _dense(entry) if isinstance(entry, Node) else entry) for key, entry in node.entries)

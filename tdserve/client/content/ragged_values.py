@@ -1,4 +1,4 @@
-"""Values on their way into ragged leaves and packed nodes: nested tensors, lists, dense tensors, single elements."""
+"""Values for ragged leaves and packed nodes: nested tensors, lists, dense tensors, single elements."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tdserve.structure.torch_types import FROM_TORCH, to_torch
 
 
 def tensors_for(value: Any, batch_size: tuple[int, ...], ragged: Ragged) -> Any:
-    """The elements for a ragged leaf, as nested lists over its batch size; None if the value does not fit.
+    """Returns the elements for a ragged leaf, as nested lists over its batch size; None if the value does not fit.
 
     Args:
         value: A nested tensor, (nested) lists of tensors, a dense tensor with or without the batch dimensions, a
-            number; one element is taken for all.
+            number. A single element is repeated for all.
         batch_size: Of the leaf.
-        ragged: What the leaf holds.
+        ragged: The leaf's elements.
     """
     if is_tensor_collection(value):
         return None
@@ -49,7 +49,7 @@ def tensors_for(value: Any, batch_size: tuple[int, ...], ragged: Ragged) -> Any:
 
 
 def entries_for(value: Any, batch_size: tuple[int, ...]) -> Any:
-    """The elements for a leaf of entries that describe themselves; None if the value does not fit."""
+    """Returns the elements for a leaf of entries with a structure of their own; None if the value does not fit."""
     if not batch_size:
         if isinstance(value, list):
             return NonTensorStack.from_list(value)
@@ -63,7 +63,7 @@ def entries_for(value: Any, batch_size: tuple[int, ...]) -> Any:
 
 
 def describe_value(value: Any) -> str:
-    """A value that did not fit, as errors show it."""
+    """Describes a value that did not fit, for an error."""
     if isinstance(value, torch.Tensor) and value.is_nested:
         dtype = str(value.dtype).removeprefix("torch.")
         components = [list(component.shape) for component in value.detach().unbind()[:4]]

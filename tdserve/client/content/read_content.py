@@ -1,4 +1,4 @@
-"""What reads bring, and the caller's place for it."""
+"""The result of a read, and the caller's ``out=`` for it."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from tdserve.v1 import control_pb2
 
 @dataclass(frozen=True)
 class Content:
-    """What a read brought.
+    """The result of a read.
 
     Attributes:
         spec: Its structure.
         leaves: Its tensors by path.
         values: Its non-tensor values by path.
         version: Content version of the store.
-        accepted: What the server said of it.
-        received: The columns that came, where it was received or copied by rows.
-        fault: Why its values could not be decoded, for a caller who needs the rest nevertheless.
-        stored: The store's whole structure, where it is another than the caller knew.
-        is_blank: Whether the store was made of meta tensors, and nobody has written it yet.
+        accepted: The server's message about it.
+        received: The columns, if they were received or copied by rows.
+        fault: Why its values could not be decoded, for a caller that needs the rest nevertheless.
+        stored: The store's whole structure, if it differs from what the caller knew.
+        is_blank: Whether the store was made of meta tensors and has never been written.
     """
 
     spec: Spec
@@ -53,45 +53,47 @@ class Content:
 
     @property
     def columns(self) -> Received:
-        """All that was received, what the service has added too."""
+        """All received columns, including those that the service has added."""
         if self.received is None:
             raise LocalProtocolError(reason="nothing was received with these leaves")
         return self.received
 
     def build(self, device: torch.device | str | int | None = None, pad: Pad = None) -> Any:
-        """The tensordict (or tensorclass instance); its leaves are views of one buffer, moved if a device is named;
-        meta tensors of a store that holds nothing yet, if none is.
+        """Builds the tensordict (or tensorclass instance).
 
-        ``pad`` as of ``pad_ragged``.
+        Its leaves are views of one buffer; they are moved if a device is named. If the store is blank and no device is
+        named, they are meta tensors. ``pad`` as of ``pad_ragged``.
         """
         if device is None and self.is_blank:
             device = META
         spec, leaves, values = pad_ragged(on_cpu(self.spec), self.leaves, self.values, pad)
         if device is None or not spec.has_state:
             return to_device(build(spec, leaves, values), device)
-        # a parameter that is moved is no parameter, but the result of a computation
+        # A parameter that is moved is no parameter any more, but the result of a computation.
         return restore_state(to_device(build(spec.without_state, leaves, values), device), spec.root)
 
     def of(self, stored: Spec) -> Content:
-        """The same content, of a store of this structure."""
+        """Returns the same content for a store of this structure."""
         return self if stored.root.device != META else replace(self, is_blank=is_blank(stored, self.version))
 
 
 def on_cpu(spec: Spec) -> Spec:
-    """The structure of content that lies on the CPU, wherever its tensors were when they were stored."""
+    """Returns the structure of content on the CPU, on whatever device its tensors were stored."""
     device = spec.root.device
     return spec.on_cpu if device is None or device == "cpu" else spec.with_device("cpu")
 
 
 def only(td: Any, keys: Sequence[Path], spec: Spec) -> Any:
-    """What was read of some keys, without what came along because it is stored with them; no keys are all of them."""
+    """Removes what was read only because it is stored together with the given keys; no keys are all of them."""
     if not any(key[:depth] in spec.packed for key in keys for depth in range(len(key))):
         return td
     return td.select(*keys, *(("masks", *key) for key in keys), strict=False)
 
 
 class Destination:
-    """The caller's ``out=``: received into directly where its leaves are contiguous and on the CPU, else copied into.
+    """The caller's ``out=``.
+
+    If its leaves are contiguous and on the CPU, they are received into directly; else copied into.
 
     Args:
         out: A tensordict of the same structure.
@@ -106,7 +108,7 @@ class Destination:
         self._placed: tuple[Layout, Leaves | None] | None = None
 
     def check(self, spec: Spec) -> None:
-        """Raises SpecMismatchError unless content of this structure fits; nothing was written."""
+        """Raises SpecMismatchError unless content of this structure fits; nothing is written."""
         if spec is self._fitting:
             return
         if spec.has_ragged:
@@ -117,22 +119,24 @@ class Destination:
 
     def _check(self, spec: Spec) -> None:
         memo = self._captured.memo
-        if memo.get("fits") is not spec:  # of thousands of leaves another look takes half a millisecond
+        if memo.get("fits") is not spec:  # a second check of thousands of leaves takes half a millisecond
             check_matches(spec, self._captured.spec, store=self._store)
             memo["fits"] = spec
 
     def places(self, layout: Layout) -> Leaves | None:
-        """The leaves in the layout's order; None when they cannot be received into."""
+        """Returns the leaves in the layout's order; None if they cannot be received into."""
         if self._captured.spec.has_ragged:
-            return None  # of a lazy stack a capture has copies
+            return None  # the capture of a lazy stack has copies
         if self._placed is None or self._placed[0] is not layout:
             leaves = leaves_of(self._captured, layout)
             self._placed = layout, None if leaves.contents is None else leaves
         return self._placed[1]
 
     def places_for(self, spec: Spec, layout: Layout) -> tuple[Leaves | None, TDServeError | None]:
-        """The leaves for content of this structure, as of ``places``, or what says why it does not fit: for who must
-        take the content off the channel before raising that."""
+        """Returns the leaves as ``places`` does, or the error that explains why the content does not fit.
+
+        The caller must receive the content from the channel before it raises that error.
+        """
         try:
             self.check(spec)
             return self.places(layout), None

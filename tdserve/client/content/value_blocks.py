@@ -1,4 +1,4 @@
-"""Values on their way: between what a tensordict holds and the ValueBlock of a message."""
+"""Translates between the values of a tensordict and the ValueBlock of a message."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tdserve.values.codec import PICKLED, decode_many, encode_many
 _PICKLED = bytes([PICKLED])
 
 MAX_VALUES_BYTES = 192 * 1024 * 1024
-"""Values ride in one message, which must stay below gRPC's and the workers' limit of 256 MiB."""
+"""All values are in one message, which must stay below the limit of gRPC and the workers, 256 MiB."""
 
 
 def encode_values(spec: Spec, values: dict[Path, Any], *, store: str, allow_pickle: bool = False) -> bytes:
-    """``encode_parts`` of one, as one."""
+    """Encodes a single set of values, as ``encode_parts`` does, into one piece."""
     return b"".join(encode_parts(spec, [values], store=store, allow_pickle=allow_pickle))
 
 
@@ -40,21 +40,21 @@ def encode_parts(
     allow_pickle: bool = False,
     is_bundled: bool = False,
 ) -> list[Buffer]:
-    """The serialised ValueBlock of a spec's value leaves, in parts; ``[]`` when there are none.
+    """Encodes the value leaves of a spec as the parts of a serialised ValueBlock; ``[]`` if there are none.
 
-    Parts of ragged leaves are the memory of their tensors, which must not change before the parts were used.
+    Parts of ragged leaves are the memory of their tensors, which must not change before the parts are used.
 
     Args:
         spec: Their structure, of any number of rows.
-        several: Values of rows that follow one another; of one only, where not all leaves have a value per row.
-        store: Only for messages.
-        allow_pickle: Whether values of any type are let through.
-        is_bundled: Whether all that a row has becomes one bundle, in the only column of the block; what
-            ``may_bundle`` says of the spec.
+        several: Values of consecutive rows; a single set if not all leaves have a value per row.
+        store: Name, for errors.
+        allow_pickle: Whether values of any type are accepted.
+        is_bundled: Whether all values of a row become one bundle, in the only column of the block; the result of
+            ``may_bundle`` for the spec.
 
     Raises:
         TooLargeError: They are too many for one message. Nothing was sent.
-        NotSupportedError: One of them cannot travel; names its key.
+        NotSupportedError: One of them cannot be sent; the error names its key.
     """
     columns = []
     nbytes = 0
@@ -76,13 +76,15 @@ def encode_parts(
 
 
 def may_bundle(spec: Spec) -> bool:
-    """Whether each row of what is written has several values of its own, and can have them in a bundle."""
+    """Returns whether each row has several values of its own, which may be sent as a bundle."""
     return has_bundles(spec) and len(spec.batch_size) == 1 and all(leaf.per_row for _, leaf in spec.values)
 
 
 def joinable_nbytes(spec: Spec, values: dict[Path, Any]) -> int | None:
-    """Bytes of values that may travel in one block with those of other rows; None where they may not: where one is that
-    of all rows, or it is not known how large they are."""
+    """Returns the size of values that may share a block with those of other rows, in bytes.
+
+    Returns None if they may not: one value belongs to all rows, or the size is unknown.
+    """
     nbytes = 0
     for path, leaf in spec.values:
         value = values[path]
@@ -93,10 +95,10 @@ def joinable_nbytes(spec: Spec, values: dict[Path, Any]) -> int | None:
 
 
 def row_nbytes(spec: Spec, values: Sequence[Any], *, allow_pickle: bool = False) -> int:
-    """Encoded size of one row's values, in the order of ``spec.values``.
+    """Returns the encoded size of one row's values, in the order of ``spec.values``.
 
     Raises:
-        NotSupportedError: One of them cannot travel; names its key.
+        NotSupportedError: One of them cannot be sent; the error names its key.
     """
     if spec.has_ragged:
         leaves = zip(spec.values, values, strict=True)
@@ -106,7 +108,7 @@ def row_nbytes(spec: Spec, values: Sequence[Any], *, allow_pickle: bool = False)
 
 
 def _content(value: Any, leaf: ValueLeaf, key: str, allow_pickle: bool) -> SplitColumn:
-    """The elements of the batch, in C order; a single one when all share it."""
+    """Returns the elements of the batch in C order; a single one if all rows share it."""
     depth = len(leaf.batch_size) if leaf.per_row else 0
     ragged = leaf.ragged
     if ragged is not None and ragged.form is not Form.PACKED:
@@ -124,11 +126,13 @@ def _content(value: Any, leaf: ValueLeaf, key: str, allow_pickle: bool) -> Split
 def decode_values(
     spec: Spec, content: bytes | ReadBlock, *, allow_pickle: bool = False
 ) -> tuple[Spec, dict[Path, Any]]:
-    """The values of a read, and the spec as they are: a leaf may have got values of single rows since it was stored.
+    """Decodes the values of a read.
+
+    Also returns the spec that fits them: a leaf may have got values of single rows meanwhile.
 
     Raises:
         RemoteProtocolError: The block does not fit the spec.
-        NotSupportedError: A value is pickled, and that is not allowed; names its key.
+        NotSupportedError: A value is pickled, which is not allowed; the error names its key.
     """
     if not spec.values:
         return spec, {}
@@ -159,7 +163,7 @@ def decode_values(
 def _elements(
     blobs: Sequence[bytes], leaf: ValueLeaf, ragged: Ragged, per_row: bool, key: str, allow_pickle: bool
 ) -> Any:
-    """The elements of a ragged leaf or packed node, nested as its batch is."""
+    """Returns the elements of a ragged leaf or packed node, nested like its batch."""
     if leaf.batch_size and not per_row:
         blobs = list(blobs) * math.prod(leaf.batch_size)
     elements: Any
@@ -176,7 +180,7 @@ def _elements(
 
 
 def _can_wait(blobs: Sequence[bytes], leaf: ValueLeaf, allow_pickle: bool) -> bool:
-    """Whether the values may be decoded at the first look: not where that would be refused."""
+    """Returns whether the values may be decoded when first used: not if decoding would be refused."""
     if len(leaf.batch_size) != 1 or len(blobs) < MIN_ROWS:
         return False
     if allow_pickle:

@@ -1,7 +1,8 @@
-"""Values on their way into a store, made to fit what they replace: the rules of tensordict's own assignments.
+"""Fits values to what they replace in a store, by the rules of tensordict's own assignments.
 
-Its calls differ in what they broadcast (:class:`Manner`). Dicts are read by key. What tensordict would silently cast,
-or put in place of something else, is refused here: the structure of a store never changes with a write.
+Tensordict's calls differ in what they broadcast (:class:`Manner`). Dicts are read by key. Tensordict would cast some
+values, or put them in place of another kind of entry, without an error. Both are refused here: a write never changes a
+store's structure.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _NUMBERS = (bool, int, float, complex, torch.Tensor, np.ndarray, np.number, np.b
 
 
 class Manner(Enum):
-    """Which of tensordict's calls writes: what is broadcast, and what a nested part takes."""
+    """Which of tensordict's calls writes. This decides what is broadcast and what a nested part accepts."""
 
     ENTRY = "as set() and update(): the shape of the entry itself; a nested part takes what has keys"
     BEHIND = "as set_(): the batch dimensions must be there, the others are broadcast"
@@ -59,24 +60,25 @@ def coerce_value(
     allow_pickle: bool = False,
     is_exact: bool = True,
 ) -> tuple[Captured, list[Path]]:
-    """A value taken apart into leaves of a structure.
+    """Splits a value into leaves of a structure.
 
     Args:
         value: Tensordict, tensorclass instance, dict, tensor, number, or non-tensor value.
-        chosen: Structure of what it replaces: the store's, selected.
-        at: Where in there it goes; the root by default. ``chosen`` has no leaf elsewhere.
-        store: Name, for errors.
+        chosen: Structure of what is replaced: the store's, selected.
+        at: Key of what is replaced; the root by default. ``chosen`` has no leaf outside of it.
+        store: Name of the store, for errors.
         manner: What is broadcast.
         is_whole: Whether every leaf below ``at`` must be given.
         allow_pickle: As of ``capture``.
-        is_exact: Whether elements that describe themselves tell what they are beside content, too.
+        is_exact: Whether rows that carry their own structure keep what is not content, too.
 
     Returns:
         The leaves that were given, and their keys; no keys when they are all of ``chosen``.
 
     Raises:
-        SpecMismatchError: It does not fit; names the key, what was expected, what came. Nothing was written.
-        NotSupportedError: A value in there cannot travel.
+        SpecMismatchError: The value does not fit. The error names the key, what was expected and what was given.
+            Nothing was written.
+        NotSupportedError: The value contains something that cannot be sent.
     """
     reader = _Fitting(store, chosen, manner, allow_pickle, is_exact=is_exact)
     reader.check_not_within(chosen, at)
@@ -93,7 +95,7 @@ def coerce_value(
 
 
 class _Fitting:
-    """One walk over one value."""
+    """One pass over one value."""
 
     def __init__(self, store: str, chosen: Spec, manner: Manner, allow_pickle: bool, *, is_exact: bool) -> None:
         self.store = store
@@ -107,7 +109,7 @@ class _Fitting:
 
     @property
     def given(self) -> set[Path]:
-        """Every leaf that there is something for."""
+        """Returns the paths of all leaves that the value contains."""
         return {*self.tensors, *self.values}
 
     def put(self, value: Any, entry: Entry, path: Path) -> None:
@@ -127,7 +129,7 @@ class _Fitting:
             self._dict(value, entry, path)
         elif self.manner is Manner.ROWS and isinstance(value, _NUMBERS):
             for key, child in entry.entries:
-                if not isinstance(child, ValueLeaf):  # a number is no value of theirs: tensordict 0.17 leaves them too
+                if not isinstance(child, ValueLeaf):  # takes no number: tensordict 0.17 skips them too
                     self.put(value, child, (*path, key))
         else:
             raise self.mismatch(path, self._describe_wanted(entry), describe_value(value))
@@ -145,7 +147,7 @@ class _Fitting:
         return SpecMismatchError(store=self.store, key=show(path) if path else "", expected=expected, actual=actual)
 
     def _entry(self, entries: dict[str, Entry], path: Path, depth: int, item: Any) -> Entry:
-        """What lies at a key of a dict, which may be nested."""
+        """Reads what is at a key of a dict, which may be nested."""
         *above, last = path[depth:]
         for key in above:
             node = entries.get(key)
@@ -156,7 +158,7 @@ class _Fitting:
         return found
 
     def check_not_within(self, spec: Spec, path: Path) -> None:
-        """Raises unless something may be written at a path alone."""
+        """Raises NotSupportedError where a path can only be written together with what is around it."""
         for depth in range(len(path)):
             if path[:depth] in spec.packed:
                 whole = show(path[:depth]) if depth else "whole rows"
@@ -164,7 +166,7 @@ class _Fitting:
                 raise NotSupportedError(feature=feature, reason=f"its rows differ in structure; write {whole}")
 
     def _coerce_ragged(self, value: Any, leaf: ValueLeaf, ragged: Ragged, path: Path) -> None:
-        """Elements of any size; one element is taken for all."""
+        """Reads elements of any size; a single element is repeated for all."""
         if ragged.form is Form.PACKED:
             found = entries_for(value, leaf.batch_size)
         else:
@@ -174,7 +176,7 @@ class _Fitting:
         self.values[path] = found
 
     def _coerce_packed(self, value: Any, node: Node, inner: tuple[int, ...], path: Path) -> None:
-        """Tensordicts that describe themselves; a single one is taken for all."""
+        """Reads tensordicts that carry their own structure; a single one is repeated for all."""
         if not is_tensor_collection(value):
             raise self.mismatch(path, describe(node), type(value).__name__)
         is_single = bool(node.batch_size) and len(value.batch_size) == len(inner)
@@ -190,14 +192,17 @@ class _Fitting:
         self.values[path] = elements
 
     def _collection(self, value: Any, node: Node, path: Path) -> None:
-        """The leaves of a tensordict; keys, dtypes and shapes count, nested batch sizes and classes do not."""
+        """Reads the leaves of a tensordict.
+
+        Keys, dtypes and shapes must fit; nested batch sizes and classes need not.
+        """
         batch_size = tuple(value.batch_size)
         if batch_size != node.batch_size:
             value = broadcast(value, node.batch_size, self.manner)
             if value is None:
                 raise self.mismatch(path, f"batch size {list(node.batch_size)}", f"{list(batch_size)}")
         like = Spec(node)
-        is_exact = self.is_exact and bool(like.packed)  # what describes itself is replaced, not filled
+        is_exact = self.is_exact and bool(like.packed)  # such elements are replaced, not filled
         captured = capture(value, store=self.store, like=like, allow_pickle=self.allow_pickle, is_exact=is_exact)
         if captured.spec.root.inner is not None:
             raise self.mismatch(path, describe(node), "a lazy stack whose rows differ in structure")
@@ -239,7 +244,7 @@ class _Fitting:
         self.values[path] = unbatched.to_value(value)
 
     def _value(self, value: Any, leaf: ValueLeaf, path: Path) -> None:
-        """A non-tensor value; a list with one element per row gives each row its own, as in tensordict."""
+        """Reads a non-tensor value. A list with one element per row gives each row its own, as in tensordict."""
         rows: Any = None
         if isinstance(value, NonTensorStack):
             rows = value.tolist()
@@ -280,14 +285,14 @@ class _Fitting:
         return found
 
     def _describe_wanted(self, entry: Entry) -> str:
-        """What is there, for errors, and how something else gets there."""
+        """Describes an existing entry for errors, and how to replace it by another kind of entry."""
         is_replacing = self.manner in (Manner.ENTRY, Manner.BEHIND)
         return describe(entry) + (" (del_() it first to put something else there)" if is_replacing else "")
 
     def _in_shape(self, tensor: torch.Tensor, shape: tuple[int, ...], path: Path) -> torch.Tensor | None:
-        """A tensor as far broadcast as this manner does it; None where it does not."""
+        """Broadcasts a tensor as far as this manner allows; None where it does not fit."""
         if self.manner is Manner.ROWS:
-            while tensor.ndim > len(shape) and tensor.shape[0] == 1:  # as torch does it
+            while tensor.ndim > len(shape) and tensor.shape[0] == 1:  # as torch does
                 tensor = tensor[0]
         elif self.manner is not Manner.COPY:
             node = self.chosen.find(path[:-1])
@@ -301,7 +306,7 @@ class _Fitting:
 
 
 def broadcast(td: Any, batch_size: tuple[int, ...], manner: Manner) -> Any | None:
-    """A tensordict of another batch size in this one; None where this manner does not broadcast it."""
+    """Broadcasts a tensordict to this batch size; None where this manner does not allow it."""
     given = tuple(td.batch_size)
     is_trailing = bool(given) and given == batch_size[-len(given) :]
     is_fit = manner is Manner.COPY or (manner is Manner.ROWS and is_trailing)
@@ -312,17 +317,17 @@ def broadcast(td: Any, batch_size: tuple[int, ...], manner: Manner) -> Any | Non
 
 
 def is_none(entry: Any) -> bool:
-    """Whether an entry of a tensordict is None."""
+    """Returns whether an entry of a tensordict is None."""
     return entry is None or (isinstance(entry, NonTensorData) and entry.data is None)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is one number: of Python, of NumPy, or a tensor without dimensions."""
+    """Returns whether a value is a single number: of Python, of NumPy, or a tensor without dimensions."""
     return isinstance(value, _NUMBERS) and not getattr(value, "shape", ())
 
 
 def is_unset_field(node: Node, path: Path) -> bool:
-    """Whether a path below a node names a field of a tensorclass that holds nothing, as None is written there."""
+    """Returns whether a path below a node names an empty field of a tensorclass, to which None is written."""
     for key in path[:-1]:
         child = dict(node.entries).get(key)
         if not isinstance(child, Node):

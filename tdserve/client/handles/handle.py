@@ -39,14 +39,14 @@ _EVERYTHING = Selection()
 
 
 class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
-    """A tensordict store by name. Every access is a call to the server; what is read is a copy.
+    """A tensordict store by name. Every access is a call to the server, and every read returns a copy.
 
-    So ``store["obs"][7] = x`` changes nothing on the server: use ``store.set_at_("obs", x, 7)`` or ``store[7] = td``.
-    Each read is as of one moment; each write is seen whole or not at all. Threads: safe. Processes: safe, pickled (by
-    address) or forked; a ``DataLoader`` takes a store as it is.
+    So ``store["obs"][7] = x`` changes nothing on the server: use ``store.set_at_("obs", x, 7)`` or ``store[7] = td``. A
+    read shows the store at one moment; a write becomes visible as a whole or not at all. Threads: safe. Processes:
+    safe, whether the handle is pickled (by address) or forked; a ``DataLoader`` accepts a store as a dataset.
 
-    Of a store made with ``share_non_tensor=True`` the non-tensor leaves of what is read by key, slice or int are live:
-    each look at them is a read of its own, in-place updates of them are writes.
+    In a store that was created with ``share_non_tensor=True``, non-tensor leaves that are read by key, slice or int are
+    live: each access to their value reads the store again, and in-place updates are written to it.
     """
 
     shares_non_tensor: bool
@@ -54,7 +54,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
     def __init__(self, client: SessionClient, description: StoreDescription) -> None:
         self._client = client
         self._description = description
-        vars(self).update(  # an assignment would be one of a field
+        vars(self).update(  # a plain assignment would set a field
             name=description.name,
             uid=description.uid,
             spec=description.spec,
@@ -73,7 +73,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         *,
         sort: bool = False,
     ) -> KeyList:
-        """The keys, as ``TensorDict.keys`` lists them; asks the server, since others may have changed them."""
+        """Lists the keys, as ``TensorDict.keys`` does. Asks the server, since other clients may have changed them."""
         self.refresh()
         return TensorDictCalls.keys(self, include_nested, leaves_only, is_leaf, sort=sort)
 
@@ -82,7 +82,10 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         return TensorDictCalls.__contains__(self, key)
 
     def __getitem__(self, index: Any) -> Any:
-        """``store["key"]``, ``store["a", "b"]`` read a leaf or part; any other index reads rows of everything."""
+        """Reads a leaf or nested part (``store["key"]``, ``store["a", "b"]``).
+
+        Any other index reads rows of everything.
+        """
         path = as_path(index)
         if path is not None:
             leaf = self._small_leaf(path)
@@ -91,15 +94,15 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
             entry = self._retry_on_new_structure(lambda: self.spec.find(path, store=self.name))
             return bare(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path, NO_DEFAULT)
         below = None
-        if self.spec.root.inner:  # batch dimensions that only the elements know
+        if self.spec.root.inner:  # batch dimensions that only the elements have
             index, below = split_index(index, len(self.spec.batch_size), len(self.batch_size))
         found = self._live(self._read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index)
         return found if below is None else found[below]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """``store["key"] = tensor`` replaces a leaf or part, ``store[3] = td`` rows of everything.
+        """Replaces a leaf or nested part (``store["key"] = tensor``) or rows of everything (``store[3] = td``).
 
-        Where the store has none of the keys of ``td`` these are added, as of tensordict: other rows are zero.
+        If the store has none of the keys of ``td``, they are added, as in tensordict; the other rows are zero.
         """
         path = as_path(index)
         if path is not None:
@@ -109,19 +112,19 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         try:
             self.update_at_(value, index)
         except SpecMismatchError:
-            # To another store of this name nothing is added: the caller may not mean that one.
+            # No key is added to another store of this name: the caller may not mean that one.
             if self.uid != uid or not self._add_rows(index, as_local(value)):
                 raise
 
     def get(self, key: str | Path, default: Any = None, *, pad: Pad = None, timeout_s: float | None = None) -> Any:
-        """One leaf or nested part, whole.
+        """Reads a whole leaf or nested part.
 
         Args:
-            key: Of a leaf or of a nested tensordict. A non-tensor leaf comes as NonTensorData or NonTensorStack, as
-                from ``TensorDict.get``; ``store[key]`` gives the value itself.
+            key: Of a leaf or of a nested tensordict. A non-tensor leaf is returned as NonTensorData or NonTensorStack,
+                as by ``TensorDict.get``; ``store[key]`` returns the value itself.
             default: Returned when the store has no such key, as ``TensorDict.get`` does; ``store[key]`` raises
                 KeyNotFoundError, a KeyError.
-            pad: Fills ragged tensors up to the longest of them with this number; None leaves them ragged.
+            pad: Pads ragged tensors with this number to the longest of them; None leaves them ragged.
         """
         return self.get_at(key, ..., default, pad=pad, timeout_s=timeout_s)
 
@@ -134,9 +137,9 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Rows of one leaf or nested part, or the default, as of ``get``.
+        """Reads rows of a leaf or nested part, or returns the default as ``get`` does.
 
-        An index may go on behind the batch dimensions; then whole rows are fetched, and indexed here.
+        An index may extend beyond the batch dimensions. Then whole rows are fetched and indexed here.
         """
         path = checked_path(key)
         if index is ... and pad is None and timeout_s is None:
@@ -157,16 +160,16 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         return split_index(index, len(self.spec.batch_size), num_dims_of(entry))
 
     def _shared_at(self, path: Path) -> Any:
-        """What all rows have at a key, of one of them."""
+        """Reads what all rows share at a key."""
         return self.snapshot_at(path, (0,) * len(self.spec.batch_size))
 
     def snapshot_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
-        """As ``get_at``; what it returns is never live."""
+        """Reads as ``get_at`` does; the result is never live."""
         path = checked_path(key)
         return entry_at(self._read_at(path, index, timeout_s), path)
 
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreHandle:
-        """Replaces one leaf or nested part that is there; a lock of the store does not matter."""
+        """Replaces an existing leaf or nested part, also in a locked store."""
         self.write_rows(..., value, at=checked_path(key), manner=Manner.BEHIND, timeout_s=timeout_s)
         return self
 
@@ -189,15 +192,15 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         keys_to_update: Sequence[str | Path] | None = None,
         timeout_s: float | None = None,
     ) -> StoreHandle:
-        """Replaces the leaves that ``values`` has, all of them together.
+        """Replaces all leaves that ``values`` has, in one write.
 
         Args:
             values: Tensordict, tensorclass instance, dict, or another store.
-            clone, non_blocking: As tensordict takes them; what is written is a copy in any case.
+            clone, non_blocking: Accepted as in tensordict; what is written is a copy in any case.
             keys_to_update: Only these, if ``values`` has them.
 
         Raises:
-            KeyNotFoundError: The store has not all of them: ``update`` adds keys. Nothing was written.
+            KeyNotFoundError: The store lacks one of them; ``update`` adds keys. Nothing was written.
         """
         chosen = kept_keys(values, keys_to_update)
         try:
@@ -219,8 +222,10 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         keys_to_update: Sequence[str | Path] | None = None,
         timeout_s: float | None = None,
     ) -> StoreHandle:
-        """Writes rows of the leaves that ``values`` has, all of them together; also what ``store[index] = values``
-        does. Arguments as of ``update_``."""
+        """Writes rows of all leaves that ``values`` has, in one write, as ``store[index] = values`` does.
+
+        Arguments as of ``update_``.
+        """
         self.write_rows(index, kept_keys(values, keys_to_update), timeout_s=timeout_s)
         return self
 
@@ -232,10 +237,10 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Everything, as a local tensordict; never live.
+        """Reads everything into a local tensordict; never live.
 
-        With ``pad`` ragged tensors are filled up to the longest of them, and there are masks of what is content under
-        ``("masks", *key)``. With ``retain_none``, of a tensorclass, as ``to_tensordict`` of the instance.
+        With ``pad`` ragged tensors are padded to the longest of them, and ``("masks", *key)`` marks what is content. A
+        tensorclass takes ``retain_none`` as ``to_tensordict`` of an instance does.
         """
         found = self._read(_EVERYTHING, device=device, pad=pad, timeout_s=timeout_s)
         return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
@@ -248,7 +253,10 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         device: torch.device | str | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Rows of some entries, of all of them for no keys; never live. Nodes above the entries come with them."""
+        """Reads rows of some entries, or of everything if no keys are given; never live.
+
+        Nodes above the entries are included.
+        """
 
         def read() -> Any:
             for path in keys:
@@ -298,20 +306,22 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         timeout_s: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The store's memory itself, as a locked tensordict: nothing is copied, and later writes of anybody show.
+        """Maps the store's own memory as a locked tensordict.
 
-        So its rows may change, and be half written, while they are looked at: who needs rows of one moment reads them.
-        Non-tensor values are those of this moment, unless the store shares them (``share_non_tensor=True``).
-        It needs transport ``shm``. After the store's deletion the tensordict keeps the last content.
+        Nothing is copied, and later writes of any client are visible.
+
+        Rows may change, or be half written, while they are read here; a normal read returns rows of one moment.
+        Non-tensor values are those of this moment, unless the store shares them (``share_non_tensor=True``). This needs
+        transport ``shm``. After the store is deleted the tensordict keeps the last content.
 
         Args:
-            fn: With a function it is ``TensorDict.map`` instead, of a local copy, with its further arguments.
-            dim, num_workers: Of ``TensorDict.map``.
-            writable: False: what is written into the tensors stays in this process. True: it reaches the store at
-                once, without the server, its versions or other readers knowing.
+            fn: With a function this is ``TensorDict.map`` of a local copy instead, with its further arguments.
+            dim, num_workers: As of ``TensorDict.map``.
+            writable: False: writes into the tensors stay in this process. True: they reach the store at once; the
+                server does not notice, the store's version stays, and other readers are not warned.
 
         Raises:
-            NotSupportedError: This client does not share memory with the server, or may not write it.
+            NotSupportedError: This client does not share memory with the server, or may not write to it.
         """
         if fn is not None:
             return self._perform("map", fn, dim, num_workers, timeout_s=timeout_s, **kwargs)
@@ -349,10 +359,10 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         manner: Manner = Manner.ROWS,
         timeout_s: float | None = None,
     ) -> None:
-        """Writes rows of the leaves that ``value`` has, or of what lies at a key.
+        """Writes rows of the leaves that ``value`` has, or of the entry at a key.
 
         Args:
-            manner: Which of tensordict's calls this is.
+            manner: Which of tensordict's calls is performed.
         """
         check_real("writing to a store")
         deadline = self._client.deadline(timeout_s)

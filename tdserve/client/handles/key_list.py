@@ -1,4 +1,4 @@
-"""Keys as a list that knows the set operations of ``TensorDict.keys()``."""
+"""Keys as a list that has the set operations of ``TensorDict.keys()``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ Key = str | tuple[str, ...]
 
 
 class KeyList(list[Key]):
-    """Keys in order. ``keys & other``, ``|``, ``-`` and ``^`` give sets; it equals a list of the same order, or a set
-    of the same keys."""
+    """Keys in order.
+
+    ``keys & other``, ``|``, ``-`` and ``^`` return sets. It equals a list in the same order or an equal set.
+    """
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, AbstractSet):
@@ -20,7 +22,7 @@ class KeyList(list[Key]):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = None  # as of every list
+    __hash__ = None  # as for every list
 
     def __and__(self, other: Iterable[Any]) -> set[Key]:
         return set(self).intersection(other)
@@ -44,5 +46,5 @@ class KeyList(list[Key]):
         return set(other).difference(self)
 
     def isdisjoint(self, other: Iterable[Any]) -> bool:
-        """Whether no key is in both."""
+        """Returns whether no key is in both."""
         return set(self).isdisjoint(other)

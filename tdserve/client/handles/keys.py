@@ -8,11 +8,11 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.structure.tree import Path
 
 NO_DEFAULT: Any = object()
-"""A default that was not given."""
+"""Stands for a default that was not given."""
 
 
 def as_path(index: Any) -> Path | None:
-    """A key as a path; None for what is no key. Tuples within a tuple are one path, as in tensordict."""
+    """Returns a key as a path; None for what is no key. Tuples within a tuple are one path, as in tensordict."""
     if isinstance(index, str):
         return (index,)
     if not isinstance(index, tuple) or not index:
@@ -24,7 +24,7 @@ def as_path(index: Any) -> Path | None:
 
 
 def checked_path(key: Any, *, argument: str = "key") -> Path:
-    """A key as a path. Raises InvalidRequestError for what is no key."""
+    """Returns a key as a path. Raises InvalidRequestError for what is no key."""
     path = as_path(key)
     if path is None:
         raise InvalidRequestError(argument=argument, reason=f"{key!r} is neither a str nor a tuple of str")

@@ -1,4 +1,4 @@
-"""Live leaves of a store: where on the server each of their values lies."""
+"""Live leaves of a store: where on the server each of their values is."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from tdserve.structure.tree import Path, Spec
 
 
 class LiveStore(Protocol):
-    """What a live leaf needs of its store; a StoreHandle is one."""
+    """The calls that a live leaf needs of its store; a StoreHandle has them."""
 
     spec: Spec
 
     def snapshot_at(self, key: Path, index: Any) -> Any:
-        """Rows of a leaf as they are now, as plain entries."""
+        """Reads rows of a leaf as they are now, as plain entries."""
 
     def set_at_(self, key: Path, value: Any, index: Any) -> Any:
         """Writes rows of a leaf."""
 
 
 class StoreSource:
-    """Rows of one non-tensor leaf of a store. Picklable, as the store is: by name and address. Threads: safe.
+    """Rows of a non-tensor leaf of a store. Pickled as the store is, by name and address. Threads: safe.
 
-    Rows of the store are read and written by themselves. A leaf may have more batch dimensions than its store; what is
-    written to a part of these is put into the rows as they were just before, so that of two writers to different
-    parts of one row the later may undo the other.
+    Each row of the store is read and written on its own. A leaf may have more batch dimensions than its store. A write
+    to a part of these reads the rows first and writes them back whole, so that of two clients that write different
+    parts of a row at once the later one may undo the other.
 
     Args:
-        store: Whose.
+        store: The store.
         path: Of the leaf.
         batch_size: Of the leaf.
-        dims: What is meant of each of its dimensions: positions, or one of them, whose dimension is gone; by default
-            all of them.
+        dims: The selected part of each dimension: several positions, or a single one, which removes the dimension; by
+            default all of them.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class StoreSource:
         return f"<StoreSource {'.'.join(self._path)} {list(self._dims)} of {self._store!r}>"
 
     def read(self) -> Any:
-        """What the rows hold now. Raises what a read of the store does, such as StoreNotFoundError."""
+        """Reads what the rows hold now. Raises what a read of the store raises, such as StoreNotFoundError."""
         rows, inner = self._places()
         found = self._store.snapshot_at(self._path, rows)
         return found if inner is None else found.maybe_to_stack()[inner]
 
     def write(self, value: Any) -> None:
-        """Replaces what the rows hold. Raises what a write to the store does; nothing was written then."""
+        """Replaces what the rows hold. Raises what a write to the store raises; nothing was written then."""
         rows, inner = self._places()
         if inner is not None:
             whole = self._store.snapshot_at(self._path, rows).maybe_to_stack()
@@ -67,14 +67,14 @@ class StoreSource:
         self._store.set_at_(self._path, value, rows)
 
     def at(self, index: Any) -> StoreSource:
-        """A part of the rows: ints and slices are kept as such, so that nothing is read here."""
+        """Selects a part of the rows. Ints and slices are only noted, so that nothing is read here."""
         items = index if isinstance(index, tuple) else (index,)
         num_dims = sum(isinstance(dim, range) for dim in self._dims)
         dims = narrow_dims(self._dims, expand_ellipsis(items, num_dims))
         return StoreSource(self._store, self._path, self._batch_size, dims)
 
     def _places(self) -> tuple[Any, Any]:
-        """The index into the store's rows, and the one into what these hold; None where that is all of it."""
+        """Returns the index of the store's rows, and the index within what these hold; None for all of it."""
         num_rows_dims = len(self._store.spec.batch_size)
         rows, inner = self._dims[:num_rows_dims], self._dims[num_rows_dims:]
         if inner == tuple(map(range, self._batch_size[num_rows_dims:])):
@@ -84,12 +84,13 @@ class StoreSource:
 
 
 def with_live_leaves(td: Any, store: LiveStore, index: Any = ...) -> Any:
-    """A tensordict read from a store, whose non-tensor leaves are live from now on.
+    """Makes the non-tensor leaves of a tensordict that was read from a store live.
 
     Args:
-        td: Changed in place; nobody else's.
-        store: Where it was read.
-        index: Which of the store's rows it has. What torch would copy for (a mask, a list) is a copy here too.
+        td: Changed in place; nothing else refers to it.
+        store: The store that it was read from.
+        index: Which rows of the store it has. If torch would copy for it (a mask, a list), the result is a copy here
+            too.
     """
     if not is_view(index):
         return td
@@ -97,17 +98,17 @@ def with_live_leaves(td: Any, store: LiveStore, index: Any = ...) -> Any:
     leaves = [(path, leaf) for path, leaf in store.spec.values if leaf.ragged is None]
     sources = {path: StoreSource(store, path, leaf.batch_size).at(index) for path, leaf in leaves}
     is_locked = is_tensor_collection(td) and bool(td.is_locked)
-    if is_locked:  # else what is live would be the only thing in there that is not
+    if is_locked:  # else the live entry would be the only unlocked one
         td.unlock_()
     found = enliven(td, sources)
     return found.lock_() if is_locked else found
 
 
 def show_stored(td: Any, store: LiveStore, *, mapped: Any = None, is_live: bool) -> Any:
-    """Makes the caller's own tensordict, whose content a store has just got, show what the store holds; locked.
+    """Makes the caller's own tensordict, which was just stored, show what the store holds, and locks it.
 
-    An entry that is assigned anew would show it no longer, without a word: hence the lock, as of tensordict's own
-    ``memmap_``.
+    An entry that is assigned later would no longer show the store, without an error. The lock prevents this, as in
+    tensordict's own ``memmap_``.
 
     Args:
         td: Changed in place.
@@ -126,7 +127,7 @@ def show_stored(td: Any, store: LiveStore, *, mapped: Any = None, is_live: bool)
 
 
 def expand_ellipsis(items: tuple[Any, ...], num_dims: int) -> tuple[Any, ...]:
-    """Index items with as many whole dimensions in the place of an ellipsis as there are without it."""
+    """Replaces an ellipsis in an index by as many full slices as it stands for."""
     if Ellipsis not in items:
         return items
     place = items.index(Ellipsis)

@@ -1,4 +1,4 @@
-"""A store as it lies in memory: the mapped leaves themselves, for a client on the server's machine."""
+"""Mapped leaves of a store, for a client on the server's machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tdserve.v1 import control_pb2
 
 
 def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, deadline: Deadline) -> Any:
-    """A locked tensordict over the store's files; see ``StoreHandle.map``."""
+    """Maps the store's files as a locked tensordict; see ``StoreHandle.map``."""
     check_real("mapping a store")
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Any:

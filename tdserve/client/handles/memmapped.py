@@ -1,4 +1,4 @@
-"""What a handle has in common with memory-mapped tensordicts: its leaves are mapped files, which lie on the server."""
+"""The calls of memory-mapped tensordicts on a handle, whose leaves are mapped files on the server."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ if TYPE_CHECKING:
 
 
 class MemmappedHandle(AlterableHandle):
-    """Adds tensordict's own calls on memory-mapped tensordicts."""
+    """A handle with tensordict's own calls on memory-mapped tensordicts."""
 
     def map(self, *, writable: bool = False, timeout_s: float | None = None) -> Any:
-        """The store's memory itself."""
+        """Maps the store's own memory."""
         raise NotImplementedError
 
     def is_memmap(self) -> bool:
-        """True: a store always is."""
+        """True for every store."""
         return True
 
     @property
     def saved_path(self) -> FilePath:
-        """The folder that ``TensorDict.load_memmap`` opens, on the server's machine; asks the server."""
+        """Folder on the server's machine that ``TensorDict.load_memmap`` opens; asks the server."""
         return FilePath(self._client.server_stats().root) / self._client.describe(self.name).path / ROWS
 
     def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
-        """Takes in which keys others have added, removed or renamed; their content is read anew in any case.
+        """Updates which keys the store has after others added, removed or renamed some.
+
+        Content is read anew in any case.
 
         Raises:
             StoreNotFoundError: The store was deleted.
@@ -57,14 +59,16 @@ class MemmappedHandle(AlterableHandle):
         mode: str | None = None,
         timeout_s: float | None = None,
     ) -> Self:
-        """Makes this store hold what another holds; keys that the other lacks go, as of tensordict.
+        """Replaces what this store holds by what another holds.
+
+        Keys that the other lacks are removed, as in tensordict.
 
         Args:
-            name: Of the other, of the same batch size; None, or the own name, only refreshes this handle.
-            allow_pickle: Whether pickled values of the other are unpickled; None: as the client says.
+            name: Of the other store, of the same batch size; None, or this store's name, only refreshes this handle.
+            allow_pickle: Whether pickled values of the other are unpickled; None: as set for the client.
 
         Raises:
-            StoreNotFoundError, SpecMismatchError, LockedError: This store is as it was.
+            StoreNotFoundError, SpecMismatchError, LockedError: This store is unchanged.
         """
         if name is None or name == self.name:
             return self.memmap_refresh_()
@@ -98,7 +102,7 @@ class MemmappedHandle(AlterableHandle):
         allow_pickle: bool | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """The content of a store, by its name, as a local tensordict; what ``client.load_memmap(name)`` returns."""
+        """Reads a store by name into a local tensordict, as ``client.load_memmap(name)`` does."""
         check_real("reading a store")
         deadline = self._client.deadline(timeout_s)
         found = read_selection(
@@ -117,16 +121,16 @@ class MemmappedHandle(AlterableHandle):
         robust_key: bool | None = True,
         timeout_s: float | None = None,
     ) -> torch.Tensor:
-        """Adds a tensor of zeros, with the nodes above it that are missing, for all clients.
+        """Adds a tensor of zeros and the missing nodes above it, for all clients.
 
         Args:
-            shape: Of the tensor, the store's batch size in front.
+            shape: Of the tensor; it begins with the store's batch size.
             dtype: By default torch's default one.
 
         Returns:
-            The store's memory, where this client shares it with the server and may write it: what is written into it
-            reaches the store at once, as of ``map(writable=True)``. Over the network a copy, as all that a handle
-            returns: ``set_at_`` writes.
+            The store's memory, if this client shares it with the server and may write to it. What is written there
+            reaches the store at once, as after ``map(writable=True)``. Over the network, a copy as from every other
+            read: ``set_at_`` writes.
 
         Raises:
             WrongStateError: The key exists. Nothing was changed.
@@ -152,11 +156,11 @@ class MemmappedHandle(AlterableHandle):
         robust_key: bool | None = True,
         timeout_s: float | None = None,
     ) -> torch.Tensor:
-        """Adds a copy of a tensor; as ``make_memmap``.
+        """Adds a copy of a tensor, as ``make_memmap`` adds zeros.
 
         Args:
             copy_data: False adds zeros of its shape and dtype.
-            existsok: Without effect: there are no files in the way of a key that does not exist.
+            existsok: No effect, since a new key has no files yet.
         """
         if not copy_data and not tensor.is_nested:
             return self.make_memmap(key, tensor.shape, dtype=tensor.dtype, timeout_s=timeout_s)
@@ -174,7 +178,10 @@ class MemmappedHandle(AlterableHandle):
         robust_key: bool | None = True,
         timeout_s: float | None = None,
     ) -> torch.Tensor:
-        """Adds a copy of what a storage begins with; as ``make_memmap``. The store's file is always its own."""
+        """Adds a copy of the beginning of a storage, as ``make_memmap`` adds zeros.
+
+        The store keeps a file of its own.
+        """
         if isinstance(shape, torch.Tensor):
             reason = "set() takes a nested tensor"
             raise NotSupportedError(feature="make_memmap_from_storage() of a nested tensor", reason=reason)
@@ -187,7 +194,7 @@ class MemmappedHandle(AlterableHandle):
         return self.make_memmap_from_tensor(key, tensor, timeout_s=timeout_s)
 
     def _overwritten(self, td: Any, timeout_s: float | None) -> Self:
-        """Of what has no keys of its own, rows are written over."""
+        """Overwrites rows of a store that has no keys of its own."""
         self.write_rows(..., td, manner=Manner.COPY, timeout_s=timeout_s)
         return self
 
@@ -209,5 +216,5 @@ class MemmappedHandle(AlterableHandle):
 
 
 def _is_plain(spec: Spec) -> bool:
-    """Whether it is a structure whose keys can be added and removed: no lazy stack."""
+    """Returns whether keys can be added to a structure and removed from it: it has no lazy stack."""
     return spec.root.stack_dim is None and spec.root.inner is None

@@ -1,4 +1,4 @@
-"""Python's operators for what is like a tensordict: each performs the tensordict's own on a copy."""
+"""Python's operators for stores and views: each performs tensordict's own on a copy."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tdserve.base.errors import NotSupportedError
 
 
 class Operators:
-    """Operators by one rule; whoever inherits says how an operation is performed.
+    """Operators that all follow one rule; a subclass defines how an operation is performed.
 
-    ``==`` and its like compare element by element, as those of tensordicts do; as keys of a dict or in a set two
-    objects are the same only if they are one.
+    ``==`` and the other comparisons compare element by element, as for tensordicts. As keys of a dict or members of a
+    set, two objects are equal only if they are identical.
     """
 
     def _operate(self, name: str, *args: Any) -> Any:
@@ -19,7 +19,7 @@ class Operators:
         raise NotImplementedError
 
     def _rewrite(self, name: str, *args: Any) -> Any:
-        """As ``_operate``, in place."""
+        """Performs a special method in place, on a copy that is written back."""
         raise NotImplementedError
 
     __hash__ = object.__hash__

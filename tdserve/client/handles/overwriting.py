@@ -1,4 +1,4 @@
-"""Writes over a part of what is stored: an index expression, and all leaves or those at one key."""
+"""Overwrites a part of a store: an index expression, of all leaves or of those at one key."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ def overwrite(
     Args:
         stored: Structure of the store, rows included.
         index: As in ``tensordict[index]``.
-        value: What goes there.
-        manner: What of it is broadcast.
+        value: The new content.
+        manner: What is broadcast.
         is_exact: As of ``coerce_value``.
         generations: Of a replay's rows, as ``write_selection`` takes them.
-        shared: Reads what all rows share at a key; asked where a part of them is written. None: nothing is shared.
-        at: Key of a leaf or nested part; ``()``: the leaves that ``value`` has.
+        shared: Reads what all rows share at a key. It is called when only some rows are written; None: nothing is
+            shared.
+        at: Key of a leaf or nested part; ``()``: all leaves that ``value`` has.
 
     Raises:
         SelectionError, KeyNotFoundError, SpecMismatchError: Nothing was written.
-        NotSupportedError: A part is selected of what is kept in one piece, or of rows that share an UnbatchedTensor,
-            for which there is another. Nothing was written.
+        NotSupportedError: Only a part of something that is stored in one piece is selected, or the rows would get
+            another UnbatchedTensor than the rest, which share one. Nothing was written.
     """
     if stored.root.inner is not None and not stored.root.batch_size:
         index = _everything(index, stored, store=name)
@@ -86,7 +87,7 @@ def overwrite(
 def _check_shared(
     captured: Captured, selection: Selection, shared: Callable[[Path], Any], stored: Spec, *, store: str
 ) -> None:
-    """Raises where some rows would get another UnbatchedTensor than the others: nobody could read them together."""
+    """Raises where some rows would get another UnbatchedTensor than the rest: they could not be read together."""
     num_written = math.prod(selection.result_batch_size(stored.batch_size))
     if num_written in (0, math.prod(stored.batch_size)):
         return
@@ -97,10 +98,10 @@ def _check_shared(
 
 
 def check_whole_rows(index: Any, stored: Spec, at: Path, *, store: str) -> None:
-    """Raises where an index of what is written goes on behind the batch dimensions of a store or view.
+    """Raises where the index of a write extends beyond the batch dimensions of a store or view.
 
     Raises:
-        NotSupportedError: It does. Nothing was written.
+        NotSupportedError: The index does. Nothing was written.
     """
     num_dims = len(stored.batch_size)
     if not num_dims or not (at or stored.root.inner):
@@ -113,7 +114,7 @@ def check_whole_rows(index: Any, stored: Spec, at: Path, *, store: str) -> None:
 
 
 def _everything(index: Any, stored: Spec, *, store: str) -> Any:
-    """The index of all of a store that is kept in one piece, since what is stacked in it differs in structure."""
+    """Returns the index of a whole store that is kept in one piece because its stacked parts differ in structure."""
     items = index if isinstance(index, tuple) else (index,)
     num_dims = len(stored.root.shown_batch_size)
     is_whole = all(item is ... or (isinstance(item, slice) and item == slice(None)) for item in items)

@@ -1,4 +1,4 @@
-"""What a handle knows of its store's structure, which others may change; and the lock that keeps them from it."""
+"""The structure of a handle's store, which other clients may change, and the lock that prevents such changes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ _Result = TypeVar("_Result")
 
 
 class StructuredHandle:
-    """Knows a structure, and asks for the newest where it matters.
+    """A handle that caches the structure of its store, and asks the server for the newest where it matters.
 
-    Threads: safe, but for the blocks of ``with handle.lock_()`` and ``unlock_()``: a handle has those of one thread.
+    Threads: safe, except for the blocks of ``with handle.lock_()`` and ``unlock_()``, which one thread may use at a
+        time.
 
     Attributes:
         name: Of the store.
-        uid: Incarnation of the store, as of the same moment as ``spec``.
-        spec: Its structure, as this handle saw it last.
+        uid: Incarnation of the store, read together with ``spec``.
+        spec: Its structure when this handle last read it.
     """
 
     _client: SessionClient
@@ -36,7 +37,7 @@ class StructuredHandle:
     _undone_at_exits: tuple[bool | None, ...] = ()
 
     def refresh(self, *, timeout_s: float | None = None) -> bool:
-        """Asks the server for the store's structure; returns whether it is another one than this handle knew.
+        """Asks the server for the store's structure; returns whether it differs from the one in this handle.
 
         Raises:
             StoreNotFoundError: The store was deleted.
@@ -50,7 +51,7 @@ class StructuredHandle:
 
     @property
     def is_locked(self) -> bool:
-        """Whether the store's keys are locked, for everybody; asks the server."""
+        """Whether the store's keys are locked for all clients; asks the server."""
         self.refresh()
         return self.spec.root.is_locked
 
@@ -59,14 +60,14 @@ class StructuredHandle:
         self._set_lock(bool(value), None)
 
     def lock_(self, *, timeout_s: float | None = None) -> Self:
-        """Locks the store's keys, for everybody and for good: until ``unlock_``. Content may still be written in place.
+        """Locks the store's keys for all clients until ``unlock_``. Content can still be written in place.
 
         ``with store.lock_(): ...`` unlocks it at the end.
         """
         return self._set_lock(True, timeout_s)
 
     def unlock_(self, *, timeout_s: float | None = None) -> Self:
-        """Unlocks the store's keys, for everybody. ``with store.unlock_(): ...`` locks it again at the end."""
+        """Unlocks the store's keys for all clients. ``with store.unlock_(): ...`` locks it again at the end."""
         return self._set_lock(False, timeout_s)
 
     def _set_lock(self, is_locked: bool, timeout_s: float | None) -> Self:
@@ -79,7 +80,7 @@ class StructuredHandle:
         return self
 
     def __enter__(self) -> Self:
-        """Of ``with store.lock_():`` and ``with store.unlock_():``; their end undoes what they have changed."""
+        """Enters ``with store.lock_():`` or ``with store.unlock_():``; the end of the block undoes the change."""
         self._undone_at_exits = (*self._undone_at_exits, self._undone_next)
         self._undone_next = None
         return self
@@ -101,21 +102,21 @@ class StructuredHandle:
         return entry_of(self.spec.root, path) is not None
 
     def _retry_on_new_structure(self, access: Callable[[], _Result], *, is_write: bool = False) -> _Result:
-        """An access, and once more where it failed because the store has another structure than this handle knew.
+        """Performs an access, and repeats it once if it failed because the structure in this handle is out of date.
 
-        A write is not repeated where there is another store of this name by now: the caller may not mean that.
+        A write is not repeated if another store has this name by now: the caller may not mean that one.
         """
         uid, spec = self.uid, self.spec
         try:
             return access()
         except (KeyNotFoundError, SpecMismatchError, LockedError):
-            is_other = self.refresh() or self.spec is not spec  # the access itself may have asked already
+            is_other = self.refresh() or self.spec is not spec  # the access itself may have refreshed it
             if not is_other or (is_write and self.uid != uid):
                 raise
         return access()
 
     def _insist(self, access: Callable[[], _Result], timeout_s: float | None) -> _Result:
-        """As ``_asked``, again as long as there is time and others are quicker to change the structure."""
+        """Repeats a write as ``_retry_on_new_structure`` does, until it succeeds; stops when time is up."""
         uid, deadline = self.uid, self._client.deadline(timeout_s)
         while True:
             try:

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 
 class AlterableHandle(StructuredHandle):
-    """What a handle knows of its store's structure, and how it asks for another one.
+    """A handle that can change the keys of its store.
 
-    Every change is seen whole or not at all, by all clients. Their handles notice at their next call; what they have
-    read, and leaves that they have mapped, stays as it was. Threads: safe.
+    Every change becomes visible to all clients as a whole or not at all. Their handles notice it at their next call;
+    tensors that were read or mapped before are unchanged. Threads: safe.
 
-    All of these calls raise, and have changed nothing then: LockedError where the store is locked, SpecMismatchError
-    for what does not fit, NotSupportedError for what cannot be stored, and for other keys of an adopted store, of rows
-    that differ, or of a tensorclass.
+    All of these calls raise the following, and have changed nothing then: LockedError if the store is locked,
+    SpecMismatchError for content that does not fit, NotSupportedError for content that cannot be stored, and for new
+    keys in an adopted store, in a store whose rows differ in structure, or in a tensorclass.
     """
 
     def get(self, key: str | Path, default: Any = None) -> Any:
-        """One leaf or nested part, whole."""
+        """Reads a whole leaf or nested part."""
         raise NotImplementedError
 
     def write_rows(
         self, index: Any, value: Any, *, at: Path = (), manner: Manner, timeout_s: float | None = None
     ) -> None:
-        """Writes rows of leaves, or of what lies at a key."""
+        """Writes rows of leaves, or of the entry at a key."""
         raise NotImplementedError
 
     def set(
@@ -51,17 +51,17 @@ class AlterableHandle(StructuredHandle):
         non_blocking: bool = False,
         timeout_s: float | None = None,
     ) -> Self:
-        """Writes one leaf or nested part; one that the store does not have is added, with the nodes above it.
+        """Writes a leaf or nested part; if the store does not have it, adds it together with the nodes above it.
 
-        An existing one is written over in place, in the structure that it has: what has another shape or dtype, or is
-        a tensor where the store has a nested part, is refused. ``del_`` makes way for it.
+        An existing entry is overwritten in place and keeps its structure. A value of another shape or dtype, or a
+        tensor in place of a nested part, is refused; remove the entry with ``del_`` first.
 
         Args:
             inplace: True also writes existing content of a locked store, as ``set_`` does.
             non_blocking: Accepted; the call returns when the content is stored.
 
         Raises:
-            SpecMismatchError: It does not fit. Nothing was written.
+            SpecMismatchError: The value does not fit. Nothing was written.
             LockedError: The store is locked. Nothing was written.
         """
         path = checked_path(key)
@@ -69,7 +69,7 @@ class AlterableHandle(StructuredHandle):
         def write() -> None:
             if not self._has(path):
                 if item is not None or not is_unset_field(self.spec.root, path):
-                    is_field = self.spec.root.tensorclass is not None and len(path) == 1  # in which a dict is a value
+                    is_field = self.spec.root.tensorclass is not None and len(path) == 1  # may be a dict
                     self._add({path: item}, timeout_s, is_value=is_field and isinstance(item, dict))
                 return
             if not inplace:
@@ -82,7 +82,7 @@ class AlterableHandle(StructuredHandle):
         return self
 
     def set_non_tensor(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Self:
-        """Sets one non-tensor value for all rows, as a new key or in place of what is there."""
+        """Sets one non-tensor value for all rows, at a new key or in place of an existing entry."""
         path = checked_path(key)
 
         def write() -> None:
@@ -97,7 +97,7 @@ class AlterableHandle(StructuredHandle):
     def setdefault(
         self, key: str | Path, default: Any, inplace: bool = False, *, timeout_s: float | None = None
     ) -> Any:
-        """What is there; else sets ``default``, and returns that as it was stored."""
+        """Returns the existing entry; if there is none, sets ``default`` and returns it as it was stored."""
         path = checked_path(key)
         try:
             return self.get(path, NO_DEFAULT)
@@ -106,7 +106,7 @@ class AlterableHandle(StructuredHandle):
             return self.get(path, NO_DEFAULT)
 
     def create_nested(self, key: str | Path, *, timeout_s: float | None = None) -> Self:
-        """Adds an empty nested tensordict, in place of what is there."""
+        """Adds an empty nested tensordict; replaces an existing entry."""
         path = checked_path(key)
 
         def write() -> None:
@@ -134,13 +134,13 @@ class AlterableHandle(StructuredHandle):
         timeout_s: float | None = None,
         **values: Any,
     ) -> Self:
-        """Writes the leaves that a tensordict or dict has, all of them together; those that are missing are added.
+        """Writes all leaves of a tensordict or dict in one write; adds those that the store lacks.
 
         Args:
             clone, non_blocking: Accepted; what is stored is a copy in any case.
             inplace: True also writes existing content of a locked store.
-            keys_to_update: Only these of its keys, and what is below them.
-            **values: More of them, by key.
+            keys_to_update: Only these keys, and what is below them.
+            **values: More entries, by key.
         """
         given = _chosen(as_local(input_dict_or_td), keys_to_update)
         given = {**dict(given.items()), **values} if values else given
@@ -161,10 +161,10 @@ class AlterableHandle(StructuredHandle):
         return self
 
     def pop(self, key: str | Path, default: Any = NO_DEFAULT, *, timeout_s: float | None = None) -> Any:
-        """Removes a leaf or nested part, and returns what it was.
+        """Removes a leaf or nested part, and returns it.
 
         Raises:
-            KeyNotFoundError: There is none, and no default.
+            KeyNotFoundError: The store has no such entry, and no default was given.
         """
         path = checked_path(key)
         try:
@@ -177,10 +177,10 @@ class AlterableHandle(StructuredHandle):
         return value
 
     def popitem(self, *, timeout_s: float | None = None) -> tuple[str, Any]:
-        """Removes the entry that was added last, and returns its key and what it was.
+        """Removes the entry that was added last, and returns its key and its content.
 
         Raises:
-            KeyNotFoundError: There is none.
+            KeyNotFoundError: The store has no entries.
         """
         self.refresh(timeout_s=timeout_s)
         if not self.spec.root.entries:
@@ -211,10 +211,10 @@ class AlterableHandle(StructuredHandle):
         """Gives a leaf or nested part another key; nothing is copied.
 
         Args:
-            safe: True refuses a ``new_key`` that exists; else it is replaced.
+            safe: True refuses a ``new_key`` that exists; otherwise it is replaced.
 
         Raises:
-            KeyExistsError: It is there.
+            KeyExistsError: ``new_key`` exists.
             KeyNotFoundError: There is no ``old_key``.
         """
         old, new = checked_path(old_key), checked_path(new_key, argument="new_key")
@@ -228,13 +228,13 @@ class AlterableHandle(StructuredHandle):
             added: Their structure, with the store's batch size, and the nodes above them.
 
         Raises:
-            StructureChangedError: One is there already. Nothing was changed.
+            StructureChangedError: One of them exists already. Nothing was changed.
         """
         self._alter(zeros=added, timeout_s=timeout_s)
         return self
 
     def _add_rows(self, index: Any, values: Any) -> bool:
-        """Adds keys of which some rows are given; False where the store has some of them, or ``values`` has none."""
+        """Adds keys for which only some rows are given; False if the store has one of them, or ``values`` is empty."""
         known, fresh = split(self.spec, values) if hasattr(values, "items") else ({}, {})
         if known or not fresh or self.spec.has_ragged:
             return False
@@ -247,7 +247,7 @@ class AlterableHandle(StructuredHandle):
         return True
 
     def _keep_only(self, keys: Sequence[str | Path], *, strict: bool) -> None:
-        """``select(..., inplace=True)``."""
+        """Performs ``select(..., inplace=True)``."""
         self.refresh()
         wanted = [checked_path(key) for key in keys]
         for path in wanted if strict else ():
@@ -255,7 +255,7 @@ class AlterableHandle(StructuredHandle):
         self._remove(list(_others(self.spec.root, (), wanted)), None)
 
     def _drop(self, keys: Sequence[str | Path]) -> None:
-        """``exclude(..., inplace=True)``."""
+        """Performs ``exclude(..., inplace=True)``."""
         self.refresh()
         self._remove([path for path in map(checked_path, keys) if self._has(path)], None)
 
@@ -273,7 +273,7 @@ class AlterableHandle(StructuredHandle):
         is_value: bool = False,
         replaces: Iterable[Path] = (),
     ) -> None:
-        """Adds entries; ``known``: values that take the place of existing ones, together with them."""
+        """Adds entries, and writes ``known``, new values of existing entries, in the same change."""
         allow_pickle = self._client.allow_pickle
         content = addition(self.spec, fresh, store=self.name, allow_pickle=allow_pickle, is_value=is_value)
         if known:
@@ -310,7 +310,7 @@ def _manner(inplace: bool) -> Manner:
 
 
 def _around(root: Node, path: Path, entry: Node) -> Node:
-    """The root with nothing but one entry, and the nodes above it; those that are missing are as the one above."""
+    """Returns a root with a single entry and the nodes above it; a missing node is like the one above it."""
     if not path:
         return entry
     child = dict(root.entries).get(path[0]) if len(path) > 1 else None
@@ -319,7 +319,7 @@ def _around(root: Node, path: Path, entry: Node) -> Node:
 
 
 def _others(node: Node, path: Path, wanted: Sequence[Path]) -> Iterable[Path]:
-    """What is there besides the wanted keys and the nodes above them."""
+    """Lists the entries that are neither wanted nor above a wanted one."""
     for key, entry in node.entries:
         below = (*path, key)
         if below in wanted:

@@ -1,4 +1,4 @@
-"""Changes of which keys a store has, as a client asks for them."""
+"""Changes of the keys of a store, as a client requests them."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def alter(
     is_locked: bool | None = None,
     deadline: Deadline,
 ) -> int:
-    """Changes which keys a store has, whole or not at all; returns the content version that it made.
+    """Changes which keys a store has, as a whole or not at all; returns the content version of the change.
 
-    What is removed goes first, then names change, then what is added comes.
+    Removals come first, then renames, then additions.
 
     Args:
-        content: What is added: its structure has the store's batch size, and the nodes above what comes.
-        zeros: Instead, the structure of tensors that are zero.
-        replaces: Keys of it that take the place of what is there.
+        content: The new entries: the structure has the store's batch size, and the nodes above the entries.
+        zeros: Structure of new tensors of zeros, instead of ``content``.
+        replaces: Keys of the new entries that replace existing ones.
         removed, renamed: Keys.
-        is_locked: Locks or unlocks the store; nothing else changes with it.
+        is_locked: Locks or unlocks the store; nothing else is changed in the same call.
 
     Raises:
-        KeyNotFoundError: There is nothing to remove, or to rename. Nothing was changed.
-        StructureChangedError: There is already what was to be added. Nothing was changed.
+        KeyNotFoundError: An entry to remove or rename does not exist. Nothing was changed.
+        StructureChangedError: An entry to add exists already. Nothing was changed.
         LockedError: The store is locked. Nothing was changed.
     """
     added = zeros if content is None else content.spec
@@ -97,16 +97,16 @@ def _alter_without_content(
 def addition(
     spec: Spec, entries: Mapping[Path, Any], *, store: str, allow_pickle: bool = False, is_value: bool = False
 ) -> Captured:
-    """What becomes of values at keys that a store does not have: what tensordict makes of them.
+    """Prepares values for keys that a store does not have, in the form that tensordict gives them.
 
     Args:
         spec: The store's structure.
-        entries: By key; nodes above that are missing are made.
-        is_value: Whether each is one non-tensor value, whatever it is.
+        entries: Values by key; missing nodes above them are made.
+        is_value: Whether each is a single non-tensor value, whatever its type.
 
     Raises:
-        SpecMismatchError: One has another batch size, or its key lies below a leaf. Nothing was written.
-        NotSupportedError: One cannot be stored.
+        SpecMismatchError: A value has another batch size, or its key is below a leaf. Nothing was written.
+        NotSupportedError: A value cannot be stored.
     """
     for path in entries:
         for depth in range(1, len(path)):
@@ -138,7 +138,7 @@ def addition(
 
 
 def check_fields(spec: Spec, paths: Iterable[Path]) -> None:
-    """Raises NotSupportedError where a tensorclass has no field of a name, or is not known in this process."""
+    """Raises NotSupportedError where a tensorclass has no such field, or is not known in this process."""
     for path in paths:
         for depth in range(len(path)):
             above = entry_of(spec.root, path[:depth])
@@ -147,10 +147,10 @@ def check_fields(spec: Spec, paths: Iterable[Path]) -> None:
 
 
 def split(spec: Spec, values: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
-    """Values by key as ``TensorDict.update`` takes them, nested ones leaf by leaf.
+    """Splits values, as ``TensorDict.update`` accepts them, into entries by key; nested ones leaf by leaf.
 
     Returns:
-        Those at keys that the store has, and those at new ones.
+        The entries at existing keys, and those at new ones.
     """
     known: dict[Path, Any] = {}
     fresh: dict[Path, Any] = {}
@@ -159,15 +159,15 @@ def split(spec: Spec, values: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
 
 
 def first_unknown(spec: Spec, values: Any) -> Path | None:
-    """A key of ``values`` that the store does not have; None where it has them all."""
+    """Returns a key of ``values`` that the store does not have; None if it has them all."""
     return next(iter(split(spec, values)[1]), None) if hasattr(values, "items") else None
 
 
 def union(spec: Spec, known: Mapping[Path, Any], fresh: Captured, *, store: str, allow_pickle: bool) -> Captured:
-    """New content together with values that take the place of what a store has; these must fit there.
+    """Merges new content with new values of existing entries, which must fit there.
 
     Raises:
-        SpecMismatchError, NotSupportedError: One does not. Nothing was written.
+        SpecMismatchError, NotSupportedError: One does not fit. Nothing was written.
     """
     tensors, contents, root = dict(fresh.tensors), dict(fresh.values), fresh.spec.root
     for path, value in known.items():
@@ -218,14 +218,17 @@ def _split(node: Node, values: Any, path: Path, known: dict[Path, Any], fresh: d
 
 
 def _items(values: Any) -> list[tuple[Any, Any]] | None:
-    """What is to be written, by key; None where rows of a lazy stack differ in what they hold: that goes as a whole."""
+    """Lists values to write by key; None for a lazy stack whose rows differ in keys.
+
+    Such a stack is written as a whole.
+    """
     content = inside(values)
     stack = values if content is None else content
     if isinstance(stack, LazyStackedTensorDict) and len({frozenset(row.keys()) for row in stack.tensordicts}) > 1:
         return None
     try:
         return list(values.items())
-    except RuntimeError:  # tensors of different sizes, which have no common one
+    except RuntimeError:  # tensors that differ in size have no common one
         return None
 
 
@@ -241,7 +244,7 @@ def _is_tree(value: Any) -> bool:
 
 
 def _nodes_above(node: Node, paths: Sequence[Path]) -> TensorDict:
-    """The nodes that a store has above keys."""
+    """Returns the nodes of a store that are above the keys."""
     below: dict[str, list[Path]] = {}
     for path in paths:
         if len(path) > 1:

@@ -1,6 +1,6 @@
-"""What a store looks like, as a local tensordict of meta tensors: what tensordict makes of that, it makes of the rows.
+"""A store as a local tensordict of meta tensors: what tensordict does to that, it does to the rows.
 
-So views have tensordict's own rules for batch sizes, names and keys, without a second copy of them here.
+So views follow tensordict's own rules for batch sizes, names and keys, without a second copy of these rules here.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ _EMPTY = ""
 
 
 class Skeleton(NamedTuple):
-    """A structure, and where in a store its leaves come from. Nobody changes it.
+    """A structure, and where in a store its leaves come from. It is never changed.
 
     Attributes:
         stored: Structure of the store.
         td: Tensordict or tensorclass instance of meta tensors; ragged leaves have size 0 where they differ.
-        sources: Number of the stored path of each leaf, by its key; without batch dimensions.
-        paths: Stored paths, by their numbers. What is stored as one (rows that describe themselves) comes as one.
+        sources: For each leaf, by its key, the number of its stored path; without batch dimensions.
+        paths: Stored paths, by number. Rows that carry their own structure are stored at a single path, and read as
+            one.
     """
 
     stored: Spec
@@ -37,7 +38,7 @@ class Skeleton(NamedTuple):
     paths: tuple[Path, ...]
 
     def paths_at(self, key: Path) -> list[Path]:
-        """What to read for an entry: stored paths, ``()`` for all there is. None of them: it has no leaves.
+        """Lists the stored paths to read for an entry: ``()`` for everything, none for an entry without leaves.
 
         Args:
             key: Of an entry of the skeleton; ``()`` for all of it.
@@ -47,13 +48,13 @@ class Skeleton(NamedTuple):
         return list(_cover(self.stored.root, (), {self.paths[number] for number in numbers}))
 
     def leaves(self) -> Iterator[tuple[Path, Path]]:
-        """Each leaf's key, and its stored path."""
+        """Yields each leaf's key and its stored path."""
         for key in self.sources.keys(True, True):
             path = key if isinstance(key, tuple) else (key,)
             yield path, self.paths[int(self.source_of(path))]
 
     def hollow(self, key: Path = ()) -> list[Path]:
-        """Nodes at or below a key that are empty here and not in the store: nothing is read for them."""
+        """Lists nodes at or below a key that are empty here and do not exist in the store: nothing is read for them."""
         found = self.source_of(key) if key else self.sources
         return list(_hollow(found, key)) if isinstance(found, TensorDict) else []
 
@@ -62,7 +63,7 @@ class Skeleton(NamedTuple):
         return Spec(self._node(self.td, self.sources))
 
     def source_of(self, key: Path) -> Any:
-        """The number of a leaf's stored path, or those of all leaves of a node."""
+        """Returns the number of a leaf's stored path, or those of all leaves of a node."""
         return self.sources.get(key)
 
     def _node(self, td: Any, sources: Any) -> Node:
@@ -89,7 +90,7 @@ class Skeleton(NamedTuple):
 
 
 def skeleton_of(spec: Spec) -> Skeleton:
-    """The skeleton of a store, kept with its structure.
+    """Returns the skeleton of a store, cached with its structure.
 
     Raises:
         NotSupportedError: A tensorclass is not known in this process.
@@ -117,7 +118,7 @@ def _hollow(sources: TensorDict, path: Path) -> Iterator[Path]:
 
 
 def _plain(node: Node) -> Node:
-    """Without stacks, packed nodes, ragged leaves, one value per row, devices."""
+    """Returns a node without stacks, packed nodes, ragged leaves, values shared by all rows, and devices."""
     names = node.names if node.names is not None and len(node.names) == len(node.batch_size) else None
     entries = tuple((key, _plain_entry(entry)) for key, entry in node.entries)
     return Node(node.batch_size, names, None, node.tensorclass, entries)
@@ -135,7 +136,7 @@ def _plain_entry(entry: Entry) -> Entry:
 
 
 def _sources(node: Node, path: Path, paths: list[Path], packed: int | None = None) -> TensorDict:
-    """Numbers of the stored paths; those of a packed node are all its own."""
+    """Numbers the stored paths; all leaves of a packed node get the same number."""
     if node.inner is not None and packed is None:
         packed = _number(path, paths)
     found: dict[str, Any] = {}
@@ -161,7 +162,7 @@ def _numbers(sources: TensorDict) -> list[int]:
 
 
 def _cover(entry: Entry, path: Path, wanted: set[Path]) -> Iterator[Path]:
-    """The fewest paths that have all wanted ones below them and no others."""
+    """Yields the fewest paths that cover all wanted ones and no others."""
     if path in wanted:
         yield path
     elif isinstance(entry, Node) and entry.inner is None:

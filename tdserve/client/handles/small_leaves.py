@@ -1,4 +1,4 @@
-"""One small tensor of a mapped store, whole: the read that costs least, since hardly anything is worked out for it."""
+"""Reads one small tensor of a mapped store: the cheapest read, since almost nothing is prepared for it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tdserve.structure.tree import Path, Spec
 
 
 def small_leaf(client: SessionClient, name: str, spec: Spec, path: Path) -> torch.Tensor | None:
-    """A copy of a leaf as of one moment; None where it must be read as everything else is, or is none.
+    """Returns a copy of a leaf as of one moment; None if it is no leaf, or must be read in the general way.
 
     Args:
-        spec: The store's structure, as far as it is known.
+        spec: The store's structure, as last read.
 
     Raises:
         ClosedError, ForkedClientError: The client cannot be used.
@@ -31,7 +31,7 @@ def small_leaf(client: SessionClient, name: str, spec: Spec, path: Path) -> torc
 
 
 def _is_plain(spec: Spec, leaf: TensorLeaf) -> bool:
-    """Whether what is read of a leaf is the tensor that lies in the files."""
+    """Returns whether a read of a leaf gives exactly the tensor in the files."""
     is_marked = leaf.kind is not TensorKind.PLAIN or leaf.requires_grad
     return not is_marked and not spec.has_ragged and spec.root.device != META
 
@@ -40,7 +40,7 @@ def _copy_leaf(store: MappedStore, path: Path) -> torch.Tensor | None:
     generations = store.generations
     values = generations.values
     before = int(values[-1])
-    if before & 1:  # it is being written
+    if before & 1:  # odd: a write is in progress
         return None
     found = store.leaves[path].clone()
     return found if store.is_current and int(values[-1]) == before else None

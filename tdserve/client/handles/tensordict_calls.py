@@ -1,4 +1,4 @@
-"""What handles and views share: everything that tensordicts have and that follows from reading, writing, structure."""
+"""The methods that handles and views share: all of tensordict's that follow from reading, writing and structure."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from tdserve.structure.tree import Path, Spec, ValueLeaf, show
 
 
 class TensorDictCalls(ViewCalls, Operators):
-    """The methods of a tensordict by three rules, for rows that live on a server.
+    """The methods of a tensordict, for rows on a server. Three rules cover them.
 
-    - What narrows or arranges (``select``, ``view``, ``split``, ...) gives views: nothing is fetched until they are
-      read, and then only the keys and rows that are asked for.
+    - Calls that select or rearrange (``select``, ``view``, ``split``, ...) return views. Nothing is fetched until a
+      view is read, and then only the keys and rows that are asked for.
     - Any other method reads what it needs with one call, and runs on that local copy.
-    - A method in place (with an underscore at the end) does so too, and writes the copy back with one ``update_``: it
-      is *not atomic*, of two clients that do so at once the later one wins. ``zero_``, ``fill_``, ``copy_``,
-      ``copy_at_``, ``masked_fill_`` read nothing.
+    - An in-place method (with a trailing underscore) does the same, and writes the copy back with one ``update_``. It
+      is *not atomic*: of two clients that do so at once the later one wins. ``zero_``, ``fill_``, ``copy_``,
+      ``copy_at_`` and ``masked_fill_`` read nothing.
 
-    What is refused, and why, stands in ``tensordict_names.REFUSED``.
+    ``tensordict_names.REFUSED`` lists what is refused, and why.
     """
 
     name: str
     spec: Spec
 
-    # ------------------------------------------------------------------------------- what handles and views say
+    # ------------------------------------------------------------------------------- defined by handles and views
 
     def to_tensordict(self, *, device: torch.device | str | None = None, timeout_s: float | None = None) -> Any:
-        """Everything, as a local tensordict."""
+        """Reads everything into a local tensordict."""
         raise NotImplementedError
 
     def get_at(self, key: str | Path, index: Any, default: Any = NO_DEFAULT, *, timeout_s: float | None = None) -> Any:
-        """Rows of one leaf or nested part."""
+        """Reads rows of a leaf or nested part."""
         raise NotImplementedError
 
     def set_at_(
@@ -65,11 +65,11 @@ class TensorDictCalls(ViewCalls, Operators):
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
-        """Writes rows of one leaf or nested part; a tensor is broadcast as ``leaf[index] = value`` would.
+        """Writes rows of a leaf or nested part; a tensor is broadcast as by ``leaf[index] = value``.
 
         Args:
-            return_early: True returns a future at once; ``value`` and ``index`` must not change before it is done, and
-                of several that are under way any may be the last.
+            return_early: True returns a future at once. ``value`` and ``index`` must not change before it is done.
+                Several writes under way at once may finish in any order.
 
         Returns:
             This handle or view, or a future of it.
@@ -77,11 +77,11 @@ class TensorDictCalls(ViewCalls, Operators):
         return self.perform_write(self._write_of_rows(checked_path(key), value, index, timeout_s), return_early)
 
     def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], Any]:
-        """What ``set_at_`` does, once it is called. What can be told at once is checked before."""
+        """Prepares the write of ``set_at_``, and checks at once what can be checked without the server."""
         raise NotImplementedError
 
     def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
-        """Runs a write now, or in the background, and returns a future of its result."""
+        """Performs a write now, or in the background and returns a future of its result."""
         raise NotImplementedError
 
     def update_at_(self, values: Any, index: Any, *, timeout_s: float | None = None) -> Any:
@@ -93,7 +93,7 @@ class TensorDictCalls(ViewCalls, Operators):
         raise NotImplementedError
 
     def set(self, key: str | Path, value: Any) -> Any:
-        """Writes one leaf or nested part."""
+        """Writes a leaf or nested part."""
         raise NotImplementedError
 
     def __getitem__(self, index: Any) -> Any:
@@ -103,7 +103,7 @@ class TensorDictCalls(ViewCalls, Operators):
 
     @property
     def batch_size(self) -> torch.Size:
-        """Batch size, -1 where rows differ."""
+        """Batch size, with -1 where rows differ."""
         return torch.Size(self.spec.root.shown_batch_size)
 
     @batch_size.setter
@@ -141,7 +141,7 @@ class TensorDictCalls(ViewCalls, Operators):
 
     def __len__(self) -> int:
         num_rows = self.batch_size[0] if self.batch_size else 0
-        return num_rows if num_rows >= 0 else len(self.to_tensordict())  # one piece, which knows it alone
+        return num_rows if num_rows >= 0 else len(self.to_tensordict())  # a store in one piece has it only inside
 
     def keys(
         self,
@@ -151,7 +151,7 @@ class TensorDictCalls(ViewCalls, Operators):
         *,
         sort: bool = False,
     ) -> KeyList:
-        """The keys, as ``TensorDict.keys`` lists them, with its set operations; nothing is fetched."""
+        """Lists the keys, as ``TensorDict.keys`` does, with its set operations; nothing is fetched."""
         if is_leaf is not None:
             return KeyList(self._skeleton().td.keys(include_nested, leaves_only, is_leaf, sort=sort))
         return KeyList(self.spec.keys(include_nested, leaves_only, sort=sort))
@@ -160,26 +160,26 @@ class TensorDictCalls(ViewCalls, Operators):
         return key in self.spec.keys(include_nested=True)
 
     def bytes(self, *, count_duplicates: bool = True) -> int:
-        """Bytes of the tensors; ragged ones and non-tensor values are read for it."""
+        """Counts the bytes of the tensors; reads ragged ones and non-tensor values for it."""
         if self.spec.values:
             return int(self.to_tensordict().bytes(count_duplicates=count_duplicates))
         return self.spec.nbytes
 
     def is_contiguous(self) -> bool:
-        """True: what is read is."""
+        """Returns True: what is read is contiguous."""
         return True
 
-    # ------------------------------------------------------------------------------- at once
+    # ------------------------------------------------------------------------------- read at once
 
     def get_non_tensor(self, key: str | Path, default: Any = None, *, timeout_s: float | None = None) -> Any:
-        """The value of a non-tensor leaf; of any other, what ``get`` gives."""
+        """Returns the value of a non-tensor leaf; for any other entry what ``get`` returns."""
         path = key if isinstance(key, tuple) else (key,)
         if (path[0] if len(path) == 1 else path) not in self:
             return default
         return self.select(path).to_tensordict(timeout_s=timeout_s).get_non_tensor(path)
 
     def gather(self, dim: int, index: torch.Tensor, out: Any = None, **kwargs: Any) -> Any:
-        """Elements picked along a dimension, as of ``torch.gather``; only those are fetched."""
+        """Picks elements along a dimension, as ``torch.gather`` does; fetches only these."""
         sizes = self._skeleton().td.batch_size
         dims = len(sizes)
         is_plain = (
@@ -196,58 +196,61 @@ class TensorDictCalls(ViewCalls, Operators):
         return found
 
     def masked_select(self, mask: torch.Tensor, **kwargs: Any) -> Any:
-        """The rows where a mask is true; only those are fetched."""
+        """Selects the rows where a mask is true; fetches only these."""
         is_plain = (
             isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and not kwargs and not self.spec.has_ragged
         )
         return self[mask] if is_plain and mask.ndim else self._perform("masked_select", mask, **kwargs)
 
     def to(self, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
-        """A local copy on a device, of a dtype, ...: whatever ``TensorDict.to`` takes."""
+        """Returns a local copy on a device, of a dtype, ...: accepts what ``TensorDict.to`` accepts."""
         is_device = len(args) == 1 and not kwargs and isinstance(args[0], (str, torch.device, int))
         if is_device and not isinstance(args[0], bool):
             return self.to_tensordict(device=torch.device(args[0]), timeout_s=timeout_s)
         return self._perform("to", *args, timeout_s=timeout_s, **kwargs)
 
     def cpu(self, *, timeout_s: float | None = None, **kwargs: Any) -> Any:
-        """A local copy on the CPU."""
+        """Returns a local copy on the CPU."""
         return self._perform("cpu", timeout_s=timeout_s, **kwargs)
 
     def empty(self, recurse: bool = False, **kwargs: Any) -> Any:
-        """A local tensordict of the same batch size without leaves; ``recurse`` reads and keeps non-tensor values."""
+        """Returns a local tensordict of the same batch size without leaves.
+
+        ``recurse`` reads and keeps non-tensor values.
+        """
         if recurse or self.spec.root.inner:
             return self._perform("empty", recurse, **kwargs)
         found = self._skeleton().td.empty(recurse, **kwargs)
         return found if self.device is None or "device" in kwargs else found.to(self.device)
 
     def numpy(self, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
-        """A dict of NumPy arrays, or what else ``TensorDict.numpy`` makes."""
+        """Returns a dict of NumPy arrays, as ``TensorDict.numpy`` does."""
         found = self._perform("numpy", *args, timeout_s=timeout_s, **kwargs)
         return _Arrays(found) if type(found) is dict else found
 
     # ------------------------------------------------------------------------------- in place
 
     def zero_(self, *, timeout_s: float | None = None) -> Any:
-        """Zero in every tensor, with one write."""
+        """Sets every tensor to zero, with one write."""
         if self.spec.has_ragged:
             return self._rewrite("zero_", timeout_s=timeout_s)
         return self.update_at_(0, ..., timeout_s=timeout_s)
 
     def fill_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Any:
-        """One number in all of a leaf, or of a nested part, with one write."""
+        """Fills a leaf or a nested part with one number, with one write."""
         self._check_number(value, key)
         entry = self.spec.find(checked_path(key), store=self.name)
-        if isinstance(entry, ValueLeaf) and entry.ragged is None:  # a number is no value of theirs
+        if isinstance(entry, ValueLeaf) and entry.ragged is None:  # a value leaf takes no number
             return self
         return self.set_at_(key, value, ..., timeout_s=timeout_s)
 
     def set_non_tensor(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Any:
-        """One value for all rows of a non-tensor leaf, with one write."""
+        """Sets one value for all rows of a non-tensor leaf, with one write."""
         wrapped = NonTensorData(value, batch_size=self._skeleton().td.batch_size)
         return self.set_at_(key, wrapped, ..., timeout_s=timeout_s)
 
     def copy_(self, tensordict: Any, non_blocking: bool = False, *, timeout_s: float | None = None) -> Any:
-        """Same as ``update_``."""
+        """Does the same as ``update_``."""
         return self.update_(tensordict, timeout_s=timeout_s)
 
     def copy_at_(
@@ -259,11 +262,11 @@ class TensorDictCalls(ViewCalls, Operators):
         fast: bool = True,
         timeout_s: float | None = None,
     ) -> Any:
-        """Same as ``update_at_``."""
+        """Does the same as ``update_at_``."""
         return self.update_at_(as_local(tensordict), idx, timeout_s=timeout_s)
 
     def masked_fill_(self, mask: torch.Tensor, value: Any, *, timeout_s: float | None = None) -> Any:
-        """A number in every tensor of the rows where a mask is true, with one write."""
+        """Fills the rows where a mask is true with a number, in every tensor, with one write."""
         self._check_number(value, "")
         if self.spec.has_ragged:
             return self._rewrite("masked_fill_", mask, value, timeout_s=timeout_s)
@@ -275,10 +278,10 @@ class TensorDictCalls(ViewCalls, Operators):
             raise SpecMismatchError(store=self.name, key=path, expected="a number", actual=describe_value(value))
 
     def refine_names(self, *names: Any) -> Any:
-        """Itself, where the batch dimensions have these names; a store's names are given when it is made.
+        """Returns itself if the batch dimensions have these names. Names are given when a store is created.
 
         Raises:
-            NotSupportedError: They have others. Nothing was changed.
+            NotSupportedError: They have other names. Nothing was changed.
         """
         found: Any = TensorDict({}, [max(size, 0) for size in self.batch_size])
         found.names = self.names
@@ -289,10 +292,12 @@ class TensorDictCalls(ViewCalls, Operators):
     # ------------------------------------------------------------------------------- all the rest
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """``handle.field = value`` sets a field of a tensorclass, as of an instance; else an attribute of this object.
+        """Sets a field of a tensorclass (``handle.field = value``), as for an instance.
+
+        Else an attribute of this object.
 
         Raises:
-            NotSupportedError: It would change nothing in the store. Nothing was changed.
+            NotSupportedError: The assignment would not reach the store. Nothing was changed.
         """
         if name.startswith("_") or getattr(getattr(type(self), name, None), "fset", None) is not None:
             object.__setattr__(self, name, value)
@@ -329,7 +334,7 @@ class TensorDictCalls(ViewCalls, Operators):
         if kind is Kind.CONSTRUCTOR:
             return getattr(TensorDict, name)
         if kind is Kind.STRUCTURE and self.spec.root.inner and name not in CONSTANTS:
-            return getattr(self.to_tensordict(), name)  # elements alone know all of their dimensions
+            return getattr(self.to_tensordict(), name)  # only the elements have all of their dimensions
         if kind is Kind.STRUCTURE:
             return CONSTANTS[name] if name in CONSTANTS else getattr(self._skeleton().td, name)
         if kind is Kind.READ and is_property(name):
@@ -352,14 +357,14 @@ class TensorDictCalls(ViewCalls, Operators):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Functions of torch that tensordict has (``torch.stack`` and its like) are given the content.
+        """Reads the content and passes it to torch functions that tensordict supports, such as ``torch.stack``.
 
         Raises:
-            NotSupportedError: The store is an argument of something else, such as ``td + store``.
+            NotSupportedError: The store is an argument of another call, such as ``td + store``.
         """
         name = getattr(func, "__name__", str(func))
         options = dict(kwargs or {})
-        given = [*args, *options.values()][func is torch.where :]  # of which the first argument is the condition
+        given = [*args, *options.values()][func is torch.where :]  # its first argument is the condition
         subject = given[0] if given else None
         if isinstance(subject, TensorDictCalls) and "out" not in options and (name.endswith("_") or is_view_call(name)):
             method = getattr(subject, name)
@@ -372,7 +377,7 @@ class TensorDictCalls(ViewCalls, Operators):
         return _call_and_fill(options.get("out"), args, options, func)
 
     def _perform(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
-        """A call that reads: on a local copy. A store or view as ``out=`` is written with one ``update_``."""
+        """Performs a reading call on a local copy. A store or view as ``out=`` is written with one ``update_``."""
         if wants_inplace(name, args, kwargs):
             reason = (
                 "write what it returns without that: update_ what fits, del_ and set what has another shape or dtype"
@@ -385,7 +390,7 @@ class TensorDictCalls(ViewCalls, Operators):
         return _call_and_fill(out, args, kwargs, getattr(self.to_tensordict(timeout_s=timeout_s), name))
 
     def _rewrite(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
-        """A call in place: on a local copy, which is then written back."""
+        """Performs an in-place call on a local copy, and writes the copy back."""
         args, kwargs = as_local(args), as_local(kwargs)
         td = self.to_tensordict(timeout_s=timeout_s)
         result = getattr(td, name)(*args, **kwargs)
@@ -399,7 +404,7 @@ class TensorDictCalls(ViewCalls, Operators):
     def _field(self, name: str) -> Any:
         try:
             return self[name]
-        except KeyNotFoundError:  # it holds nothing
+        except KeyNotFoundError:  # it is empty
             return None
 
     def _operate(self, name: str, *args: Any) -> Any:
@@ -417,7 +422,7 @@ def _unassignable(name: str) -> NotSupportedError:
 
 
 def _call_and_fill(out: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: Callable[..., Any]) -> Any:
-    """What a call gives for local arguments; what it fills is written, if that is a store or view."""
+    """Performs a call with local arguments; writes back what the call fills, if that is a store or view."""
     if not isinstance(out, TensorDictCalls):
         return call(*as_local(args), **as_local(dict(kwargs)))
     copy = out.to_tensordict()
@@ -429,7 +434,7 @@ def _call_and_fill(out: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], c
 
 
 class _Arrays(dict[str, Any]):
-    """A dict that tells tensordict, which takes whatever has ``numpy()`` for an array, what it was given."""
+    """A dict that tells tensordict what it was given: tensordict takes whatever has ``numpy()`` for an array."""
 
     @property
     def dtype(self) -> Any:
@@ -437,11 +442,11 @@ class _Arrays(dict[str, Any]):
         raise NotSupportedError(feature=feature, reason="put the result of to_tensordict() there")
 
 
-MutableMapping.register(TensorDictCalls)  # as tensordicts are: TensorDict(store) looks for it
+MutableMapping.register(TensorDictCalls)  # as for tensordicts: TensorDict(store) checks for it
 
 
 def as_local(value: Any) -> Any:
-    """Handles and views among arguments as local tensordicts."""
+    """Replaces handles and views among arguments by local tensordicts."""
     if isinstance(value, TensorDictCalls):
         return value.to_tensordict()
     if type(value) in (list, tuple):
@@ -450,7 +455,7 @@ def as_local(value: Any) -> Any:
 
 
 def kept_keys(values: Any, keys: Sequence[str | Path] | None) -> Any:
-    """What ``keys_to_update`` leaves of values to write: those that are there."""
+    """Returns the values to write at ``keys_to_update``, as far as they exist."""
     values = as_local(values)
     if keys is None:
         return values

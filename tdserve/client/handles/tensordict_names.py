@@ -1,7 +1,7 @@
-"""Which of tensordict's methods a store answers how: the one table of what works, and of what is refused and why.
+"""How a store answers each of tensordict's methods: one table of what works, and of what is refused and why.
 
-Every public name of ``TensorDictBase`` is answered: those that a handle has methods for by these; of the others each is
-in one of the sets here, or reads the content and runs on that (:func:`kind_of`). Other names raise AttributeError.
+Every public name of ``TensorDictBase`` is answered. A handle has methods of its own for some; each other name is in one
+of the sets here, or reads the content and runs on the copy (:func:`kind_of`). Other names raise AttributeError.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ REFUSED: Mapping[str, str] = {
     "unlock_": "unlock the store by its own handle",
     "update": f"update_ replaces values; {_STRUCTURE}",
 }
-"""Name -> what to do instead. A handle may have a method of this name; then it is refused of views only."""
+"""Name -> what to do instead. A handle may have a method of this name; then only views refuse it."""
 
 ASSIGNED: Mapping[str, str] = {
     "batch_size": REFUSED["auto_batch_size_"],
@@ -87,26 +87,26 @@ OF_STRUCTURE = frozenset(
         "sorted_keys",
     }
 )
-"""Answered by the structure alone: nothing is fetched."""
+"""Answered from the structure alone: nothing is fetched."""
 
 CONSTANTS: Mapping[str, bool] = {"is_cuda": False, "is_meta": False}
-"""Properties that are the same of every store."""
+"""Properties that have the same value for every store."""
 
 UNCHANGED = frozenset({"clear_refs_for_compile_", "detach_", "memmap_refresh_"})
-"""In place, with nothing to do for a store: no gradient flows into it, and every read is of what it holds now."""
+"""In-place calls that do nothing for a store: no gradient flows into it, and every read is of its current content."""
 
 REWRITING = frozenset({"load_state_dict"})
-"""Besides all names with an underscore at the end: read, performed on the copy, written back by one ``update_``."""
+"""In-place calls besides those with a trailing underscore: performed on a copy, written back by one ``update_``."""
 
 OUT_OF_PROCESSES = frozenset({"map"})
 """Calls whose ``out=`` is written by other processes, which needs shared memory."""
 
 _FOR_ANOTHER = frozenset({"to_module"})
-"""Calls whose ``inplace=`` speaks of something else than the tensordict."""
+"""Calls whose ``inplace=`` does not mean the tensordict."""
 
 
 class Kind(Enum):
-    """How a name is answered that has no method of its own."""
+    """How a name is answered if a handle has no method for it."""
 
     CONSTRUCTOR = "of TensorDict itself: makes a local tensordict"
     STRUCTURE = "by the structure, nothing is fetched"
@@ -121,7 +121,7 @@ _STATIC = {name: inspect.getattr_static(TensorDictBase, name) for name in _PUBLI
 
 
 def kind_of(name: str) -> Kind | None:
-    """How a name is answered; None when no tensordict has it."""
+    """Returns how a name is answered; None if no tensordict has it."""
     if name not in _PUBLIC:
         return None
     if name in REFUSED:
@@ -136,22 +136,22 @@ def kind_of(name: str) -> Kind | None:
 
 
 def is_property(name: str) -> bool:
-    """Whether a public name is a property of tensordicts."""
+    """Returns whether a public name is a property of tensordicts."""
     return isinstance(_STATIC.get(name), property)
 
 
 def wants_inplace(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    """Whether a call says ``inplace=True``, by position or by name."""
+    """Returns whether a call passes ``inplace=True``, by position or by name."""
     given = None if name in _FOR_ANOTHER else argument_of(name, "inplace", args, kwargs)
     return given is not None and given is not False
 
 
 def argument_of(name: str, argument: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-    """What a call gives for an argument, by position or by name; None where it gives nothing."""
+    """Returns what a call passes for an argument, by position or by name; None if nothing."""
     method = _STATIC.get(name)
     if argument in kwargs or not args or not callable(method):
-        return kwargs.get(argument)  # some methods take it without naming it in their signature
+        return kwargs.get(argument)  # some methods accept it without naming it
     try:
         return inspect.signature(method).bind(None, *args, **kwargs).arguments.get(argument)
     except TypeError:
-        return None  # the call itself will say what is wrong
+        return None  # the call itself raises a better error

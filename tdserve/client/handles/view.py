@@ -1,4 +1,4 @@
-"""A view: some keys and rows of a store, perhaps arranged otherwise, that are fetched when they are read."""
+"""A view: some keys and rows of a store, perhaps rearranged, that are fetched when they are read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _EVERYTHING = Selection()
 
 
 class RowStore(Protocol):
-    """What a view needs of its store; a StoreHandle is one."""
+    """The calls that a view needs of its store; a StoreHandle has them."""
 
     name: str
     spec: Spec
@@ -53,24 +53,24 @@ class RowStore(Protocol):
     def read_entries(
         self, index: Any, keys: Sequence[Path], *, device: torch.device | str | None, timeout_s: float | None
     ) -> Any:
-        """Rows of some entries, of all of them for ``()``; never live."""
+        """Reads rows of some entries, of all of them for ``()``; never live."""
 
     def write_rows(self, index: Any, value: Any, *, manner: Manner, timeout_s: float | None) -> None:
         """Writes rows of leaves."""
 
     def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
-        """Runs a write now, or in the background, and returns a future of its result."""
+        """Performs a write now, or in the background and returns a future of its result."""
 
     def read_into_shared_memory(self) -> None:
-        """Prepares for a batch that goes to another process, if it does."""
+        """Prepares for a batch that is passed to another process, in a worker of a ``DataLoader``."""
 
 
 class StoreView(TensorDictCalls, Epochs):
-    """What ``select``, ``exclude``, ``view``, ``permute``, ``split``, ``flatten_keys`` ... of a store give.
+    """The result of ``select``, ``exclude``, ``view``, ``permute``, ``split``, ``flatten_keys`` ... of a store.
 
-    It has the methods of a handle. Reading it is one read of the store, of the keys that are asked for, and of no other
-    rows where these can be told: whatever way the batch dimensions were arranged, an index reads the rows that it
-    selects. Writing into it writes into the store. Its keys stay those of the store at the time when it was made.
+    It has the methods of a handle. Reading it is one read of the store, of the keys that are asked for. If the selected
+    rows can be determined, only these are read, however the batch dimensions were rearranged. Writing into it writes
+    into the store. Its keys are those that the store had when the view was made.
     Threads: safe.
     """
 
@@ -85,28 +85,31 @@ class StoreView(TensorDictCalls, Epochs):
         self._shape = skeleton_of(store.spec) if skeleton is None else skeleton
         self._dims: tuple[Dim, ...] = tuple(map(range, store.spec.batch_size)) if dims is None else dims
         self._steps = steps
-        vars(self).update(name=store.name, spec=self._shape.spec())  # an assignment would be one of a field
+        vars(self).update(name=store.name, spec=self._shape.spec())  # a plain assignment would set a field
         self._has_hollow = bool(steps) and bool(self._shape.hollow())
 
     def __repr__(self) -> str:
         return repr_of(f"of store {self.name!r}", self.spec.root, kind="StoreView", device=self.device)
 
     def __enter__(self) -> StoreView:
-        """Of ``with store.view(...) as part:``, as of a local tensordict."""
+        """Enters ``with store.view(...) as part:``, as for a local tensordict."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Does nothing: what was written into the view is in the store."""
+        """Does nothing: what was written into the view is in the store already."""
 
     # ------------------------------------------------------------------------------- reading
 
     def __getitem__(self, index: Any) -> Any:
-        """``view["key"]``, ``view["a", "b"]`` read a leaf or part; any other index reads rows of everything."""
+        """Reads a leaf or nested part (``view["key"]``, ``view["a", "b"]``).
+
+        Any other index reads rows of everything.
+        """
         path = as_path(index)
         if path is None:
             below = None
             inner = self._store.spec.root.inner
-            if inner and not self._is_arranged:  # batch dimensions that only the elements know
+            if inner and not self._is_arranged:  # batch dimensions that only the elements have
                 num_dims = len(self._shape.td.batch_size)
                 index, below = split_index(index, num_dims, num_dims + len(inner))
             found = self._fetch((), index)
@@ -115,13 +118,13 @@ class StoreView(TensorDictCalls, Epochs):
         return bare(entry) if isinstance(self.spec.find(path), ValueLeaf) else entry
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """A whole batch in one call, as a ``DataLoader`` asks for it; as of a store's."""
+        """Reads a whole batch in one call, as a ``DataLoader`` does; as of a store."""
         self._store.read_into_shared_memory()
         return self[list(indices)]
 
     @property
     def is_locked(self) -> bool:
-        """Whether the store was, when the view was made."""
+        """Whether the store was locked when the view was made."""
         return self._shape.stored.root.is_locked
 
     @is_locked.setter
@@ -129,7 +132,7 @@ class StoreView(TensorDictCalls, Epochs):
         self._refuse("lock_")
 
     def __iter__(self) -> Iterator[Any]:
-        """The rows, read in blocks; each block is as of one moment. Raises TypeError without a batch dimension."""
+        """Yields the rows, read in blocks; each block is of one moment. Raises TypeError without a batch dimension."""
         if not self.batch_size:
             raise TypeError(f"iteration over a view of store {self.name!r} that has no batch dimension")
         return row_by_row(self, len(self), self.spec.nbytes)
@@ -142,11 +145,11 @@ class StoreView(TensorDictCalls, Epochs):
         return filled_up(self._fetch((), rows, timeout_s=timeout_s), pad)
 
     def get(self, key: str | Path, default: Any = None, *, timeout_s: float | None = None) -> Any:
-        """One leaf or nested part, whole, or the default where there is none."""
+        """Reads a whole leaf or nested part; returns the default if there is none."""
         return self.get_at(key, ..., default, timeout_s=timeout_s)
 
     def get_at(self, key: str | Path, index: Any, default: Any = None, *, timeout_s: float | None = None) -> Any:
-        """Rows of one leaf or nested part."""
+        """Reads rows of a leaf or nested part."""
         path = checked_path(key)
         try:
             entry = self.spec.find(path, store=self.name)
@@ -165,14 +168,14 @@ class StoreView(TensorDictCalls, Epochs):
         device: torch.device | str | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """All of it, as a local tensordict; ``retain_none`` as of a store."""
+        """Reads all of it into a local tensordict; ``retain_none`` as of a store."""
         found = self._fetch((), ..., device=device, timeout_s=timeout_s)
         return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
 
     # ------------------------------------------------------------------------------- writing
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """``view["key"] = tensor`` replaces a leaf or part, ``view[3] = td`` rows of everything."""
+        """Replaces a leaf or nested part (``view["key"] = tensor``) or rows of everything (``view[3] = td``)."""
         path = as_path(index)
         if path is None:
             self.update_at_(value, index)
@@ -188,12 +191,12 @@ class StoreView(TensorDictCalls, Epochs):
         non_blocking: bool = False,
         timeout_s: float | None = None,
     ) -> StoreView:
-        """Replaces one leaf or nested part; new keys are set in the store itself. Arguments as of a store's."""
+        """Replaces a leaf or nested part; new keys are set in the store itself. Arguments as of a store's."""
         manner = Manner.BEHIND if inplace else Manner.ENTRY
         return self._write_whole(checked_path(key), value, manner, timeout_s)
 
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreView:
-        """As ``set``; what is behind the batch dimensions is broadcast."""
+        """Does the same as ``set``, but broadcasts dimensions beyond the batch dimensions."""
         return self._write_whole(checked_path(key), value, Manner.BEHIND, timeout_s)
 
     def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], StoreView]:
@@ -216,7 +219,7 @@ class StoreView(TensorDictCalls, Epochs):
         keys_to_update: Sequence[str | Path] | None = None,
         timeout_s: float | None = None,
     ) -> StoreView:
-        """Replaces the leaves that ``values`` has, all of them together."""
+        """Replaces all leaves that ``values`` has, in one write."""
         return self._write(kept_keys(values, keys_to_update), ..., Manner.COPY, timeout_s)
 
     def update_at_(
@@ -229,7 +232,7 @@ class StoreView(TensorDictCalls, Epochs):
         keys_to_update: Sequence[str | Path] | None = None,
         timeout_s: float | None = None,
     ) -> StoreView:
-        """Writes rows of the leaves that ``values`` has, all of them together."""
+        """Writes rows of all leaves that ``values`` has, in one write."""
         return self._write(kept_keys(values, keys_to_update), index, Manner.ROWS, timeout_s)
 
     # ------------------------------------------------------------------------------- narrowing
@@ -258,12 +261,12 @@ class StoreView(TensorDictCalls, Epochs):
     def _is_arranged(self) -> bool:
         return any(step.name in SHAPE_STEPS for step in self._steps)
 
-    # ------------------------------------------------------------------------------- in the store below
+    # ------------------------------------------------------------------------------- in the store
 
     def _fetch(
         self, path: Path, index: Any, *, device: torch.device | str | None = None, timeout_s: float | None = None
     ) -> Any:
-        """Rows of an entry, or of everything, with the nodes above it."""
+        """Reads rows of an entry, or of everything, with the nodes above it."""
         batch_size = self._shape.td.batch_size
         selection = encode(index, batch_size=batch_size, store=self.name)
         keys = self._shape.paths_at(path)
@@ -291,10 +294,10 @@ class StoreView(TensorDictCalls, Epochs):
         return td.lock_() if self.is_locked and selection.is_everything else td
 
     def _place(self, selection: Selection, wanted: Spec) -> tuple[Any, ...] | None:
-        """The store's index for a selection.
+        """Returns the store's index for a selection.
 
-        None where all rows are better read and arranged here: if that is most of them, or if it depends on how they
-        are arranged of what kind they are.
+        Returns None if it is better to read all rows and arrange them here: if most of them are selected, or if the
+        type of the result depends on how they are arranged.
         """
         if not self._is_arranged:
             return compose_index(self._dims, selection)
@@ -306,7 +309,7 @@ class StoreView(TensorDictCalls, Epochs):
         return spread(self._dims, grid) if 2 * grid.size <= num_elements(self._dims) else None
 
     def _grid(self, selection: Selection) -> Grid:
-        """Which elements of what is left of the dimensions are selected."""
+        """Returns which elements of the remaining dimensions are selected."""
         grid = grid_of(self._dims, self._steps)
         found: Grid = grid[to_torch_index(selection, tuple(grid.shape))].numpy()
         return found
@@ -334,7 +337,7 @@ class StoreView(TensorDictCalls, Epochs):
     def _leaves_of(
         self, values: Any, path: Path, batch_size: tuple[int, ...], manner: Manner
     ) -> Iterator[tuple[Path, Any]]:
-        """The leaves of what is written, by their keys in this view. Raises SpecMismatchError for unknown ones."""
+        """Yields the leaves of a write, by their keys in this view. Raises SpecMismatchError for unknown keys."""
         try:
             entry = self.spec.find(path)
         except KeyNotFoundError:
@@ -355,7 +358,7 @@ class StoreView(TensorDictCalls, Epochs):
                 yield from self._child_leaves(entry, value, checked_path(key), path, batch_size, manner)
         elif manner is Manner.ROWS and not is_non_tensor(values):
             for key, child in entry.entries:
-                if not isinstance(child, ValueLeaf):  # a number is no value of theirs
+                if not isinstance(child, ValueLeaf):  # a value leaf takes no number
                     yield from self._leaves_of(values, (*path, key), batch_size, manner)
         else:
             raise self._mismatch(path, "a tensordict or a dict", values)
@@ -363,7 +366,7 @@ class StoreView(TensorDictCalls, Epochs):
     def _child_leaves(
         self, node: Node, value: Any, key: Path, path: Path, batch_size: tuple[int, ...], manner: Manner
     ) -> Iterator[tuple[Path, Any]]:
-        """Those of an entry below a node; of a field that holds nothing, and gets None, there are none."""
+        """Yields the leaves of an entry below a node; an empty field that gets None has none."""
         if not is_none(value) or not is_unset_field(node, key):
             yield from self._leaves_of(value, (*path, *key), batch_size, manner)
 
@@ -373,14 +376,14 @@ class StoreView(TensorDictCalls, Epochs):
 
 
 def bare(entry: Any) -> Any:
-    """A non-tensor leaf as ``TensorDict.__getitem__`` gives it: the value, or the list of them."""
+    """Returns a non-tensor leaf as ``TensorDict.__getitem__`` does: the value, or the list of values."""
     if isinstance(entry, NonTensorData):
         return entry.data
     return entry.tolist() if isinstance(entry, NonTensorStack) else entry
 
 
 def _has_inner_names(node: Node, num_dims: int) -> bool:
-    """Whether dimensions behind the first ones are named anywhere; arranging those takes these names away."""
+    """Returns whether a dimension beyond the first ones has a name; a call that rearranges those drops it."""
     if any((node.names or ())[num_dims:]):
         return True
     return any(isinstance(entry, Node) and _has_inner_names(entry, num_dims) for _, entry in node.entries)

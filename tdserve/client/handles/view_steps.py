@@ -1,4 +1,4 @@
-"""The steps that a view is made of, and index expressions for views placed into the store below."""
+"""The steps that make up a view, and the translation of index expressions on views into those of the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tdserve.messages.selection.items import Item, is_mask
 from tdserve.messages.selection.selection import Selection
 
 KEY_STEPS = frozenset({"select", "exclude", "flatten_keys", "unflatten_keys"})
-"""Calls that choose or name keys. Rows are chosen before or after them alike."""
+"""Calls that choose or name keys. They commute with a choice of rows."""
 
 SHAPE_STEPS = frozenset(
     {
@@ -37,19 +37,19 @@ SHAPE_STEPS = frozenset(
         "view",
     }
 )
-"""Calls that arrange the batch dimensions anew."""
+"""Calls that rearrange the batch dimensions."""
 
 REPEATING_STEPS = frozenset({"broadcast_to", "expand", "expand_as"})
-"""Calls after which a row may be there more than once."""
+"""Calls after which a row may occur more than once."""
 
 STACKING_STEPS = REPEATING_STEPS | {"unsqueeze"}
-"""Calls that make a NonTensorStack of NonTensorData."""
+"""Calls that turn NonTensorData into a NonTensorStack."""
 
 INDEX_STEP = "__getitem__"
-"""Rows of what was arranged anew."""
+"""An index into rows that were rearranged."""
 
 Dim = int | range
-"""What is left of a dimension of the store: positions, or one of them, whose dimension is gone."""
+"""What remains of a dimension of the store: positions, or a single one, whose dimension is removed."""
 
 Grid = NDArray[np.int64]
 
@@ -62,13 +62,13 @@ class Step(NamedTuple):
     kwargs: Mapping[str, Any]
 
     def apply(self, td: Any) -> Any:
-        """Performs it on something local that may have fewer keys than the call speaks of."""
+        """Performs the call on a local object, which may lack some keys that the call names."""
         kwargs = {**self.kwargs, "strict": False} if self.name == "select" else self.kwargs
-        with set_lazy_legacy(False):  # which gives others than tensordicts, that do not take everything
+        with set_lazy_legacy(False):  # lazy legacy returns objects that do not accept every call
             return getattr(td, self.name)(*self.args, **kwargs)
 
     def check(self, td: Any, *, store: str) -> Any:
-        """Performs it on a skeleton. Raises what tensordict does, KeyNotFoundError for a KeyError."""
+        """Performs the call on a skeleton. Raises what tensordict raises, with KeyNotFoundError for a KeyError."""
         try:
             with set_lazy_legacy(False):
                 return getattr(td, self.name)(*self.args, **self.kwargs)
@@ -79,13 +79,13 @@ class Step(NamedTuple):
 
 
 def narrow_dims(dims: Sequence[Dim], index: Sequence[int | slice]) -> tuple[Dim, ...]:
-    """What an index leaves of the dimensions that are there still."""
+    """Applies an index to the remaining dimensions."""
     left = list(index)
     return tuple(dim[left.pop(0)] if isinstance(dim, range) and left else dim for dim in dims)
 
 
 def compose_index(dims: Sequence[Dim], selection: Selection) -> tuple[Item, ...]:
-    """The index of a store that selects what a canonical selection does of what is left of its dimensions."""
+    """Returns the index of a store that selects what a canonical selection selects of its remaining dimensions."""
     left = list(dims)
     found: list[Item] = []
 
@@ -112,12 +112,12 @@ def compose_index(dims: Sequence[Dim], selection: Selection) -> tuple[Item, ...]
 
 
 def num_elements(dims: Sequence[Dim]) -> int:
-    """How many elements are left of the dimensions."""
+    """Counts the elements of the remaining dimensions."""
     return math.prod(len(dim) for dim in dims if isinstance(dim, range))
 
 
 def grid_of(dims: Sequence[Dim], steps: Sequence[Step]) -> torch.Tensor:
-    """Which element of what is left of the dimensions stands where, after all steps."""
+    """Returns the number of the element at each position after all steps."""
     sizes = [len(dim) for dim in dims if isinstance(dim, range)]
     td: Any = TensorDict({"at": torch.arange(num_elements(dims)).reshape(sizes)}, sizes)
     for step in steps:
@@ -127,7 +127,7 @@ def grid_of(dims: Sequence[Dim], steps: Sequence[Step]) -> torch.Tensor:
 
 
 def spread(dims: Sequence[Dim], grid: Grid) -> tuple[Item, ...]:
-    """The index of a store that selects elements of what is left of its dimensions, in the shape of the grid."""
+    """Returns the index of a store that selects these elements; the result has the shape of the grid."""
     sizes = [len(dim) for dim in dims if isinstance(dim, range)]
     parts = list(np.unravel_index(grid, sizes)) if sizes else []
     return tuple(dim if isinstance(dim, int) else _positions(dim)[parts.pop(0)] for dim in dims)

@@ -1,7 +1,7 @@
-"""Requests that nobody waits for any more, and whose answers may still come.
+"""Requests whose caller has stopped waiting, and whose answers may still arrive.
 
-Their session goes on, with all that it holds for other calls, unless such an answer brings what somebody must take and
-cannot give back. The server gives back what it grants them on lease: their cancellation tells it.
+The session stays open for other calls, unless such an answer brings something that must be received and cannot be given
+back. Rows that the server grants on lease are no such thing: the cancellation of the request gives them back.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 from tdserve.v1 import control_pb2
 
 SILENT_S = 10.0
-"""A server that has not answered for so long, behind the deadline, will not: whoever comes next opens another session.
+"""A server that still owes an answer so long after the deadline will not send it: the next call opens another session.
 One whose connection is gone is found out by its own means."""
 
 
 class Brings(Enum):
-    """What an answer brings that nobody waits for."""
+    """What an abandoned request's answer brings."""
 
     NOTHING = 0
-    CONTENT = 1  # over its channel, which another must replace
-    PLACE = 2  # in a group, which the session has now, and gives up with its end
+    CONTENT = 1  # over its channel, which a new one must replace
+    PLACE = 2  # in a group: the session has it now, and gives it up when it ends
 
 
 class AbandonedRequests:
@@ -51,13 +51,15 @@ class AbandonedRequests:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the server has owed an answer for longer than ``SILENT_S``."""
+        """Returns whether the server has owed an answer for longer than ``SILENT_S``."""
         with self._lock:
             return any(self._clock() - since > SILENT_S for since, _ in self._since.values())
 
     def look(self, message: control_pb2.ServerMessage) -> Brings:
-        """Returns what a message brings that no caller waits for; nothing, if it is a permit: the server gets an answer
-        to that, and ends the request."""
+        """Returns what a message brings to an abandoned request.
+
+        A permit brings nothing: the client answers it, and the server then
+        ends the request."""
         if not self._since:
             return Brings.NOTHING
         with self._lock:

@@ -1,4 +1,4 @@
-"""Handles are good in every process: they pickle by address, and go on in a forked child over a client of its own."""
+"""Handles work in every process: they are pickled by address, and use a client of the child's own after a fork."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _Self = TypeVar("_Self", bound="ByAddress")
 
 
 class OfProcess(Generic[_Value]):
-    """An attribute that another process makes anew: until it is assigned, or asked for, there is none.
+    """An attribute that each process makes for itself when it is first read.
 
-    Once it is there an access costs what that of any attribute does.
+    Once made, it costs no more to read than any other attribute.
     """
 
     def __init__(self, make: Callable[[Any], _Value]) -> None:
@@ -34,16 +34,16 @@ class OfProcess(Generic[_Value]):
         made: _Value = instance.__dict__.setdefault(self._name, self._make(instance))
         return made
 
-    if TYPE_CHECKING:  # with it at run time, no assignment would stand in front of __get__
+    if TYPE_CHECKING:  # at run time it would hide __get__
 
         def __set__(self, instance: Any, value: _Value) -> None: ...
 
 
 class ByAddress:
-    """What works over ``self._client``, wherever it is taken.
+    """An object that works over ``self._client`` in any process.
 
-    A pickled one opens a client of the same address and settings when it is first used, one for all of its process,
-    closed at its exit. So does one in a forked child. A copy shares the client of its original.
+    A pickled one opens a client with the same address and settings when it is first used. The process shares that
+    client and closes it at exit. A forked child does the same. A copy shares the client of its original.
     """
 
     _recipe: Recipe
@@ -71,7 +71,10 @@ class ByAddress:
         return copied
 
     def _begin_anew(self) -> None:
-        """In a forked child. What is let go of is kept alive: it would end what is the parent's."""
+        """Starts anew in a forked child.
+
+        Keeps the old objects alive, since their end would close what belongs to the parent.
+        """
         client = self.__dict__.get("_client")
         if client is not None:
             self._recipe = client.recipe
@@ -80,7 +83,7 @@ class ByAddress:
 
 _numbers = itertools.count()
 _living: weakref.WeakValueDictionary[int, ByAddress] = weakref.WeakValueDictionary()
-"""By number, since what compares like a tensordict has no hash."""
+"""Identifies the objects by ``id``, since objects that compare like a tensordict have no hash."""
 
 _inherited: list[Any] = []
 

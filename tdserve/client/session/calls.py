@@ -1,4 +1,4 @@
-"""One call of a client: a request number, a deadline, and as many sessions as it takes."""
+"""A call of a client: a request number, a deadline, and as many sessions as it needs."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ MAX_BACKGROUND_THREADS = 4
 """For calls with ``return_early=True``."""
 
 CLOSE_FLUSH_S = 3.0
-"""For the rows of writers that were not closed before their client."""
+"""For sending the rows of writers that were not closed before their client."""
 
 _Result = TypeVar("_Result")
 
 
 class Sender(Protocol):
-    """What a writer has its rows sent by."""
+    """Sends the rows of a writer."""
 
     def close(self, deadline: Deadline) -> None:
-        """Sends what there is, and ends. Raises TDServeError when that fails, or takes too long."""
+        """Sends what is left, and ends. Raises TDServeError if that fails or takes too long."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A client by its address and settings; equal ones make clients that are alike."""
+    """Address and settings of a client; equal recipes make equivalent clients."""
 
     kind: type[SessionClient]
     address: str
@@ -64,7 +64,7 @@ class Recipe:
     device: Any
 
     def make(self) -> SessionClient:
-        """A client; it connects when it is first used."""
+        """Makes a client, which connects when it is first used."""
         return self.kind(
             self.address,
             transport=self.transport,
@@ -77,10 +77,10 @@ class Recipe:
 
 
 class SessionClient(CatalogClient):
-    """Adds the session: numbered requests, retried over fresh sessions until their deadline.
+    """A client with sessions: numbered requests that are retried over new sessions until their deadline.
 
     Attributes:
-        senders: Of writers that use this client; it closes them before it ends.
+        senders: Of open writers on this client, which closes them before it ends.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class SessionClient(CatalogClient):
 
     @property
     def recipe(self) -> Recipe:
-        """How to make another client like this one, elsewhere."""
+        """Address and settings, to make an equivalent client elsewhere."""
         return Recipe(
             type(self),
             self.address,
@@ -127,34 +127,36 @@ class SessionClient(CatalogClient):
 
     @property
     def why_not_nccl(self) -> str:
-        """Why content does not go by NCCL, although a GPU was named; "" where it does, or none was."""
+        """Why content does not move by NCCL although a GPU was named; "" if it does, or none was named."""
         session = self._session
         return self._gpu.why_not or (session.why_not_nccl if session is not None else "")
 
     def deadline(self, timeout_s: float | None) -> Deadline:
-        """When a call must be over; None is the client's default."""
+        """Returns the deadline of a call; None is the client's default timeout."""
         return Deadline.after(self.timeout_s if timeout_s is None else checked_wait_s(timeout_s))
 
     def call(
         self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, *, request: int | None = None
     ) -> _Result:
-        """Runs one request, again when the transport fails, over a fresh session where it must be: the server knows a
-        retry by its number.
+        """Performs one request. Retries it when the transport fails, over a new session if need be.
+
+        The server recognises a retry by its number.
 
         Args:
             attempt: Sends the request under the given number and returns its result.
-            request: Number of a request that changes something, which ends here; by default a new one for each attempt.
+            request: Number of a request that changes something, which ends with this call; by default a new one for
+                each attempt.
 
         Raises:
             TransportError, ServerBusyError: It still failed when the time was up.
-            TDServeError: What the server said.
+            TDServeError: The server's answer.
         """
         take_number = self.requests.next if request is None else lambda: request
         backoff_s = RETRY_BACKOFF_S
         unreached: ConnectError | None = None
         try:
             while True:
-                number = take_number()  # the server may not be through with the last attempt of one that has none
+                number = take_number()  # the server may still handle the last attempt
                 session: Session | None = None
                 try:
                     session = self.session(deadline)
@@ -163,7 +165,7 @@ class SessionClient(CatalogClient):
                     if session is not None and not isinstance(error, TransferAbortedError):
                         session.close()
                     if not error.retryable or _is_over(deadline, backoff_s):
-                        # That no other session opened is of less use than why this one was of none.
+                        # That no new session opened matters less than why this one was of no use.
                         raise error if session is not None else unreached or error  # noqa: B904 (one of these is it)
                     unreached = error if isinstance(error, ConnectError) and session is not None else unreached
                 except ServerBusyError:
@@ -173,7 +175,7 @@ class SessionClient(CatalogClient):
                 except TDServeError as error:
                     raise self.missing_names.explain(error, deadline.timeout_s)  # noqa: B904 (it is this one, or says more)
                 except BaseException:
-                    # Interrupted in the middle of a transfer: its bytes would be taken for the next one's.
+                    # An interrupted transfer's remaining bytes would be taken for those of the next one.
                     if session is not None:
                         session.close()
                     raise
@@ -190,11 +192,11 @@ class SessionClient(CatalogClient):
         """Runs work in one of the client's own threads.
 
         Raises:
-            ClosedError: The interpreter ends.
+            ClosedError: The interpreter is exiting.
         """
         with self._lock:
             if self._executor is None:
-                # Also once more after close(): work that finds the client closed fails by itself.
+                # Used after close(), too: work that finds the client closed fails by itself.
                 self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-client")
             try:
                 return self._executor.submit(work)
@@ -206,8 +208,9 @@ class SessionClient(CatalogClient):
         return self.later(work) if return_early else work()
 
     def delete(self, name: str) -> None:
-        """Deletes a store and its files. Space that other clients on the server's machine have mapped is free when
-        they next open a store, or end.
+        """Deletes a store and its files.
+
+        Space that other clients on the server's machine have mapped is freed when they next open a store, or end.
 
         Raises:
             StoreNotFoundError: There is no such store.
@@ -224,27 +227,27 @@ class SessionClient(CatalogClient):
 
     @property
     def has_channel(self) -> bool:
-        """Whether there is a session whose channel is open, or needs none: to send content waits for no answer then."""
+        """Whether a session's channel is open, or none is needed: then content can be sent without waiting."""
         mover = self.mover
         return mover is not None and mover.is_ready
 
     @property
     def is_turning(self) -> bool:
-        """Whether extends will go another way as soon as those are answered that are under way."""
+        """Whether extends will take another route as soon as those under way are answered."""
         return self._session is not None and self._session.is_turning
 
     @property
     def mover(self) -> ClientMover | None:
-        """What moves content as long as the session is open; None without one."""
+        """The end of the open session that moves content; None without a session."""
         session = self._session
         return None if session is None or session.is_lost else session.mover
 
     def make_mover(self, session: Session) -> ClientMover:
-        """What moves the content of a session that has just been opened."""
+        """Makes the mover of a session that has just been opened."""
         raise NotImplementedError
 
     def session(self, deadline: Deadline) -> Session:
-        """The open session; opens one if there is none."""
+        """Returns the open session; opens one if there is none."""
         self.check_usable()
         session = self._session
         if session is not None and session.is_silent:
@@ -261,7 +264,7 @@ class SessionClient(CatalogClient):
         wait_s = self.timeout_s if remaining_s is None else max(remaining_s, grace_s(deadline.timeout_s))
         with self._lock:
             session = self._session
-            if session is not None and not session.is_lost:  # another thread was quicker
+            if session is not None and not session.is_lost:  # another thread was faster
                 return session
             opening = self._opening
             if opening is None or opening.is_over:
@@ -274,11 +277,11 @@ class SessionClient(CatalogClient):
         return opening.wait(wait_s, waited_s=deadline.timeout_s or wait_s)
 
     def _make_session(self, deadline: Deadline) -> Session:
-        """In a thread of its own, one at a time: opens the session of this client."""
+        """Opens the client's session, in a thread of its own; one such thread runs at a time."""
         self.check_usable()
         self._connection.wait_ready(deadline.remaining_s or 0.0)
         failure = self._session.nccl_failure if self._session is not None else ""
-        if failure and self.transport == "auto":  # not tried again
+        if failure and self.transport == "auto":  # not retried
             self._gpu = self._gpu._replace(uuid="", why_not=failure)
         session = Session(
             self._connection,
@@ -291,16 +294,16 @@ class SessionClient(CatalogClient):
         )
         session.mover = self.make_mover(session)
         self._session = session
-        if self._is_closed:  # by another thread, which may not have seen this session
+        if self._is_closed:  # by another thread, which may not know this session
             session.close()
             self.check_usable()
         return session
 
     def close(self) -> None:
-        """Ends the session and the connection. Idempotent; every later call raises ClosedError.
+        """Closes the session and the connection. Idempotent; every later call raises ClosedError.
 
-        Rows that writers still hold are sent before, for up to ``CLOSE_FLUSH_S``. A writer that could not be rid of
-        them says so at its next call. Overwrites that other threads have under way end before, in some seconds at most.
+        Rows that writers still hold are sent first, for up to ``CLOSE_FLUSH_S``. A writer that could not send them
+        raises at its next call. Overwrites of other threads that are under way are finished first, within some seconds.
         """
         if os.getpid() == self._pid:
             self._close_writers()
@@ -320,7 +323,7 @@ class SessionClient(CatalogClient):
         with self._lock:
             executor, self._executor = self._executor, None
         if executor is not None:
-            executor.shutdown(wait=False)  # what it still has to do ends at once, and says ClosedError
+            executor.shutdown(wait=False)  # pending work ends at once, with ClosedError
 
     def _close_writers(self) -> None:
         deadline = Deadline.after(CLOSE_FLUSH_S)

@@ -32,14 +32,14 @@ from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
 
 DEFAULT_TIMEOUT_S = 30.0
-"""Long enough for a server that is being restarted, short enough for a person to wait."""
+"""Long enough for a server to restart, short enough for a person to wait."""
 
 LONGEST_WAIT_S = 7 * 24 * 3600.0
-"""An infinite ``timeout_s`` waits a week: gRPC, gloo and the messages want a number."""
+"""An infinite ``timeout_s`` waits a week, since gRPC, gloo and the messages need a number."""
 
 
 class Once(Enum):
-    """What a call takes in place of seconds."""
+    """What a call accepts in place of seconds."""
 
     ONCE = "asks once, for as long as every call waits for its server"
 
@@ -50,18 +50,18 @@ _Self = TypeVar("_Self", bound="CatalogClient")
 
 
 class CatalogClient:
-    """Asks a server about its stores.
+    """A client that asks a server about its stores.
 
-    Threads: safe. Picklable (by address). After ``fork`` a child must make its own: every call there raises
-    ForkedClientError.
+    Threads: safe. Pickled by address. After a ``fork`` the child must make a client of its own: the parent's raises
+    ForkedClientError in every call there.
 
     Args:
         address: ``host:port``.
-        token: Bearer token, where the server asks for one.
+        token: Bearer token, if the server requires one.
         timeout_s: Default of every call that can wait, seconds.
 
     Attributes:
-        requests: Numbers of what it asks.
+        requests: Numbers of its requests.
     """
 
     def __init__(self, address: str, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -77,11 +77,11 @@ class CatalogClient:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed; no call works any more."""
+        """Whether it was closed; every call then raises ClosedError."""
         return self._is_closed
 
     def stores(self, prefix: str = "") -> list[str]:
-        """Names of all stores, sorted."""
+        """Lists the names of all stores, sorted."""
         names: list[str] = []
         request = control_pb2.ListStoresRequest(prefix=prefix)
         while True:
@@ -104,7 +104,7 @@ class CatalogClient:
     def keys(
         self, name: str, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False
     ) -> list[str | Path]:
-        """The keys of a store, as ``TensorDict.keys`` lists them: a nested key as a tuple.
+        """Lists the keys of a store as ``TensorDict.keys`` does: a nested key as a tuple.
 
         Raises:
             StoreNotFoundError: There is no such store.
@@ -118,16 +118,16 @@ class CatalogClient:
         return [path.parts[0] if len(path.parts) == 1 else tuple(path.parts) for path in response.paths]
 
     def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> StoreDescription:
-        """Structure and figures of a store.
+        """Returns the structure and the figures of a store.
 
         Args:
-            timeout_s: Waits this long for a store that does not exist yet, or a server that does not answer; 0 asks
-                once, None is the client's default. By default waits for the server alone, as every call does.
+            timeout_s: Waits this long for a store that does not exist yet, or for a server that does not answer; 0 asks
+                once, None is the client's default. By default waits only for the server, as every call does.
 
         Raises:
             StoreNotFoundError: There is no such store.
-            StoreNotCreatedError: It did not appear in time; says which names are near. After a second a warning of
-                the logger ``tdserve.client`` has said so too.
+            StoreNotCreatedError: The store was not created in time. The error lists similar names. After one second the
+                logger ``tdserve.client`` has logged them as a warning.
         """
         if timeout_s is ONCE:
             return self._describe_once(name, self.timeout_s)
@@ -140,7 +140,7 @@ class CatalogClient:
                 raise
         remaining_s = deadline.remaining_s or 0.0
         try:
-            if not remaining_s:  # the first look took all the time
+            if not remaining_s:  # the first query took all the time
                 raise StoreNotCreatedError(what=f"the creation of store {name!r}", timeout_s=wait_s, name=name)
             with self.missing_names.watch(name, remaining_s):
                 return self._describe_once(name, remaining_s, wait_s=remaining_s)
@@ -153,7 +153,7 @@ class CatalogClient:
         return names
 
     def describe_existing(self, name: str, deadline: Deadline) -> StoreDescription:
-        """As ``describe`` of a store that is there, for a step of a call with this deadline."""
+        """Describes a store that exists, as one step of a call with this deadline."""
         return self._describe_once(name, deadline.remaining_s)
 
     def _describe_once(self, name: str, timeout_s: float | None, *, wait_s: float = 0.0) -> StoreDescription:
@@ -161,7 +161,7 @@ class CatalogClient:
         return from_message(self._call("DescribeStore", request, timeout_s=timeout_s))
 
     def fingerprint(self, name: str, *, timeout_s: float | None = None) -> bytes:
-        """What a store's structure has as fingerprint now. Raises StoreNotFoundError."""
+        """Returns the current fingerprint of a store's structure. Raises StoreNotFoundError."""
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
         return bytes(self._call("DescribeStore", request, timeout_s=timeout_s).fingerprint)
 
@@ -174,12 +174,12 @@ class CatalogClient:
         self._change("DeleteStore", control_pb2.DeleteStoreRequest(name=check_store_name(name)))
 
     def server_stats(self) -> control_pb2.GetStatsResponse:
-        """The server's own figures: workers, sessions, bytes by transport."""
+        """Returns the server's own figures: workers, sessions, bytes by transport."""
         stats: control_pb2.GetStatsResponse = self._call("GetStats", control_pb2.GetStatsRequest())
         return stats
 
     def close(self) -> None:
-        """Ends the connection. Idempotent; every later call raises ClosedError."""
+        """Closes the connection. Idempotent; every later call raises ClosedError."""
         self._is_closed = True
         if os.getpid() == self._pid:
             self._connection.close()
@@ -205,7 +205,7 @@ class CatalogClient:
         *,
         timeout_s: float | None = None,
     ) -> Any:
-        """A call that changes something: under a number, by which the server knows it when it must be sent again."""
+        """Calls a method that changes something, under a number by which the server recognises a retry."""
         number = self.requests.begin_change()
         try:
             told = self.requests.tell()
@@ -226,7 +226,7 @@ class CatalogClient:
 
 
 def _checked_address(address: object) -> str:
-    """Raises InvalidRequestError for what is no address, or has no port."""
+    """Returns an address. Raises InvalidRequestError for what is none, or has no port."""
     if not isinstance(address, str):
         raise InvalidRequestError(argument="address", reason=f"{address!r} is not HOST:PORT")
     if parse_address("address", address)[1] is None:
@@ -236,7 +236,7 @@ def _checked_address(address: object) -> str:
 
 
 def _checked_token(token: object) -> str | None:
-    """What can be sent as one. It is no part of the message: whoever reads that need not know it."""
+    """Returns a token that can be sent. The error does not contain it, so that logs do not either."""
     if token is None:
         return None
     if not isinstance(token, str):
@@ -248,27 +248,27 @@ def _checked_token(token: object) -> str | None:
 
 
 def checked_wait_s(timeout_s: float) -> float:
-    """A timeout as a finite number of seconds. Raises InvalidRequestError for what is none."""
+    """Returns a timeout as a finite number of seconds. Raises InvalidRequestError for what is none."""
     wait_s = Deadline.after(timeout_s).timeout_s
     return LONGEST_WAIT_S if wait_s is None else min(wait_s, LONGEST_WAIT_S)
 
 
 LOOK_AFTER_S = 1.0
-"""Into a wait: processes may start in any order, and most stores are there by then."""
+"""After the start of a wait: processes may start in any order, and most stores exist by then."""
 
 LOOK_S = 1.4
-"""How long a look for names that are near may take."""
+"""For a query of similar names."""
 
 MIN_LOOK_S = 0.05
 
 WARN_AGAIN_S = 60.0
-"""Between two warnings of one name."""
+"""Between two warnings about one name."""
 
 MAX_WARNED = 256
-"""Names that are remembered for that."""
+"""Names whose last warning is remembered."""
 
 NUM_AROUND = 200
-"""Names that are looked through: the nearest in the order of names, among however many there are."""
+"""Names that are searched: the nearest in the order of names, however many there are."""
 
 MAX_NEAR = 3
 
@@ -276,10 +276,11 @@ _log = logging.getLogger("tdserve.client")
 
 
 class MissingNames:
-    """Of one client. Threads: safe.
+    """Warnings and errors of one client about stores that do not exist. Threads: safe.
 
     Args:
-        ask: Gives, of the server's names, so many around one, itself included, within some seconds.
+        ask: Returns up to so many of the server's names around one, including that one if it exists, within some
+            seconds.
     """
 
     def __init__(self, ask: Callable[[str, int, float], Sequence[str]]) -> None:
@@ -288,29 +289,29 @@ class MissingNames:
         self._warned_s: dict[str, float] = {}
 
     def find_near(self, name: str, *, within_s: float = LOOK_S) -> list[str] | None:
-        """Names that are like one which does not exist; None where it does.
+        """Finds names similar to one that does not exist; None if it does.
 
         Raises:
-            TDServeError: The server cannot say.
+            TDServeError: The server did not answer the query.
         """
         names = self._ask(name, NUM_AROUND, max(within_s - GRACE_S, MIN_LOOK_S))
         return None if name in names else get_close_matches(name, names, n=MAX_NEAR)
 
     def warn(self, name: str, left_s: float) -> None:
-        """Logs that a store does not exist, if that is so, for somebody who waits for it; raises nothing.
+        """Logs that a store for which a call waits does not exist; raises nothing.
 
         Args:
-            left_s: How long the wait may still last: the look takes no longer, also where the server does not answer.
+            left_s: Remaining time of the wait; the query takes no longer, even if the server does not answer.
         """
         if left_s < GRACE_S + MIN_LOOK_S:
-            return  # the call's own error tells it in a moment
+            return  # the call's own error will report it at once
         with suppress(TDServeError):
             near = self.find_near(name, within_s=min(left_s, LOOK_S))
             if near is not None and self._may_warn(name):
                 _log.warning("a call waits for the creation of store %r: there is none yet%s", name, _list_near(near))
 
     def explain(self, error: TDServeError, timeout_s: float | None) -> TDServeError:
-        """The error itself; one of a wait with the whole call's time, one of a missing store with near names."""
+        """Adds to an error the time of the whole call, if it is a timeout, or similar names, if a store is missing."""
         if type(error) is DeadlineExceededError and timeout_s is not None:
             whole = DeadlineExceededError(what=error.what, timeout_s=timeout_s)
             whole.__suppress_context__ = True
@@ -329,7 +330,7 @@ class MissingNames:
 
     @contextmanager
     def watch(self, name: str, timeout_s: float) -> Iterator[None]:
-        """Warns from a thread of its own, if the block, which ends after ``timeout_s``, lasts long."""
+        """Warns, from another thread, if the block takes long; the block ends after ``timeout_s``."""
         timer = Timer(LOOK_AFTER_S, self.warn, (name, timeout_s - LOOK_AFTER_S + GRACE_S))
         timer.name, timer.daemon = f"tdserve-missing-{name}", True
         timer.start()

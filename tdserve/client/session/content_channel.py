@@ -1,7 +1,7 @@
-"""A session's channels for content: one at a time, formed by the first call that needs it, beside whoever waits for it.
+"""A session's channels for content: one at a time, opened by the first call that needs it.
 
-A transfer that is given up in the middle leaves bytes on its way that nobody takes. So its channel is closed, and the
-next one takes its place; the session, and all that it holds, does not notice.
+A transfer that is abandoned halfway leaves bytes in the channel that nobody receives. So the channel is closed and a
+new one replaces it. The session and everything that it holds stay.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2
 
 LETTING_GO_S = 2 * JOIN_TIMEOUT_S
-"""Two channels that do not form hold up the end of their session so long, and that is part of the call's time."""
+"""Two channels that do not open delay the end of their session by this much, which is part of the call's time."""
 
 MAX_BROKEN = 8
-"""Channels of a session that were formed and broke within ``BROKEN_WITHIN_S``; then another session is tried."""
+"""Channels of a session that may break within ``BROKEN_WITHIN_S`` before another session is tried."""
 
 BROKEN_WITHIN_S = 60.0
 
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-"""Of what was posted for refused requests, and not taken yet."""
+"""Of content that was posted for refused requests and not received yet."""
 
 KEPT_TIMEOUT_S = 10.0
-"""For the server to take some of it."""
+"""For the server to receive some of it."""
 
 
 class ContentChannel:
     """One channel of a session. Threads: safe.
 
     Args:
-        make: Makes the channel; blocks.
+        make: Opens the channel; blocks.
         peer: Name of the other end, for errors.
-        on_unformed: Called when it cannot be formed, or not in time; ends the session, and says what callers are told.
-        number: Counts the channels of a session. For one that takes the place of another nobody waits longer than his
-            call may take, and it may be there for the next.
+        on_unformed: Called when it cannot be opened, or not in time. It ends the session and returns the error that
+            callers get.
+        number: Counts the channels of a session. A call waits for a replacement only as long as its own deadline
+            allows; the channel may then be ready for the next call.
         publish: Sends an entry of its rendezvous.
 
     Attributes:
@@ -72,25 +73,25 @@ class ContentChannel:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is formed."""
+        """Whether it is open."""
         return self._channel is not None
 
     @property
     def is_renewing(self) -> bool:
-        """Whether it takes the place of one that was lost, and is not formed yet."""
+        """Whether it replaces a lost channel, and is not open yet."""
         return self.number > 0 and self._channel is None
 
     @property
     def lost_for_s(self) -> float:
-        """How long it has been lost; 0 where it is not."""
+        """Seconds since it was lost; 0 if it is not lost."""
         return max(time.monotonic() - self._lost_at_s, 0.0)
 
     def get(self, timeout_s: float) -> Channel:
-        """The channel; the session is closed in ``timeout_s`` where its first one cannot be formed.
+        """Returns the channel. If a session's first one does not open within ``timeout_s``, the session is closed.
 
         Raises:
-            DeadlineExceededError: As of ``expect``, where it is not the first.
-            TDServeError: What ``on_unformed`` says, or why it was lost.
+            DeadlineExceededError: As raised by ``expect``, for a replacement.
+            TDServeError: The error of ``on_unformed``, or the reason why it was lost.
         """
         if self.number:
             return self.expect(timeout_s)
@@ -104,11 +105,11 @@ class ContentChannel:
         return channel
 
     def expect(self, timeout_s: float) -> Channel:
-        """Waits until it is formed, or so long: it is formed all the same, for the next call.
+        """Waits until it is open. After ``timeout_s`` it goes on opening, for the next call.
 
         Raises:
-            DeadlineExceededError: It was not there in time.
-            TDServeError: It cannot be formed, and what ``on_unformed`` says of that; or why it was lost.
+            DeadlineExceededError: It was not open in time.
+            TDServeError: It cannot be opened: the error of ``on_unformed``. Or it was lost: the reason.
         """
         if self._channel is not None:
             return self._channel
@@ -122,10 +123,10 @@ class ContentChannel:
         return channel
 
     def keep(self, request: int, works: Iterable[Work], nbytes: int) -> None:
-        """Keeps sends of a refused request: one that is dropped is given up, and the peer would wait for it.
+        """Keeps the sends of a refused request: a send that is dropped is cancelled, and the peer would wait for it.
 
         Args:
-            request: The newest of the client.
+            request: The client's newest request.
         """
         with self._lock:
             kept, kept_nbytes = self._kept.get(request, ([], 0))
@@ -133,16 +134,16 @@ class ContentChannel:
                 self._kept[request] = [*kept, *works], kept_nbytes + nbytes
 
     def let_go_before(self, request: int) -> None:
-        """This request's content was taken, and with it that of all which were refused before it was sent."""
+        """Releases the kept sends of all requests up to this one, whose content was received."""
         if self._kept:
             with self._lock:
                 self._kept = {kept: works for kept, works in self._kept.items() if kept >= request}
 
     def reap(self) -> None:
-        """Waits until not too much is kept.
+        """Waits until few kept sends are left.
 
         Raises:
-            PeerLostError, TransferAbortedError: The server takes nothing. The channel is closed.
+            PeerLostError, TransferAbortedError: The server receives nothing. The channel is closed.
         """
         while self._kept:
             with self._lock:
@@ -156,7 +157,10 @@ class ContentChannel:
                     raise TransferAbortedError(transfer=0, reason=f"of refused writes: {error}") from error
 
     def lose(self, error: TDServeError) -> None:
-        """It is over: whoever waits is told why; what is formed is closed when this returns, whoever else does so."""
+        """Ends the channel.
+
+        Waiting callers get the error; when this returns the channel is closed, whichever thread did it.
+        """
         with self._lock:
             if self._lost is None:
                 self._lost, self._lost_at_s = error, time.monotonic()
@@ -178,10 +182,10 @@ class ContentChannel:
 
 
 class ContentChannels:
-    """Those of a session, one after the other. Threads: safe.
+    """The channels of a session, one after the other. Threads: safe.
 
     Args:
-        make: Makes the channel of a number over its rendezvous; blocks.
+        make: Opens the channel with a number over its rendezvous; blocks.
         publish: Sends an entry of a rendezvous.
         peer, on_unformed: As of ``ContentChannel``.
         clock: Seconds that never go back.
@@ -211,15 +215,15 @@ class ContentChannels:
 
     @property
     def is_worn_out(self) -> bool:
-        """Whether one after the other has broken."""
+        """Whether several channels in a row have broken."""
         broken = self._broken
         return len(broken) == MAX_BROKEN and self._clock() - broken[0] < BROKEN_WITHIN_S
 
     def find(self, number: int) -> ContentChannel:
-        """The channel of this number; from a later one than the current the loss of that is heard of.
+        """Returns the channel with this number. A number above the current one shows that the current channel was lost.
 
         Raises:
-            TransferAbortedError: Another has taken its place.
+            TransferAbortedError: Another channel has replaced it.
         """
         if number > self.current.number:
             self.replace(number - 1, "the server has lost it", waits=False)
@@ -229,20 +233,19 @@ class ContentChannels:
         return current
 
     def feed(self, entry: control_pb2.Rendezvous) -> None:
-        """Takes an entry of the server's rendezvous."""
+        """Receives an entry of the server's rendezvous."""
         current = self.current
         if entry.channel == current.number:
             current.kv_store.feed(entry.key, entry.value)
 
     def replace(self, number: int, reason: str, *, waits: bool = True) -> bool:
-        """Lets another take the place of a channel that is lost, or stands in the middle of what nobody takes, and of
-        all before it.
+        """Replaces a channel, and all before it, that is lost or has content in it that nobody receives.
 
         Args:
-            waits: Whether no buffer is read or written any more when this returns; else soon.
+            waits: True: no buffer is read or written any more when this returns. False: soon after.
 
         Returns:
-            False where another has taken its place before: what was found late does not break that.
+            False if it was replaced before: a fault that is found late does not break its successor.
         """
         with self._lock:
             lost = self.current
@@ -259,7 +262,7 @@ class ContentChannels:
         return True
 
     def lose(self, error: TDServeError) -> None:
-        """The session is over."""
+        """Ends the current channel with its session."""
         with self._lock:
             self._is_over = True
             current = self.current

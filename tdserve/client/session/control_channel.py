@@ -1,4 +1,4 @@
-"""A session's small messages at the client: once their channel is formed, requests and answers ride it."""
+"""The client's end of the control channel, which carries requests and answers once it is open."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2
 
 REAP_TIMEOUT_S = 30.0
-"""For the server to take small messages that were sent long ago."""
+"""For the server to receive small messages that were sent long ago."""
 
 
 class ClientControlChannel:
-    """Forms a channel beside the first request, which need not wait for it.
+    """A channel for small messages. It opens beside the first request, which does not wait for it.
 
-    Where none can be formed, everything small goes on over gRPC.
+    If it cannot be opened, small messages go on over gRPC.
 
     Args:
-        make_host: Gives the address of the interface to connect from; may fail.
+        make_host: Returns the address of the interface to connect from; may fail.
         publish: Sends an entry of the rendezvous.
-        on_message: Called for every answer, in the mail's thread.
-        bond: What both ends prove to know.
+        on_message: Called for every answer, in the channel's thread.
+        bond: Secret that both ends prove to have.
         peer: Name of the other end, for errors.
     """
 
@@ -50,28 +50,33 @@ class ClientControlChannel:
         self._lock = Lock()
         self._is_closed = False
         self._mail: Mail | None = None
-        self._streamed: set[int] = set()  # extends that went another way, and are not answered
-        self._early: set[int] = set()  # of them those for which there was no other way
+        self._streamed: set[int] = set()  # extends sent over gRPC that are not answered yet
+        self._early: set[int] = set()  # those of them sent before the channel was open
         self._kv_store = KVStore(self._on_entry)
         self._forming: Forming | None = None
 
     def begin(self) -> None:
-        """Begins to form the channel. Apart from making it: the server's answers come back through this very object."""
+        """Starts to open the channel.
+
+        Not part of construction, since the server's answers arrive through this object.
+        """
         self._forming = Forming(self._make, peer=self._peer, name="tdserve-open-mail", on_formed=self._begin_mail)
 
     @property
     def is_open(self) -> bool:
-        """Whether requests ride here."""
+        """Whether requests are sent here."""
         return self._mail is not None
 
     @property
     def is_turning(self) -> bool:
-        """Whether extends will ride here as soon as those are answered that came before the channel."""
+        """Whether extends will be sent here as soon as those from before the channel are answered."""
         return self._mail is not None and bool(self._early)
 
     def send(self, message: control_pb2.ClientMessage) -> bool:
-        """Sends a message; False when it must go another way: too long, the channel is not formed, or it would overtake
-        what went there.
+        """Sends a message, or returns False.
+
+        False: it must go over gRPC, because it is too long, the channel is not open, or it would overtake an earlier
+            message.
 
         Raises:
             TransportError: The channel is lost.
@@ -83,23 +88,23 @@ class ClientControlChannel:
             if is_extend and mail is None:
                 self._early.add(message.request)
             return False
-        if message.HasField("join_group"):  # behind the notice that it was left, which is no request
+        if message.HasField("join_group"):  # must not overtake the notice of leaving, which is no request
             return False
         mail.send(message.SerializeToString())
         mail.reap(REAP_TIMEOUT_S)
         return True
 
     def forget(self, request: int) -> None:
-        """A request is answered."""
+        """Forgets a request that is answered."""
         self._streamed.discard(request)
         self._early.discard(request)
 
     def feed(self, entry: control_pb2.Rendezvous) -> None:
-        """Takes an entry of the server's rendezvous."""
+        """Receives an entry of the server's rendezvous."""
         self._kv_store.feed(entry.key, entry.value)
 
     def close(self) -> None:
-        """Ends the channel and joins the threads, of which the caller may be none. Idempotent."""
+        """Closes the channel and joins its threads; must not be called in one of them. Idempotent."""
         with self._lock:
             self._is_closed = True
             mail = self._mail
@@ -127,4 +132,7 @@ class ClientControlChannel:
 
 
 def _leave_to_stream(error: TDServeError) -> None:
-    """The channel is gone: the server notices too and ends the session, behind the reason if there is one to tell."""
+    """Ignores the loss of the channel:
+
+    the server notices it too and ends the session, with the reason if it has one.
+    """

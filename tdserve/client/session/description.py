@@ -1,4 +1,4 @@
-"""What a client is told of a store."""
+"""The description of a store that a client gets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class VersionInfo:
         version: Its number.
         nbytes: Of its tensors.
         created_s: When it became visible, seconds since the epoch.
-        metadata: What the publisher said of it.
+        metadata: As given by the publisher.
     """
 
     version: int
@@ -48,7 +48,7 @@ class VersionInfo:
 
 @dataclass(frozen=True)
 class StoreDescription:
-    """A store, as of the moment of asking.
+    """A store at the time of the request.
 
     Attributes:
         name: Its name.
@@ -61,28 +61,28 @@ class StoreDescription:
         version: Content version; of weights the newest version.
         inserts: Rows ever written to a replay.
         samples: Rows ever sampled from it.
-        reserved_rows: Rows that writers fill right now.
+        reserved_rows: Rows that writers are filling at the moment.
         min_size: Rows that a replay must hold before it is sampled.
         created_s: Seconds since the epoch.
-        extra: Tensors that plain tensordict does not show when it opens the store's folder; ``objects`` are the rest.
+        extra: Tensors that plain tensordict does not show when it opens the store's folder; ``objects`` lists the rest.
         path: The store's folder below the server's root.
         uid: Of this incarnation of the name.
         versions: Kept versions of weights.
         settings: Sampler, remover and limiter of a replay, canonical JSON.
         num_leased: Rows of a replay that are handed out and not acknowledged.
-        is_closed: Whether a replay takes no more rows in.
+        is_closed: Whether a replay accepts no more rows.
         share_non_tensor: Whether the non-tensor leaves of a tensordict are shown live.
         max_object_bytes: Room for its non-tensor values and ragged tensors.
-        durability: What an acknowledged write survives: ``"process"`` the end of any process, ``"disk"`` also a loss of
-            power.
-        policy: Name of the weights that make a replay's rows; "" for none. With one:
-        newest_policy_version: From which lags are counted; 0 before the first.
-        lag_min, lag_mean, lag_max: How many versions its rows are old; None while there is none of a known version.
+        durability: What an acknowledged write survives: ``"process"``: the end of any process; ``"disk"``: also a power
+            failure.
+        policy: Name of the weights with which a replay's rows are made; "" for none. If there is one:
+        newest_policy_version: The version from which lags are counted; 0 before the first.
+        lag_min, lag_mean, lag_max: How many versions its rows are old; None while no row has a known version.
         num_discarded: Rows that left a queue because they were too old.
-        fanout: Of weights: to how many each end sends a version at once, 0 where the server decides.
-        adopted: The user's folder that its tensors lie in; "" when they lie in the store's own.
+        fanout: Of weights: to how many clients each client sends a version at once; 0 if the server decides.
+        adopted: The user's folder that contains its tensors; "" if they are in the store's own.
         read_only: Whether every write is refused.
-        num_waiting: Calls of clients that wait for it right now: for rows, for room, for a version.
+        num_waiting: Calls of clients that are waiting for it: for rows, for room, for a version.
     """
 
     name: str
@@ -131,8 +131,10 @@ class StoreDescription:
 
     @property
     def objects(self) -> tuple[str, ...]:
-        """What lies in the store's folder ``objects``, which plain tensordict does not open either: non-tensor values,
-        ragged tensors, and nested parts whose rows differ."""
+        """Paths of what is in the store's folder ``objects``, which plain tensordict does not open.
+
+        These are non-tensor values, ragged tensors, and nested parts whose rows differ.
+        """
         is_rows = self.kind in ("tensordict", "replay")
         return tuple(".".join(path) for path, _ in self.spec.values) if is_rows else ()
 
@@ -140,21 +142,21 @@ class StoreDescription:
         return self.tree()
 
     def tree(self) -> str:
-        """The structure as a tree, a line for each entry; of a replay that of one row, of weights the newest's."""
+        """The structure as a tree with a line for each entry: of a replay's row, of the newest version of weights."""
         rows = f"{self.num_rows} of {self.capacity} rows" if self.capacity else f"{self.num_rows} rows"
         what = f"one row, {rows}" if self.kind == "replay" else rows
         return structure_text.tree(f"{self.name} ({self.kind}, {what}, {self.nbytes} bytes)", self.spec.root)
 
     def composite(self) -> Any:
-        """The same structure as a ``torchrl.data.Composite``.
+        """Returns the structure as a ``torchrl.data.Composite``.
 
         Raises:
-            NotSupportedError: torchrl is not installed; says how to.
+            NotSupportedError: torchrl is not installed; the error says how to install it.
         """
         return structure_text.composite(self.spec.root)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything that JSON can carry; the spec as a list of its leaves."""
+        """Returns everything that JSON can represent; the spec as a list of its leaves."""
         found = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         found["batch_size"] = list(self.batch_size)
         found["extra"] = list(self.extra)
@@ -170,14 +172,14 @@ class StoreDescription:
 
 
 def _show_leaf(leaf: ValueLeaf) -> dict[str, Any]:
-    """A ragged tensor with -1 where rows differ."""
+    """Describes a non-tensor leaf, or a ragged tensor with -1 where rows differ."""
     if leaf.ragged is None or not leaf.ragged.dtype:
         return {"dtype": "non-tensor"}
     return {"dtype": leaf.ragged.dtype, "shape": [*leaf.batch_size, *leaf.ragged.shape]}
 
 
 def version_info(message: control_pb2.VersionInfo) -> VersionInfo:
-    """Reads the server's message of one version."""
+    """Reads the server's message about one version."""
     metadata = decode_bytes(message.metadata) if message.metadata else {}
     return VersionInfo(message.version, message.nbytes, message.created_s, metadata)
 

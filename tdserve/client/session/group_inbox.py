@@ -1,4 +1,4 @@
-"""What the server tells a session of its groups, handed to the epoch that it is of, in order."""
+"""Events that the server sends about groups, passed in order to the epoch that each belongs to."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from tdserve.base.errors import TDServeError
 from tdserve.v1 import control_pb2
 
 MAX_EARLY_EVENTS = 65_536
-"""Of epochs that this client does not know of yet: entries of the other members' rendezvous, one each."""
+"""Of epochs that this client does not know yet: entries of the other members' rendezvous, one each."""
 
 MAX_NAMES = 1024
-"""Of groups whose epochs are told apart from those that are over; one for each client that comes and goes, in some."""
+"""Groups for which the last epoch that is over is remembered.
+
+One group for each client that joins and leaves, in some programs.
+"""
 
 OnEvent = Callable[[control_pb2.GroupEvent], None]
 OnLost = Callable[[TDServeError], None]
@@ -22,7 +25,9 @@ _Key = tuple[str, int]
 
 
 class GroupInbox:
-    """Of one session. Events of an epoch may come before the answer that tells of it: they are kept until then.
+    """The group events of one session.
+
+    An event may arrive before the answer that names its epoch; it is kept until then.
 
     Threads: safe. Listeners are called in the session's own threads, and must not block.
     """
@@ -31,12 +36,12 @@ class GroupInbox:
         self._lock = Lock()
         self._listeners: dict[_Key, tuple[OnEvent, OnLost, Leave]] = {}
         self._early: dict[_Key, list[control_pb2.GroupEvent]] = {}
-        self._last: dict[str, int] = {}  # by name, the one that was attached last at the end
-        self._over = 0  # the numbers of a session grow: up to here they are of epochs that are over, of any other name
+        self._last: dict[str, int] = {}  # last epoch that was attached, by name
+        self._over = 0  # numbers grow within a session: lower ones are of epochs that are over, of any other name
         self._lost: TDServeError | None = None
 
     def on_event(self, event: control_pb2.GroupEvent) -> None:
-        """Takes an event in; one of an epoch that is over is dropped."""
+        """Receives an event; drops it if its epoch is over."""
         key = (event.name, event.epoch)
         with self._lock:
             listener = self._listeners.get(key)
@@ -47,10 +52,10 @@ class GroupInbox:
                 if not kept:
                     del self._early[key]
                 return
-            listener[0](event)  # in the lock: in order
+            listener[0](event)  # within the lock, to keep the order
 
     def attach(self, name: str, epoch: int, on_event: OnEvent, on_lost: OnLost, leave: Leave) -> None:
-        """From here on these are called; at once with what came before."""
+        """Passes events of an epoch to these callbacks; at once those that arrived before."""
         with self._lock:
             self._listeners[name, epoch] = (on_event, on_lost, leave)
             self._last[name] = max(epoch, self._last.pop(name, 0))
@@ -65,12 +70,12 @@ class GroupInbox:
             on_lost(lost)
 
     def detach(self, name: str, epoch: int) -> None:
-        """This epoch is over for the caller. Idempotent."""
+        """Ends an epoch for the caller. Idempotent."""
         with self._lock:
             self._listeners.pop((name, epoch), None)
 
     def lose(self, error: TDServeError) -> None:
-        """The session is over."""
+        """Passes the end of the session to all epochs."""
         with self._lock:
             self._lost = error
             listeners = list(self._listeners.values())
@@ -78,10 +83,10 @@ class GroupInbox:
             on_lost(error)
 
     def leave_all(self, flush: Callable[[], None]) -> None:
-        """The client is being closed: its members leave in good order, so that nobody takes them for dead.
+        """Leaves all groups before the client is closed, so that the other members do not take its members for dead.
 
         Args:
-            flush: Waits until the others are told; called where there are any.
+            flush: Waits until the messages are sent; called if there are any.
         """
         with self._lock:
             listeners = list(self._listeners.values())

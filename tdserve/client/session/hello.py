@@ -1,4 +1,4 @@
-"""What a client says of itself when it opens a session."""
+"""The message with which a client opens a session."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tdserve.v1 import control_pb2
 
 
 def hello(client_id: bytes, *, transport: str, gpu: str) -> control_pb2.Hello:
-    """The first message of a session.
+    """Makes the first message of a session.
 
     Args:
-        client_id: Names the client object, across its sessions.
+        client_id: Identifies the client object across its sessions.
         transport: Of the content.
         gpu: uuid of the client's GPU, for content by NCCL; "" for none.
     """

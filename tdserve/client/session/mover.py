@@ -1,4 +1,4 @@
-"""What moves the content of a session at the client's end: channels, or this process by itself."""
+"""The client's end of a session that moves content: over channels, or by this process itself."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tdserve.v1 import content_pb2, control_pb2
 
 @dataclass(frozen=True)
 class WantedRows:
-    """How rows of a table are wanted.
+    """How rows of a table are read.
 
     Attributes:
         name: Of the table.
         stored: Its structure.
         added: Columns that come with them.
-        keeps_fault: Whether values that cannot be decoded are no error here; the content says so.
+        keeps_fault: Whether the content carries the error of values that cannot be decoded, instead of raising it here.
         device: Where the content will be moved, as of ``receive``.
     """
 
@@ -42,7 +42,7 @@ class WantedRows:
 
 @dataclass(frozen=True)
 class WantedSelection:
-    """Which part of a tensordict store is wanted; attributes as the arguments of ``read_selection``."""
+    """The part of a tensordict store that is read; attributes as the arguments of ``read_selection``."""
 
     name: str
     selection: Selection
@@ -54,7 +54,7 @@ class WantedSelection:
     allow_pickle: bool | None
 
     def request(self, deadline: Deadline) -> control_pb2.ReadRequest:
-        """The request for it."""
+        """Makes the request for it."""
         return control_pb2.ReadRequest(
             store=self.name,
             selection=self.selection.to_message(),
@@ -66,27 +66,27 @@ class WantedSelection:
 
 
 class ClientMover(ABC):
-    """The client's end of a session's content, chosen when the session opens. Nobody else asks what kind it is.
+    """The client's end of a session's content, chosen when the session opens. No other code asks which kind it is.
 
     Attributes:
         transport: How content moves, as users know it.
-        max_joined_bytes: Up to so many bytes of tensors travel together in one request.
+        max_joined_bytes: Tensors of several writes share a request up to this size.
         takes_claims: Whether rows can be claimed.
     """
 
     transport: str
-    max_joined_bytes = 4 * 1024 * 1024  # as much as one data message holds
+    max_joined_bytes = 4 * 1024 * 1024  # the size of one data message
     takes_claims = False
 
     @property
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether content can be sent without waiting for anything."""
+        """Whether content can be sent without waiting."""
 
     @property
     @abstractmethod
     def inline_bytes(self) -> int:
-        """Content up to this size needs no channel."""
+        """Largest content that needs no channel."""
 
     @abstractmethod
     def prepare(
@@ -97,50 +97,53 @@ class ClientMover(ABC):
         margin_nbytes: int = 0,
         fetch: Callable[[], Captured] | None = None,
     ) -> Outgoing:
-        """The content of a write, as a request over this session takes it along or announces it; arguments and errors
-        as of ``Outgoing``.
+        """Prepares the content of a write, which its request carries or announces.
+
+        Arguments and errors as of ``Outgoing``.
 
         Args:
-            margin_nbytes: What else the request carries.
-            fetch: Gives the content when the request is on its way; ``captured`` is only what the request announces: a
-                structure without values, of more than ``inline_bytes``.
+            margin_nbytes: Size of what else the request carries.
+            fetch: Returns the content once the request was sent; ``captured`` is then only what the request announces:
+                a structure without values, of more than ``inline_bytes``.
         """
 
     def take_apart(self, captured: Captured) -> None:  # noqa: B027 (most of it is taken apart where it is sent)
-        """Does what can be done of ``prepare`` and what follows before the request is sent."""
+        """Performs, before the request is sent, as much of ``prepare`` and the send as possible."""
 
     def open_claim(self, name: str, stored: Spec, claim: control_pb2.Claim) -> RowClaim:
-        """Opens what the server lets this client claim. Errors as of ``RowClaim``."""
+        """Opens rows that the server lets this client claim. Errors as of ``RowClaim``."""
         raise RemoteProtocolError(expected="rows on request", received="a claim")
 
     def find_known(self, name: str, spec: Spec) -> MappedStore | None:
-        """The mapped store of this name and structure, if this session has read it before and it is still the same."""
+        """Returns the mapped store of this name and structure; None if it was not read before, or has changed."""
         return None
 
     def open_mapped(self, name: str, spec: Spec, accepted: control_pb2.Accepted) -> MappedStore:
-        """The store that the server has let this client read, mapped."""
+        """Maps the store that the server has allowed this client to read."""
         raise RemoteProtocolError(expected="content", received="a permit to read it")
 
     @abstractmethod
     def take_rows(self, reply: Reply, wanted: WantedRows) -> Content:
-        """Takes the rows of a table that the server has chosen."""
+        """Receives the rows of a table that the server has chosen."""
 
     @abstractmethod
     def read_known(self, wanted: WantedSelection, stored: Spec, request: int, deadline: Deadline) -> Content | None:
-        """Reads a store whose structure is known with fewer messages than others; None where that cannot be: it is to
-        be asked for as ever."""
+        """Reads a store of known structure with fewer messages.
+
+        None if that is not possible, and a normal read is needed.
+        """
 
     @abstractmethod
     def take_selection(self, reply: Reply, wanted: WantedSelection, stored: Spec) -> Content:
-        """Takes what is wanted of a store of this structure."""
+        """Receives the selected part of a store of this structure."""
 
     def find_file(self, path: str) -> FilePath:
-        """Where this process sees a file of the server's root."""
+        """Returns the path of a file of the server's root in this process."""
         raise RemoteProtocolError(expected="content", received="the name of a file")
 
     @abstractmethod
     def check_maps(self, what: str, *, writable: bool) -> None:
-        """Raises NotSupportedError unless this process can map stores, and write them if that is asked."""
+        """Raises NotSupportedError unless this process can map stores, and write to them if asked."""
 
     def forget_deleted(self) -> None:  # noqa: B027 (most hold nothing)
-        """Lets go of stores and versions that were deleted: while they are mapped, their space is not free."""
+        """Unmaps stores and versions that were deleted, which frees their space."""

@@ -1,4 +1,4 @@
-"""The interface of this machine on which a client waits for others, and what to do where they cannot reach it."""
+"""The network interface on which a client waits for others, and the error for one that they cannot reach."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tdserve.base.config import client_interface
 from tdserve.base.errors import ConnectError, InvalidRequestError
 
 BEYOND = ("192.0.2.1", "2001:db8::1")
-"""Addresses that nobody has: the way to them is the way to everybody who is not near."""
+"""Addresses that no machine has: the route to them is the route to all machines that are not near."""
 
 
 def address_towards(address: str, interface: str = "") -> str:
-    """The address of this machine's interface for content.
+    """Returns the address of this machine's interface for content.
 
     Args:
         address: ``host:port`` of the server.
-        interface: Address on which its data worker waits, if it says so: of a name with several addresses nobody else
-            knows which one reached the server.
+        interface: Address on which its data worker waits, if the server names it: of a host name with several addresses
+            only the server knows which one was reached.
     """
     chosen = client_interface()
     if chosen is not None:
@@ -30,17 +30,17 @@ def address_towards(address: str, interface: str = "") -> str:
 
 
 def address_for(hosts: Iterable[str], own: str, *, beyond: Sequence[str] = BEYOND) -> str:
-    """The address that other clients are offered: loopback would lead those on other machines to themselves.
+    """Returns the address to offer to other clients: loopback would lead those on other machines to themselves.
 
-    Who is only among processes of this machine stays on loopback, where nobody else can listen in.
+    If all are on this machine, loopback is used, where no other machine can listen.
 
     Args:
-        hosts: Names of the machines of all of them.
-        own: What is offered otherwise.
-        beyond: Addresses, one of which is reached through the interface that is meant then.
+        hosts: Names of the machines of all members.
+        own: Address of this machine towards the server; offered unless it is loopback and a member is elsewhere.
+        beyond: Addresses; otherwise the interface on the route to one of them is offered.
 
     Raises:
-        ConnectError: There is no such interface; says what to set.
+        ConnectError: There is no such interface; the error says what to set.
     """
     if client_interface() is not None or not _is_loopback(own) or set(hosts) <= {socket.gethostname()}:
         return own
@@ -56,12 +56,12 @@ def _is_loopback(address: str) -> bool:
 
 
 def make_channel_error(reason: str, address: str, interface: str) -> ConnectError:
-    """What a caller is told when the channel for content could not be formed, or not in time.
+    """Makes the error for a content channel that could not be opened, or not in time.
 
     Args:
-        reason: Of the channel.
+        reason: Why it failed.
         address: ``host:port`` of the server.
-        interface: Address on which its data worker waits, "" where it did not say.
+        interface: Address on which its data worker waits, "" if the server did not name it.
     """
     there, here = interface or "its address", "this machine"
     with suppress(ConnectError, InvalidRequestError):

@@ -1,4 +1,4 @@
-"""The content of one write, ready to be sent or put in place."""
+"""The content of one write, ready to be sent or written in place."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _EVERYTHING = Selection()
 
 @dataclass(frozen=True)
 class WriteTarget:
-    """Where a write goes.
+    """The destination of a write.
 
     Attributes:
         store: Name.
         fingerprint: Of the structure that the request names: of one row for a replay, of the content for a version.
         stored: The store's whole structure; None for a version, which is a file of its own.
-        selection: What is replaced, where rows are that are there already.
-        is_packed: Whether it is a version of weights, laid out as its file.
-        allow_pickle: Whether non-tensor values of any type may go there.
+        selection: Which existing rows are replaced.
+        is_packed: Whether it is a version of weights, laid out like its file.
+        allow_pickle: Whether non-tensor values of any type may be written.
     """
 
     store: str
@@ -40,30 +40,30 @@ class WriteTarget:
 
     @property
     def is_extend(self) -> bool:
-        """Whether it is new rows of a table."""
+        """Whether new rows are added to a table."""
         return self.stored is not None and self.fingerprint != self.stored.fingerprint  # that of one row
 
 
 class Outgoing:
-    """The content of one write over one session, for each attempt another (``Mover.prepare``).
+    """The content of one write over one session; each attempt makes a new one (``ClientMover.prepare``).
 
     Args:
-        captured: What is written: one tensordict, or the rows of several of one structure, one after the other; several
-            may have no values.
-        target: Where it goes.
+        captured: The content: one tensordict, or rows of several tensordicts of one structure, in order; these have no
+            values if there are several.
+        target: The destination.
         is_bundled: Whether the values of each row become one bundle.
 
     Attributes:
-        spec: The structure of the first that is written.
-        content_nbytes: Of everything that is written.
-        message: What the request says of the content.
-        nbytes: Of what is sent behind the request.
-        is_inline: Whether nothing is sent behind the request.
-        free: To be called when the server is through with the request.
+        spec: Structure of the first tensordict.
+        content_nbytes: Size of all content.
+        message: Description of the content in the request.
+        nbytes: Size of what is sent after the request.
+        is_inline: Whether nothing is sent after the request.
+        free: Called when the server has finished the request.
 
     Raises:
         TooLargeError: The non-tensor values are larger than a message may be. Nothing was sent.
-        NotSupportedError: One of them cannot travel; names its key. Nothing was sent.
+        NotSupportedError: One of them cannot be sent; the error names its key. Nothing was sent.
     """
 
     nbytes = 0
@@ -86,22 +86,27 @@ class Outgoing:
 
     @property
     def place(self) -> OnGranted | None:
-        """Writes the content where the server lets it, in the thread that brings the grant; None where it is sent."""
+        """Returns what writes the content in place, in the thread that receives the permit.
+
+        None if the content is sent.
+        """
         return None
 
     def settle(self) -> None:
-        """Takes the content that was only announced.
+        """Fetches content that was only announced.
 
         Raises:
-            TransferAbortedError: It has another structure by now: what the server waits for will never come.
-            Others: As of whoever fetches it; the same.
+            TransferAbortedError: Its structure has changed: the announced content will never be sent.
+            Others: As raised by what fetches it; the same applies.
         """
 
     def post(self, content: ContentChannel | None, tag: int, pool: BufferPool) -> list[Work]:
-        """Starts to send what goes behind the request; the leaves must not change until the works are over."""
+        """Starts to send what follows the request; the leaves must not change until the works are done."""
         return []
 
     def send(self, content: ContentChannel | None, tag: int, pool: BufferPool, timeout_s: float) -> list[Work]:
-        """Sends everything. What is small is only posted: whether the server takes it, its answer tells, and that one
-        can wait for without harm to the channel."""
+        """Sends everything.
+
+        Small content is only posted: the answer shows whether the server received it, and waiting for that
+        does not harm the channel."""
         return self.post(content, tag, pool)

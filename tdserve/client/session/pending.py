@@ -1,4 +1,4 @@
-"""A request of a client that was sent: where its answers arrive, and its content until it is written."""
+"""A request that a client has sent: receives its answers, and keeps its content until it is written."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ SLOW_S = 1.0
 """An answer that has not come by then waits for something."""
 
 MAX_POLL_S = 3600.0
-"""Longer than this no lock of Python can wait everywhere."""
+"""The longest wait that every Python lock supports."""
 
 Answer = control_pb2.ServerMessage | TDServeError
 OnAnswer = Callable[[Answer], None]
 OnGranted = Callable[[control_pb2.Accepted], control_pb2.Written]
-"""Writes content in place; raises a TDServeError when it has written nothing."""
+"""Writes content in place; raises a TDServeError if nothing was written."""
 
 
 def accepted_in(answer: control_pb2.ServerMessage) -> control_pb2.Accepted:
-    """What the server says of a request that it lets happen: by itself, or with the end of what is over already."""
+    """Returns the server's permit in an answer: a message of its own, or part of the answer to a finished request."""
     return answer.accepted if answer.HasField("accepted") else answer.done.accepted
 
 
 class Reply(NamedTuple):
-    """The answer to a request, of which the content is still to be taken.
+    """The answer to a request whose content is still to be received.
 
     Attributes:
         request: Its number.
-        pending: Where what follows arrives.
-        answer: What the server says.
+        pending: Receives what follows.
+        answer: The server's message.
         deadline: Of the call.
     """
 
@@ -50,24 +50,24 @@ class Reply(NamedTuple):
 
     @property
     def accepted(self) -> control_pb2.Accepted:
-        """What the server lets happen."""
+        """What the server has permitted."""
         return accepted_in(self.answer)
 
 
 class Pending:
-    """A request that was sent; its answers arrive here, in order.
+    """A request that was sent. Receives its answers in order.
 
     Args:
-        on_answer: Called instead of keeping the answer for ``wait``, in the thread that brings it; must not block. It
-            is called once: the answer and the loss of the session may come at the same time, by two threads.
-        on_silence: Called when ``wait`` has waited in vain: what may still come, nobody would take.
-        place: Of a write of a local session: called in the stream's thread when the server lets it write.
+        on_answer: Called in the receiving thread instead of keeping the answer for ``wait``; must not block. It is
+            called once, although the answer and the loss of the session may arrive at the same time in two threads.
+        on_silence: Called when ``wait`` has timed out: nobody receives what comes later.
+        place: For a write of a local session: called in the stream's thread when the server permits the write.
 
     Attributes:
-        has_failed: Whether ``wait`` has raised what the server answered, or how the session ended.
-        has_ended: Whether the server is through with the request, or the session has ended.
-        is_given_up: Whether ``wait`` has waited in vain, and nobody will take what comes.
-        is_mailed: Whether the request went as mail.
+        has_failed: Whether ``wait`` has raised the server's error, or that of a lost session.
+        has_ended: Whether the server has finished the request, or the session has ended.
+        is_given_up: Whether ``wait`` has timed out, and nobody receives what comes later.
+        is_mailed: Whether the request was sent over the control channel.
         content: The channel of its data messages, once it is known.
     """
 
@@ -88,12 +88,12 @@ class Pending:
         self.content: ContentChannel | None = None
 
     def put(self, answer: Answer) -> None:
-        """Takes an answer, or how the session ended."""
+        """Receives an answer, or the error that ended the session."""
         self.has_ended = isinstance(answer, TDServeError) or not answer.HasField("accepted")
         (self._take_callback() or self._answers.put)(answer)
 
     def disown(self) -> None:
-        """Nobody waits for an answer any more, and the content may change from now on: what comes is for nobody."""
+        """Abandons the request: nobody waits for an answer, and the content may change from now on."""
         self._take_callback()
         self.withdraw()
 
@@ -105,21 +105,24 @@ class Pending:
         return on_answer
 
     def take_late(self) -> Answer | None:
-        """What came when ``wait`` had given up already."""
+        """Returns what arrived after ``wait`` had given up."""
         try:
             return self._answers.get_nowait()
         except Empty:
             return None
 
     def grant(self, accepted: control_pb2.Accepted) -> control_pb2.Written:
-        """Writes the content where the server lets it. Raises what ``place`` raises."""
+        """Writes the content where the server permits it. Raises what ``place`` raises."""
         with self._placing:
             if self._place is None:
                 raise TransferAbortedError(transfer=0, reason="nobody waits for this write any more")
             return self._place(accepted)
 
     def withdraw(self) -> None:
-        """The content may change from now on: it is not written any more, or was written whole."""
+        """Lets the content change from now on:
+
+        a write that has not begun never will; one under way is finished first.
+        """
         with self._placing:
             self._place = None
 
@@ -134,12 +137,13 @@ class Pending:
         """Returns the next answer.
 
         Args:
-            is_owed: Whether there must be one: silence is told then.
-            on_slow: Called once, in this thread, when there is none after ``SLOW_S``, with the seconds that are left.
+            is_owed: Whether an answer must come: if so, silence is reported.
+            on_slow: Called once, in this thread, if no answer has come after ``SLOW_S``, with the seconds that are
+                left.
 
         Raises:
-            DeadlineExceededError: There was none in time.
-            TDServeError: What the server answered, or how the session ended.
+            DeadlineExceededError: No answer came in time.
+            TDServeError: The server's error, or that of a lost session.
         """
         now_s = time.monotonic()
         end_s = math.inf if timeout_s is None else now_s + timeout_s
@@ -165,7 +169,7 @@ class Pending:
 
 
 def check_answer(answer: Answer) -> control_pb2.ServerMessage:
-    """The server's message, unless it or the session's end is an error, which is raised."""
+    """Returns the server's message; raises the error that it, or the end of the session, is."""
     if isinstance(answer, TDServeError):
         raise answer
     if answer.HasField("failure"):

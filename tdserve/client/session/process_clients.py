@@ -1,4 +1,7 @@
-"""Clients that belong to a process: what came there by pickle or through a fork shares them, one for each address."""
+"""Clients that belong to a process, one for each address.
+
+Unpickled objects, and those of a forked child, share them.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ _clients: dict[Recipe, SessionClient] = {}
 
 
 def resident(recipe: Recipe) -> SessionClient:
-    """This process's client of an address and settings; it is made for the first who asks, and closed at exit."""
+    """Returns this process's client of an address and settings; makes it when first asked, and closes it at exit."""
     with _lock:
         found = _clients.get(recipe)
         if found is None or found.is_closed:
             if not _clients:
-                # A process that multiprocessing has forked leaves without atexit, and one that it has spawned may too.
+                # A process forked by multiprocessing exits without atexit, and a spawned one may too.
                 Finalize(None, _close_all, exitpriority=0)
             found = _clients[recipe] = recipe.make()
         return found
@@ -33,7 +36,10 @@ def _close_all() -> None:
 
 
 def _begin_anew() -> None:
-    """In a forked child: the parent's clients are not its own; they are kept, for what ends with them is not either."""
+    """Starts anew in a forked child.
+
+    The parent's clients are kept alive: their end would close what the parent uses.
+    """
     global _lock, _clients
     _inherited.append(_clients)
     _lock, _clients = Lock(), {}
@@ -42,5 +48,5 @@ def _begin_anew() -> None:
 _inherited: list[dict[Recipe, SessionClient]] = []
 
 os.register_at_fork(after_in_child=_begin_anew)
-# Here: what others still have to do with these clients is registered later, and done before.
+# Registered before the users of these clients register theirs, so that those run first.
 atexit.register(_close_all)

@@ -1,4 +1,4 @@
-"""What is done before this process ends, while its sessions are still there."""
+"""Calls made before this process exits, while its sessions are still open."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 _PRIORITY = 10
-"""Before that of resident clients, which are closed last."""
+"""Before the clients of the process, which are closed last."""
 
 _process_of: dict[Callable[[], None], int] = {}
 
 
 def before_the_end(call: Callable[[], None]) -> None:
-    """Has ``call`` done at the end of this process, in front of what was registered before, as the end of sessions is.
+    """Registers a call at the exit of this process; the last one registered runs first. Sessions end in the same way.
 
-    A process that multiprocessing has forked leaves without atexit, and so by a way of its own; where both come it is
-    called twice. To say it again does nothing.
+    A process forked by multiprocessing exits without atexit, so the call is also registered with multiprocessing. If
+    both run, it is called twice. Registering it again has no effect.
     """
     process = _process_of.get(call)
     if process is None:
@@ -30,10 +30,10 @@ def before_the_end(call: Callable[[], None]) -> None:
 
 
 def before_executors_end(call: Callable[[], None]) -> None:
-    """Has ``call`` done while threads of executors still take work, which is before anything else of the process's end.
+    """Registers a call that runs while threads of executors still accept work: before everything else at exit.
 
-    For this there is only what ``concurrent.futures`` itself uses. Threads of the user's may still run then, and add to
-    what there is to do: ``before_the_end`` is said as well.
+    Only what ``concurrent.futures`` itself uses makes that possible. Threads of the user may still run then and add
+    more work, so register the call with ``before_the_end`` as well.
     """
     register: Any = getattr(threading, "_register_atexit", None)
     if register is None or call in _early:
@@ -41,7 +41,7 @@ def before_executors_end(call: Callable[[], None]) -> None:
     _early.add(call)
     try:
         register(call)
-    except RuntimeError:  # the end has begun
+    except RuntimeError:  # the interpreter is exiting
         return
 
 

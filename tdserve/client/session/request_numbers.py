@@ -11,22 +11,22 @@ from tdserve.base.errors import DeadlineExceededError
 from tdserve.v1 import control_pb2
 
 MAX_WRITES_UNDER_WAY = 64
-"""Of one client, whatever its handles and threads: the server keeps the answer of each until the client has got it."""
+"""Of one client, over all handles and threads: the server keeps each answer until the client has received it."""
 
 TELL_EVERY = 64
-"""Requests between two messages that tell the server which answers have come."""
+"""Requests between two messages that tell the server which answers have arrived."""
 
 SIGNAL_POLL_S = 0.5
-"""Python looks at a signal that comes just before a wait begins only when the wait ends (seen once in sixty times)."""
+"""Python handles a signal that arrives just before a wait only after the wait (seen once in sixty times)."""
 
 OnRoom = Callable[[], None]
 
 
 class RequestNumbers:
-    """Gives numbers, and remembers those of requests that change something until they will not be sent again.
+    """Gives numbers, and keeps those of requests that change something until they will not be sent again.
 
-    Writes, whose content the server or the channel must hold, share a window. Other changes do not wait for it: what
-    takes rows out of a full queue must get through when all writes wait for that. Threads: safe.
+    Writes share a window, since the server or the channel must hold their content. Other changes do not wait for it: a
+    call that takes rows out of a full queue must get through while all writes wait for that. Threads: safe.
 
     Args:
         window: Writes under way at most.
@@ -37,7 +37,7 @@ class RequestNumbers:
         self._lock = Lock()
         self._room = Condition(self._lock)
         self._next = 1
-        self._told = 0  # all below were accounted for in a message
+        self._told = 0  # all below were reported to the server
         self._changes: set[int] = set()
         self._writes: set[int] = set()
         self._num_waiting = 0
@@ -54,22 +54,22 @@ class RequestNumbers:
         return self._next - 1
 
     def next(self) -> int:
-        """A number for a request that changes nothing."""
+        """Returns a number for a request that changes nothing."""
         with self._lock:
             return self._take()
 
     def begin_change(self) -> int:
-        """A number for a request that changes something; to be handed to ``end``."""
+        """Returns a number for a request that changes something; ``end`` must follow."""
         with self._lock:
             request = self._take()
             self._changes.add(request)
             return request
 
     def begin_write(self, deadline: Deadline) -> int:
-        """A number for a write; to be handed to ``end``. Waits while too many are under way.
+        """Returns a number for a write; ``end`` must follow. Waits while too many writes are under way.
 
         Raises:
-            DeadlineExceededError: They were for all the time. No number was taken.
+            DeadlineExceededError: Too many were under way all the time. No number was taken.
         """
         with self._lock:
             while len(self._writes) >= self._window:
@@ -86,10 +86,10 @@ class RequestNumbers:
             return self._begin_write()
 
     def try_begin_write(self, on_room: OnRoom) -> int | None:
-        """As ``begin_write``, without waiting.
+        """Begins a write as ``begin_write`` does, without waiting.
 
         Args:
-            on_room: Called once, when there is room, if None is returned; in the thread that ends another write.
+            on_room: Called once when there is room, if None is returned; in the thread that ends another write.
         """
         with self._lock:
             if len(self._writes) < self._window:
@@ -98,7 +98,7 @@ class RequestNumbers:
             return None
 
     def end(self, request: int) -> None:
-        """The request will not be sent again."""
+        """Notes that a request will not be sent again."""
         with self._lock:
             self._changes.discard(request)
             if request not in self._writes:
@@ -108,7 +108,7 @@ class RequestNumbers:
                 self._room.notify()
             if not self._line:
                 return
-        while True:  # who is called may have nothing to send any more
+        while True:  # the one that is called may have nothing left to send
             with self._lock:
                 if not self._line or len(self._writes) >= self._window:
                     return
@@ -116,19 +116,19 @@ class RequestNumbers:
             on_room()
 
     def tell_with(self, request: int) -> control_pb2.Answered | None:
-        """What a request that changes something tells the server of answers beside; mostly nothing."""
+        """Returns the report on answers that a changing request carries; mostly None."""
         if self._next - self._told < TELL_EVERY or request not in self._changes:
             return None
         return self.tell()
 
     def tell(self) -> control_pb2.Answered:
-        """Which requests will not be sent again. Each message tells all, so that none of them must arrive."""
+        """Returns which requests will not be sent again. Each report is complete, so that one may get lost."""
         with self._lock:
             self._told = self._next
             return control_pb2.Answered(below=self._next, but_for=sorted(self._changes))
 
     def tell_again(self) -> None:
-        """The server has not heard of answers that have come: the next request tells of them."""
+        """Repeats the report with the next request, since the server did not receive the last one."""
         self._told = 0
 
     def _take(self) -> int:

@@ -43,10 +43,10 @@ from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2
 
 LOSS_NOTICE_S = 1.0
-"""Within it a client hears that a server on its own machine has ended."""
+"""Within this time a client notices the end of a server on its own machine."""
 
 FLUSH_TIMEOUT_S = 1.0
-"""For the server to take what was sent before the end; it takes longer only where it hardly runs."""
+"""For the server to receive what was sent before the end; it takes longer only if the server hardly runs."""
 
 _log = logging.getLogger("tdserve.client")
 
@@ -58,25 +58,26 @@ class Session:
         connection: The channel to the control process.
         client_id: Names the client object, across its sessions.
         transport: Of the content.
-        requests: Those of the client that it may still send again.
+        requests: Those that the client may still send again.
         timeout_s: For Hello and Welcome.
-        root: Where this process sees the server's root folder, if elsewhere than the server does.
+        root: Path of the server's root folder in this process, if it differs from the server's.
         gpu: Of the client, for content by NCCL.
 
     Attributes:
-        mover: What moves its content; set by who opens the session.
-        device: The client's GPU, where content goes from GPU to GPU; "" over any other transport.
+        mover: Moves its content; set by the code that opens the session.
+        device: The client's GPU, if content moves from GPU to GPU; "" over any other transport.
         why_not_nccl: Why it does not, although a GPU was named.
-        nccl_failure: What became of the attempt, where it failed.
-        local: Its other end, where the client reads and writes the server's files by itself.
+        nccl_failure: Why the attempt failed.
+        local: Its local end, if the client reads and writes the server's files itself.
         why_not_local: Why it does not, for messages.
-        groups: Where events of groups arrive.
-        relays: What it does for other clients.
-        told_specs: Those that the server was told of, the last by fingerprint: others differ in the order of keys.
-        connect_timeout_s: For whoever uses the channel first: its call may take no longer than it was told.
+        groups: Receives the events of groups.
+        relays: Passes versions on to other clients.
+        told_specs: Structures that the server has received, the last one by fingerprint: others differ in the order of
+            keys.
+        connect_timeout_s: For the first call that uses the channel: it may take no longer than its own timeout.
 
     Raises:
-        ConnectError, UnauthenticatedError, ProtocolVersionError: There is no session.
+        ConnectError, UnauthenticatedError, ProtocolVersionError: No session could be opened.
     """
 
     mover: ClientMover
@@ -148,7 +149,7 @@ class Session:
 
     @property
     def channel_transport(self) -> str:
-        """By which its content moves over a channel."""
+        """The transport of its content channel."""
         return "nccl" if self.device else "gloo"
 
     def send(
@@ -166,8 +167,8 @@ class Session:
         Args:
             request: Its number.
             on_answer, place: As in Pending.
-            free: Called when the server is through with the request.
-            content: The channel of data messages that it announces, or waits for.
+            free: Called when the server has finished the request.
+            content: The channel of data messages that the request announces, or waits for.
             **body: One field of ClientMessage.
 
         Raises:
@@ -193,23 +194,23 @@ class Session:
                 is_untold = self._pending.pop(request, None) is pending
             if is_untold:
                 raise
-            # The session was lost meanwhile, and the request has got that for an answer: whoever heard it twice would
-            # try the request again twice.
+            # The session was lost meanwhile, and the request has received that as its answer. A second report
+            # would make the caller retry twice.
         return pending
 
     def notify(self, message: control_pb2.ClientMessage) -> None:
-        """Sends a message that has no answer; lost when the session is."""
+        """Sends a message that has no answer; it is lost if the session is."""
         with suppress(ConnectError):
             self._link.send(message)
 
     def flush(self) -> None:
-        """What was told the server arrives, and nothing can be told it any more: ``close`` must follow."""
+        """Waits until all messages have reached the server. No more can be sent: ``close`` must follow."""
         self._link.flush(FLUSH_TIMEOUT_S)
 
     def forget(self, request: int) -> None:
-        """The request is answered, or its answer does not matter any more.
+        """Forgets a request that is answered, or whose answer does not matter any more.
 
-        The server may still read what was spooled for one that it has not answered: that stays until it has.
+        The server may still read what was spooled for a request without an answer: that stays until it has answered.
         """
         with self._lock:
             pending = self._pending.pop(request, None)
@@ -219,10 +220,10 @@ class Session:
             self._free(request)
 
     def disown(self, request: int, *, is_sent: bool) -> None:
-        """The caller was interrupted in the middle of a request that returns early: it is not tried again.
+        """Abandons a request with an early return whose caller was interrupted: it is not retried.
 
         Args:
-            is_sent: Whether some of its content may be on its way, and the rest does not come: the session ends.
+            is_sent: Whether some of its content may be under way and the rest does not follow: the session ends.
         """
         pending = self._pending.get(request)
         if pending is not None:
@@ -240,7 +241,7 @@ class Session:
             free()
 
     def cancel(self, request: int) -> None:
-        """Asks the server to give a waiting request up; the same way as the request, which it must not overtake."""
+        """Asks the server to cancel a waiting request; over the same channel, so as not to overtake it."""
         message = control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request))
         pending = self._pending.get(request)
         way: Any = self._control_channel if pending is not None and pending.is_mailed else self._link
@@ -249,12 +250,12 @@ class Session:
 
     @property
     def is_turning(self) -> bool:
-        """As of ``ClientControlChannel.is_turning``."""
+        """Same as ``ClientControlChannel.is_turning``."""
         return self._control_channel is not None and self._control_channel.is_turning
 
     @property
     def inline_bytes(self) -> int:
-        """Content up to this size rides in a request."""
+        """Largest content that a request carries itself."""
         limit: int = self.welcome.inline_bytes
         is_mail = self._control_channel is not None and self._control_channel.is_open
         return min(limit, MAIL_INLINE_BYTES) if is_mail else limit
@@ -270,33 +271,33 @@ class Session:
 
     @property
     def is_renewing(self) -> bool:
-        """Whether a channel was lost, and the one that takes its place is not open yet."""
+        """Whether a channel was lost and its replacement is not open yet."""
         return self._contents.current.is_renewing
 
     @property
     def content(self) -> ContentChannel:
-        """The channel for content, formed or not: to be named by a request, and asked for by ``channel``."""
+        """The channel for content, open or not: a request names it, and ``channel`` opens it."""
         return self._contents.current
 
     def content_of(self, pending: Pending, accepted: control_pb2.Accepted) -> ContentChannel:
-        """The channel over which the content of an answer comes.
+        """Returns the channel that carries the content of an answer.
 
         Raises:
-            TransferAbortedError: It has gone meanwhile.
+            TransferAbortedError: It was lost meanwhile.
         """
         pending.content = self._contents.find(accepted.channel)
         return pending.content
 
     def channel(self, content: ContentChannel, timeout_s: float | None = None) -> Channel:
-        """The channel to the data worker, connected by the first that needs it.
+        """Returns the channel to the data worker; the first call that needs it waits until it is connected.
 
         Args:
-            timeout_s: For one that is to take the place of another; the first may take ``connect_timeout_s``.
+            timeout_s: For a replacement; the first channel may take ``connect_timeout_s``.
 
         Raises:
             ConnectError: It cannot be connected; the session is closed.
-            TransferAbortedError: Another has taken its place.
-            DeadlineExceededError: It is to take the place of another, and was not connected in time.
+            TransferAbortedError: Another channel has replaced it.
+            DeadlineExceededError: It is a replacement, and was not connected in time.
         """
         return content.get(timeout_s if content.number and timeout_s is not None else self.connect_timeout_s)
 
@@ -304,8 +305,9 @@ class Session:
         """Waits for the channel.
 
         Raises:
-            ConnectError: Not in time, and it may be there for the next call; or never, and the session is closed.
-            DeadlineExceededError: The same of one that is to take the place of another.
+            ConnectError: It was not open in time and may be for the next call, or never will be and the session is
+                closed.
+            DeadlineExceededError: A replacement was not open in time.
         """
         content = self.content
         try:
@@ -319,16 +321,18 @@ class Session:
         if self.device:
             self.nccl_failure = str(error)
         told = self._lost or make_channel_error(str(error.fields["reason"]), self.address, self.welcome.interface)
-        self._on_lost(told)  # first: whoever waits for an answer is told the same
+        self._on_lost(told)  # first, so that waiting callers get the same error
         self.close()
         return told
 
     def give_up(self, content: ContentChannel, error: TDServeError) -> None:
-        """A channel is lost, or stands in the middle of content that nobody takes or gives: another takes its place.
-        Where none can, the session ends. No buffer is read or written any more when this returns."""
+        """Replaces a channel that is lost, or has content in it that nobody receives or sends.
+
+        If that is not possible, the session ends. No buffer is read or written any more when this returns.
+        """
         self._lose_channel(content.number, str(error)[:500], waits=True)
         if content.is_open:
-            content.lose(error)  # another may be about it, and not through
+            content.lose(error)  # another thread may be doing the same, and is not finished
 
     def _lose_channel(self, number: int, reason: str, *, waits: bool = False) -> None:
         if number < self.content.number:
@@ -341,13 +345,16 @@ class Session:
                 self._stream.send(control_pb2.ClientMessage(channel_lost=lost))
 
     def end_overwrites(self) -> None:
-        """Before the end: what a local client overwrites just now would be lost. See ``LocalEnd.end_overwrites``."""
+        """Finishes what a local client overwrites at the moment, which would else be lost.
+
+        See ``LocalEnd.end_overwrites``.
+        """
         if self.local is not None and self._lost is None:
             self.local.end_overwrites()
 
     @property
     def is_silent(self) -> bool:
-        """Whether the server has owed this session an answer for long."""
+        """Returns whether the server has owed this session an answer for long."""
         return self._abandoned.is_silent
 
     def _stop_waiting(self, request: int, body: dict[str, Any]) -> None:
@@ -359,17 +366,17 @@ class Session:
         self.cancel(request)
 
     def close(self) -> None:
-        """Ends the session and everything under way in it, but overwrites of a local client end first. Idempotent."""
+        """Ends the session and everything under way in it; finishes overwrites of a local client first. Idempotent."""
         self.end_overwrites()
         self._give_up()
 
     def _give_up(self) -> None:
-        """As ``close``, when the server does not answer any more: waits for nothing."""
+        """Closes the session of a server that no longer answers: waits for nothing."""
         self._lose(ConnectError(address=self.address, reason="the session was closed by this client"))
         self._stream.close()
 
     def interface(self) -> str:
-        """The address of this machine on which others reach this client."""
+        """The address of this machine at which others reach this client."""
         return address_towards(self.address, self.welcome.interface)
 
     def _make_channel(self, number: int, kv_store: KVStore) -> Channel:
@@ -403,13 +410,13 @@ class Session:
             pending.put(message)
             if pending.is_given_up:  # meanwhile
                 self._is_unwanted(message)
-        elif message.accepted.uid:  # a permit, for which nobody waits any more
+        elif message.accepted.uid:  # a permit for which nobody waits any more
             self._tell(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
         if self._frees and message.request not in self._pending and not message.HasField("accepted"):
-            self._free(message.request)  # of one that nobody waits for
+            self._free(message.request)  # nobody waits for this one
 
     def _is_unwanted(self, message: control_pb2.ServerMessage) -> bool:
-        """Deals with what a message brings to a call that was given up; whether there was such a thing."""
+        """Handles a message to an abandoned request; returns whether it is one."""
         brings = self._abandoned.look(message)
         if brings is Brings.PLACE:
             self._give_up()
@@ -440,7 +447,7 @@ class Session:
         self.answer(request, control_pb2.Written(failure=encode_failure(error)))
 
     def answer(self, request: int, written: control_pb2.Written) -> None:
-        """Tells the server that what it has let this client do is done; it learns by itself when the socket is gone."""
+        """Tells the server that the permitted work is done; if the socket is gone, the server notices by itself."""
         self.notify(control_pb2.ClientMessage(request=request, written=written))
 
     def _open_local(self, transport: str, root: str | None) -> None:
@@ -454,12 +461,12 @@ class Session:
                 on_lost=self._on_local_lost,
             )
         except NotLocalError:
-            # A server that has ended since its welcome, or was started anew, leaves such files behind: then nothing is
-            # wrong with this client, and the loss of the session is heard of in a moment.
+            # A server that has ended since its welcome, or was restarted, leaves such files behind. Then this client
+            # is fine, and the loss of the session will be noticed at once.
             if not self._is_over.wait(LOSS_NOTICE_S):
                 raise
         self._link = self.local or self._stream
-        if self._lost is not None:  # meanwhile, which may be why there is none
+        if self._lost is not None:  # which may be the reason
             raise self._lost
 
     def _on_local_lost(self) -> None:

@@ -1,4 +1,4 @@
-"""A session on its way: opened in a thread of its own, so that whoever waits for it can be let go at his deadline."""
+"""A session that is being opened, in a thread of its own, so that a waiting call can end at its deadline."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tdserve.base.errors import ConnectError, DeadlineExceededError
 from tdserve.client.session.session import Session
 
 JOIN_TIMEOUT_S = 1.0
-"""For the thread, when its client is closed: its connection is gone by then, which ends whatever it waits for."""
+"""For the thread, when its client is closed: its connection is gone by then, which ends its wait."""
 
 MIN_OPENING_S = 5.0
-"""As long goes on what a call has begun that had less time: the next call finds the session open."""
+"""An opening goes on for this long although the call that began it had less time: the next call uses the session."""
 
 
 class Opening:
-    """Opens one session. Threads: safe; any number may wait.
+    """The opening of one session. Threads: safe; any number may wait.
 
     Args:
-        open_session: Opens it until a deadline; blocks. What it has opened is the client's, whoever waits here.
+        open_session: Opens it until a deadline; blocks. The client owns the session, whether or not a call still waits.
         address: Of the server, for errors.
-        timeout_s: Until it is given up; at least ``MIN_OPENING_S``.
-        explain_silence: Returns why nobody has answered for so many seconds.
+        timeout_s: For the opening; at least ``MIN_OPENING_S``.
+        explain_silence: Returns why there was no answer for so many seconds.
     """
 
     def __init__(
@@ -44,22 +44,22 @@ class Opening:
         self._thread = Thread(target=self._run, name="tdserve-open-session", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # the interpreter ends, and lets no thread begin
+        except RuntimeError:  # the interpreter is exiting, and starts no more threads
             self._run()
 
     @property
     def is_over(self) -> bool:
-        """Whether there is a session, or there will be none."""
+        """Whether there is a session, or the opening has failed."""
         return self._session is not None or self._error is not None
 
     def wait(self, timeout_s: float, *, waited_s: float | None = None) -> Session:
-        """The session.
+        """Returns the session.
 
         Args:
             waited_s: How long the whole call waits, for its error; None: ``timeout_s``.
 
         Raises:
-            ConnectError: It was not there in time; it is opened all the same.
+            ConnectError: It was not open in time; the opening goes on.
             TDServeError: Why it cannot be opened.
         """
         with self._changed:
@@ -71,7 +71,7 @@ class Opening:
         raise self._silence(timeout_s if waited_s is None else waited_s, self._error)
 
     def join(self) -> None:
-        """Waits for the thread to end, once nothing holds it any more."""
+        """Waits for the thread to end, once nothing blocks it any more."""
         if self._thread.ident is not None and self._thread is not current_thread():
             self._thread.join(JOIN_TIMEOUT_S)
 
@@ -84,7 +84,7 @@ class Opening:
             self._end(session, None)
 
     def _is_silence(self, error: BaseException) -> bool:
-        """Whether its own time was over; whoever waits may have more, and tries again."""
+        """Returns whether the opening timed out; a waiting call that has more time tries again."""
         return isinstance(error, DeadlineExceededError) or (type(error) is ConnectError and self._deadline.expired)
 
     def _silence(self, waited_s: float, cause: BaseException | None) -> ConnectError:

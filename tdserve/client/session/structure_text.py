@@ -1,4 +1,4 @@
-"""The structure of a store for people, as a tree and as tensordicts show theirs; and for torchrl, as a Composite."""
+"""The structure of a store as text, like a tree or like the repr of a tensordict, and as a torchrl Composite."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ _INDENT = "    "
 
 
 def tree(title: str, root: Node) -> str:
-    """Every entry on a line of its own, with what it holds; a key that is no plain word is quoted."""
+    """Returns a tree with one line for each entry and its type; a key that is no plain word is quoted."""
     return "\n".join([f"{title}: {_describe_entry(root)}", *_lines(root, "")])
 
 
 def repr_of(header: str, root: Node, *, kind: str, device: object) -> str:
-    """The lines of ``repr(tensordict)`` in full, of a structure.
+    """Returns the text of ``repr(tensordict)`` for a structure.
 
     Args:
-        header: Stands before the fields.
+        header: Precedes the fields.
         root: The structure.
-        kind: Class to name.
-        device: Of what is read: None when tensordicts of it have none.
+        kind: Class name.
+        device: Of the tensordicts that are read; None if they have none.
     """
     return _repr_of_node(root, kind, str(device), header)
 
 
 def composite(root: Node) -> Any:
-    """The structure as a torchrl ``Composite``: unbounded tensors, non-tensor values, -1 where rows differ.
+    """Returns the structure as a torchrl ``Composite``: unbounded tensors, non-tensor values, -1 where rows differ.
 
     Raises:
         NotSupportedError: torchrl is not installed.
     """
     try:
-        import torch  # whoever only looks at a description waits for neither
+        import torch  # imported late: a mere description needs neither
         from torchrl.data import Composite, NonTensor, Unbounded
     except ImportError:
         reason = "install torchrl (pip install --no-deps torchrl, where it asks for an older tensordict)"

@@ -1,4 +1,4 @@
-"""How long the parts of a call may take, by what is left of its time."""
+"""How long the steps of a call may take, given the time that is left."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ UNTIMED_TRANSFER_S = 30.0
 """For the content of a call that asked without waiting (``timeout_s=0``)."""
 
 MIN_CHANNEL_S = 1.0
-"""For the channel of a call whose time is nearly over, and whose content the server has granted."""
+"""For the channel of a call that is nearly out of time, and whose content the server has granted."""
 
 UNTIMED_CHANNEL_S = 5.0
-"""For that of a call that asked without waiting: it is not tried again."""
+"""For the channel of a call that asked without waiting: it is not retried."""
 
 MIN_EXPECTING_S = 1.0
-"""Calls that have less time wait for an answer before content, which can be given up without harm to the session."""
+"""Calls with less time wait for an answer before content: that wait can end without harm to the session."""
 
 MIN_BYTES_PER_S = 64 * 1024 * 1024
-"""Slower than content is written anywhere."""
+"""Content is written faster than this everywhere."""
 
 
 def min_channel_s(deadline: Deadline) -> float:
-    """How long a session's channel may take to open, whatever is left of the call's time: the server is there."""
+    """Returns how long a session's channel may take to open, whatever time the call has left: the server is there."""
     return UNTIMED_CHANNEL_S if deadline.timeout_s == 0 else MIN_CHANNEL_S
 
 
 def transfer_timeout_s(deadline: Deadline) -> float:
-    """How long content may take that was granted now."""
+    """Returns how long content may take that is granted now."""
     if deadline.timeout_s == 0 or deadline.remaining_s is None:
         return UNTIMED_TRANSFER_S
     return deadline.remaining_s + TRANSFER_GRACE_S
 
 
 def answer_timeout_s(deadline: Deadline, nbytes: int = 0) -> float | None:
-    """How long an answer may take: the server itself ends waits at the deadline.
+    """Returns how long an answer may take: the server itself ends waits at the deadline.
 
     Args:
-        nbytes: Of content that the server, or the client where the server lets it, writes before that.
+        nbytes: Size of content that the server, or the client with its permit, writes before that.
     """
     remaining_s = deadline.remaining_s
     return None if remaining_s is None else remaining_s + grace_s(deadline.timeout_s) + nbytes / MIN_BYTES_PER_S
 
 
 def sending_timeout_s(deadline: Deadline, nbytes: int) -> float:
-    """How long content may take that is sent with its request."""
+    """Returns how long content may take that is sent with its request."""
     timeout_s = answer_timeout_s(deadline, nbytes)
     return UNTIMED_TRANSFER_S if timeout_s is None else timeout_s
 
 
 def may_expect(deadline: Deadline) -> bool:
-    """Whether a call may wait for content that was not announced: that wait ends with the session."""
+    """Returns whether a call may wait for content that was not announced: if that wait fails, the session ends."""
     return deadline.timeout_s is None or deadline.timeout_s >= MIN_EXPECTING_S
