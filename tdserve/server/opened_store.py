@@ -41,6 +41,7 @@ class OpenedStore:
         versions: Rules of weights.
         changed: Waiters for changes of its rows, content or versions.
         write_lock: Serialises writes to a tensordict store.
+        link_lock: Held while rows of one extend are linked to trajectories: no others may come between them.
         view_lock: Serialises the creation of a table's selectors.
         owner_session: Number of the session that fills it for the first time.
         is_filling: Whether a request of that session is filling it now.
@@ -62,6 +63,7 @@ class OpenedStore:
     versions: Versions | None = None
     changed: Waiters = field(default_factory=Waiters)
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    link_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     view_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     owner_session: int = 0
     is_filling: bool = False

@@ -138,6 +138,31 @@ def test_loop_when_a_table_has_very_many_rows_then_no_call_keeps_it_busy(
         assert len(table) == 0
 
 
+@pytest.mark.parametrize("key", [None, "x"])
+@pytest.mark.parametrize("size", SIZES)
+def test_loop_when_rows_form_trajectories_then_no_call_keeps_it_busy(
+    watched: WatchedServer, size: tuple[int, float], key: str | None
+) -> None:
+    num_rows, limit_s = size
+    with watched.client(transport="gloo", timeout_s=110.0) as client:
+        row = TensorDict({"x": torch.tensor(0)}, [])
+        sampler = tdserve.Slices(slice_len=8, trajectory_key=key)
+        table = client.create_replay("r", like=row, capacity=num_rows, sampler=sampler)
+        many = num_rows // 10
+        rows = TensorDict({"x": torch.arange(many) // 100}, [many])
+        ends = None if key else torch.arange(many) % 100 == 99
+        for _ in range(11):  # once round, and a little further
+            table.extend(rows, ends=ends)
+        calls: dict[str, Callable[[], object]] = {
+            "extend": lambda: table.extend(rows[:256]),
+            "extend by very many rows": lambda: table.extend(rows, ends=ends),
+            "sample": lambda: table.sample(256),
+            "delete many rows": lambda: table.delete(table.extend(rows, ends=ends)),
+            "clear": table.clear,
+        }
+        assert long_ones(watched, calls, limit_s) == {}
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_loop_when_rows_leave_by_rules_of_their_own_then_no_call_keeps_it_busy(
     watched: WatchedServer, size: tuple[int, float]

@@ -73,7 +73,7 @@ class Table(TableState):
         return reservation
 
     def arrive(self, rows: Rows, arrival: Arrival = PLAIN_ARRIVAL, *, is_on_record_later: bool = False) -> None:
-        """Records the data of a writer's rows; followed by :meth:`commit`, and harmless without it.
+        """Records the data of a writer's rows; followed by :meth:`commit` or :meth:`take_back`.
 
         Args:
             is_on_record_later: Whether their commit comes in another turn; until :meth:`forget_arriving` the state has
@@ -98,23 +98,27 @@ class Table(TableState):
         if self.selectors.staleness is not None:
             self.selectors.staleness.arrive(rows, arrival.policy_versions)
         self.selectors.arrive(rows, arrival.keys)
+        if self.columns.trajectories is not None:
+            self.columns.trajectories.append(rows, writer=arrival.writer, ends=arrival.ends, ids=arrival.ids)
+
+    def take_back(self, rows: Rows, arrival: Arrival = PLAIN_ARRIVAL) -> None:
+        """Undoes the last :meth:`arrive` of this writer, for rows that are not committed after all."""
+        if self.columns.trajectories is not None:
+            self.columns.trajectories.take_back(rows, writer=arrival.writer, ids=arrival.ids)
 
     def forget_arriving(self) -> None:
         """Drops the arrived rows from the state: they are put on record in this turn, or given up."""
         self._arriving.clear()
 
-    def commit(self, reservation: Reservation, arrival: Arrival = PLAIN_ARRIVAL) -> Rows:
+    def commit(self, reservation: Reservation) -> Rows:
         """Makes a writer's rows visible, and returns their generations.
 
         Raises:
             WrongStateError: As of :meth:`Ring.commit`.
         """
         generations = self.ring.commit(reservation)
-        rows = reservation.rows
-        self._live.add(rows)
-        if self.columns.trajectories is not None:
-            self.columns.trajectories.append(rows, writer=arrival.writer, ends=arrival.ends, ids=arrival.ids)
-        self._enter(rows)
+        self._live.add(reservation.rows)
+        self._enter(reservation.rows)
         return generations
 
     def abort(self, reservation: Reservation) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import SelectionError
-from tdserve.messages.row_numbers import PIECE_ROWS
+from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS
 from tdserve.rules.replay.claims import Claims
 from tdserve.rules.replay.columns import MakeColumn, RowColumns, in_memory
 from tdserve.rules.replay.drawing import Drawing
@@ -336,10 +336,11 @@ class TableState:
     @property
     def step_rows(self) -> int:
         """Rows that come or leave at a time: they are added to and removed from each selector too, and groups take
-        longest; those that an evictor chooses lie all over the table."""
-        if self.selectors.is_plain:
-            return PIECE_ROWS if self._evictor is None else PIECE_ROWS // 4
-        return max(PIECE_ROWS // 4 // len(self.selectors), 64)
+        longest; those that an evictor chooses lie all over the table, and each may be a trajectory of its own."""
+        if self.selectors.is_plain and self.columns.trajectories is None and self._evictor is None:
+            return PIECE_ROWS
+        has_ids = bool(self.settings.rule_keys) and not self.settings.sampler.marks_ends
+        return max((TREE_PIECE_ROWS if has_ids else PIECE_ROWS // 4) // len(self.selectors), 64)
 
     def _enter(self, rows: Rows) -> None:
         self.selectors.enter(rows)

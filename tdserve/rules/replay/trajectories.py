@@ -67,7 +67,8 @@ class Trajectories:
         ends: NDArray[np.bool_] | None = None,
         ids: NDArray[Any] | None = None,
     ) -> None:
-        """Links rows that one writer committed, in their order. None of them may have a link: see :meth:`remove`.
+        """Links rows of one writer, in the order in which it commits them. None of them may have a link: see
+        :meth:`remove`.
 
         Args:
             rows: Row numbers, each once.
@@ -101,6 +102,16 @@ class Trajectories:
         self._is_end[rows] = is_end
         lasts = np.append(heads[1:], len(rows)) - 1
         self._open_tails(writer, names, rows[lasts], ~is_end[lasts])
+
+    def take_back(self, rows: Rows, *, writer: Hashable, ids: NDArray[Any] | None = None) -> None:
+        """Undoes the last :meth:`append` of this writer: its trajectories are open where they were. Arguments as
+        there."""
+        before = self.before[rows]
+        is_earlier = (before != _NONE) & ~np.isin(before, rows)
+        earlier = before[is_earlier]
+        names: list[Hashable] = [None] * len(earlier) if ids is None else ids[is_earlier].tolist()
+        self.remove(rows)
+        self._open_tails(writer, names, earlier, np.ones(len(earlier), np.bool_))
 
     def end(self, writer: Hashable) -> Rows:
         """Ends every open trajectory of a writer: its last row so far is the last one.

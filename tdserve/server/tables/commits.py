@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tdserve.messages.row_numbers import encode_rows
+from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.table import Table
@@ -16,7 +17,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.redo_log import Redo
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import counts_of
-from tdserve.server.turns import free_apart
+from tdserve.server.turns import free_apart, over_pieces
 from tdserve.store.catalog_db import Transaction
 from tdserve.v1 import control_pb2
 
@@ -51,7 +52,6 @@ def commit_rows(
     """
     entry.check_present()
     table = entry.replay_table()
-    table.arrive(reservation.rows, arrival)
     is_one = num_last is None or num_last == len(reservation)
     done = control_pb2.Done(
         counts=counts_of(entry, num_coming=len(reservation)),
@@ -59,10 +59,15 @@ def commit_rows(
     )
     generations = table.ring.committed_generations(reservation)
     redo = Redo(entry.record.uid, reservation.rows, generations, reservation.encoded)
-    with answers.transaction(client_id, request, done.SerializeToString(), instead_of=instead_of) as txn:
-        _put_on_record(stores, entry, txn, redo)
-        also(txn)
-    table.commit(reservation, arrival)
+    table.arrive(reservation.rows, arrival)
+    try:
+        with answers.transaction(client_id, request, done.SerializeToString(), instead_of=instead_of) as txn:
+            _put_on_record(stores, entry, txn, redo)
+            also(txn)
+    except BaseException:
+        table.take_back(reservation.rows, arrival)
+        raise
+    table.commit(reservation)
     entry.changed.wake()
     return done
 
@@ -80,8 +85,8 @@ async def commit_in_turns(
 ) -> control_pb2.Done:
     """Makes the rows of a long extend live, a part at a time; whole or not at all, over a crash too.
 
-    The caller sees to it that nobody begins to group the table's rows meanwhile, and that they form no trajectories.
-    Arguments and errors as of ``commit_rows``.
+    The caller sees to it that nobody begins to group the table's rows meanwhile. Arguments and errors as of
+    ``commit_rows``.
 
     Args:
         settle: What is known of the rows, as of now.
@@ -89,20 +94,25 @@ async def commit_in_turns(
     entry.check_present()
     table = entry.replay_table()
     step_rows = table.step_rows
-    try:
-        for start in range(0, len(reservation), step_rows):
-            part = slice(start, start + step_rows)
-            table.arrive(reservation.rows[part], settle().of(part), is_on_record_later=True)
-            await asyncio.sleep(0)
-        redo = await asyncio.to_thread(_redo_of, entry, table, reservation)  # nobody else may change what it looks at
-        entry.check_present()
-    finally:
-        table.forget_arriving()
-    counts = counts_of(entry, num_coming=len(reservation))
-    done = control_pb2.Done(counts=counts, indices=reservation.encoded)
-    with answers.transaction(client_id, request, done.SerializeToString()) as txn:
-        _put_on_record(stores, entry, txn, redo)
-        also(txn)
+    arrived: list[tuple[Rows, Arrival]] = []
+    async with entry.link_lock:
+        try:
+            for start in range(0, len(reservation), step_rows):
+                part = slice(start, start + step_rows)
+                arrived.append((reservation.rows[part], settle().of(part)))
+                table.arrive(*arrived[-1], is_on_record_later=True)
+                await asyncio.sleep(0)
+            redo = await asyncio.to_thread(_redo_of, entry, table, reservation)  # nobody may change what it looks at
+            entry.check_present()
+            table.forget_arriving()
+            done = control_pb2.Done(counts=counts_of(entry, num_coming=len(reservation)), indices=reservation.encoded)
+            with answers.transaction(client_id, request, done.SerializeToString()) as txn:
+                _put_on_record(stores, entry, txn, redo)
+                also(txn)
+        except BaseException:
+            table.forget_arriving()
+            await over_pieces(reversed(arrived), lambda each: table.take_back(*each))
+            raise
     table.num_coming = len(reservation)
     rest: Reservation | None = reservation
     while rest is not None:
@@ -111,8 +121,8 @@ async def commit_in_turns(
         table.commit(shown)
         await asyncio.sleep(0)
     redo.forget(stores.db)
-    last_references: list[Any] = [redo, rest, shown]
-    del redo, rest, shown
+    last_references: list[Any] = [redo, rest, shown, arrived]
+    del redo, rest, shown, arrived
     free_apart(last_references, num_rows=len(reservation))
     entry.changed.wake()
     return done

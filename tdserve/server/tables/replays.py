@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
 from tdserve.base.deadline import Deadline
+from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.rules.replay.plans import Arrival
@@ -79,10 +81,15 @@ class Replays:
                 txn.update("pending", entry.lost.replace_written(RowSet.of(reservation.rows), ()))
         rows = RowsToFill(entry, reservation, asked)
         try:
-            arrival = coming.with_columns(entry, await session.mover.put_rows(request, rows))
-            # Trajectories are linked in the turn of the commit: no rows of the same writer may come between them.
-            is_long = len(reservation) > table.step_rows and table.columns.trajectories is None
-            async with entry.write_lock if is_long else nullcontext():  # which those need who ask for other groups
+            found = await session.mover.put_rows(request, rows)
+            if len(reservation) > PIECE_ROWS:
+                arrival = await asyncio.to_thread(coming.with_columns, entry, found)
+            else:
+                arrival = coming.with_columns(entry, found)
+            is_long = len(reservation) > table.step_rows
+            # The first is needed by those who ask for other groups; the second others hold while they link rows.
+            has_links = table.columns.trajectories is not None
+            async with entry.write_lock if is_long else entry.link_lock if has_links else nullcontext():
                 # Asked for since these rows began to come, or no tensor; meanwhile others are asked for, or given up.
                 while lacking := [path for path in entry.group_keys if group_column(path) not in arrival.groups]:
                     ids = await self._rule_keys.read_ids(entry, lacking[0], reservation.rows, session)

@@ -34,7 +34,7 @@ def write(table: Table, num_rows: int, **arrival: Any) -> list[int]:
     """The numbers of rows that were committed."""
     reservation = reserve(table, num_rows)
     table.arrive(reservation.rows, Arrival(**arrival))
-    table.commit(reservation, Arrival(**arrival))
+    table.commit(reservation)
     rows: list[int] = reservation.rows.tolist()
     return rows
 

@@ -154,7 +154,7 @@ class _AgainstAModel(RuleBasedStateMachine):
     def commit(self, data: st.DataObject) -> None:
         reservation, arrival = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
         self.table.arrive(reservation.rows, arrival)
-        committed = self.table.commit(reservation, arrival)
+        committed = self.table.commit(reservation)
         assert committed.tolist() == self.generations[reservation.rows].tolist()
         assert not (committed & 1).any()
         if arrival.priorities is not None:
@@ -170,6 +170,7 @@ class _AgainstAModel(RuleBasedStateMachine):
         reservation, arrival = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
         if data.draw(st.booleans()):  # the record failed
             self.table.arrive(reservation.rows, arrival)
+            self.table.take_back(reservation.rows, arrival)
             self.num_failed += len(reservation)
             if arrival.priorities is not None:
                 self.highest = max(self.highest, float(arrival.priorities[0]))
@@ -265,8 +266,7 @@ class _AgainstAModel(RuleBasedStateMachine):
         if not known:
             return
         numbers = data.draw(st.lists(st.sampled_from(known), min_size=1))
-        # As a batch has them, that was drawn before somebody began to write to them.
-        generations = self.generations[numbers] & ~1
+        generations = self.generations[numbers] & ~1  # as of a batch that was drawn before somebody began to write
         if acks:
             told = self.table.acknowledge(owner, consumer, np.array(numbers), generations.astype(np.uint32))
             assert told == len(set(numbers))

@@ -38,7 +38,7 @@ class _Files:
         reservation = self.table.plan_extend(num_rows)
         assert reservation is not None
         self.table.arrive(reservation.rows, Arrival(**arrival))
-        self.table.commit(reservation, Arrival(**arrival))
+        self.table.commit(reservation)
         found: list[int] = reservation.rows.tolist()
         return found
 

@@ -60,6 +60,18 @@ class _AgainstLists(RuleBasedStateMachine):
         given_ends = np.array(flags, np.bool_) if has_ends else None
         self.trajectories.append(_rows(rows), writer=writer, ends=given_ends, ids=given_ids)
 
+    @rule(data=st.data(), writer=st.integers(0, 2), has_ids=st.booleans(), num_first=st.integers(0, 6))
+    def append_and_take_back(self, data: st.DataObject, writer: int, has_ids: bool, num_first: int) -> None:
+        rows = _rows(sorted(set(range(_CAPACITY)) - self.live)[:6])
+        ids = np.array([data.draw(st.integers(-1, 2)) for _ in rows], np.int64) if has_ids else None
+        ends = np.array([data.draw(st.booleans()) for _ in rows], np.bool_)
+        parts = [slice(0, num_first), slice(num_first, None)]
+        for part in parts:
+            own_ids = None if ids is None else ids[part]
+            self.trajectories.append(rows[part], writer=writer, ends=ends[part], ids=own_ids)
+        for part in reversed(parts):
+            self.trajectories.take_back(rows[part], writer=writer, ids=None if ids is None else ids[part])
+
     @rule(rows=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
     def remove(self, rows: list[int]) -> None:
         self.trajectories.remove(_rows(rows))
