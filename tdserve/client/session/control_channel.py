@@ -132,7 +132,7 @@ class ClientControlChannel:
 
 
 def _leave_to_stream(error: TDServeError) -> None:
-    """Ignores the loss of the channel:
+    """Ignores the loss of the channel.
 
-    the server notices it too and ends the session, with the reason if it has one.
+    The server notices it too and ends the session, with the reason if it has one.
     """

@@ -119,9 +119,9 @@ class Pending:
             return self._place(accepted)
 
     def withdraw(self) -> None:
-        """Lets the content change from now on:
+        """Lets the content change from now on.
 
-        a write that has not begun never will; one under way is finished first.
+        A write that has not begun never will; one under way is finished first.
         """
         with self._placing:
             self._place = None

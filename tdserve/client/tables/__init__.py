@@ -1,1 +1,1 @@
-"""Handles of replays and queues: rows are written, drawn, taken, changed."""
+"""Handles of replays and queues: their rows are written, sampled, taken and changed."""

@@ -1,4 +1,4 @@
-"""Samples ahead of their use: a thread keeps requests under way and batches waiting, both bounded."""
+"""Samples that are requested ahead of their use. A thread keeps a bounded number of requests and batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REQUESTS_UNDER_WAY = 2
 prefetched."""
 
 JOIN_TIMEOUT_S = 5.0
-"""For a thread whose requests were given up; it takes milliseconds."""
+"""For a thread whose requests were cancelled; it takes milliseconds."""
 
 POLL_S = 0.2
 """How soon a waiting thread notices that the iterator was closed."""
@@ -43,7 +43,10 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class _Order:
-    """What the thread needs, without a reference to the iterator: dropping the iterator ends the thread."""
+    """The thread's part of an iterator.
+
+    It does not refer to the iterator, so that dropping the iterator ends the thread.
+    """
 
     client: SessionClient
     query: Query
@@ -58,10 +61,10 @@ class _Order:
     under_way: dict[int, Session] = field(default_factory=dict)
 
     def reserve(self, *, wait: bool) -> bool:
-        """Room for one request's batches; False if there is none (with ``wait``: within POLL_S).
+        """Reserves room for one request's batches; False if there is none (with ``wait``: within POLL_S).
 
-        What was asked for is taken off the channel at once: content that waited there would block every other transfer
-        of the session, such as a publish by the very thread that would make room.
+        Granted content is received at once. If it stayed in the channel it would block every other transfer of the
+        session, such as a publish by the very thread that would make room.
         """
         for taken in range(self.num_batches):
             if not self.room.acquire(timeout=POLL_S if wait else None, blocking=wait):
@@ -71,11 +74,11 @@ class _Order:
         return True
 
     def release(self) -> None:
-        """Gives back the room of a request that brought nothing."""
+        """Returns the room of a request that brought nothing."""
         self.room.release(self.num_batches)
 
     def end(self) -> None:
-        """Ends the thread, also one that waits for rows: its requests are given up."""
+        """Ends the thread, also if it waits for rows: its requests are cancelled."""
         self.closed.set()
         for request, session in list(self.under_way.items()):
             session.cancel(request)
@@ -85,7 +88,7 @@ class Batches:
     """An endless iterator over samples; a context manager. Closing it from any thread ends a waiting ``next``.
 
     Raises (from ``next``):
-        DeadlineExceededError: No batch came in time. The iterator goes on with the next call.
+        DeadlineExceededError: No batch came in time. The next call goes on.
         ClosedError: The iterator or its client was closed.
     """
 
@@ -104,7 +107,7 @@ class Batches:
         self._timeout_s = timeout_s
         self._closed = Event()
         self._ready: Queue[Any] = Queue(maxsize=prefetch)
-        # Of two requests the second may be granted what the first was not, and its rows would come in front.
+        # Of two requests the second may be granted when the first was not, and its rows would come first.
         num_under_way = 1 if query.is_ordered else REQUESTS_UNDER_WAY
         self._order = order = _Order(
             client=client,
@@ -112,7 +115,7 @@ class Batches:
             num_rows=num_rows,
             num_batches=max(1, prefetch // num_under_way) if query.is_exact else 1,
             num_under_way=num_under_way,
-            device=resolve_device(device),  # here: which one "cuda" is, depends on the thread
+            device=resolve_device(device),  # here: the number of "cuda" depends on the thread
             timeout_s=timeout_s,
             ready=self._ready,
             closed=self._closed,
@@ -135,7 +138,7 @@ class Batches:
             try:
                 item = self._ready.get(timeout=POLL_S)
             except Empty:
-                if not self._thread.is_alive():  # it ended with an error, which an earlier call has raised
+                if not self._thread.is_alive():  # an error has ended it, which an earlier call has raised
                     raise ClosedError(what=f"the iterator over batches of {self._name!r}") from None
                 continue
             if isinstance(item, BaseException):
@@ -150,12 +153,12 @@ class Batches:
                 raise DeadlineExceededError(what=what, timeout_s=self._timeout_s)
 
     def _is_in_time(self, oldest: int) -> bool:
-        """Whether rows of this policy version are within the greatest lag still."""
+        """Returns whether rows of this policy version are still within the largest lag."""
         order, max_lag = self._order, self._order.query.max_lag
         if max_lag is None:
             return True
         newest = newest_version(order.client, self._name, Deadline.after(self._timeout_s))
-        return 0 <= newest - oldest <= max_lag  # below 0: the policy was deleted, and made anew
+        return 0 <= newest - oldest <= max_lag  # below 0: the policy was deleted and created again
 
     def __enter__(self) -> Batches:
         return self
@@ -164,7 +167,7 @@ class Batches:
         self.close()
 
     def close(self) -> None:
-        """Ends the iterator and its thread. Idempotent, from any thread."""
+        """Ends the iterator and its thread. Idempotent; any thread may call it."""
         self._order.end()
         self._thread.join(JOIN_TIMEOUT_S)
 
@@ -178,7 +181,7 @@ def _checked_drop_s(drop_after_s: float | None) -> float:
 
 
 _RUNNING: dict[Thread, _Order] = {}
-"""Threads that are not over yet: one that receives while the interpreter ends would abort the process (measured)."""
+"""Threads that still run: one that receives while the interpreter exits would abort the process (measured)."""
 
 
 @lru_cache(maxsize=1)
@@ -222,7 +225,7 @@ def _fetch_until_closed(order: _Order) -> None:
 
 
 class _Progress:
-    """When the thread last got anywhere, and how long it pauses before it tries again."""
+    """When the thread last received something, and how long it pauses before it retries."""
 
     def __init__(self) -> None:
         self.record_progress()
@@ -233,7 +236,7 @@ class _Progress:
 
 
 def _fetch(order: _Order, progress: _Progress) -> None:
-    """Asks and receives until the iterator is closed or something fails; then everything under way is given up."""
+    """Requests and receives until the iterator is closed or an error occurs; then cancels everything under way."""
     under_way: deque[tuple[int, Asked, Deadline]] = deque()
     client = order.client
     session = client.session(Deadline.after(order.timeout_s))
@@ -241,7 +244,7 @@ def _fetch(order: _Order, progress: _Progress) -> None:
         while not order.closed.is_set():
             while len(under_way) < order.num_under_way and order.reserve(wait=not under_way):
                 under_way.append(_ask(order, session))
-            if order.closed.is_set():  # looked at after asking: end() either saw those requests, or was seen here
+            if order.closed.is_set():  # checked after asking: end() either saw those requests, or is seen here
                 return
             if not under_way:
                 continue
@@ -256,13 +259,13 @@ def _fetch(order: _Order, progress: _Progress) -> None:
                 raise
             finally:
                 _forget(order, session, request)
-            for _ in range(order.num_batches - len(batches)):  # a limiter lets through fewer than were asked for
+            for _ in range(order.num_batches - len(batches)):  # a limiter grants fewer than requested
                 order.room.release()
             for batch in batches:
                 oldest = 0 if order.query.max_lag is None else oldest_version(batch)
                 _put(order, (time.monotonic(), oldest, begin(batch, order.device)))
             progress.record_progress()
-    except DeadlineExceededError as error:  # told before the others are given up, which takes as long again
+    except DeadlineExceededError as error:  # reported first: cancelling the others takes as long again
         _put(order, error)
         progress.record_progress()
     finally:
@@ -270,7 +273,7 @@ def _fetch(order: _Order, progress: _Progress) -> None:
 
 
 def _ask(order: _Order, session: Session) -> tuple[int, Asked, Deadline]:
-    """Asks with the room that was reserved for it, which is free again where that fails."""
+    """Sends a request with the room that was reserved for it; returns the room if that fails."""
     request = order.client.requests.next()
     deadline = Deadline.after(order.timeout_s)
     try:
@@ -297,7 +300,7 @@ def _forget(order: _Order, session: Session, request: int) -> None:
 
 
 def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Asked, Deadline]]) -> None:
-    """Takes what was granted off the channel, and lets go of what still waits."""
+    """Receives what was granted, and cancels what still waits."""
     client = order.client
     for request, _, _ in under_way:
         session.cancel(request)
@@ -306,9 +309,9 @@ def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Asked,
             deadline = Deadline.after(1.0)
             take(client, session, request, asked, query=order.query, deadline=deadline, is_over=lambda: True)
         except (PeerLostError, ConnectError, ClosedError):
-            session.close()  # content may still come that nobody would take
+            session.close()  # content may still come that nobody would receive
         except TDServeError:
-            continue  # refused, most likely as cancelled: nothing comes, others may go on using the session
+            continue  # refused, probably as cancelled: no content comes, and others may go on using the session
         finally:
             order.release()
             _forget(order, session, request)

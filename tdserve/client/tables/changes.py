@@ -19,14 +19,14 @@ from tdserve.rules.replay.plans import check_priorities
 from tdserve.v1 import control_pb2
 
 MAX_MESSAGE_ROWS = 1 << 17
-"""Whose priorities go in one message, of a megabyte: one of many would keep the server's event loop busy."""
+"""Rows whose priorities are in one message, of a megabyte: a larger message would occupy the server's event loop."""
 
 
 def change(client: SessionClient, name: str, deadline: Deadline, **body: Any) -> control_pb2.Done:
-    """Has a table changed, once, also when it is tried again.
+    """Requests a change of a table, which is carried out once even if it is retried.
 
     Args:
-        **body: One change of ChangeRequest, and what goes with it.
+        **body: One change of ChangeRequest, and its further fields.
     """
 
     def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
@@ -40,10 +40,10 @@ def change(client: SessionClient, name: str, deadline: Deadline, **body: Any) ->
 def change_priorities(
     client: SessionClient, name: str, deadline: Deadline, messages: Sequence[control_pb2.Priorities]
 ) -> int:
-    """Gives rows of a table other priorities; returns how many of them were skipped.
+    """Changes the priorities of rows; returns how many of them were skipped.
 
     Args:
-        messages: Of ``priorities_messages``. All of them are looked at before the first changes anything.
+        messages: From ``priorities_messages``. All of them are checked before the first one changes anything.
     """
     if len(messages) > 1:
         for message in messages:
@@ -55,14 +55,14 @@ def change_priorities(
 
 
 def row_numbers(rows: Any) -> NDArray[np.int64]:
-    """Row numbers as they are given: a sampled batch, a tensor, an array, a list, or one number.
+    """Returns row numbers that are given as a sampled batch, a tensor, an array, a list, or one number.
 
     Raises:
-        InvalidRequestError: They are none.
+        InvalidRequestError: They are no row numbers.
         SelectionError: One is negative.
     """
     if is_batch(rows):
-        found = rows.get(INDEX_KEY, None)  # not among the keys of rows that are lazy stacks themselves: beside them
+        found = rows.get(INDEX_KEY, None)  # a lazy stack does not list it among its keys
         if found is None:
             raise InvalidRequestError(argument="rows", reason=f"a batch without {INDEX_KEY!r} is no sampled one")
         rows = found
@@ -70,21 +70,21 @@ def row_numbers(rows: Any) -> NDArray[np.int64]:
     if array.dtype == np.bool_ or (array.size and array.dtype.kind not in "iu"):
         raise InvalidRequestError(argument="rows", reason=f"{array.dtype} are no row numbers")
     numbers = np.ascontiguousarray(array.reshape(-1).astype(np.int64))
-    if len(numbers) and int(numbers.min()) < 0:  # what is negative means something else on the wire
+    if len(numbers) and int(numbers.min()) < 0:  # negative numbers have another meaning in messages
         raise SelectionError(selection=str(int(numbers.min())), reason="row numbers begin at 0")
     return numbers
 
 
 def priorities_messages(rows: Any, priority: Any, generation: Any) -> list[control_pb2.Priorities]:
-    """The new priorities of rows, of ``MAX_MESSAGE_ROWS`` in each message.
+    """Encodes new priorities of rows, ``MAX_MESSAGE_ROWS`` in each message.
 
     Args:
-        rows: As of ``row_numbers``; a batch brings its generations.
+        rows: As of ``row_numbers``; a batch contains its generations.
         priority: One per row, or one for all.
-        generation: Of each row, where ``rows`` is no batch.
+        generation: Of each row, if ``rows`` is not a batch.
 
     Raises:
-        InvalidRequestError: A number of them is another than that of the rows, or one is no priority.
+        InvalidRequestError: The numbers of rows, priorities or generations differ, or a priority is invalid.
     """
     numbers = row_numbers(rows)
     priorities = np.minimum(as_priorities(priority, len(numbers)), np.finfo(np.float32).max).astype("<f4")
@@ -102,14 +102,14 @@ def priorities_messages(rows: Any, priority: Any, generation: Any) -> list[contr
 
 
 def generations_of(rows: Any, generation: Any, num_rows: int) -> NDArray[np.uint32]:
-    """The lower halves of the rows' generations, which tell as well and keep messages short; none where none are given.
+    """Returns the lower halves of the rows' generations, which suffice and keep messages short; none if none are given.
 
     Args:
-        rows: A batch brings them itself.
-        generation: Of each row, where ``rows`` is no batch.
+        rows: A batch contains them.
+        generation: Of each row, if ``rows`` is not a batch.
 
     Raises:
-        InvalidRequestError: There are more or fewer than rows.
+        InvalidRequestError: Their number differs from that of the rows.
     """
     if generation is None and is_batch(rows):
         generation = rows.get(GENERATION_KEY, None)
@@ -124,15 +124,16 @@ def generations_of(rows: Any, generation: Any, num_rows: int) -> NDArray[np.uint
 
 
 def is_batch(rows: Any) -> bool:
-    """Whether rows are given as a sampled batch."""
+    """Returns whether rows are given as a sampled batch."""
     return hasattr(rows, "keys") and not isinstance(rows, (np.ndarray, list, tuple))
 
 
 def as_priorities(priority: Any, num_rows: int) -> NDArray[np.float64]:
-    """Priorities as they are given, checked: one per row, or a single one.
+    """Returns checked priorities: one per row, or a single one.
 
     Raises:
-        InvalidRequestError: There are more or fewer, or one is negative or not finite. Nothing was sent.
+        InvalidRequestError: Their number differs from that of the rows, or one is negative or not finite. Nothing was
+            sent.
     """
     given = priority.detach().cpu().double() if hasattr(priority, "detach") else priority  # NumPy has no bfloat16
     try:

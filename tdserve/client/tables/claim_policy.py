@@ -24,7 +24,7 @@ MAX_PAUSE = 4096
 """Most extends between two requests for a claim, where other writers end claims before they are worth it."""
 
 MIN_EXTENDS = 8
-"""A claim was worth it if it was used so often."""
+"""A claim was worth it if it was used this often."""
 
 AHEAD = 32
 """Extends that a writer may be ahead of the server,"""
@@ -36,10 +36,10 @@ more than half as many are asked for one by one."""
 
 @dataclass
 class ClaimRequest:
-    """A request for a claim, which travels with an extend.
+    """A request for a claim, which is sent together with an extend.
 
     Attributes:
-        num_rows: Rows that the writer wants ahead.
+        num_rows: Rows that the writer wants in advance.
         session: The session that sent it last.
     """
 
@@ -63,7 +63,7 @@ class ClaimPolicy:
     Args:
         client: Whose extends they are.
         target: The table.
-        settings: Its rules: where more is to be decided of an extend than which rows are next, nothing is claimed.
+        settings: Its rules. A table that decides more about an extend than its row numbers allows no claims.
 
     Attributes:
         is_awaiting_claim: Whether the answer to a claim request is awaited. An extend sent before it arrives would end
@@ -82,10 +82,10 @@ class ClaimPolicy:
         self.is_awaiting_claim = False
 
     def extend(self, captured: Captured) -> torch.Tensor | UnknownOutcome | None:
-        """Writes rows, of which nothing is said, without asking.
+        """Writes rows without annotations into claimed rows, without asking the server.
 
         Returns:
-            Their numbers; None where they must be asked for; or what to do because the session is lost.
+            Their numbers; None if the server must be asked; or how to go on after the session was lost.
         """
         claim = self._claim
         if claim is None or captured.is_in_files:
@@ -107,7 +107,7 @@ class ClaimPolicy:
         return torch.from_numpy(rows)
 
     def make_claim_request(self, num_rows: int) -> ClaimRequest | None:
-        """Returns what an extend of so many rows, sent now, asks for beside; None if it asks for no claim."""
+        """Returns the claim request to send with an extend of so many rows; None to send none."""
         if not self._is_possible or self._claim is not None or self.is_awaiting_claim:
             return None
         mover = self._client.mover
@@ -120,7 +120,7 @@ class ClaimPolicy:
         return ClaimRequest(min(AHEAD * num_rows, AHEAD_ROWS))
 
     def take_answer(self, claim_request: ClaimRequest, done: control_pb2.Done | None) -> None:
-        """Takes the answer to an extend that asked for a claim; None if it failed."""
+        """Receives the answer to an extend that requested a claim; None if it failed."""
         session, stored = claim_request.session, self._target.stored
         self._num_left = self._pause
         if done is None or session is None or stored is None or not done.HasField("claim"):
@@ -130,7 +130,7 @@ class ClaimPolicy:
                 self._claim = session.mover.open_claim(self._target.store, stored, done.claim)
             except TransportError:
                 pass  # the session is over
-            except TDServeError:  # the server takes it back when it is asked for rows
+            except TDServeError:  # the server reclaims it when it is asked for rows
                 self._is_possible = False
         self.is_awaiting_claim = False
 

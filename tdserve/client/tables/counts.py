@@ -1,4 +1,4 @@
-"""How many rows a table has, and how many came: asked for, or as the last answer told."""
+"""The number of rows and inserts of a table, requested or from the last answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tdserve.v1 import control_pb2
 
 
 class TableCounts(NamedTuple):
-    """Of a table at one moment.
+    """Counts of a table at one moment.
 
     Attributes:
         rows: Live ones.
@@ -24,23 +24,23 @@ class TableCounts(NamedTuple):
 
 
 class ToldCounts:
-    """What the last answer told. Threads: safe; of two answers at a time either may be the last.
+    """The counts in the last answer. Threads: safe; of two answers at the same time either may count as the last.
 
     Args:
-        rows, inserts: As the table's description has them.
+        rows, inserts: As in the table's description.
     """
 
     def __init__(self, rows: int, inserts: int) -> None:
         self.newest = TableCounts(rows, inserts)
 
     def take(self, done: control_pb2.Done) -> None:
-        """Keeps what an answer tells, if it does."""
+        """Keeps the counts of an answer, if it has them."""
         if done.HasField("counts"):
             self.newest = TableCounts(done.counts.rows, done.counts.inserts)
 
 
 def ask_counts(client: SessionClient, table: str, deadline: Deadline) -> control_pb2.Done:
-    """The answer that tells them; one message there and one back."""
+    """Requests the counts, with one message each way; returns the answer."""
 
     def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
         asked = control_pb2.SampleRequest(store=table, asks_counts=True)

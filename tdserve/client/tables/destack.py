@@ -1,4 +1,4 @@
-"""Rows that somebody has stacked lazily, as a tensordict of columns: what a table keeps of them."""
+"""Converts lazily stacked rows into a tensordict of columns that a table accepts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tdserve.structure.tree import Spec
 
 
 def destack(batch: Any, row: Spec) -> TensorDict | None:
-    """A lazy stack of rows in the form that a table declares: dense but for the parts that differ in structure there.
+    """Converts a lazy stack of rows to the form of a table: dense except for the parts that may differ.
 
-    Such a stack differs as a whole where one part of its rows does.
+    A stack counts as differing as a whole if one part of its rows differs.
 
     Args:
-        batch: Whatever is to be written.
+        batch: The rows to write.
         row: The structure of the table's rows.
 
     Returns:
-        The same rows; None where ``batch`` is no such stack, or has no such columns.
+        The same rows; None if ``batch`` is no such stack, or cannot be converted.
     """
     parts = [path[0] for path in row.packed if len(path) == 1]
     if type(batch) is not LazyStackedTensorDict or batch.stack_dim != 0 or not parts:
@@ -42,5 +42,5 @@ def _column(items: list[Any], *, is_part: bool) -> Any:
         return NonTensorStack(*items)
     try:
         return torch.stack(items)
-    except (RuntimeError, TypeError):  # they differ where the table has no part that may
+    except (RuntimeError, TypeError):  # they differ where the table allows no difference
         return None

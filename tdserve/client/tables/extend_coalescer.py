@@ -1,7 +1,7 @@
-"""Extends that share a request: what a caller writes faster than it is acknowledged travels together.
+"""Coalesces extends: those that a caller makes faster than they are acknowledged share a request.
 
-A message costs as much as some hundred rows, so batches that would wait behind others are joined. Each part keeps its
-own future and its own row numbers; to readers they become visible together.
+A message costs as much as some hundred rows, so batches that would wait behind others are sent together. Each part
+keeps its own future and its own row numbers; readers see them all at once.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2
 
 EXIT_FLUSH_S = 3.0
-"""For extends whose futures nobody has waited for, when the interpreter ends."""
+"""For extends whose futures nobody has waited for, when the interpreter exits."""
 
 SENDING_POLL_S = 0.001
-"""Another thread has parts in its hands: longer than it takes to send most of them."""
+"""For parts that another thread is sending: longer than sending most of them takes."""
 
 MAX_UNDER_WAY = 2
 """While the content of one request arrives, the next one's is put together. Those that cannot be joined are as many as
@@ -48,15 +48,16 @@ the client may have under way."""
 
 
 class ExtendCoalescer:
-    """The extends of one handle that nobody waits for one by one. Threads: safe.
+    """Extends of one handle that are acknowledged later. Threads: safe.
 
     Args:
         client: Whose requests they are.
         target: The table.
         settings: Its rules.
-        max_rows: Of a joined request; 1 joins nothing.
-        is_ordered: Whether rows must be committed in the order of their extends: then one request is under way.
-        told: Takes what answers tell of the table.
+        max_rows: Of a shared request; 1 coalesces nothing.
+        is_ordered: Whether rows must be committed in the order of their extends: then one request is under way at a
+            time.
+        told: Receives the counts in answers.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ExtendCoalescer:
         )
         self._num_waiting_bytes = 0
         self._is_sending = False
-        self._is_in_line = False  # for the next write of the client
+        self._is_in_line = False  # for the client's next free write
         self._pid = os.getpid()
         before_executors_end(_finish_all)
         before_the_end(_finish_all)
@@ -93,7 +94,7 @@ class ExtendCoalescer:
     def of_table(
         cls, client: SessionClient, target: WriteTarget, settings: Settings, capacity: int, *, told: ToldCounts
     ) -> ExtendCoalescer:
-        """As the rules of a table allow it: where writers wait for a limiter, each extend is let in by itself."""
+        """Makes one for a table with these rules: if writers wait for a limiter, each extend is admitted by itself."""
         max_rows = 1 if settings.limiter.blocks_writers else capacity // 4
         return cls(
             client, target, settings, max_rows=max_rows, is_ordered=settings.sampler.uses_trajectories, told=told
@@ -101,19 +102,21 @@ class ExtendCoalescer:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether parts wait, are in another thread's hands, or must be over first: nothing of the same handle may go
-        in front of them."""
+        """Whether parts wait, are being sent by another thread, or must be finished first.
+
+        No other extend of this handle may overtake them.
+        """
         with self._lock:
             is_next = self._opening is None and (self._max_under_way > 1 or not self._under_way)
             return bool(self._waiting) or self._is_sending or not is_next
 
     def _max_bytes(self, first: ExtendPart) -> int:
-        """Of a joined request that begins with this part."""
+        """Returns the largest size of a shared request that begins with this part."""
         mover = self._client.mover
         return ClientMover.max_joined_bytes if mover is None or first.captured.spec.values else mover.max_joined_bytes
 
     def submit(self, part: ExtendPart) -> None:
-        """Sends a part now, or together with others as soon as those before it leave room."""
+        """Sends a part now, or later together with others, when the requests before it leave room."""
         if part.number is not None:
             self._client.later(partial(self._ask_later, part))
             return
@@ -125,7 +128,7 @@ class ExtendCoalescer:
             mover.take_apart(part.captured)
 
     def _advance(self) -> None:
-        """Sends what may be sent. One thread at a time, so that the order stays; another's work is done by it."""
+        """Sends the parts that may be sent. One thread at a time does so, which keeps the order, for the others too."""
         while True:
             with self._lock:
                 if self._is_sending or not self._may_send():
@@ -146,17 +149,17 @@ class ExtendCoalescer:
     def _may_send(self) -> bool:
         if not self._waiting or self._claim_policy.is_awaiting_claim or self._opening is not None or self._is_in_line:
             return False
-        if self._under_way and self._client.is_turning:  # on another way it would overtake them
+        if self._under_way and self._client.is_turning:  # they would be overtaken on the new route
             return False
         first = self._waiting[0]
         max_bytes = self._max_bytes(first)
-        is_too_large = 2 * first.nbytes > max_bytes  # to share with its like: it need not wait for it
+        is_too_large = 2 * first.nbytes > max_bytes  # too large to share: it need not wait for others
         if (is_too_large or first.is_alone) and self._max_under_way > 1:
             return True
         if len(self._under_way) >= self._max_under_way:
             return False
-        # As much as is under way already, or all there is when nothing is: so requests grow with the caller's window.
-        # Batches of values, or of tensors that differ in size, are hardly ever as large as those before them.
+        # As much as is under way already, or everything if nothing is: so requests grow with the caller's window.
+        # Batches of values, or of tensors that differ in size, are rarely as large as those before them.
         enough = 3 * min(sum(self._under_way.values()), max_bytes) // 4 if self._max_rows > 1 else 0
         return self._num_waiting_bytes >= enough
 
@@ -185,7 +188,7 @@ class ExtendCoalescer:
         finally:
             if claim_request is not None:
                 self._claim_policy.take_answer(claim_request, done)
-                self._advance()  # what has waited for the answer
+                self._advance()  # parts that have waited for the answer
         self._told.take(done)
         return _indices(done)
 
@@ -194,7 +197,7 @@ class ExtendCoalescer:
         return None if self.is_waiting else self._claim_policy.extend(captured)
 
     def _claim(self, part: ExtendPart) -> bool:
-        """Whether a part needs not be asked for: it is stored, or tried again in another thread."""
+        """Returns whether a part need not be sent: it is stored, or another thread retries it."""
         found = self._claim_policy.extend(part.captured) if part.is_plain else None
         if isinstance(found, torch.Tensor):
             part.future.set_result(found)
@@ -209,8 +212,10 @@ class ExtendCoalescer:
             part.future.set_exception(error)
 
     def _begin(self, parts: list[ExtendPart]) -> int | None:
-        """A number for a request of these parts; None where the client has too many writes under way: they are the next
-        then."""
+        """Returns a number for a request of these parts.
+
+        Returns None if the client has too many writes under way; then they are
+        the next ones."""
         with self._lock:
             self._is_in_line = True
         request = self._client.requests.try_begin_write(self._on_room)
@@ -260,7 +265,7 @@ class ExtendCoalescer:
             self._opening = done if late else None
         done.add_done_callback(
             lambda done: self._settle(done, parts, claim_request)
-        )  # what it closes over would live on
+        )  # else what it closes over would stay alive
 
     def _recipe(self, parts: list[ExtendPart], claim_request: ClaimRequest | None) -> tuple[MakeOutgoing, MakeBody]:
         request = join_requests([part.request for part in parts])
@@ -291,7 +296,7 @@ class ExtendCoalescer:
         if claim_request is not None:
             self._claim_policy.take_answer(claim_request, done.result() if error is None else None)
         if isinstance(error, (RequestError, CapacityError)) and len(parts) > 1:
-            # Refused for what they are together, such as more rows than a limiter lets through at once: one by one.
+            # Refused together, for example because a limiter admits fewer rows at once: sent one by one.
             with self._lock:
                 self._num_waiting_bytes += sum(part.nbytes for part in parts)
                 self._waiting.extendleft(part._replace(is_alone=True) for part in reversed(parts))
@@ -307,7 +312,7 @@ class ExtendCoalescer:
         self._go_on()
 
     def _release(self, error: BaseException | None) -> list[ExtendPart]:
-        """Lets go what waited for a session. Returns those that have failed with it: their time is over too."""
+        """Stops waiting for a session. Returns the parts that have failed with it, because their time is over too."""
         self._opening = None
         are_late = [error is not None and part.deadline.expired for part in self._waiting]
         late = list(compress(self._waiting, are_late))
@@ -316,7 +321,10 @@ class ExtendCoalescer:
         return late
 
     def _go_on(self) -> None:
-        """Sends what waits, from a thread that brings answers: where sending would wait for one, in another thread."""
+        """Sends what waits, in the thread that receives answers.
+
+        In another thread if sending would wait for an answer.
+        """
         if self._client.has_channel:
             self._advance()
         elif self.is_waiting:
@@ -326,7 +334,7 @@ class ExtendCoalescer:
                 self._advance()  # each part fails by itself
 
     def finish(self, end_s: float) -> None:
-        """Waits until nothing is on its way, until this monotonic time at the most."""
+        """Waits until nothing is under way, at most until this monotonic time."""
         while time.monotonic() < end_s and os.getpid() == self._pid:
             with self._lock:
                 unfinished: list[Future[Any]] = [part.future for part in self._waiting] or list(self._under_way)
@@ -340,7 +348,7 @@ _coalescers: WeakSet[ExtendCoalescer] = WeakSet()
 
 
 def _finish_all() -> None:
-    """What nobody has waited for is stored all the same, as of futures of Python's own."""
+    """Stores what nobody has waited for, as an executor finishes its futures at exit."""
     end_s = time.monotonic() + EXIT_FLUSH_S
     for coalescer in list(_coalescers):
         coalescer.finish(end_s)

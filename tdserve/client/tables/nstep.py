@@ -1,4 +1,4 @@
-"""N-step transitions, made of one-step ones where the rows are written: nothing is sent twice, nobody unpickles."""
+"""N-step transitions, made of one-step ones by the writer: nothing is sent twice, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class NStep:
 
     With ``m = min(n, steps to the trajectory's end)``, row ``t`` gets
 
-    * as reward ``sum(gamma**k * reward[t + k] for k in range(m))``, added up in float64, in this order;
-    * of row ``t + m - 1``: everything under ``next`` (but the reward, if it lies there) and the done flags.
+    * the reward ``sum(gamma**k * reward[t + k] for k in range(m))``, summed in float64, in this order;
+    * from row ``t + m - 1``: everything under ``next`` (except the reward, if it is there) and the done flags.
 
-    Everything else stays as it is, and the rows have the keys they had. Where the rows have them, these are written
-    too, as torchrl's MultiStep names them: ``"steps_to_next_obs"`` (m, not of 8 bits) and ``"gamma"`` (``gamma**m``,
-    floating point: what the value of the next observation is to be multiplied with) at the root, and
-    ``"original_reward"``, like the reward, beside it.
+    Everything else stays as it is, and the rows keep their keys. If the rows have the following keys, these are written
+    too, named as by torchrl's MultiStep: at the root ``"steps_to_next_obs"`` (m, not of 8 bits) and ``"gamma"``
+    (``gamma**m``, floating point: the factor for the value of the next observation), and beside the reward
+    ``"original_reward"``, of its form.
 
-    A trajectory ends where a done flag is set, and at ``writer.end_trajectory()``; its last n-1 rows have shorter
+    A trajectory ends where a done flag is set, and at ``writer.end_trajectory()``. Its last n-1 rows have shorter
     horizons, and so have the last rows of an open trajectory when the writer is closed.
 
     Args:
-        n: Steps, at least 1. With 1, rewards and what follows stay as they are.
+        n: Steps, at least 1. With 1, rewards and next entries stay as they are.
         gamma: Discount, 0 to 1.
         reward_key: By default ``("next", "reward")`` if the rows have it, else ``"reward"``. Any shape, floating point.
-        done_key: One element. By default all of ``done``, ``terminated`` and ``truncated`` that lie under ``next``, or
-            if there are none, at the root; any of them ends the trajectory. Given, it alone does; the three that lie
+        done_key: One element. By default all of ``done``, ``terminated`` and ``truncated`` under ``next``, or if there
+            are none, at the root; any of them ends the trajectory. If given, only this one does; those of the three
             beside it move along.
-        next_key: What moves: a node or a leaf; by default ``"next"``.
+        next_key: The part that moves: a node or a leaf; by default ``"next"``.
 
     Raises:
         InvalidRequestError: ``n`` or ``gamma`` is out of range.
@@ -62,13 +62,14 @@ class NStep:
             raise InvalidRequestError(argument="gamma", reason=f"{self.gamma!r} is not a number from 0 to 1")
 
     def window(self, spec: Spec) -> NStepWindow:
-        """What turns the rows of one stream.
+        """Makes the window that converts the rows of one stream.
 
         Args:
             spec: Of one row.
 
         Raises:
-            InvalidRequestError: The rows lack a key, or it cannot be what it should; says which argument names another.
+            InvalidRequestError: The rows lack a key, or its entry is unsuitable; the error names the argument for
+                another key.
         """
         tensors = dict(spec.tensors)
         following = _path(self.next_key, "next_key") or ("next",)
@@ -104,7 +105,7 @@ class NStep:
 
 
 class _Places(NamedTuple):
-    """Where in a row its leaves stand that change."""
+    """Positions in a row of the leaves that change."""
 
     reward: int
     ends: tuple[int, ...]
@@ -127,7 +128,7 @@ class _Open:
 class NStepWindow:
     """The last rows of a trajectory, whose horizon is not complete. Threads: not safe.
 
-    Rows are changed where they lie, once, when they are complete. Until then nobody may read, move or free them.
+    Rows are changed in place, once, when they are complete. Until then they must not be read, moved or freed.
 
     Attributes:
         n: Steps.
@@ -146,7 +147,7 @@ class NStepWindow:
         return len(self._open)
 
     def push(self, leaves: list[torch.Tensor], values: list[Any]) -> tuple[int, bool]:
-        """Takes the next row of the trajectory.
+        """Adds the next row of the trajectory.
 
         Args:
             leaves: Its tensors, in the order of ``spec.tensors``.
@@ -170,10 +171,10 @@ class NStepWindow:
         return 1, False
 
     def end(self) -> int:
-        """The last row was the last of its trajectory: completes all with what there is.
+        """Ends the trajectory with the last row: completes all rows with what there is.
 
         Returns:
-            How many that were.
+            The number of rows that this completes.
         """
         rows = self._open
         num_rows = len(rows)
@@ -192,7 +193,7 @@ class NStepWindow:
             leaves[places.original].copy_(leaves[places.reward])
         if num_steps == 1:
             return
-        # not fill_, which refuses sums that a narrow type holds as infinity
+        # Not fill_, which refuses sums that a narrow type represents as infinity.
         leaves[places.reward].copy_(_exact(row.sum) if self._is_scalar else row.sum)
         copy_leaves([leaves[place] for place in places.moving], [last.leaves[place] for place in places.moving])
         for place in places.moving_values:

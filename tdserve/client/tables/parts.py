@@ -1,4 +1,4 @@
-"""One extend of those that may share a request, and the request that several share."""
+"""A single extend that may share a request with others, and the shared request."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class ExtendPart(NamedTuple):
 
     Attributes:
         captured: Its rows.
-        request: What is said of them; the content is added when it is sent.
+        request: Annotations of the rows; the content is added when it is sent.
         deadline: Its own.
-        what: For the error of one that takes too long.
+        what: Names it in the error of a timeout.
         future: Gets its row numbers.
-        is_alone: Whether it shares no request.
-        values_nbytes: Of the values.
-        number: Of its request, where it was tried before.
+        is_alone: Whether it must not share a request.
+        values_nbytes: Size of the values.
+        number: Of its request, if it was tried before.
     """
 
     captured: Captured
@@ -47,7 +47,7 @@ class ExtendPart(NamedTuple):
         *,
         number: int | None = None,
     ) -> ExtendPart:
-        """One that is on its way: its future cannot be cancelled."""
+        """Makes a part that is under way: its future cannot be cancelled."""
         what = f"an extend of {request.store!r} by {request.num_rows} rows"
         nbytes = joinable_nbytes(captured.spec, captured.values)
         future: Future[torch.Tensor] = Future()
@@ -56,17 +56,17 @@ class ExtendPart(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of the tensors and values."""
+        """Size of the tensors and values."""
         return self.captured.spec.nbytes + self.values_nbytes
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is said of its rows."""
+        """Whether its rows have no annotations."""
         said = self.request
         return not (said.keys or said.priorities or said.ends or said.policy_versions)
 
     def fits(self, other: ExtendPart) -> bool:
-        """Whether both may share a request."""
+        """Returns whether both may share a request."""
         own, its = self.request, other.request
         return (
             not self.is_alone
@@ -80,7 +80,7 @@ class ExtendPart(NamedTuple):
 
 
 def join_requests(requests: Sequence[control_pb2.ExtendRequest]) -> control_pb2.ExtendRequest:
-    """One request for the rows of all, which fit."""
+    """Merges the requests of parts that fit together."""
     if len(requests) == 1:
         return requests[0]
     first = requests[0]
@@ -98,5 +98,5 @@ def join_requests(requests: Sequence[control_pb2.ExtendRequest]) -> control_pb2.
 
 
 def _spread(content: bytes, num_rows: int, itemsize: int) -> bytes:
-    """One number per row, of which a single one stands for all."""
+    """Returns one number per row; a single one is repeated for all."""
     return content if len(content) == num_rows * itemsize else np.tile(np.frombuffer(content, "V1"), num_rows).tobytes()

@@ -13,8 +13,8 @@ from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_
 class QueueHandle(TableHandle):
     """A queue, or a stack: rows wait in order until they are taken; writers wait while it is full. Threads: safe.
 
-    What was taken is consumed when it is acknowledged, exactly once across all consumers. Rows of a consumer that
-    raised, left or died before that stand in front again.
+    Rows that were taken are consumed when they are acknowledged, exactly once across all consumers. Rows of a consumer
+    that raised, left or died before that return to the front.
     """
 
     def take(
@@ -26,15 +26,16 @@ class QueueHandle(TableHandle):
         pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Takes rows, the oldest first (of a stack, the newest).
+        """Takes rows, the oldest first (from a stack, the newest).
 
         Args:
-            num_rows: At least 1, at most ``max_size``. Of a closed queue the last ones may be fewer.
-            max_lag: Rows whose policy is more versions behind the newest published one leave the queue, counted as
-                ``num_discarded`` in ``info()``, and are not returned; what others hold on lease stays theirs.
-            ack: True gives a context manager, ``with queue.take(8) as rows``: acknowledged at a clean exit, given back
-                on an exception. False gives the rows, to be acknowledged with :meth:`ack`.
-            pad: Fills ragged tensors up to the longest, as of ``ReplayHandle.sample``.
+            num_rows: At least 1, at most ``max_size``. The last batch of a closed queue may have fewer.
+            max_lag: Rows whose policy is more versions behind the newest published one are removed from the queue,
+                counted as ``num_discarded`` in ``info()``, and not returned. Rows that are on lease to others stay
+                theirs.
+            ack: True returns a context manager, ``with queue.take(8) as rows``: the rows are acknowledged at a clean
+                exit, and given back on an exception. False returns the rows, to be acknowledged with :meth:`ack`.
+            pad: Pads ragged tensors to the longest, as of ``ReplayHandle.sample``.
             timeout_s: Seconds to wait for so many; None is the client's default, 0 asks once.
 
         Raises:
@@ -51,11 +52,11 @@ class QueueHandle(TableHandle):
         return Taken(self._client, self._query(is_lease=True), rows, None) if ack else rows
 
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:
-        """Consumes rows that were taken with ``ack=False``.
+        """Acknowledges rows that were taken with ``ack=False``: they are consumed.
 
         Raises:
-            WrongStateError: They are not this client's any more: acknowledged before, or its session was lost and the
-                rows were given to others. Nothing was changed.
+            WrongStateError: This client does not hold them any more: they were acknowledged before, or its session was
+                lost and they were given to others. Nothing was changed.
         """
         acknowledge(self._client, self._query(is_lease=True), rows, self._client.deadline(timeout_s))
 
@@ -68,16 +69,16 @@ class QueueHandle(TableHandle):
         pad: Pad = None,
         timeout_s: float | None = None,
     ) -> TakenBatches:
-        """An iterator that takes rows until the queue is closed and drained; a context manager.
+        """Returns an iterator that takes rows until the queue is closed and drained; a context manager.
 
-        A batch is acknowledged when the next one is asked for, and given back when the iterator is closed before.
+        A batch is acknowledged when the next one is requested, and given back if the iterator is closed before.
 
         Args:
             num_rows: Of a batch; the last one of a closed queue may have fewer.
             max_lag: As of :meth:`take`.
-            device: Where batches go.
-            pad: Fills ragged tensors up to the longest of a batch, as of ``ReplayHandle.sample``.
-            timeout_s: Seconds that one batch may take; then the iterator raises DeadlineExceededError.
+            device: Where batches are moved.
+            pad: Pads ragged tensors to the longest of a batch, as of ``ReplayHandle.sample``.
+            timeout_s: Seconds that one batch may take; after that the iterator raises DeadlineExceededError.
         """
         num_rows = check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s

@@ -1,4 +1,4 @@
-"""The handle of a replay: sampled, over and over, by whoever learns."""
+"""The handle of a replay, whose rows learners sample again and again."""
 
 from __future__ import annotations
 
@@ -31,39 +31,42 @@ class ReplayHandle(TableHandle):
         pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Draws rows, as the table's sampler says.
+        """Draws rows with the table's sampler.
 
         Args:
             num_rows: At least 1.
             require: Keys that must have been written in a row for it to be drawn; None: all of them. ``()`` draws rows
-                in any state; what was not written reads as zeros.
-            consumer: Only rows that the consumer of this name has not had; it has had them when this call returns. A
-                table knows up to 64 names, for as long as it lives: name a consumer by what it does, not by its run.
-            group_by: A leaf: whole groups of rows that have an equal value there, each complete and in order, one
-                group after the other. ``num_rows`` is a multiple of ``group_size``. From the first time on the table
-                orders its rows by this leaf, for good: every row must bring it, and it is not written later.
+                in any state; leaves that were not written read as zeros.
+            consumer: Draws only rows that the consumer of this name has not had yet; it has had them when this call
+                returns. A table keeps up to 64 names, for as long as it exists: name a consumer by its role, not by its
+                run.
+            group_by: A leaf. Draws whole groups of rows with an equal value there, each complete and in order, one
+                group after the other; ``num_rows`` is a multiple of ``group_size``. From the first such call on the
+                table keeps its rows ordered by this leaf: every row must then have it when it is written, and it cannot
+                be written later.
             group_size: Rows of a complete group.
-            max_lag: Only rows whose policy was at most so many versions behind the newest published one when they were
-                drawn; waits where there are too few, which only new rows change. Of a slice every row counts.
-            device: Where the result goes; None leaves it on the CPU.
-            pad: Fills ragged tensors up to the longest of the result with this number (or numbers by key), and adds
-                masks of what is content under ``("masks", *key)``; None leaves them ragged. Parts whose rows differ in
-                batch size stay as they are.
+            max_lag: Draws only rows whose policy was at most so many versions behind the newest published one when they
+                were drawn; if there are too few, waits for new rows. In a slice every row must fulfil it.
+            device: Where the result is moved; None leaves it on the CPU.
+            pad: Pads ragged tensors to the longest of the result with this number (or numbers by key), and adds masks
+                of the content under ``("masks", *key)``; None leaves them ragged. Parts whose rows differ in batch size
+                stay as they are.
             timeout_s: Seconds to wait until there are enough rows; None is the client's default, 0 asks once.
 
         Returns:
-            Tensordict of batch size ``[num_rows, *row]`` with more keys: ``"index"``, the row numbers, and
-            ``"generation"``, which tells later whether a row was overwritten, both int64 ``[num_rows]``; of a
+            Tensordict of batch size ``[num_rows, *row]`` with additional keys: ``"index"``, the row numbers, and
+            ``"generation"``, which shows later whether a row was overwritten, both int64 ``[num_rows]``; for a
             prioritized table ``"priority"``, ``"probability"`` and ``"priority_weight"``, float32; ``"times_sampled"``,
-            int64, where the table counts it; ``"policy_version"``, int64, of a table with a policy (-1: of one that was
-            deleted since). What :class:`~tdserve.Slices` adds, they say. Where the rows differ in structure, these
-            columns belong to the whole: ``td["index"]`` gives them, ``td.keys()`` does not list them.
+            int64, if the table counts it; ``"policy_version"``, int64, for a table with a policy (-1: of a policy that
+            was deleted since). :class:`~tdserve.Slices` adds further keys, which it documents. If the rows differ in
+            structure, these columns belong to the whole: ``td["index"]`` returns them, ``td.keys()`` does not list
+            them.
 
         Raises:
-            DeadlineExceededError: There were not enough rows in time; says what lacks.
-            CapacityError: The table knows 64 names of consumers already.
-            InvalidRequestError: There can never be so many at once; or, without replacement, there are fewer now: set
-                ``min_size`` where a learner may start before its actors.
+            DeadlineExceededError: There were not enough rows in time; the error names what is missing.
+            CapacityError: The table has 64 names of consumers already.
+            InvalidRequestError: There can never be so many at once. Or, without replacement, there are fewer now: set
+                ``min_size`` if a learner may start before its actors.
         """
         num_rows = check_num_rows(num_rows, device)
         deadline = self._client.deadline(timeout_s)
@@ -101,14 +104,14 @@ class ReplayHandle(TableHandle):
         pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Draws rows for a consumer, which has had them once they are acknowledged, and not before.
+        """Draws rows for a consumer, which count as had once they are acknowledged.
 
-        Rows that are too old for ``max_lag`` stay where they are; other consumers may want them.
+        Rows that are too old for ``max_lag`` stay in the table for other consumers.
 
         Args:
             consumer: Its name; several processes may share it, and each row goes to one of them.
-            ack: True gives a context manager: acknowledged at a clean exit, given back on an exception. False gives
-                the rows, to be acknowledged with :meth:`ack`.
+            ack: True returns a context manager: the rows are acknowledged at a clean exit, and given back on an
+                exception. False returns the rows, to be acknowledged with :meth:`ack`.
 
         Other arguments and errors as of :meth:`sample`.
         """
@@ -127,10 +130,10 @@ class ReplayHandle(TableHandle):
         return Taken(self._client, query, rows, None) if ack else rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
-        """Says that a consumer has had rows that it took with ``ack=False``.
+        """Acknowledges rows that a consumer took with ``ack=False``.
 
         Raises:
-            WrongStateError: They are not this client's any more. Nothing was changed.
+            WrongStateError: This client does not hold them any more. Nothing was changed.
         """
         query = self._query(consumer=consumer, is_lease=True)
         acknowledge(self._client, query, rows, self._client.deadline(timeout_s))
@@ -144,20 +147,21 @@ class ReplayHandle(TableHandle):
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
-        """Gives rows other priorities.
+        """Changes the priorities of rows.
 
         Args:
             index: A sampled batch, or row numbers.
-            priority: At least 0; one per row, or one for all. Of a row that comes twice the last one counts.
-            generation: Of each row, where ``index`` is no batch: rows that were overwritten since are skipped. None:
+            priority: At least 0; one per row, or one for all. If a row occurs twice, the last one counts.
+            generation: Of each row, if ``index`` is not a batch: rows that were overwritten since are skipped. None:
                 all rows must be live.
             return_early: True returns a future at once; the arguments are copied before.
 
         Returns:
-            How many rows were skipped, because they were overwritten or deleted meanwhile, or a future of it.
+            The number of rows that were skipped, because they were overwritten or deleted meanwhile, or a future of it.
 
         Raises:
-            InvalidRequestError: A priority is negative or not finite, or the table has none. Nothing was changed.
+            InvalidRequestError: A priority is negative or not finite, or the table has no priorities. Nothing was
+                changed.
             SelectionError: A row is out of range, or not live. Nothing was changed.
         """
         check_real("writing priorities", ROWS)
@@ -184,20 +188,19 @@ class ReplayHandle(TableHandle):
         max_lag: int | None = None,
         timeout_s: float | None = None,
     ) -> Batches | TakenBatches:
-        """An endless iterator over samples, with some of them under way while the caller works.
+        """Returns an endless iterator over samples, which requests some of them while the caller works.
 
         Args:
             num_rows: Rows of each batch.
             prefetch: Batches under way or waiting, at most; several of them share one message.
-            device: Where batches go.
+            device: Where batches are moved.
             pad: As of :meth:`sample`; each batch is as long as its own longest row.
-            drop: Seconds: a batch that has waited longer for its taker is dropped, and a fresh one taken. None: none
-                is.
+            drop: Seconds: a batch that has waited longer is dropped, and replaced by a new one. None drops none.
             require, consumer, group_by, group_size: As of :meth:`sample`. With a consumer a batch counts as had when
-                the next one is asked for, and nothing is prefetched.
-            max_lag: As of :meth:`sample`. Looked at once more when a batch is handed out, which costs a message: one
-                that became too old while it waited is dropped, and a fresh one taken.
-            timeout_s: Seconds that one batch may take; then the iterator raises DeadlineExceededError.
+                the next one is requested, and nothing is prefetched.
+            max_lag: As of :meth:`sample`. Checked again when a batch is returned, which costs a message: a batch that
+                became too old while it waited is dropped, and replaced by a new one.
+            timeout_s: Seconds that one batch may take; after that the iterator raises DeadlineExceededError.
         """
         num_rows = check_num_rows(num_rows, device)
         prefetch = check_integer("prefetch", prefetch, 1)

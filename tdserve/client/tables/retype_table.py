@@ -1,6 +1,6 @@
-"""Tables that were made like a row of fixed sizes, and are then given rows that differ: they are made anew.
+"""Creates a table anew that was created for rows of fixed size, and is then given rows that differ in size.
 
-Only as long as nobody has written a row. So a user may give any row of a ragged batch as ``like``.
+This is possible only before the first row is written. It lets a user pass any row of a ragged batch as ``like``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 RENEWAL_TIMEOUT_S = 1.0
-"""Between the end of the old table and the new one: a table of many GiB takes its time."""
+"""Between the end of the old table and the new one: a table of many GiB takes some time."""
 
 
 def retype(client: Any, name: str, row: Spec, batch: Any) -> StoreDescription | None:
@@ -27,11 +27,11 @@ def retype(client: Any, name: str, row: Spec, batch: Any) -> StoreDescription | 
     Args:
         client: Its connection.
         name: Of the table.
-        row: The structure of its rows, as the caller knows it.
-        batch: What does not fit.
+        row: The structure of its rows, as the caller last read it.
+        batch: The rows that do not fit.
 
     Returns:
-        The table as it is now, which fits the batch perhaps; None when it is as the caller knows it.
+        The table's description, for rows that may fit now; None if it is what the caller has already.
     """
     found = current_description(client, name, row)
     if found is not None:
@@ -53,7 +53,7 @@ def retype(client: Any, name: str, row: Spec, batch: Any) -> StoreDescription | 
     try:
         client._change("CreateStore", request, timeout_s=client.timeout_s)
     except (StoreExistsError, StoreNotFoundError):
-        return current_description(client, name, row)  # another client was quicker
+        return current_description(client, name, row)  # another client was faster
     made: StoreDescription = client.describe(name, timeout_s=0)
     return made
 
@@ -63,7 +63,7 @@ def was_densified(batch: Any, taken: Spec) -> bool:
 
     Args:
         batch: Rows.
-        taken: Their structure, as the table has it.
+        taken: Their structure, as captured for the table.
     """
     dense = {path for path, _ in taken.tensors}
     found = capture(batch, allow_pickle=True).spec.values if dense else ()
@@ -75,7 +75,7 @@ def current_description(client: SessionClient, name: str, row: Spec) -> StoreDes
     """Returns the description of a table that was recreated for rows that differ; None if it was not.
 
     Raises:
-        StoreNotFoundError: There is none.
+        StoreNotFoundError: There is no such table.
     """
     describe: Any = client
     try:

@@ -1,4 +1,4 @@
-"""Versions of the policy that made rows, as users give and ask for them; and what else they say of rows."""
+"""Annotations of rows: the policy version that made them, their priorities and the ends of trajectories."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def set_row_annotations(
     """Sets priorities, ends and policy versions of a request's rows; arguments as of ``TableHandle.extend``.
 
     Raises:
-        InvalidRequestError: One cannot be, is neither for all rows nor for each, or not what the table has.
+        InvalidRequestError: One is invalid, has neither one element nor one per row, or is not supported by the table.
     """
     if priority is not None:
         request.priorities = as_priorities(priority, request.num_rows).astype("<f8").tobytes()
@@ -37,13 +37,13 @@ def set_row_annotations(
 
 
 def check_policy(settings: Settings, store: str, argument: str) -> None:
-    """Raises InvalidRequestError where a table has no policy."""
+    """Raises InvalidRequestError if a table has no policy."""
     if not settings.policy:
         raise InvalidRequestError(argument=argument, reason=f"table {store!r} was created without a policy")
 
 
 def checked_version(version: Any) -> int:
-    """Returns ``version`` if it is an integer from 0 on. Raises InvalidRequestError."""
+    """Returns ``version`` if it is an integer of at least 0. Raises InvalidRequestError."""
     number = integer_of(version)
     if number is None or not 0 <= number <= LARGEST:
         raise InvalidRequestError(argument=POLICY_VERSION_KEY, reason=f"{version!r} is not an integer from 0 on")
@@ -51,10 +51,10 @@ def checked_version(version: Any) -> int:
 
 
 def checked_max_lag(max_lag: Any, settings: Settings, store: str) -> int | None:
-    """Returns ``max_lag`` if a sample of this table may ask for it.
+    """Returns ``max_lag`` if a sample of this table may use it.
 
     Raises:
-        InvalidRequestError: It is no integer from 0 on, or the table has no policy.
+        InvalidRequestError: It is not an integer of at least 0, or the table has no policy.
     """
     if max_lag is None:
         return None
@@ -66,7 +66,7 @@ def checked_max_lag(max_lag: Any, settings: Settings, store: str) -> int | None:
 
 
 def newest_version(client: SessionClient, table: str, deadline: Deadline) -> int:
-    """The newest published version of a table's policy, 0 before the first; one message there and one back."""
+    """Requests the newest published version of a table's policy, 0 before the first; one message each way."""
 
     def attempt(session: Session, request: int, deadline: Deadline) -> int:
         asked = control_pb2.SampleRequest(store=table, asks_newest=True)
@@ -78,7 +78,7 @@ def newest_version(client: SessionClient, table: str, deadline: Deadline) -> int
 
 
 def oldest_version(batch: Any) -> int:
-    """Of the rows of a sampled batch."""
+    """Returns the oldest policy version of a sampled batch."""
     return int(batch.get(POLICY_VERSION_KEY).min())
 
 

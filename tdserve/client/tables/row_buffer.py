@@ -1,6 +1,6 @@
-"""Rows of one writer on their way: copied in one by one, taken out in batches, in order, within a limit of memory.
+"""The buffer of a writer: rows are copied in one by one and taken out in batches, in order, within a memory limit.
 
-Rules only: no threads, no clock, nothing is sent from here.
+Only rules: no threads, no clock, nothing is sent from here.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ MAX_JOINED_BYTES = 4 * 1024 * 1024
 """Waiting rows that are joined into one batch: as much as one message holds."""
 
 NO_PRIORITY = math.nan
-"""In lists of priorities; no priority may be NaN."""
+"""Marks a row without one in lists of priorities, which are never NaN."""
 
 NO_VERSION = -1
-"""In lists of policy versions, which begin at 0."""
+"""Marks a row without one in lists of policy versions, which begin at 0."""
 
 
 class Page:
-    """Rows that lie side by side; lists have one element per row, used or not.
+    """Contiguous rows; lists have one element per row, used or not.
 
-    A row counts only when all of it is there: an interrupt in the middle leaves nothing behind.
+    A row counts only when it is complete: an interrupt in the middle leaves nothing behind.
 
     Attributes:
         slots: Their memory.
         values: Non-tensor leaves, each row's in the order of ``spec.values``; emptied when the row was sent.
         values_nbytes: Encoded size of each row's values.
-        waiting_nbytes: Of those, of the rows that wait.
-        priorities: ``NO_PRIORITY`` where none was given.
-        policy_versions: ``NO_VERSION`` where none was given.
+        waiting_nbytes: That of the rows that wait.
+        priorities: ``NO_PRIORITY`` if none was given.
+        policy_versions: ``NO_VERSION`` if none was given.
         ends: Whether the row is the last of its trajectory.
         times_s: When each was appended.
         num_rows: Rows that were put in.
         num_taken: Rows that no longer wait.
         stream: Number of the stream that all of them belong to.
-        is_closed: No more rows come.
-        is_under_way: Rows of it are being sent from where they lie.
-    """
+        is_closed: Whether no more rows come.
+        is_under_way: Whether rows are being sent from this memory.
+        """
 
     def __init__(self, slots: RowSlots, stream: int) -> None:
         self.slots = slots
@@ -71,7 +71,7 @@ class Page:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether all rows that it will ever hold were taken."""
+        """Whether all rows that it will ever contain were taken."""
         return self.num_taken == self.num_rows and (self.is_closed or self.num_rows == len(self.slots.rows))
 
     def put(
@@ -86,7 +86,7 @@ class Page:
         """Copies a row in; ``values`` must not change any more.
 
         Returns:
-            Where its leaves lie now.
+            Views of its leaves in the page.
         """
         number = self.num_rows
         row = self.slots.rows[number]
@@ -102,11 +102,11 @@ class Page:
         return row
 
     def says(self, number: int) -> tuple[bool, bool]:
-        """Whether a row was given a priority, and a policy version."""
+        """Returns whether a row was given a priority, and whether a policy version."""
         return not math.isnan(self.priorities[number]), self.policy_versions[number] != NO_VERSION
 
     def run_length(self, max_rows: int, says: tuple[bool, bool]) -> int:
-        """Waiting rows, from the first one on, that all say the same."""
+        """Counts the waiting rows, from the first one on, with the same kinds of annotations."""
         waiting = slice(self.num_taken, min(self.num_taken + max_rows, self.num_rows))
         given = zip(self.priorities[waiting], self.policy_versions[waiting], strict=True)
         others = (
@@ -119,7 +119,7 @@ class Page:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows that travel together.
+    """Rows that are sent together.
 
     Attributes:
         td: Their content, batch size ``[num_rows, *row]``.
@@ -141,18 +141,18 @@ class Batch:
 
 
 class RowBuffer:
-    """A queue of rows in pages. Threads: not safe; whoever owns it has a lock.
+    """A queue of rows in pages. Threads: not safe; its owner needs a lock.
 
     Args:
         spec: Of one row.
-        page_rows: Rows that usually travel together.
-        max_bytes: Of all memory; pages that wait for their next use count.
+        page_rows: Rows that are usually sent together.
+        max_bytes: Of all memory, including pages that wait to be reused.
 
     Attributes:
-        num_under_way: Rows that were taken and not yet given back.
+        num_under_way: Rows that were taken and not yet returned.
 
     Raises:
-        InvalidRequestError: ``max_bytes`` is not enough for two rows.
+        InvalidRequestError: ``max_bytes`` is too small for two rows.
     """
 
     def __init__(self, spec: Spec, *, page_rows: int, max_bytes: int) -> None:
@@ -175,12 +175,12 @@ class RowBuffer:
 
     @property
     def max_rows(self) -> int:
-        """Rows without non-tensor values that it holds at most."""
+        """Largest number of rows without non-tensor values that fit."""
         return self._budget_bytes // self._page_bytes * self.page_rows
 
     @property
     def nbytes(self) -> int:
-        """Memory in use now."""
+        """Memory in use."""
         return (self._num_slots - len(self._free)) * self._page_bytes + self._values_nbytes
 
     @property
@@ -194,16 +194,16 @@ class RowBuffer:
 
     @property
     def oldest_s(self) -> float:
-        """When the first waiting row was put in; infinity when none waits."""
+        """When the first waiting row was put in; infinity if none waits."""
         waiting = (page.times_s[page.num_taken] for page in self._pages if page.num_taken < page.num_rows)
         return next(waiting, math.inf)
 
     def page(self, stream: int, values_nbytes: int = 0) -> Page | None:
-        """The page for the next row; None if there is no room for it.
+        """Returns the page for the next row; None if there is no room for it.
 
         Args:
-            stream: What the row belongs to.
-            values_nbytes: Encoded size of its values. Any number of bytes fits into an empty buffer.
+            stream: The stream of the row.
+            values_nbytes: Encoded size of its values. Values of any size fit into an empty buffer.
         """
         is_empty = self.num_waiting == self.num_under_way == 0
         if values_nbytes and not is_empty and self.nbytes + values_nbytes > self._budget_bytes:
@@ -225,8 +225,9 @@ class RowBuffer:
         return page
 
     def take(self, max_rows: int) -> Batch:
-        """The first waiting rows as one batch: at most ``max_rows``, of one stream, all with a priority or all without,
-        and so with a policy version.
+        """Takes the first waiting rows as one batch of at most ``max_rows``.
+
+        All are of one stream, and either all or none of them have a priority, and a policy version.
 
         Must not be called when no row waits, nor before the last batch was given back.
         """
@@ -255,12 +256,12 @@ class RowBuffer:
             page.waiting_nbytes -= nbytes
             self._values_under_way += nbytes
         batch = self._batch(parts, num_rows, says)
-        parts[0][0].is_under_way = len(parts) == 1  # of several, the rows were copied
+        parts[0][0].is_under_way = len(parts) == 1  # several runs are copied
         self._drop_used_up()
         return batch
 
     def give_back(self, batch: Batch) -> None:
-        """The content of a batch is no longer needed."""
+        """Releases the memory of a batch."""
         self.num_under_way -= batch.num_rows
         self._values_under_way = 0
         if self._spec.values:

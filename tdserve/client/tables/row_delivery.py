@@ -1,4 +1,4 @@
-"""Stores a writer's batches: how many rows at once, and what to do when they are too many."""
+"""Stores a writer's batches: decides how many rows to send at once, and splits batches that are too large."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.structure.tree import Spec
 
 MIN_RING_BATCHES = 16
-"""Joined rows fill no larger part of a ring: nobody reads the rows that are being overwritten."""
+"""Part of a ring that joined rows may fill: rows that are being overwritten cannot be read."""
 
 
 class RowDestination(Protocol):
-    """Where rows go: a ReplayHandle."""
+    """The table that rows are written to; a ReplayHandle has these calls."""
 
     name: str
     capacity: int
@@ -36,11 +36,11 @@ class RowDestination(Protocol):
         """Stores rows together, and returns when they are stored."""
 
     def info(self) -> dict[str, Any]:
-        """Figures of the table; raises when the server cannot be reached for as long as its client waits."""
+        """Returns figures of the table; raises if the server cannot be reached for as long as its client waits."""
 
 
 def most_rows(table: RowDestination) -> int:
-    """Rows of a batch at most."""
+    """Returns the largest number of rows of a batch."""
     return table.settings.limiter.max_batch_rows(table.capacity)
 
 
@@ -48,9 +48,9 @@ class Delivery:
     """Stores batches, one at a time.
 
     Args:
-        table: Where.
-        batch: Rows that the writer's owner wants to be sent together.
-        num_joined: Rows that are worth being sent together.
+        table: The table.
+        batch: Rows that the owner of the writer wants to send together.
+        num_joined: Rows that are worth sending together.
     """
 
     def __init__(self, table: RowDestination, *, batch: int, num_joined: int) -> None:
@@ -62,22 +62,22 @@ class Delivery:
     def is_coalescing(self) -> bool:
         """Whether waiting batches are joined into one.
 
-        Not where a limiter makes writers wait: there more than was asked for could wait for ever.
+        Not if a limiter makes writers wait: more rows than the owner asked for could then wait forever.
         """
         return not self._table.settings.limiter.blocks_writers
 
     @property
     def max_rows(self) -> int:
-        """Rows of the next batch at most."""
+        """Largest number of rows of the next batch."""
         return self._most if self.is_coalescing else min(self._most, self._batch)
 
     def send(self, batch: Batch, on_stored: Callable[[int], None]) -> None:
-        """Stores the rows of a batch in order; in smaller and smaller calls where the table refuses so many at once.
+        """Stores the rows of a batch in order; in smaller and smaller calls if the table refuses so many at once.
 
-        Waits as long as the table makes writers wait, or as the server is away: callers say when that is too long.
+        Waits as long as the table makes writers wait, or the server is away; the caller decides when that is too long.
 
         Args:
-            on_stored: Called with the number of rows that were stored, again and again until it was all of them.
+            on_stored: Called with the number of rows after each call that stored some, until all are stored.
 
         Raises:
             RequestError, CapacityError: The table refuses; the other rows were not stored.

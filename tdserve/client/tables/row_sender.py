@@ -1,7 +1,7 @@
-"""Sends the rows of one writer: one thread, one batch under way, everything that waits joined into the next one.
+"""Sends the rows of one writer: one thread, one batch under way, and everything that waits goes into the next one.
 
-So rows are stored in the order in which they were appended, also when a batch has to be sent again, and the slower the
-server, the fewer messages there are. More batches side by side would give up both.
+So rows are stored in the order in which they were appended, even if a batch has to be sent again, and a slower server
+gets fewer messages. Several batches under way would give up both.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from tdserve.client.tables.row_delivery import Delivery, RowDestination, most_ro
 from tdserve.structure.tree import Spec
 
 PROBE_S = 2.0
-"""A batch that is under way for so long may wait for the table's limiter, or for a server that is no more: ask."""
+"""A batch under way for this long may wait for the table's limiter, or for a server that is gone: find out which."""
 
 GIVE_WAY_S = 0.001
 """An actor that computes in Python keeps the interpreter from the threads that send for 5 ms at a time (measured: 17 ms
 per batch instead of 1). Where batches are not joined, it pauses once per batch, as long as it is ahead."""
 
 EXIT_FLUSH_S = 3.0
-"""For the rows of writers that were not closed, when the interpreter ends."""
+"""For the rows of writers that were not closed, when the interpreter exits."""
 
 JOIN_TIMEOUT_S = 5.0
-"""For a thread that has nothing more to do; it takes milliseconds."""
+"""For a thread that has nothing left to do; it takes milliseconds."""
 
 _STREAMS = itertools.count(1)
 """Numbers of streams, unique in this process; rows of two streams never share a trajectory."""
@@ -50,7 +50,7 @@ _STREAMS = itertools.count(1)
 
 class _State(Enum):
     OPEN = "open"
-    DRAINING = "draining"  # nobody appends any more; what waits is sent
+    DRAINING = "draining"  # no more appends; what waits is sent
     FAILED = "failed"
     STOPPED = "stopped"
 
@@ -59,16 +59,16 @@ class RowSender:
     """The rows of one writer, from ``put`` to their acknowledgement. Threads: safe.
 
     Args:
-        table: Where they go.
-        spec: Their structure, one by one: the table's, or a part of it.
+        table: Their table.
+        spec: Structure of one row: the table's, or a part of it.
         batch: Rows that are sent together when nothing delays them.
-        flush_s: A row waits so long at most for others to join it; None: until it is asked for.
+        flush_s: Longest time that a row waits for others; None: until ``flush``.
         max_bytes: Of all rows that wait or are under way.
-        window: Makes n-step rows of them.
+        window: Turns them into n-step rows.
 
     Attributes:
         num_appended: Rows that were put.
-        num_sent: Rows that were handed to the client.
+        num_sent: Rows that were passed to the client.
         num_acknowledged: Rows that are stored.
     """
 
@@ -86,7 +86,7 @@ class RowSender:
         self._flush_s = math.inf if flush_s is None else flush_s
         self._max_bytes = max_bytes
         self._window = window
-        self._num_held = int(window is None or window.n == 1)  # else rows are held back by their horizon
+        self._num_held = int(window is None or window.n == 1)  # else open rows are held back
         self._buffer = RowBuffer(spec, page_rows=min(batch, most_rows(table)), max_bytes=max_bytes)
         self._batch = self._buffer.page_rows
         self._delivery = Delivery(table, batch=self._batch, num_joined=self._buffer.num_joined)
@@ -94,18 +94,18 @@ class RowSender:
             reason = f"{max_bytes} bytes do not hold {window.n} rows whose horizon is open, and two batches"
             raise InvalidRequestError(argument="max_bytes", reason=reason)
         self.num_appended = self.num_sent = self.num_acknowledged = 0
-        self._num_complete = 0  # all but those whose n-step horizon is open
+        self._num_complete = 0  # all but open n-step rows
         self._flush_to = 0
         self._num_blocked = 0  # callers that wait for room
-        self._wake_at: float = math.inf  # the thread sleeps until so many rows are complete
-        self._page: Page | None = None  # None: the next row goes the long way
-        self._newest: Page | None = None  # None: no row of an open trajectory was put
+        self._wake_at: float = math.inf  # the thread sleeps until this many rows are complete
+        self._page: Page | None = None  # None: the next row goes through put's slow path
+        self._newest: Page | None = None  # None: there is no row of an open trajectory
         self._stream = next(_STREAMS)
         self._sending_since_s = math.inf  # nothing is under way
         self._probed_s = -math.inf
         self._fault: BaseException | None = None
         self._state = _State.OPEN
-        # Reentrant: the collector may end a dropped writer inside of this very thread.
+        # Reentrant: the garbage collector may end a dropped writer within this very thread.
         self._lock = RLock()
         self._work = Condition(self._lock)
         self._progress = Condition(self._lock)
@@ -133,8 +133,8 @@ class RowSender:
             timeout_s: To wait for room; None waits without end.
 
         Raises:
-            DeadlineExceededError: There was no room in time. The row was not taken.
-            WriterFailedError: Rows could not be stored; from now on always.
+            DeadlineExceededError: There was no room in time. The row was not accepted.
+            WriterFailedError: Rows could not be stored; every later call raises it too.
             ClosedError: The writer was closed.
         """
         with self._lock:
@@ -163,7 +163,7 @@ class RowSender:
                 self._progress.wait(GIVE_WAY_S)
 
     def end_trajectory(self) -> None:
-        """The row that was put last is the last of its trajectory.
+        """Marks the row that was put last as the last of its trajectory.
 
         Raises:
             WriterFailedError, ClosedError: As ``put``.
@@ -175,10 +175,10 @@ class RowSender:
             self._end_trajectory()
 
     def flush(self, deadline: Deadline) -> None:
-        """Returns when all complete rows are stored.
+        """Waits until all complete rows are stored.
 
         Raises:
-            DeadlineExceededError: They were not in time; they are still on their way.
+            DeadlineExceededError: They were not stored in time; they are still under way.
             WriterFailedError, ClosedError: As ``put``.
         """
         with self._lock:
@@ -189,10 +189,10 @@ class RowSender:
                 self._wait(deadline, f"the acknowledgement of {target - self.num_acknowledged} rows")
 
     def close(self, deadline: Deadline) -> None:
-        """Sends and waits as ``flush`` does, rows with an open horizon included, and ends the thread. Idempotent.
+        """Flushes all rows, including those with an open horizon, and ends the thread. Idempotent.
 
         Raises:
-            DeadlineExceededError: As ``flush``; the sender is still open.
+            DeadlineExceededError: As raised by ``flush``; the sender is still open.
             WriterFailedError: As ``put``; the next call does nothing.
         """
         with self._lock:
@@ -210,7 +210,7 @@ class RowSender:
         self._thread.join(JOIN_TIMEOUT_S)
 
     def stop(self) -> None:
-        """Ends the thread as soon as nothing is under way; what waits is dropped. Waits for nothing."""
+        """Ends the thread as soon as nothing is under way; drops what waits. Does not wait."""
         with self._lock:
             self._state = _State.STOPPED
             self._page = None
@@ -218,7 +218,7 @@ class RowSender:
             self._progress.notify_all()
 
     def drain(self) -> None:
-        """Sends what is there, without anybody who waits for it, and then ends the thread."""
+        """Lets the thread send what is left and then end; does not wait for it."""
         with self._lock:
             if self._state is _State.OPEN:
                 self._state = _State.DRAINING
@@ -226,17 +226,17 @@ class RowSender:
                 self._wake()
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the thread's end."""
+        """Waits for the end of the thread."""
         self._thread.join(timeout_s)
 
     def account(self) -> str:
-        """What is on its way, for messages."""
+        """Describes what is under way, for messages."""
         under_way = self.num_sent - self.num_acknowledged
         waiting = self.num_appended - self.num_sent
         return f"{under_way} rows under way and {waiting} waiting, {self._buffer.nbytes} of {self._max_bytes} bytes"
 
     def _find_page(self, values_nbytes: int, timeout_s: float | None) -> Page:
-        """The page for the next row, waiting for room."""
+        """Returns the page for the next row; waits for room."""
         self._check_open()
         page = self._buffer.page(self._stream, values_nbytes)
         if page is None:
@@ -256,7 +256,7 @@ class RowSender:
         newest, self._newest = self._newest, None
         if newest is None:
             return
-        if newest.num_taken == newest.num_rows:  # it is on its way already, without the mark
+        if newest.num_taken == newest.num_rows:  # it was sent without the mark
             self._stream = next(_STREAMS)
             self._page = None
         else:
@@ -272,7 +272,7 @@ class RowSender:
                 num_unsent=self.num_appended - self.num_sent,
                 reason=str(self._fault),
             ) from self._fault
-        if self._state is not _State.OPEN or not self._thread.is_alive():  # it does not live in a fork
+        if self._state is not _State.OPEN or not self._thread.is_alive():  # a forked child has no such thread
             raise ClosedError(what=f"the writer of {self._table.name!r}")
 
     def _wake(self) -> None:
@@ -280,7 +280,7 @@ class RowSender:
         self._work.notify()
 
     def _wait(self, deadline: Deadline, what: str) -> None:
-        """Waits for progress of any kind. Raises when there was none in time, or none can come."""
+        """Waits for any progress. Raises if there was none in time, or can be none."""
         remaining_s = deadline.remaining_s
         if remaining_s == 0.0:
             what = f"{what} (writer of table {self._table.name!r}: {self.account()})"
@@ -300,7 +300,10 @@ class RowSender:
             self._progress.notify_all()
 
     def _num_due(self, now_s: float) -> int:
-        """Rows to be sent now. The newest row of a trajectory is held back while it may still turn out the last."""
+        """Counts the rows to send now.
+
+        The newest row of a trajectory is held back while it may turn out to be the last.
+        """
         num_complete = self._num_complete - self.num_sent
         is_asked = self._num_blocked or self._flush_to > self.num_sent or self._state is _State.DRAINING
         if not num_complete or is_asked:
@@ -327,7 +330,7 @@ class RowSender:
                 self._fail(error)
 
     def _next_batch(self) -> Batch | None:
-        """Waits until rows are to be sent; None when none will be."""
+        """Waits until there are rows to send; None if there will be none."""
         with self._lock:
             while True:
                 if self._state is _State.DRAINING and self._window is not None:
@@ -340,7 +343,7 @@ class RowSender:
                     batch = self._buffer.take(min(num_due, self._delivery.max_rows))
                     self.num_sent += batch.num_rows
                     self._sending_since_s = now_s
-                    self._progress.notify_all()  # what was joined has left its place
+                    self._progress.notify_all()  # joined rows have left the buffer
                     return batch
                 if self._state is _State.DRAINING:
                     return None
@@ -371,9 +374,9 @@ class RowSender:
             self._progress.notify_all()
 
     def _probe(self, now_s: float) -> None:
-        """Asks in a thread of its own: the answer may take as long as the client waits for a server."""
+        """Checks the server in another thread: the answer may take as long as the client waits for a server."""
         if now_s - self._probed_s > PROBE_S:
-            self._probed_s = math.inf  # no other meanwhile
+            self._probed_s = math.inf  # one check at a time
             Thread(target=self._ask, name=f"tdserve-writer-probe-{self._table.name}", daemon=True).start()
 
     def _ask(self) -> None:
@@ -394,7 +397,7 @@ _RUNNING: WeakSet[RowSender] = WeakSet()
 
 
 def _drain_all() -> None:
-    """Threads that send while the interpreter ends would abort the process."""
+    """Ends all senders: threads that send while the interpreter exits would abort the process."""
     running = list(_RUNNING)
     for sender in running:
         sender.drain()

@@ -1,4 +1,4 @@
-"""Samples: rows drawn by the server, received, and mended where a row was overwritten while it was copied."""
+"""Samples: rows that the server draws, received here; rows that were overwritten meanwhile are replaced."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _TRUNCATED = ("next", "truncated")
 
 
 def check_num_rows(num_rows: Any, device: Any) -> int:
-    """How many rows a sample has, and what else can be said of it before anything is drawn for it.
+    """Checks the arguments of a sample as far as possible before anything is drawn; returns the number of rows.
 
     Raises:
-        InvalidRequestError, NotSupportedError: There can be no such sample.
+        InvalidRequestError, NotSupportedError: No such sample is possible.
     """
     check_real("drawing rows", ROWS)
     number = check_integer("num_rows", num_rows, 1, maximum=MAX_SAMPLE_ROWS)
@@ -60,17 +60,17 @@ def check_num_rows(num_rows: Any, device: Any) -> int:
 
 @dataclass(frozen=True)
 class Query:
-    """Which rows of a table are wanted; arguments as of ``ReplayHandle.sample``.
+    """Which rows of a table to draw; arguments as of ``ReplayHandle.sample``.
 
     Attributes:
         name: Of the store.
-        stored: Its structure, the capacity in front.
-        added: Columns that come with the rows.
-        is_exact: Whether just as many rows come as were asked for.
-        is_ordered: Whether the order of the rows means something.
-        pad: What ragged tensors are filled up with.
+        stored: Its structure, beginning with the capacity.
+        added: Columns that are added to the rows.
+        is_exact: Whether exactly the requested number of rows comes.
+        is_ordered: Whether the order of the rows matters.
+        pad: Padding of ragged tensors.
         device: Where the rows will be moved.
-        replaces_torn: Whether they stand for rows that were overwritten while they were copied.
+        replaces_torn: Whether they replace rows that were overwritten while they were copied.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Query:
     replaces_torn: bool = False
 
     def message(self, num_rows: int, num_batches: int, timeout_s: float | None) -> control_pb2.SampleRequest:
-        """The request for batches of ``num_rows``."""
+        """Makes the request for batches of ``num_rows``."""
         message = control_pb2.SampleRequest(
             store=self.name,
             num_rows=num_rows,
@@ -110,16 +110,16 @@ class Query:
         return message
 
     def layout(self, num_rows: int) -> Layout:
-        """Of the content of so many rows."""
+        """Returns the layout of so many rows."""
         return rows_layout(self.stored, num_rows, self.added)
 
 
 class Sampled:
-    """Rows of one or several batches, one after the other.
+    """Rows of one or several batches, in order.
 
     Attributes:
         spec: Their structure, with the added keys.
-        tensors: Every leaf by path, added keys too.
+        tensors: Every leaf by path, including added keys.
         values: Non-tensor values by path.
         num_missing: Rows that were overwritten while they were copied.
     """
@@ -144,12 +144,12 @@ class Sampled:
 
     @property
     def missing(self) -> torch.Tensor:
-        """Positions of rows that were overwritten while they were copied; their content is undefined."""
+        """Returns the positions of rows that were overwritten while they were copied; their content is undefined."""
         generations = self.tensors[(GENERATION_KEY,)].numpy()
         return torch.from_numpy(np.flatnonzero(generations < 0))
 
     def replace(self, positions: torch.Tensor, rows: Sampled) -> None:
-        """Puts other rows in their places."""
+        """Puts other rows at these positions."""
         for path, tensor in self.tensors.items():
             indexable(tensor)[positions] = indexable(rows.tensors[path])
         for path, values in self.values.items():
@@ -157,7 +157,7 @@ class Sampled:
                 values[position] = value
 
     def build(self) -> Any:
-        """The tensordict of all rows; its leaves are views of one buffer.
+        """Builds the tensordict of all rows; its leaves are views of one buffer.
 
         Raises:
             NotSupportedError, RemoteProtocolError: Values of rows on lease cannot be decoded.
@@ -168,7 +168,7 @@ class Sampled:
         return build(*pad_ragged(self.spec, self.tensors, values, self._pad))
 
     def split(self, num_rows: int) -> list[Any]:
-        """The tensordicts of the batches, each of ``num_rows`` rows, as views of one buffer."""
+        """Builds the tensordicts of batches of ``num_rows`` rows, as views of one buffer."""
         total = self.spec.batch_size[0]
         if total == num_rows:
             return [self.build()]
@@ -189,18 +189,18 @@ class Sampled:
 
 
 def build_rows(content: Content, stored: Spec) -> Any:
-    """The tensordict of rows that were read of a table of this structure."""
+    """Builds the tensordict of rows that were read from a table of this structure."""
     values = with_one_value(content.values, content.spec, stored)
     return (content if values is content.values else replace(content, values=values)).build()
 
 
 class Asked(NamedTuple):
-    """A sample that was asked for.
+    """A sample that was requested.
 
     Attributes:
         message: The request.
-        pending: Where an answer arrives, if one is due.
-        posted: The receives under way, where the client knows beforehand what comes.
+        pending: Receives the answer, if there will be one.
+        posted: The receives under way, if the client knows the content's size beforehand.
     """
 
     message: control_pb2.SampleRequest
@@ -218,20 +218,23 @@ def ask(
     num_batches: int,
     deadline: Deadline,
 ) -> Asked:
-    """Sends the request for a sample, and begins to receive it where it is known what comes."""
+    """Sends the request for a sample; starts to receive if the size of the content is known."""
     expected = _expect_messages(session, query, num_rows * num_batches) if may_expect(deadline) else ()
     message = query.message(num_rows, num_batches, deadline.remaining_s)
     message.message_nbytes.extend(expected)
     if not expected:
         return Asked(message, session.send(request, sample=message), None)
     pending = session.send(request, content=session.content, sample=message)
-    # Behind the request: to begin a receive wakes the server's process too, which takes longer than the request itself.
+    # After the request: a receive wakes the server's process too, which takes longer than the request itself.
     layout = query.layout(num_rows * num_batches)
     return Asked(message, pending, post(layout, session, pending, tag_of(request), client.pool, device=query.device))
 
 
 def _expect_messages(session: Session, query: Query, total: int) -> tuple[int, ...]:
-    """The messages to wait for without an answer first; none when the content may be inline or has values."""
+    """Returns the messages to receive without an answer before them.
+
+    None if the content may be inline or has values.
+    """
     if session.is_renewing or query.stored.values or not query.is_exact:
         return ()
     message_nbytes = query.layout(total).message_nbytes
@@ -248,10 +251,10 @@ def take(
     deadline: Deadline,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Sampled:
-    """Receives the rows that ``ask`` asked for; when there are none yet, waits for them.
+    """Receives the rows of a request; waits if none are granted yet.
 
     Args:
-        is_over: Whether the wait is to be given up.
+        is_over: Whether to stop waiting.
     """
     message, pending, posted = asked
     stored = query.stored
@@ -264,7 +267,7 @@ def take(
         if is_over():
             raise TransferAbortedError(transfer=request, reason="nothing was granted yet, and nobody waits any more")
         pending = _ask_again(session, request, message, deadline)
-        if is_over():  # looked at after asking: whoever gives up either saw this request, or was seen here
+        if is_over():  # checked after asking: end() either saw this request, or is seen here
             session.cancel(request)
     answer = pending.wait(answer_timeout_s(deadline), f"a sample of {message.store!r}")
     reply = Reply(request, pending, answer, deadline)
@@ -273,7 +276,7 @@ def take(
 
 
 def _ask_again(session: Session, request: int, message: control_pb2.SampleRequest, deadline: Deadline) -> Pending:
-    """Asks for an answer before the content: that wait can be interrupted, and lasts as long as it must."""
+    """Asks for an answer before the content: that wait can be interrupted, and has no fixed length."""
     waiting = control_pb2.SampleRequest()
     waiting.CopyFrom(message)
     waiting.ClearField("message_nbytes")
@@ -284,7 +287,7 @@ def _ask_again(session: Session, request: int, message: control_pb2.SampleReques
 def draw_whole_rows(
     client: SessionClient, query: Query, num_rows: int, *, num_batches: int, deadline: Deadline
 ) -> Sampled:
-    """Draws rows, all of them whole."""
+    """Draws rows, and replaces those that were overwritten meanwhile."""
     rows = _draw(client, query, num_rows, num_batches, deadline)
     return replace_torn(client, query, rows, deadline, num_rows=num_rows)
 
@@ -298,9 +301,9 @@ def _draw(client: SessionClient, query: Query, num_rows: int, num_batches: int, 
 
 
 def replace_torn(client: SessionClient, query: Query, rows: Sampled, deadline: Deadline, *, num_rows: int) -> Sampled:
-    """Draws other rows for those that a writer overwrote while they were copied: seldom, and few.
+    """Draws replacements for rows that a writer overwrote while they were copied, which are few and rare.
 
-    Rows that belong together (slices, groups) are all drawn anew, in batches of ``num_rows``.
+    Rows that belong together (slices, groups) are all drawn again, in batches of ``num_rows``.
     """
     if not rows.num_missing:
         return rows
@@ -318,7 +321,7 @@ def _with_added_keys(spec: Spec, names: tuple[str, ...]) -> Spec:
     added: Spec | None = spec.memo.get(("sampled", names))
     if added is None:
         columns = tuple((name, TensorLeaf(ADDED_DTYPES.get(name, "int64"), (spec.batch_size[0],))) for name in names)
-        # A tensorclass has no fields for them: what is sampled of one is a plain tensordict.
+        # A tensorclass has no fields for the added keys: a sample of one is a plain tensordict.
         root = spec.root._replace(entries=(*spec.root.entries, *columns), tensorclass=None)
         added = spec.memo["sampled", names] = Spec(root)
     return added

@@ -1,4 +1,4 @@
-"""What all handles of row tables have: rows are written, read by number, changed and deleted."""
+"""The part that all handles of tables share: rows are written, read by number, changed and deleted."""
 
 from __future__ import annotations
 
@@ -56,13 +56,15 @@ T = TypeVar("T")
 
 
 class TableHandle(TableRows, ByAddress):
-    """A table of rows on the server. Threads: safe. Processes: safe, pickled (by address) or forked.
+    """A table of rows on the server.
+
+    Threads: safe. Processes: safe, whether the handle is pickled (by address) or forked.
 
     Attributes:
         name: Of the store.
         capacity: Rows.
         spec: Structure of one row.
-        settings: Sampler, remover and limiter, as they were when this handle was made.
+        settings: Sampler, remover and limiter at the time when this handle was made.
     """
 
     def __init__(self, client: SessionClient, description: StoreDescription) -> None:
@@ -74,12 +76,12 @@ class TableHandle(TableRows, ByAddress):
 
     @OfProcess
     def _coalescer(self) -> ExtendCoalescer:
-        """What sends rows; anew where the table is."""
+        """Sends rows; made again when the table is."""
         target = WriteTarget(self.name, self.spec.fingerprint, self._stored, allow_pickle=self._client.allow_pickle)
         return ExtendCoalescer.of_table(self._client, target, self.settings, self.capacity, told=self._told)
 
     def _follow(self, description: StoreDescription) -> None:
-        """Makes this the handle of the table as it is described."""
+        """Makes this the handle of the table with this description."""
         self.capacity = description.capacity
         self.spec: Spec = description.spec
         self._is_in_use = description.inserts > 0
@@ -94,18 +96,23 @@ class TableHandle(TableRows, ByAddress):
         return f"<{type(self).__name__} {self.name!r} capacity={self.capacity} at {self._client.address}>"
 
     def __len__(self) -> int:
-        """Live rows now; costs as much as a small read. ``counts`` asks nobody."""
+        """Returns the number of live rows; costs as much as a small read. ``counts`` sends no request."""
         self._told.take(ask_counts(self._client, self.name, self._client.deadline(None)))
         return self._told.newest.rows
 
     def counts(self) -> TableCounts:
-        """Live rows and inserts as the last answer to this handle told, without asking: answers to ``extend``, to
-        changes such as ``clear``, and to ``len`` tell them. Those to a local client that extends by rows which it has
-        claimed do not come with each extend."""
+        """Returns live rows and inserts as of the last answer to this handle, without a request.
+
+        Answers to ``extend``, to changes such as ``clear``, and to ``len`` contain them. A local client that extends
+        into claimed rows does not get an answer for each extend.
+        """
         return self._told.newest
 
     def info(self) -> dict[str, Any]:
-        """Figures of the table: num_rows, capacity, inserts, samples, reserved_rows, num_waiting, settings and more."""
+        """Returns figures of the table.
+
+        They are num_rows, capacity, inserts, samples, reserved_rows, num_waiting, settings and more.
+        """
         return self._client.describe(self.name).as_dict()
 
     def extend(
@@ -119,31 +126,31 @@ class TableHandle(TableRows, ByAddress):
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
-        """Writes rows; they become visible together.
+        """Writes rows, which become visible together.
 
         Args:
-            batch: Tensordict of batch size ``[n, *row]``. It may lack leaves, which are written later with
-                ``set_at_``: until then the rows are drawn only by samples that say ``require``.
+            batch: Tensordict of batch size ``[n, *row]``. It may lack leaves, which are written later with ``set_at_``;
+                until then the rows are drawn only by samples with ``require``.
             priority: At least 0; one per row, or one for all; None: the highest so far.
             ends: Bool ``[n]``: which rows are the last of their trajectory.
-            writer: Rows of different numbers are never in one trajectory; 0 is this client's own.
-            policy_version: Of the table's policy, that made the rows; one per row, or one for all; None: the newest
-                that is published when they are stored, 0 before the first.
+            writer: Rows with different numbers are never in one trajectory; 0 is this client's own.
+            policy_version: Version of the table's policy that made the rows; one per row, or one for all; None: the
+                newest published one when they are stored, 0 before the first.
             timeout_s: Seconds to wait for room; None is the client's default.
-            return_early: True returns a future at once; ``batch`` must not change before it is done. Up to 64 may be
-                under way.
+            return_early: True returns a future at once; ``batch`` must not change before it is done. Up to 64 extends
+                may be under way.
 
         Returns:
             Row numbers, int64 ``[n]``, or a future of them.
 
         Raises:
             SpecMismatchError: The batch does not fit the rows. Nothing was written.
-            InvalidRequestError: A priority is negative or not finite, or a version above the newest. Nothing was
+            InvalidRequestError: A priority is negative or not finite, or a version is above the newest. Nothing was
                 written.
             TooLargeError: The batch has more rows than the table. Nothing was written.
             WrongStateError: The table was closed. Nothing was written.
-            DeadlineExceededError: There was no room in time, and it says what it waited for; or the answer did not
-                come, and whether the rows were stored is unknown.
+            DeadlineExceededError: There was no room in time; the error names what it waited for. Or the answer did not
+                come in time, and it is unknown whether the rows were stored.
         """
         writer = check_integer("writer", writer, 0, maximum=2**64 - 1)
         captured, keys = self._capture_batch(batch)
@@ -160,7 +167,7 @@ class TableHandle(TableRows, ByAddress):
         request.keys.extend(content_pb2.Path(parts=path) for path in keys)
         set_row_annotations(request, self.settings, priority=priority, ends=ends, policy_version=policy_version)
         part = ExtendPart.of(captured, request, deadline, number=tried and tried.request)
-        if return_early or self._coalescer.is_waiting:  # what waits there came first
+        if return_early or self._coalescer.is_waiting:  # these were first
             self._coalescer.submit(part)
             return part.future if return_early else part.future.result()
         index = self._coalescer.send(part)
@@ -168,7 +175,7 @@ class TableHandle(TableRows, ByAddress):
         return index
 
     def writer(self, batch: int = 64, **options: Any) -> ReplayWriter:
-        """A writer of single rows, which sends them in batches; arguments as of ``ReplayWriter``."""
+        """Returns a writer of single rows, which sends them in batches; arguments as of ``ReplayWriter``."""
         return ReplayWriter(self, batch=batch, **options)
 
     def set_at_(
@@ -180,21 +187,21 @@ class TableHandle(TableRows, ByAddress):
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
-        """Writes one leaf or nested part of live rows, all of them together; readers see either state of each row.
+        """Writes a leaf or nested part of live rows, in one write; readers see each row either before or after it.
 
         Args:
-            key: Of the leaf, which may not have been written before.
-            value: Tensor ``[n, *leaf]``, broadcast as ``leaf[index] = value`` would; values of a non-tensor leaf.
-            index: Row numbers, as ``extend`` returned them. A sampled batch stands for its rows, and nothing is written
-                when one of them was overwritten since; bare numbers mean whatever rows they are now.
-            return_early: True returns a future at once; ``value`` must not change before it is done, and of several
-                that are under way any may be the last.
+            key: Of the leaf, which may not have been written yet.
+            value: Tensor ``[n, *leaf]``, broadcast as by ``leaf[index] = value``; or values of a non-tensor leaf.
+            index: Row numbers, as returned by ``extend``. A sampled batch stands for its rows, and nothing is written
+                if one of them was overwritten since; bare numbers mean whatever rows have them now.
+            return_early: True returns a future at once. ``value`` must not change before it is done, and several writes
+                under way may finish in any order.
 
         Returns:
             None, or a future of it.
 
         Raises:
-            SelectionError: A row is not live, or another than in the batch. Nothing was written.
+            SelectionError: A row is not live, or was overwritten since the batch was sampled. Nothing was written.
             KeyNotFoundError, SpecMismatchError: The key or the value does not fit. Nothing was written.
             InvalidRequestError: The table orders its rows by this key. Nothing was written.
         """
@@ -219,10 +226,10 @@ class TableHandle(TableRows, ByAddress):
         return self._client.perform(write, return_early)
 
     def delete(self, index: Any, *, timeout_s: float | None = None) -> int:
-        """Takes rows out of the table, all of them or none; returns how many.
+        """Deletes rows, all of them or none; returns their number.
 
         Args:
-            index: Row numbers; a sampled batch stands for its rows. A number that comes twice counts once.
+            index: Row numbers; a sampled batch stands for its rows. A number that occurs twice counts once.
 
         Raises:
             SelectionError: A row is out of range, or not live. Nothing was changed.
@@ -231,12 +238,13 @@ class TableHandle(TableRows, ByAddress):
         return self._change(timeout_s, delete=rows).num_rows
 
     def clear(self, *, reset_counts: bool = False, timeout_s: float | None = None) -> int:
-        """Takes all rows out, and lets the limiter begin anew; returns how many rows there were.
+        """Deletes all rows and resets the limiter; returns how many rows there were.
 
-        Of very many rows it takes a while, in which others see fewer and fewer. Rows that come meanwhile stay.
+        With very many rows this takes a while, during which other clients see fewer and fewer. Rows that are written
+        meanwhile stay.
 
         Args:
-            reset_counts: ``inserts``, as ``info`` and ``counts`` tell it, counts from 0 again too.
+            reset_counts: Also resets ``inserts``, as shown by ``info`` and ``counts``, to 0.
         """
         return self._change(timeout_s, clear=True, resets_counts=reset_counts).num_rows
 
@@ -246,14 +254,14 @@ class TableHandle(TableRows, ByAddress):
         return done
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Ends the table for writers: whoever takes rows gets what is left, then EndOfStreamError."""
+        """Closes the table for writers: consumers get what is left, then EndOfStreamError."""
         change(self._client, self.name, self._client.deadline(timeout_s), close=True)
 
     def set_limiter(self, limiter: Any, *, timeout_s: float | None = None) -> None:
-        """Makes callers wait by another limiter from now on; those that wait are judged by it at once.
+        """Replaces the limiter; it applies at once, also to calls that wait already.
 
         Raises:
-            InvalidRequestError: It could never let anything through. Nothing was changed.
+            InvalidRequestError: It could never admit anything. Nothing was changed.
         """
         settings = self.settings.with_limiter(limiter)
         settings.check(self.capacity)
@@ -261,10 +269,10 @@ class TableHandle(TableRows, ByAddress):
         self.settings = settings
 
     def __getitem__(self, index: Any) -> Any:
-        """Live rows by their numbers, without counting them as sampled.
+        """Reads live rows by number, which does not count as sampling.
 
-        An integer or an array of them means row numbers, as ``extend`` returned them and ``"index"`` shows them; a
-        slice or a mask chooses among the live rows.
+        An integer or an array of integers means row numbers, as in the result of ``extend`` and in ``"index"``; a slice
+        or a mask selects among the live rows.
 
         Raises:
             SelectionError: A row is not live, or out of range.
@@ -292,7 +300,7 @@ class TableHandle(TableRows, ByAddress):
     def _check_index(self, index: Any) -> None:
         try:
             encode(index, batch_size=(self.capacity,), store=self.name)
-        except SelectionError:  # another table may have taken the name
+        except SelectionError:  # another table may have this name now
             encode(index, batch_size=(self._client.describe(self.name).capacity,), store=self.name)
 
     def _read(self, index: Any, deadline: Deadline) -> Any:
@@ -326,11 +334,11 @@ class TableHandle(TableRows, ByAddress):
         pad: Pad = None,
         device: Any = None,
     ) -> Query:
-        """What a sample asks for, checked as far as this end can.
+        """Makes the query of a sample, and checks it as far as the client can.
 
         Raises:
             KeyNotFoundError: Rows have no such leaf.
-            InvalidRequestError: An argument is none.
+            InvalidRequestError: An argument is invalid.
         """
         required = (
             None if require is None else tuple(checked_path(key, argument="require") for key in _list_keys(require))
@@ -375,9 +383,10 @@ class TableHandle(TableRows, ByAddress):
         return result
 
     def _capture_batch(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
-        """The batch taken apart, and which leaves it has: none are named when it has all.
+        """Captures a batch; also returns the keys of its leaves, none if it has all of them.
 
-        The first rows decide whether a table holds rows that differ in size: nested tensors do, whatever their lengths.
+        The first rows decide whether a table accepts rows that differ in size: nested tensors do, whatever their
+        lengths.
         """
         try:
             found = self._capture_fitting(batch)
@@ -409,12 +418,12 @@ class TableHandle(TableRows, ByAddress):
         if found and found < set(self._paths):
             keys = tuple(path for path in self._paths if path in found)
             expected_spec = expected_spec.select(keys, store=self.name)
-        # Where leaves were left out, nodes may be empty now.
+        # Without the missing leaves some nodes may be empty.
         given = captured.spec.select(keys, store=self.name) if keys else captured.spec
         check_matches(expected_spec, given, store=self.name)
         if batch_size[0] > self.capacity:
             raise TooLargeError(what=f"rows of one extend of {self.name!r}", asked=batch_size[0], free=self.capacity)
-        self._fitting = captured.spec, keys  # of which a writer's next batch most likely is, too
+        self._fitting = captured.spec, keys  # the writer's next batch probably has the same structure
         return captured, keys
 
 
@@ -424,7 +433,7 @@ def _check_whole(content: Content, request: int) -> None:
 
 
 def _list_keys(require: Any) -> list[Any]:
-    """One key, or several: a tuple of str is taken for several keys, as ``require=("reward",)`` means them."""
+    """Returns a list of keys; a tuple of str means several keys, as in ``require=("reward",)``."""
     if not isinstance(require, (str, list, tuple, set, frozenset)):
         raise InvalidRequestError(argument="require", reason=f"{require!r} is neither a key nor a list of keys")
     return [require] if isinstance(require, str) else list(require)

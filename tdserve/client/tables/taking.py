@@ -1,4 +1,4 @@
-"""Rows on lease: taken from a table until they are acknowledged, and there for others again if they are not."""
+"""Rows on lease: taken from a table until they are acknowledged; if they are not, others may take them again."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ POLL_S = 0.5
 """How soon a waiting iterator notices that it was closed."""
 
 GIVE_BACK_TIMEOUT_S = 5.0
-"""To give rows back when their work has failed; without it they are free when the session ends."""
+"""For giving rows back after their work has failed; if it takes longer, they are free when the session ends."""
 
 
 def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Any:
-    """Takes rows on lease; the tensordict of them.
+    """Takes rows on lease, and returns a tensordict of them.
 
     Raises:
-        EndOfStreamError: The table was closed, and is drained.
+        EndOfStreamError: The table was closed and is drained.
         DeadlineExceededError: There were not enough in time. Nothing was taken.
-        InvalidRequestError, NotSupportedError: They cannot be put together as was asked, or hold values that this
+        InvalidRequestError, NotSupportedError: The rows cannot be combined as requested, or have values that this
             client may not decode. They were given back.
     """
 
@@ -50,7 +50,7 @@ def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Dead
             asked = ask(client, session, request, query, num_rows, num_batches=1, deadline=deadline)
             rows = take(client, session, request, asked, query=query, deadline=deadline)
         except TDServeError:
-            session.cancel(request)  # they may have been granted, and nobody will ever know which they are
+            session.cancel(request)  # they may have been granted, and then nobody knows which they are
             raise
         if rows.num_missing:
             give_back(client, query, _name_rows(rows), GIVE_BACK_TIMEOUT_S)
@@ -66,30 +66,30 @@ def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Dead
 
 
 def _name_rows(rows: Sampled) -> dict[str, Any]:
-    """What says which rows they are."""
-    generations = rows.tensors[(GENERATION_KEY,)].abs()  # negative of rows that moved while they were copied
+    """Returns the numbers and generations that identify the rows."""
+    generations = rows.tensors[(GENERATION_KEY,)].abs()  # negative for rows that changed while they were copied
     return {INDEX_KEY: rows.tensors[(INDEX_KEY,)], GENERATION_KEY: generations}
 
 
 def acknowledge(client: SessionClient, query: Query, rows: Any, deadline: Deadline) -> None:
-    """Says that rows are done with.
+    """Acknowledges rows.
 
     Raises:
-        WrongStateError: They are not this client's: acknowledged before, or its session was lost and they were given to
-            others. Nothing was changed.
+        WrongStateError: This client does not hold them: they were acknowledged before, or its session was lost and they
+            were given to others. Nothing was changed.
     """
     change(client, query.name, deadline, acknowledge=_lease_message(query, rows))
 
 
 def give_back(client: SessionClient, query: Query, rows: Any, timeout_s: float) -> None:
-    """Lets others have rows of a lease again; what cannot be said now is so when the session ends."""
+    """Gives rows of a lease back to others; if that fails, they are free when the session ends."""
     with suppress(TDServeError):
         change(client, query.name, Deadline.after(timeout_s), give_back=_lease_message(query, rows))
 
 
 def _give_back_later(client: SessionClient, query: Query, rows: Any) -> None:
-    """As ``give_back``, by another thread: for what is called when an object goes."""
-    with suppress(TDServeError):  # the client was closed: with its session the rows are free
+    """Gives rows back from another thread; for finalizers."""
+    with suppress(TDServeError):  # the client was closed: its rows are free with its session
         client.later(partial(give_back, client, query, rows, GIVE_BACK_TIMEOUT_S))
 
 
@@ -100,10 +100,10 @@ def _lease_message(query: Query, rows: Any) -> control_pb2.Leased:
 
 
 class Taken:
-    """Rows on lease, as a context manager: acknowledged at a clean exit, given back when the block raises.
+    """Rows on lease, as a context manager: acknowledged at a clean exit, given back if the block raises.
 
-    One that goes before anybody has looked at its rows, such as the result of a ``take`` that nobody used, gives them
-    back too.
+    If it is dropped before its rows were read, for example because the result of ``take`` is not used, the rows are
+    given back too.
     """
 
     def __init__(self, client: SessionClient, query: Query, rows: Any, timeout_s: float | None) -> None:
@@ -116,7 +116,7 @@ class Taken:
 
     @property
     def rows(self) -> Any:
-        """The tensordict. From now on they are the caller's to acknowledge, or to give back."""
+        """The tensordict. From now on the caller must acknowledge the rows or give them back."""
         self._unseen.detach()
         return self._rows
 
@@ -132,23 +132,23 @@ class Taken:
             self.give_back()
 
     def ack(self) -> None:
-        """Says that the rows are done with. Raises WrongStateError if they are not this client's any more."""
+        """Acknowledges the rows. Raises WrongStateError if this client does not hold them any more."""
         acknowledge(self._client, self._query, self.rows, self._client.deadline(self._timeout_s))
 
     def give_back(self) -> None:
-        """Lets others have the rows again."""
+        """Gives the rows back to others."""
         give_back(self._client, self._query, self.rows, GIVE_BACK_TIMEOUT_S)
 
 
 class TakenBatches:
-    """Batches on lease, one after the other: the one before is acknowledged when the next is asked for.
+    """An iterator over batches on lease. Each batch is acknowledged when the next one is requested.
 
-    Ends when the table is closed and drained. Closing it gives back what was not acknowledged; so does an exception in
-    the loop, at the latest when this object goes. Threads: one iterates, any may close.
+    It ends when the table is closed and drained. Closing it gives back what was not acknowledged. So does an exception
+    in the loop, at the latest when the iterator is dropped. Threads: one may iterate, any may close it.
 
     Args:
         num_rows: Of a batch; the last ones of a closed table may have fewer.
-        device: Where batches go.
+        device: Where batches are moved.
         timeout_s: Seconds that one batch may take.
     """
 
@@ -180,7 +180,7 @@ class TakenBatches:
             except EndOfStreamError:
                 raise StopIteration from None
             self._held = rows
-            if self._closed.is_set():  # meanwhile, by another thread, which has found nothing to give back
+            if self._closed.is_set():  # by another thread, which found nothing to give back
                 self.close()
                 raise ClosedError(what=f"the iterator over batches of {self._query.name!r}")
             return to_device(self._held, self._device)
@@ -208,12 +208,12 @@ class TakenBatches:
             give_back(self._client, self._query, held, GIVE_BACK_TIMEOUT_S)
 
     def _acknowledge(self) -> None:
-        held, self._held = self._held, None  # also for close(): nobody gives back what is being acknowledged
+        held, self._held = self._held, None  # also for close(): rows are not given back while they are acknowledged
         if held is None:
             return
         try:
             acknowledge(self._client, self._query, held, self._client.deadline(None))
-        except WrongStateError:  # they are on lease no more, and what comes next has nothing to do with them
+        except WrongStateError:  # they are not on lease any more, which does not concern the next batch
             raise
         except BaseException:
             self._held = held

@@ -1,4 +1,4 @@
-"""A writer of single rows: what an actor appends, one step at a time, reaches the table in batches."""
+"""A writer of single rows: an actor appends them one step at a time, and they are sent to the table in batches."""
 
 from __future__ import annotations
 
@@ -26,47 +26,47 @@ from tdserve.structure.tree import Path
 MAX_BYTES = 64 * 1024 * 1024
 
 ABANDON_FLUSH_S = 2.0
-"""For what was appended before the caller's own code raised an exception, which must not wait for long."""
+"""For rows that were appended before the caller's code raised an exception, which must not be delayed for long."""
 
 
 class ReplayWriter:
-    """Takes single rows, sends them in batches, and knows which of them are stored.
+    """A writer that accepts single rows, sends them in batches, and keeps track of which are stored.
 
-    Rows are stored in the order in which they were appended. One batch is under way at a time; what was appended
-    meanwhile goes with the next, so that batches grow when the server is slower than the writer. Not where the table's
-    limiter makes writers wait: there batches stay as they are, or become smaller if it never lets so many rows through.
+    Rows are stored in the order in which they were appended. One batch is under way at a time, and everything that was
+    appended meanwhile goes into the next one, so that batches grow if the server is slower than the writer. If the
+    table's limiter makes writers wait, batches do not grow; they become smaller if the limiter never admits so many
+    rows.
 
-    As a context manager it is closed at the end of the block. If the block raises, what was appended is still sent, for
-    a short time, and the exception goes on. A writer that is dropped without ``close`` sends what it has in the
-    background; nobody hears of it when that fails. The end of its client closes it too, within three seconds.
+    As a context manager it is closed at the end of the block. If the block raises, appended rows are still sent, for a
+    short time, and the exception is raised on. A writer that is dropped without ``close`` sends its rows in the
+    background; a failure of that is not reported. Closing its client closes it too, within three seconds.
 
-    Trajectories: the rows of one writer follow each other, until ``end_trajectory`` (or, with ``n_step``, a done flag).
+    Trajectories: the rows of one writer follow each other until ``end_trajectory`` (or, with ``n_step``, a done flag).
     The newest row of an open trajectory waits for the next one, or for ``flush_s`` or ``flush``, because it may turn
-    out the last. When it was sent already, ``end_trajectory`` still cuts: the row is not marked as the last of its
-    trajectory, but nothing follows it.
+    out to be the last. If it was sent already, ``end_trajectory`` still ends the trajectory: the row is not marked as
+    its last, but no row follows it.
 
-    A limiter may make the writer wait for as long as it likes: rows wait in memory, then ``append`` does, and says for
-    what. A table that refuses rows, or a server that cannot be reached for the client's ``timeout_s`` while rows are
-    under way, ends the writer: every call raises WriterFailedError, with an account of the rows. Those that were under
-    way may be stored later still, until the client is closed.
+    A limiter may make the writer wait for any time: rows wait in memory, then ``append`` waits, and names the reason if
+    it times out. If the table refuses rows, or the server cannot be reached for the client's ``timeout_s`` while rows
+    are under way, the writer fails: every call raises WriterFailedError, which describes the state of the rows. Rows
+    that were under way may still be stored later, until the client is closed.
 
-    Threads: safe; rows of several threads are one stream. After a fork, a child makes its own.
+    Threads: safe; rows of several threads are one stream. After a fork the child must make a writer of its own.
 
     Args:
-        handle: The table's.
-        batch: Rows that are sent together; of a queue at most half of its ``max_size``.
-        flush_s: A row waits at most so long for others to join it; None waits for full batches, ``flush`` and
-            ``close``.
+        handle: Of the table.
+        batch: Rows that are sent together; for a queue at most half of its ``max_size``.
+        flush_s: Longest time that a row waits for others; None waits for full batches, ``flush`` and ``close``.
         max_bytes: Of the rows that wait and are under way, and of the memory around them (600 bytes per leaf and row).
-        keys: Leaves and nested parts that the rows bring; the others are written later with ``set_at_``. None: all.
-        policy_version: Of the table's policy, that makes the rows which are appended from now on; see there.
-        n_step: Makes n-step rows of them. Rows whose horizon is open are held back, at most n-1, also by ``flush``;
+        keys: Leaves and nested parts that the rows have; the others are written later with ``set_at_``. None: all.
+        policy_version: Version of the table's policy that makes the rows appended from now on; see the property.
+        n_step: Turns them into n-step rows. Rows whose horizon is open, at most n-1, are held back, also by ``flush``;
             the end of the trajectory completes them, and so does ``close``.
-        timeout_s: Default of calls that wait; None is the client's.
+        timeout_s: Default for calls that wait; None is the client's.
 
     Raises:
-        InvalidRequestError: An argument is out of range, ``max_bytes`` does not hold two rows, or the rows lack what
-            ``n_step`` needs.
+        InvalidRequestError: An argument is out of range, ``max_bytes`` is too small for two rows, or the rows lack a
+            key that ``n_step`` needs.
         KeyNotFoundError: Rows of the table have no such key.
     """
 
@@ -109,20 +109,23 @@ class ReplayWriter:
         )
         handle._client.senders.add(self._sender)
         self._finalizer = weakref.finalize(self, self._sender.drain)
-        self._finalizer.atexit = False  # the sender itself looks to that
+        self._finalizer.atexit = False  # the sender itself handles the exit
 
     def __repr__(self) -> str:
         return f"<ReplayWriter {self.name!r}: {self.num_acknowledged} rows stored, {self._sender.account()}>"
 
     @property
     def policy_version(self) -> int | None:
-        """Version of the table's policy that makes the rows appended from now on, also while others are on their way;
-        None: the newest that is published when they are stored. An n-step row has that of its first step.
+        """Version of the table's policy that makes the rows appended from now on.
+
+        May change while others are under way.
+
+        None: the newest published one when they are stored. An n-step row has that of its first step.
 
         The table refuses one above the newest published, which ends the writer.
 
         Raises:
-            InvalidRequestError: Set to what is no integer from 0 on, or for a table without a policy.
+            InvalidRequestError: It is set to something else than an integer of at least 0, or the table has no policy.
         """
         return None if self._version == NO_VERSION else self._version
 
@@ -134,12 +137,12 @@ class ReplayWriter:
 
     @property
     def num_appended(self) -> int:
-        """Rows that ``append`` has taken."""
+        """Rows that ``append`` has accepted."""
         return self._sender.num_appended
 
     @property
     def num_acknowledged(self) -> int:
-        """Rows that are stored: the first so many of those appended."""
+        """Rows that are stored: the first ones of those appended."""
         return self._sender.num_acknowledged
 
     @property
@@ -149,24 +152,24 @@ class ReplayWriter:
 
     @property
     def num_buffered(self) -> int:
-        """Rows that were not sent yet."""
+        """Rows that have not been sent yet."""
         return self._sender.num_appended - self._sender.num_sent
 
     def append(self, td: Any, priority: Any = None) -> None:
-        """Takes one row; its tensors may change as soon as this returns.
+        """Appends one row; its tensors may change as soon as this returns.
 
-        Waits only when ``max_bytes`` are taken by rows that wait or are under way.
+        Waits only if rows that wait or are under way fill ``max_bytes``.
 
         Args:
-            td: As ``like`` of the table: same keys (or those that the writer's ``keys`` name), shapes and dtypes.
-            priority: At least 0, finite; None takes what the table gives to new rows. Rows with and without one do not
+            td: Like ``like`` of the table: the same keys (or those in the writer's ``keys``), shapes and dtypes.
+            priority: At least 0, finite; None uses what the table gives to new rows. Rows with and without one do not
                 share a batch.
 
         Raises:
-            SpecMismatchError, NotSupportedError: The row does not fit. It was not taken; the writer goes on.
-            InvalidRequestError: The priority is none. As above.
+            SpecMismatchError, NotSupportedError: The row does not fit. It was not accepted; the writer goes on.
+            InvalidRequestError: The priority is invalid. As above.
             DeadlineExceededError: There was no room within the writer's ``timeout_s``. As above.
-            WriterFailedError: Rows could not be stored, see there; from now on every call raises it.
+            WriterFailedError: Rows could not be stored; every later call raises it too.
             ClosedError: The writer was closed.
         """
         if priority is not None and not self._has_priority:
@@ -182,9 +185,9 @@ class ReplayWriter:
             self._sender.put(leaves, [], 0, weight, self._timeout_s, self._version)
 
     def end_trajectory(self) -> None:
-        """The row that was appended last is the last of its trajectory; the next one begins another.
+        """Marks the row that was appended last as the last of its trajectory; the next row begins another.
 
-        Without a row since the last time it does nothing.
+        Has no effect if no row was appended since the last time.
 
         Raises:
             WriterFailedError, ClosedError: As ``append``.
@@ -192,21 +195,21 @@ class ReplayWriter:
         self._sender.end_trajectory()
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Sends what was appended, and waits until it is stored.
+        """Sends the appended rows, and waits until they are stored.
 
         Raises:
-            DeadlineExceededError: It was not in time; it is still on its way. Says how much of it.
+            DeadlineExceededError: They were not stored in time; they are still under way. The error says how many.
             WriterFailedError, ClosedError: As ``append``.
         """
         self._sender.flush(self._deadline(timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Sends what was appended, waits until it is stored, and ends the writer. Idempotent.
+        """Sends the appended rows, waits until they are stored, and ends the writer. Idempotent.
 
-        With ``n_step``, the last rows of an open trajectory get the horizon that there is.
+        With ``n_step``, the last rows of an open trajectory get a shorter horizon.
 
         Raises:
-            DeadlineExceededError: As ``flush``; the writer is still open, and may be closed again.
+            DeadlineExceededError: As raised by ``flush``; the writer is still open, and may be closed again.
             WriterFailedError: As ``append``.
         """
         self._sender.close(self._deadline(timeout_s))
@@ -233,7 +236,7 @@ class ReplayWriter:
 def _checked_priority(priority: Any) -> float:
     try:
         number = float(priority)
-    except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several elements
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several elements
         number = math.nan
     if not 0 <= number < math.inf:
         raise InvalidRequestError(argument="priority", reason=f"{priority!r} is not a finite number of at least 0")

@@ -1,4 +1,4 @@
-"""Content on its way from the server: received into a pooled buffer, or straight into the caller's tensors."""
+"""Receives content from the server, into a pooled buffer or directly into the caller's tensors."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ from tdserve.transport.sources_sinks import FlatEnd, LeafEnd, Sink
 from tdserve.transport.stream import recv_messages, unpack
 
 ANSWER_GRACE_S = 1.0
-"""The server ends a wait at its deadline by itself; its answer gets this long to arrive before we give up."""
+"""The server ends a wait at its deadline by itself; its answer gets this much longer to arrive."""
 
 
 class Posted(NamedTuple):
-    """Receives that began before their request was sent: whatever order the server answers in, nobody waits for
-    another.
+    """Receives that began before their request was sent: the server may answer several requests in any order.
 
     Attributes:
         columns: Views of the layout's flat buffer.
         works: One per message.
-        channel: Theirs.
+        channel: The channel that they use.
     """
 
     columns: list[torch.Tensor]
@@ -50,7 +49,7 @@ class Posted(NamedTuple):
     channel: Channel
 
     def finish(self, layout: Layout, timeout_s: float) -> Received:
-        """Waits until all of it is here."""
+        """Waits until all of it is received."""
         self.channel.wait_all(self.works, timeout_s)
         return Received(layout, _show_columns(layout, self.columns))
 
@@ -58,13 +57,13 @@ class Posted(NamedTuple):
 def post(
     layout: Layout, session: Session, pending: Pending, tag: int, pool: BufferPool, *, device: Any = None
 ) -> Posted:
-    """Begins to receive the whole layout into a pooled buffer, or onto a GPU, as ``receive`` does.
+    """Starts to receive the whole layout into a pooled buffer, or onto a GPU, as ``receive`` does.
 
     Args:
         pending: The request, which has named the channel.
 
     Raises:
-        TDServeError: The channel is lost, or not formed in time.
+        TDServeError: The channel is lost, or was not open in time.
     """
     buffer = _buffer(layout, pool, landing(session.device, device))
     try:
@@ -92,14 +91,14 @@ def receive(
     values: torch.Tensor | None = None,
     device: Any = None,
 ) -> Received:
-    """Takes the content of a read.
+    """Receives the content of a read.
 
     Args:
-        inline: The content itself, when it came in the answer.
-        content: The channel over which it comes otherwise.
+        inline: The content itself, if the answer contains it.
+        content: The channel that carries it otherwise.
         into: Contiguous CPU tensors; by default views of a pooled buffer.
-        values: Takes the block of values that follows behind the leaves, uint8.
-        device: Where the leaves will be moved: they are received there, where the channel ends on that GPU.
+        values: Receives the block of values that follows the leaves, uint8.
+        device: Where the leaves will be moved: they are received there, if the channel ends on that GPU.
 
     Raises:
         PeerLostError, DeadlineExceededError: ``into`` is undefined; the channel is closed.
@@ -107,7 +106,7 @@ def receive(
     if inline is not None and len(inline) != sum(layout.message_nbytes):
         raise RemoteProtocolError(expected=f"{sum(layout.message_nbytes)} bytes", received=f"{len(inline)}")
     if inline is not None and into is None and len(layout.messages) == 1 and not pool.is_shared:
-        # Small content as one message, which lies in the flat buffer just as it came.
+        # Small content is one message, which is in the flat buffer just as it arrived.
         message = layout.messages[0]
         flat = bytearray(layout.nbytes)
         flat[message.offset : message.offset + message.nbytes] = inline
@@ -142,10 +141,10 @@ def receive_answer(
     values: torch.Tensor | None = None,
     device: Any = None,
 ) -> Received:
-    """As ``receive`` of the content that an answer announces, or holds.
+    """Receives the content that an answer announces or contains, as ``receive`` does.
 
     Raises:
-        TDServeError: Why it did not come; of what the server says along the true reason. The channel was replaced.
+        TDServeError: Why it did not arrive; the server's own reason if it has sent one. The channel was replaced.
     """
     inline = reply.answer.done.inline if reply.answer.HasField("done") else None
     content = None if inline is not None else session.content_of(reply.pending, reply.answer.accepted)
@@ -167,12 +166,12 @@ def receive_answer(
 
 
 def _buffer(layout: Layout, pool: BufferPool, device: torch.device | None) -> torch.Tensor:
-    """Memory for the whole layout, uint8."""
+    """Returns uint8 memory for the whole layout."""
     return pool.take(layout.nbytes) if device is None else torch.empty(layout.nbytes, dtype=torch.uint8, device=device)
 
 
 def _show_columns(layout: Layout, columns: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The columns, those that the service has added on the CPU, where they are looked at."""
+    """Returns the columns; those that the service has added are on the CPU, where they are examined."""
     if not columns or columns[-1].device.type == "cpu":
         return columns
     return [*columns[: layout.num_leaves], *(column.cpu() for column in columns[layout.num_leaves :])]
@@ -184,16 +183,16 @@ def _empty(layout: Layout, number: int) -> torch.Tensor:
 
 
 def failure_of(session: Session, pending: Pending, error: TDServeError) -> TDServeError:
-    """The true reason of a broken transfer: a Failure that the server sends along, else the transport's error.
+    """Returns the true reason of a broken transfer: a Failure of the server if one arrives, else the transport's error.
 
-    Replaces the channel: content of this transfer may still be under way, and nobody takes it any more. Who may try
-    again is told so by a TransferAbortedError.
+    Replaces the channel: content of this transfer may still be under way, and nobody receives it any more. A
+    TransferAbortedError shows that the call may be retried.
     """
     if pending.content is not None:
         session.give_up(pending.content, error)
     told, content = error, pending.content
     if not pending.has_failed and not isinstance(error, DeadlineExceededError):
-        # Content on a lost channel may have been the answer. All that were under way there wait the same second.
+        # Content on a lost channel may have been the answer. All transfers under way there wait during the same second.
         grace_s = ANSWER_GRACE_S if content is None else max(ANSWER_GRACE_S - content.lost_for_s, 0.0)
         try:
             pending.wait(grace_s, "the transfer", is_owed=content is None)

@@ -1,4 +1,4 @@
-"""Content that this process puts into the server's files by itself."""
+"""Content that this process writes into the server's files itself."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from tdserve.v1 import control_pb2
 
 
 class PlacedContent(Outgoing):
-    """Tensors are written where the server lets them; values go to the worker that stores them. Arguments and errors as
-    of ``Outgoing``.
+    """Content whose tensors this process writes where the server permits; its values go to the worker that stores them.
+
+    Arguments and errors as of ``Outgoing``.
 
     Args:
-        local: The session's other end.
+        local: The session's local end.
 
     Raises:
         NotSupportedError: This process may only read.
@@ -34,7 +35,7 @@ class PlacedContent(Outgoing):
         local.check_writable(f"writing to {target.store!r}")
         super().__init__(captured, target, is_bundled=_may_bundle(captured[0], target))
         self._local = local
-        if target.is_packed:  # a version's lie beside its file, and are written with it
+        if target.is_packed:  # those of a version are written with its file
             return
         spooled = local.spool(self._values)
         if spooled is None:
@@ -46,11 +47,14 @@ class PlacedContent(Outgoing):
 
     @property
     def place(self) -> OnGranted:
-        """Writes it into the server's files. Not kept: an object that holds its own method waits for the collector."""
+        """Returns the call that writes into the server's files.
+
+        Not cached: an object that holds its own method is only collected.
+        """
         return self._put
 
     def post(self, content: ContentChannel | None, tag: int, pool: BufferPool) -> list[Work]:
-        """Makes what the copying of rows needs, while the server still decides where."""
+        """Prepares the copying of rows, while the server still decides where they go."""
         if self._target.is_extend:
             for each in self._captured:
                 leaves_of(each, write_layout(each.spec))
@@ -69,6 +73,6 @@ class PlacedContent(Outgoing):
 
 
 def _may_bundle(captured: Captured, target: WriteTarget) -> bool:
-    """Whether these are new rows that lack no value: the worker takes them as they will be kept."""
+    """Returns whether these are new rows with all values: the worker gets them in the form in which it stores them."""
     spec, stored = captured.spec, target.stored
     return stored is not None and target.is_extend and may_bundle(spec) and len(spec.values) == len(stored.values)

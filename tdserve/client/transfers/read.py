@@ -1,4 +1,4 @@
-"""Reads: ask, be told what comes, receive it, put it together."""
+"""Reads: send a request, receive the content that the answer announces, and build it."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def finish_read(
     device: Any = None,
     allow_pickle: bool | None = None,
 ) -> Content:
-    """Receives what an answer announces (or holds), and checks that it is whole.
+    """Receives what an answer announces or contains, and checks that it is complete.
 
-    A destination that does not fit is found out before a byte is written to it, after the content was taken off the
+    A destination that does not fit is detected before a byte is written to it, after the content was received from the
     channel.
 
     Args:
-        keeps_fault: Whether values that cannot be decoded are no error here; the content says so.
+        keeps_fault: Whether the content carries the error of values that cannot be decoded, instead of raising it here.
         device: Where the content will be moved, as of ``receive``.
-        allow_pickle: Whether pickled values are unpickled; None: as the client says.
+        allow_pickle: Whether pickled values are unpickled; None: as set for the client.
     """
     accepted = reply.accepted
     places, mismatch = (None, None) if destination is None else destination.places_for(spec, layout)
@@ -78,7 +78,7 @@ def try_decode_values(
     keeps_fault: bool,
     allow_pickle: bool | None = None,
 ) -> tuple[Spec, dict[Path, Any], TDServeError | None]:
-    """``decode_values``; with ``keeps_fault`` the error comes back instead of being raised, and no values with it."""
+    """Decodes values; with ``keeps_fault`` returns an error instead of raising it, and no values with it."""
     trusts = client.allow_pickle if allow_pickle is None else allow_pickle
     try:
         return *decode_values(spec, encoded, allow_pickle=trusts), None
@@ -89,14 +89,14 @@ def try_decode_values(
 
 
 def _room(client: SessionClient, accepted: control_pb2.Accepted) -> torch.Tensor | None:
-    """Memory for a block of values that follows behind the leaves; None when there is none."""
+    """Returns memory for the block of values that follows the leaves; None if there is none."""
     return client.pool.take(accepted.values_nbytes) if accepted.values_nbytes else None
 
 
 def finish_posted(
     session: Session, pending: Pending, posted: Posted, *, spec: Spec, layout: Layout, deadline: Deadline
 ) -> Content | None:
-    """Waits for content whose receives began with the request; None when the server has nothing to grant now."""
+    """Waits for content whose receives began with the request; None if the server has nothing to grant now."""
     try:
         received = posted.finish(layout, sending_timeout_s(deadline, layout.nbytes))
     except (TransportError, DeadlineExceededError) as error:

@@ -1,4 +1,4 @@
-"""Reads of what an index expression selects of a tensordict store: sent by the server, or copied from mapped files."""
+"""Reads the part of a tensordict store that an index selects, over a channel or from mapped files."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def read_selection(
     device: Any = None,
     allow_pickle: bool | None = None,
 ) -> Content | None:
-    """Reads a selection of a tensordict store as of one moment; None when there is nothing newer.
+    """Reads a selection of a tensordict store as of one moment; None if there is nothing newer.
 
     Args:
-        spec: The store's structure if it is known; otherwise the server sends it along.
+        spec: The store's structure if it is known; otherwise the server sends it.
         device: Where the content will be moved, as of ``receive``.
-        allow_pickle: Whether pickled values are unpickled; None: as the client says.
+        allow_pickle: Whether pickled values are unpickled; None: as set for the client.
     """
     wanted = WantedSelection(name, selection, tuple(keys), spec, newer_than, destination, device, allow_pickle)
     return client.call(partial(_attempt, client, wanted), deadline)
@@ -67,7 +67,7 @@ def _attempt(
 
 
 def require_content(content: Content | None) -> Content:
-    """The content of a read that asked for nothing newer than it knew, which always brings some."""
+    """Returns the content of a read without ``newer_than``, which always has some."""
     if content is None:
         raise LocalProtocolError(reason="a read without newer_than brought nothing")
     return content

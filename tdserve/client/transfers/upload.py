@@ -1,4 +1,4 @@
-"""Content on its way to the server: a tensordict taken apart, laid out, and sent while the request is on its way."""
+"""Sends content to the server: a tensordict is captured, laid out, and sent while the request is under way."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from tdserve.transport.sources_sinks import JoinedEnd, Source
 from tdserve.transport.stream import pack, send_messages, start_send
 
 MAX_POSTED_BYTES = 32 * 1024 * 1024
-"""Up to this size all messages are posted at once; above, a window keeps the staging memory small."""
+"""Up to this size all messages are posted at once; larger content uses a window, to need little staging memory."""
 
 
 class SentContent(Outgoing):
-    """Rides in the request if it is small, else follows it over the channel. Arguments and errors as of
-    ``Mover.prepare``.
+    """Content that its request contains if it is small; otherwise it follows over the channel.
+
+    Arguments and errors as of ``ClientMover.prepare``.
 
     Args:
-        session: Through which.
+        session: The session that sends it.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class SentContent(Outgoing):
         self.message.message_nbytes.extend(message.nbytes for message in self._messages)
 
     def settle(self) -> None:
-        """Takes the content that was only announced; errors as of ``Outgoing``."""
+        """Fetches content that was only announced; errors as of ``Outgoing``."""
         fetch, self._fetch = self._fetch, None
         if fetch is None:
             return
@@ -85,7 +86,7 @@ class SentContent(Outgoing):
         return start_send(self._session.channel(content), tag, self._messages, self._source, pool)
 
     def send(self, content: ContentChannel | None, tag: int, pool: BufferPool, timeout_s: float) -> list[Work]:
-        """Posts what is small, and sends what is large."""
+        """Posts small content, and sends large content."""
         if content is None or self.is_inline or self.nbytes <= MAX_POSTED_BYTES:
             return self.post(content, tag, pool)
         channel = self._session.channel(content)
@@ -97,5 +98,5 @@ class SentContent(Outgoing):
 def _source(captured: Sequence[Captured], layout: Layout) -> Source:
     if len(captured) == 1:
         return source_of(captured[0], layout)
-    found = [contents_of(each) for each in captured]  # larger leaves may stand elsewhere in the layout of all
+    found = [contents_of(each) for each in captured]  # larger leaves may be elsewhere in the common layout
     return JoinedEnd([[each[slot.path] for each in found] for slot in layout.slots])

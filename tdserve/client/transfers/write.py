@@ -1,4 +1,4 @@
-"""Writes: capture, check, ask and send at once, wait for the commit. A retry stores nothing twice."""
+"""Writes: check, send the request and the content together, wait for the commit. A retry stores nothing twice."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def write(
     what: str,
     request: int | None = None,
 ) -> control_pb2.Done:
-    """Sends a write's request and its content together, and waits until it is committed.
+    """Sends the request of a write together with its content, and waits until it is committed.
 
     Args:
-        make_outgoing: Lays the content out for a session (whose limit for inline content counts).
-        make_body: The request, as the field of ClientMessage.
-        what: For the error of one that takes too long.
+        make_outgoing: Prepares the content for a session (whose limit for inline content applies).
+        make_body: Makes the request, as the field of ClientMessage.
+        what: Names the write in the error of a timeout.
         request: Number of a request that was tried before.
 
     Raises:
-        DeadlineExceededError: Not in time; or this client had too many writes under way all the time, and nothing was
-            sent.
+        DeadlineExceededError: It was not committed in time. Or too many writes of this client were under way all the
+            time, and nothing was sent.
     """
     is_first = request is None
     request = client.requests.begin_write(deadline) if request is None else request
@@ -84,10 +84,10 @@ def write(
             pending.withdraw()
             if pending.has_failed:
                 sent.mark_refused(client.requests.newest)
-            else:  # what was posted may still be read by the peer: it must not see the caller's next content
+            else:  # the peer may still read posted content: it must not see the caller's next one
                 sent.give_up(error)
             raise
-        if is_retry:  # it may have been answered before all of it was sent, as the first attempt was
+        if is_retry:  # the server may answer before all was sent, as to the first attempt
             sent.mark_refused(client.requests.newest)
         else:
             sent.mark_taken(request)
@@ -97,11 +97,10 @@ def write(
 
 
 def await_channel(session: Session, outgoing: Outgoing, deadline: Deadline) -> None:
-    """Waits for the channel before anything is asked, where that is better: see ``SHORT_S``, or another was lost and
-    it may take long.
+    """Waits for the channel before the request is sent, if time is short (``SHORT_S``) or a lost one is being replaced.
 
     Raises:
-        ConnectError, DeadlineExceededError: As of ``Session.await_channel``.
+        ConnectError, DeadlineExceededError: As raised by ``Session.await_channel``.
     """
     remaining_s = deadline.remaining_s
     if outgoing.is_inline:
@@ -113,14 +112,14 @@ def await_channel(session: Session, outgoing: Outgoing, deadline: Deadline) -> N
 
 
 class _Sent:
-    """What was sent behind a request, and the server may still have to take.
+    """What was sent after a request, and the server may not have received yet.
 
     Args:
-        session: Through which.
+        session: The session that sends it.
         outgoing: The content.
 
     Attributes:
-        content: The channel; None where nothing goes over one.
+        content: The channel; None if nothing is sent over one.
     """
 
     def __init__(self, session: Session, outgoing: Outgoing) -> None:
@@ -132,8 +131,7 @@ class _Sent:
         self._lock = Lock()  # the answer may come while the content is posted
 
     def check_formed(self) -> None:
-        """Raises TransferAbortedError where a channel is needed that takes the place of a lost one: it may take long
-        to form."""
+        """Raises TransferAbortedError if the content needs a channel that is still being replaced."""
         if self.content is not None and self.content.is_renewing:
             raise TransferAbortedError(transfer=0, reason="its channel is not formed yet")
 
@@ -150,8 +148,10 @@ class _Sent:
         )
 
     def ask_early(self, request: int, body: dict[str, Any], pool: BufferPool, *, on_answer: OnAnswer) -> None:
-        """Sends the request, and begins to send the content. Who is interrupted meanwhile, such as by Ctrl-C, will not
-        be told of an answer. Errors as of ``ask``."""
+        """Sends the request, and starts to send the content. Errors as of ``ask``.
+
+        A caller that is interrupted meanwhile, for example by Ctrl-C, gets no answer.
+        """
         try:
             self.ask(request, body, on_answer=on_answer)
             self.post(request, pool)
@@ -160,11 +160,12 @@ class _Sent:
             raise
 
     def send(self, pending: Pending, request: int, pool: BufferPool, timeout_s: float) -> None:
-        """Sends the content. Where the channel is lost meanwhile, the answer will say that too: the request must not be
-        tried again before it has come.
+        """Sends the content. If the channel is lost meanwhile, the answer reports that too.
+
+        The request must not be retried before that answer.
 
         Raises:
-            InvalidRequestError, DeadlineExceededError: The channel was given up.
+            InvalidRequestError, DeadlineExceededError: The channel was closed and will be replaced.
         """
         try:
             self._works = self._outgoing.send(self.content, tag_of(request), pool, timeout_s)
@@ -172,11 +173,11 @@ class _Sent:
             self.give_up(error)
         except (InvalidRequestError, DeadlineExceededError) as error:
             pending.withdraw()
-            self.give_up(error)  # the rest, which the server waits for, never comes
+            self.give_up(error)  # the server waits for the rest, which will not come
             raise
 
     def post(self, request: int, pool: BufferPool) -> None:
-        """Begins to send the content; an answer says what became of it, as of ``send``, and then its retry."""
+        """Starts to send the content. An answer reports a failure, as for ``send``, and then leads to a retry."""
         try:
             works = self._outgoing.post(self.content, tag_of(request), pool)
         except (TransportError, InvalidRequestError, DeadlineExceededError) as error:
@@ -184,16 +185,16 @@ class _Sent:
             return
         with self._lock:
             self._works, refused_at = works, self._refused_at
-        if refused_at is not None:  # before all of it was sent, and taken all the same
+        if refused_at is not None:  # before all of it was sent, and received nevertheless
             self.mark_refused(refused_at)
 
     def give_up(self, error: TDServeError) -> None:
-        """It stands in the middle of the content, or may."""
+        """Replaces the channel, since it may have half of the content in it."""
         if self.content is not None:
             self._session.give_up(self.content, error)
 
     def mark_refused(self, newest: int) -> None:
-        """The server takes what was posted, and forgets it: the request was refused, or carried out before.
+        """Notes that the request was refused, or carried out before: the server receives posted content and drops it.
 
         Args:
             newest: The newest request of the client.
@@ -204,7 +205,7 @@ class _Sent:
             self.content.keep(newest, works, self._outgoing.nbytes)
 
     def mark_taken(self, request: int) -> None:
-        """The server has taken all of it."""
+        """Notes that the server has received all of it."""
         if self.content is not None:
             self.content.let_go_before(request)
         with self._lock:
@@ -221,13 +222,13 @@ def write_early(
     what: str,
     on_later: Callable[[], None] = lambda: None,
 ) -> Future[control_pb2.Done]:
-    """As ``write``, but returns at once; the content must not change before the future is done.
+    """Writes as ``write`` does, but returns at once; the content must not change before the future is done.
 
     A transport failure is retried in the background, under the same number.
 
     Args:
-        request: Its number, of ``RequestNumbers.try_begin_write``; it ends here.
-        on_later: Called when it is left to the background: what is sent next might overtake it.
+        request: Its number, from ``RequestNumbers.try_begin_write``; it ends here.
+        on_later: Called when a retry in the background is needed: later requests might overtake it.
     """
     future: Future[control_pb2.Done] = Future()
 
@@ -261,7 +262,7 @@ def write_early(
             session.forget(request)
         client.requests.end(request)
 
-    if not client.has_session:  # to open one may take as long as the server is away
+    if not client.has_session:  # opening one may take as long as the server is away
         retry()
         return future
     try:
@@ -291,14 +292,13 @@ def write_selection(
     generations: bytes = b"",
     deadline: Deadline,
 ) -> int:
-    """Replaces a selection of a tensordict store, whole or not at all; returns the content version it made.
+    """Replaces a selection of a tensordict store, as a whole or not at all; returns the content version of the write.
 
     Args:
-        stored: The store's whole structure, as this client knows it.
-        generations: Of a replay's rows: nothing is written when one was overwritten since.
-        create: Makes the store in a session, as one that nobody sees before this write is done, and that is gone with
-            the
-            session: called for every session that is tried.
+        stored: The store's whole structure, as this client last read it.
+        generations: Of a replay's rows: nothing is written if one was overwritten since.
+        create: Creates the store in a session. It is invisible before this write is committed, and disappears with the
+            session if it is not. Called for every session that is tried.
     """
 
     target = WriteTarget(name, stored.fingerprint, stored, selection, allow_pickle=client.allow_pickle)

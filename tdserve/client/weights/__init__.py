@@ -1,1 +1,1 @@
-"""Versions of weights: published, pulled, and followed."""
+"""Versions of weights: published, pulled and followed."""

@@ -17,23 +17,23 @@ from tdserve.client.weights.versions import Pulls, Wanted, Weights, dtype_name
 
 
 class WeightsClient(MemmapClient):
-    """Adds weights: versions that are published whole, and pulled.
+    """A client that publishes and pulls weights; each version is published as a whole.
 
     What ``latest``, ``version`` and ``subscribe`` share:
 
-    * ``out`` is a tensordict that is filled in place, received into directly where its leaves are contiguous CPU
-      tensors. ``into`` is an ``nn.Module`` whose parameters and buffers are: they stay the same objects, with their
-      ``requires_grad`` and whatever an optimizer keeps of them; names and shapes must be equal, and dtypes but that
-      floating-point numbers are converted, as ``load_state_dict`` does. ``data`` is the module then.
-    * Leaves that have not changed since the version that was pulled before do not travel (over the network, from a
-      mebibyte on): they are taken from ``out`` or ``into``, or from the tensordict that was returned last if it is
-      still there. Their checksums are compared, so it does not matter what was done to them in between.
-    * ``dtype`` is one of floating-point numbers, such as ``torch.bfloat16``: leaves of floating-point numbers are
-      converted to it before they travel, whole.
-    * ``copy=False`` maps the version's file instead, over the transport ``shm``: nothing is copied, whatever the
-      size, and all processes share the memory. What is written into these tensors stays in this process, so they are
-      not locked, as those of ``StoreHandle.map`` are. The file lives as long as any of them. With ``dtype``, or over
-      another transport, it makes no difference.
+    * ``out`` is a tensordict that is filled in place. If its leaves are contiguous CPU tensors they are received into
+      directly. ``into`` is an ``nn.Module`` whose parameters and buffers are filled: they stay the same objects, with
+      their ``requires_grad`` and their optimizer state. Names and shapes must be equal, and dtypes too, except that
+      floating-point numbers are converted, as by ``load_state_dict``. ``data`` is then the module.
+    * Leaves that have not changed since the last pulled version are not sent again (over the network, from a mebibyte
+      on). They are taken from ``out`` or ``into``, or from the tensordict that was returned last if it still exists.
+      Their checksums are compared, so it does not matter what was done to them in between.
+    * ``dtype`` is a floating-point one, such as ``torch.bfloat16``: all floating-point leaves are converted to it
+      before they are sent, and all of them are sent.
+    * ``copy=False`` maps the version's file instead, over the transport ``shm``: nothing is copied, whatever the size,
+      and all processes share the memory. Writes into these tensors stay in this process, so they are not locked, just
+      like those of ``StoreHandle.map``. The file exists as long as any of them. With ``dtype``, or over another
+      transport, it has no effect.
     """
 
     def __init__(
@@ -71,25 +71,25 @@ class WeightsClient(MemmapClient):
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
-        """Publishes the next version of some weights; the first makes their store.
+        """Publishes the next version of some weights; the first one creates their store.
 
-        Weights are content only: parameters, buffers and ``TensorDictParams`` come back as plain tensors in plain
-        tensordicts, unlocked and without grad. ``init_remote`` keeps what they are.
+        Weights are only content: parameters, buffers and ``TensorDictParams`` are read as plain tensors in plain
+        tensordicts, unlocked and without grad. ``init_remote`` preserves them.
 
         Args:
             td: TensorDict (for instance ``TensorDict.from_module(policy)``) or ``nn.Module``.
-            metadata: Small values for readers, such as ``{"step": 10}``; 1 MiB at most.
-            keep: Newest versions that stay readable; 0 leaves it as it is (2 at first).
-            fanout: How many readers whoever has a version passes it on to, at most, kept until another is given; 0
-                leaves that to the server.
-            dtype: Leaves of floating-point numbers are converted to it before they are sent.
+            metadata: Small values for readers, such as ``{"step": 10}``; at most 1 MiB.
+            keep: How many of the newest versions stay readable; 0 keeps the setting (2 at first).
+            fanout: To how many readers each holder of a version passes it on, at most. It stays set until another is
+                given; 0 leaves the choice to the server.
+            dtype: Floating-point leaves are converted to it before they are sent.
 
         Returns:
-            The version, or a future of it; it is visible whole, and only then.
+            The version, or a future of it; it becomes visible as a whole, and not before.
 
         Raises:
             InvalidRequestError, NotSupportedError: Nothing was published.
-            CapacityError: The server's disk is full. The version before stays the newest.
+            CapacityError: The server's disk is full. The previous version stays the newest.
         """
         deadline = self.deadline(timeout_s)
 
@@ -120,7 +120,7 @@ class WeightsClient(MemmapClient):
         copy: bool = True,
         dtype: Any = None,
     ) -> Weights | None:
-        """The newest version of some weights, one version whole.
+        """Returns the newest version of some weights; all of its leaves are of one version.
 
         Args:
             newer_than: Waits for a version above this one.
@@ -128,10 +128,10 @@ class WeightsClient(MemmapClient):
             out, into, device, copy, dtype: See the class.
 
         Raises:
-            DeadlineExceededError: There was none in time.
+            DeadlineExceededError: There was no such version in time.
             SpecMismatchError: ``out`` or ``into`` does not fit; nothing was written to it.
-            PeerLostError, ConnectError: The server went away, and did not come back in time; ``out`` or ``into`` may
-                hold leaves of several versions.
+            PeerLostError, ConnectError: The server was lost and did not come back in time; ``out`` or ``into`` may
+                contain leaves of several versions.
         """
         check_real("reading weights", WEIGHTS)
         wanted = Wanted(
@@ -151,11 +151,11 @@ class WeightsClient(MemmapClient):
         copy: bool = True,
         dtype: Any = None,
     ) -> Weights:
-        """A certain version of some weights, which must be one of those that are kept: see ``versions``.
+        """Returns a certain version of some weights, if it is still kept: see ``versions``.
 
         Raises:
-            InvalidRequestError: It is not kept any more, or was not published yet; names those that are.
-            Others: As ``latest``, whose arguments these are.
+            InvalidRequestError: It is not kept any more, or was not published yet; the error lists those that are kept.
+            Others: As raised by ``latest``, whose arguments these are.
         """
         wanted = Wanted(name, version=v, out=out, into=into, device=device, copy=copy, dtype=dtype_name(dtype))
         found = self._pulls.pull(wanted, self.deadline(timeout_s))
@@ -164,11 +164,11 @@ class WeightsClient(MemmapClient):
         return found
 
     def versions(self, name: str, *, timeout_s: float | None = None) -> list[VersionInfo]:
-        """The versions of some weights that can be read now, ascending: number, size, time and metadata of each.
+        """Lists the readable versions of some weights, ascending: number, size, time and metadata of each.
 
         Raises:
-            DeadlineExceededError: The weights did not exist in time; with ``timeout_s=0`` StoreNotFoundError.
-            WrongStateError: The store of this name holds no weights.
+            DeadlineExceededError: The weights were not created in time; with ``timeout_s=0`` StoreNotFoundError.
+            WrongStateError: The store of this name is not one of weights.
         """
         description = self.describe(name, timeout_s=timeout_s)
         if description.kind != "weights":
@@ -190,13 +190,13 @@ class WeightsClient(MemmapClient):
         """Follows some weights: ``for weights in client.subscribe("policy", into=policy): ...``.
 
         Each step waits for a version above the last one and skips to the newest, so that a slow reader is late but
-        never behind; a reader that comes late, or again, begins with the newest there is. Ends when the subscription or
-        the client is closed. Goes on when the server was restarted. Of a store that was deleted and made anew it waits
-        for a number above the last one it had.
+        never falls behind. A reader that starts late, or again, begins with the newest version. The iteration ends when
+        the subscription or the client is closed. It goes on after a restart of the server. If the store was deleted and
+        created again, it waits for a number above the last one.
 
         Args:
             newer_than: Begins above this version.
-            timeout_s: Of each wait, which ends in DeadlineExceededError; the next step waits on. ``math.inf`` waits
+            timeout_s: For each wait, which ends in DeadlineExceededError; the next step waits again. ``math.inf`` waits
                 without end.
             out, into, device, copy, dtype: See the class.
         """

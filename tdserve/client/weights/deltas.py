@@ -1,8 +1,7 @@
-"""Versions of which a client has a part: what has not changed since the version before does not travel.
+"""Versions of which a client has a part: leaves that have not changed since its last version are not sent.
 
-The client remembers where it has put versions. When it asks for another, the server names the leaves that have not
-changed in between; the client looks whether it still has them, by their checksums, since they are its user's and may
-hold anything by now.
+The client remembers where it has put versions. When it requests another one, the server names the leaves that have not
+changed in between. The client then compares the checksums of its own leaves, since the user may have changed them.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from tdserve.transport.sources_sinks import as_bytes
 from tdserve.v1 import control_pb2
 
 MIN_NBYTES = 1024 * 1024
-"""Of smaller versions the server sends everything."""
+"""Smaller versions are sent completely."""
 
 MAX_PLACES = 4
-"""Places of one store, such as several copies of a policy, that are filled in turn."""
+"""Places for one store, such as several copies of a policy, that are filled in turn."""
 
 
 @dataclass(frozen=True)
 class HeldVersion:
-    """A version that is held somewhere.
+    """A version of which this client has the leaves.
 
     Attributes:
         version: Its number.
@@ -64,7 +63,7 @@ class _Returned(_PlacedVersion):
 
 
 class HeldVersions:
-    """Where the versions of all stores were put. Threads: safe. Keeps nothing alive."""
+    """Where the versions of all stores were put. Threads: safe. Does not keep these places alive."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -72,7 +71,10 @@ class HeldVersions:
         self._filled: NewestNames[dict[tuple[int, ...], _PlacedVersion]] = NewestNames()
 
     def last(self, name: str, *, has_place: bool) -> int:
-        """The version that was put last into a place of the user's, or returned, which takes no look at it; or 0."""
+        """Returns the number of the version that was last put into a place of the user, or returned; or 0.
+
+        Does not check it.
+        """
         with self._lock:
             if has_place:
                 places = self._filled.get(name)
@@ -81,7 +83,10 @@ class HeldVersions:
             return 0 if returned is None or returned.td() is None else returned.version
 
     def find(self, name: str, destination: Destination | None) -> HeldVersion | None:
-        """What a destination holds, or, without one, what the user still has of what was returned last."""
+        """Returns what a destination holds.
+
+        Without one, what the user still has of the tensordict that was returned last.
+        """
         with self._lock:
             returned = self._returned.get(name)
             filled = dict(self._filled.get(name) or {})
@@ -95,7 +100,7 @@ class HeldVersions:
         return None
 
     def keep(self, name: str, version: int, spec: Spec, *, destination: Destination | None, td: Any) -> None:
-        """Remembers where a version was put: in a destination, or in a tensordict of its own, on the CPU."""
+        """Remembers where a version was put: in a destination, or in a new tensordict on the CPU."""
         if spec.nbytes < MIN_NBYTES or spec.has_ragged:
             return
         if destination is None:
@@ -120,34 +125,37 @@ def _of_returned(returned: _Returned, name: str) -> HeldVersion | None:
     try:
         captured = capture(td, store=name)
         check_matches(returned.spec, captured.spec, store=name)
-    except TDServeError:  # it has another structure by now
+    except TDServeError:  # its structure has changed
         return None
     leaves = leaves_of(captured, read_layout(returned.spec, is_packed=True))
     return None if leaves.contents is None else HeldVersion(returned.version, leaves)
 
 
 def _addresses(leaves: Leaves) -> tuple[int, ...]:
-    """What tells places apart: where they begin and end. Of thousands of leaves more would cost more than it brings,
-    since what a place holds is found out by its checksums."""
+    """Returns begin and end of a place, which identify it.
+
+    Comparing more than these would cost more than it saves for thousands of leaves, since checksums show what a place
+    holds.
+    """
     tensors = leaves.tensors
     return (len(tensors), tensors[0].data_ptr(), tensors[-1].data_ptr()) if tensors else ()
 
 
 class Rest:
-    """A version of which only a part comes.
+    """A version of which only a part is sent.
 
     Args:
         spec: Of the whole version.
-        accepted: Names what does not come.
-        held: Where that is taken from; None: it turned out to be nowhere.
+        accepted: Names the leaves that are not sent.
+        held: Contains these leaves; None: they turned out to be missing.
         destination: Where the version goes.
 
     Attributes:
-        layout: Of what comes.
-        into: Where it goes; None: wherever it is received.
+        layout: Of the part that is sent.
+        into: Where it goes; None: a new buffer.
 
     Raises:
-        RemoteProtocolError: The server says what makes no sense.
+        RemoteProtocolError: The server's message is inconsistent.
     """
 
     def __init__(
@@ -163,7 +171,7 @@ class Rest:
         self._checksums: dict[int, int] = dict(zip(numbers, checksums.tolist(), strict=True))
         self._held = None if held is None else _by_path(spec, held.leaves)
         places = None
-        if destination is not None:  # that it does not fit is found out when the leaves are here
+        if destination is not None:  # a mismatch is found when the leaves are here
             places, _ = destination.places_for(spec, read_layout(spec, is_packed=True))
         self._places = None if places is None else _by_path(spec, places)
         self.layout = read_layout(only_leaves(spec, self._numbers_but(self._checksums)), is_packed=True)
@@ -172,9 +180,9 @@ class Rest:
     def merge(
         self, received: Mapping[Path, torch.Tensor], pool: BufferPool
     ) -> tuple[dict[Path, torch.Tensor], list[int]]:
-        """All leaves of the version, and the numbers of those that are not what they should be.
+        """Returns all leaves of the version, and the numbers of those that are not what they should be.
 
-        Where they lie nowhere that is to be filled they are copied: nobody else may change them.
+        Leaves outside of a destination are copied, since nothing else may change the result.
         """
         tensors = [self._spec.tensors[number][0] for number in self._checksums]
         if self._places is not None:
@@ -200,7 +208,7 @@ class Rest:
 
 
 def pick(layout: Layout, by_path: Mapping[Path, tuple[torch.Tensor, NDArray[np.uint8]]]) -> Leaves:
-    """The leaves of a layout, in its order."""
+    """Returns the leaves of a layout, in its order."""
     found: Sequence[tuple[torch.Tensor, NDArray[np.uint8]]]
     found = [by_path[slot.path] for slot in layout.slots[: layout.num_leaves]]
     return Leaves([tensor for tensor, _ in found], [content for _, content in found])

@@ -1,4 +1,4 @@
-"""A version that comes whole: received into the caller's place, or beside it."""
+"""A version that is sent completely: received into the caller's place, or into a buffer."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ def take_whole(
     mismatch: TDServeError | None,
     device: Any = None,
 ) -> Content | None:
-    """Receives what an answer announces (or holds), and checks that it is whole.
+    """Receives what an answer announces or contains, and checks that it is complete.
 
-    A destination that does not fit is found out before a byte is written to it, after the content was taken off the
+    A destination that does not fit is detected before a byte is written to it, after the content was received from the
     channel.
 
     Args:
-        spec: Of what travels.
+        spec: Of what is sent.
         destination: The caller's place.
-        mismatch: Why there is none, raised then.
+        mismatch: Why there is none; raised then.
         device: Where the content will be moved, as of ``receive``.
 
     Returns:
-        The content; None where all of it lies in its destination.
+        The content; None if all of it is in its destination.
 
     Raises:
-        LinkFailedError: Another client did not pass it on rightly; ask again.
-        SpecMismatchError, NotSupportedError: As ``mismatch``. Nothing was written to the destination.
+        LinkFailedError: Another client did not pass it on correctly; request it again.
+        SpecMismatchError, NotSupportedError: The ``mismatch``. Nothing was written to the destination.
         PeerLostError, DeadlineExceededError: The destination may hold a part of it.
     """
     accepted = reply.accepted
     layout = read_layout(spec, is_packed=True)
     places, mismatch = (None, mismatch) if destination is None else destination.places_for(spec, layout)
-    if mismatch is not None and accepted.is_relayed:  # nothing is on its way to this client
+    if mismatch is not None and accepted.is_relayed:  # nothing is under way to this client
         session.relays.give_up(accepted.link)
         raise mismatch
     if accepted.link:

@@ -1,4 +1,4 @@
-"""Versions of weights out of their files: copied, or mapped as they are."""
+"""Versions of weights from their files: copied, or mapped."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def version_here(
     *,
     copy: bool,
 ) -> Content:
-    """The content of a version that the server has named.
+    """Returns the content of a version that the server has named.
 
     Args:
         path: Its file.
         spec: Its structure.
-        sent: The same, or with other dtypes, that leaves are converted to while they are copied.
+        sent: The same structure, or one with other dtypes to which leaves are converted while they are copied.
         destination: The caller's ``out``; filled in any case.
-        copy: False maps the file instead, which is not written again while any of the tensors lives.
+        copy: False maps the file instead, which is not written again as long as any of the tensors exists.
 
     Raises:
-        RetiredVersionError: Ask again.
+        RetiredVersionError: Request the version again.
         SpecMismatchError: The destination does not fit; nothing was written to it.
     """
     if destination is not None:
@@ -56,7 +56,7 @@ def version_here(
         if path.exists():
             raise
         raise RetiredVersionError(transfer=0, reason=f"version {accepted.version} is gone") from error
-    with file:  # until all is copied: it may be written again afterwards
+    with file:  # until all is copied: then it may be written again
         values = file.read_values() if spec.values else b""
         if values is None:
             raise RetiredVersionError(transfer=0, reason=f"version {accepted.version} is gone")
@@ -81,7 +81,7 @@ def _copy_leaves(
     layout = write_layout(spec, is_packed=True)
     places = None if destination is None else destination.places(layout)
     if destination is not None and places is None:
-        return file.leaves  # copied from where they are, by who knows the caller's tensors
+        return file.leaves  # copied later, by the code that has the caller's tensors
     content, slots = file.content, version_layout(spec)
     if places is not None:
         targets = dict(zip((slot.path for slot in layout.slots), places.contents or (), strict=True))
@@ -97,7 +97,7 @@ def _convert_leaves(
     client: SessionClient, file: VersionFile, sent: Spec, destination: Destination | None
 ) -> dict[tuple[str, ...], torch.Tensor]:
     if destination is not None:
-        return file.leaves  # converted as they are copied from where they are
+        return file.leaves  # converted while they are copied later
     leaves = leaf_views(client.pool.take(sent.nbytes), sent)
     for path, leaf in leaves.items():
         leaf.copy_(file.leaves[path])

@@ -1,4 +1,4 @@
-"""What a client remembers of stores, by name: of the last ones only, since names come and go."""
+"""What a client remembers about stores by name: only about the last ones, since names come and go."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Kept = TypeVar("_Kept")
 
 
 class NewestNames(Generic[_Kept]):
-    """Something for each of the names for which it was put last. Threads: safe."""
+    """A value for each of the names that were put last. Threads: safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -23,11 +23,11 @@ class NewestNames(Generic[_Kept]):
         return len(self._kept)
 
     def get(self, name: str) -> _Kept | None:
-        """What was put for a name, if it is still known."""
+        """Returns what was put for a name, if it is still remembered."""
         return self._kept.get(name)
 
     def put(self, name: str, kept: _Kept) -> None:
-        """Remembers it, and forgets what was put for another name longest ago, where there are too many."""
+        """Stores a value for a name; if there are too many, drops the one that was put longest ago."""
         with self._lock:
             self._kept.pop(name, None)
             self._kept[name] = kept
@@ -35,6 +35,6 @@ class NewestNames(Generic[_Kept]):
                 del self._kept[next(iter(self._kept))]
 
     def pop(self, name: str) -> _Kept | None:
-        """As ``get``; it is forgotten then."""
+        """Returns what was put for a name, and drops it."""
         with self._lock:
             return self._kept.pop(name, None)

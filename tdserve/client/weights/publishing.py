@@ -29,20 +29,20 @@ from tdserve.v1 import control_pb2
 from tdserve.values.codec import encode_bytes
 
 MAX_COUNT = (1 << 32) - 1
-"""Of versions that are kept, and of readers that one passes a version on to: as the message holds it."""
+"""Largest ``keep`` and ``fanout`` that the message can hold."""
 
 
 MAX_TOLD_SPECS = 16
-"""Structures that are not told again in a session. The server remembers four times as many."""
+"""Structures that are sent once per session. The server remembers four times as many."""
 
 MIN_ANNOUNCED_LEAVES = 64
-"""Fewer are looked at in a tenth of a millisecond."""
+"""Fewer leaves are captured in a tenth of a millisecond."""
 
 
 class Published:
-    """The structures of what was published last, by which the next can be announced before it is looked at.
+    """Structures of the last publishes, by which the next one can be announced before it is captured.
 
-    Threads: safe, by the atomicity of dict operations. Keeps nothing alive.
+    Threads: safe, by the atomicity of dict operations. Keeps no tensordict alive.
     """
 
     def __init__(self) -> None:
@@ -50,18 +50,23 @@ class Published:
         self._changing: NewestNames[bool] = NewestNames()
 
     def take(self, name: str, td: Any, dtype: str) -> Spec | None:
-        """The structure that a tensordict or module had when it was published last, under this name and in this dtype;
-        None where there is little to gain. It is forgotten until it is kept again."""
+        """Returns the structure that a tensordict or module had when it was last published, with this name and dtype.
+
+        Returns None if there is little to gain. The structure is forgotten until it is kept again.
+        """
         last = self._last.pop(name)
         return last[2] if last is not None and last[0]() is td and last[1] == dtype else None
 
     def keep(self, name: str, td: Any, dtype: str, spec: Spec, *, announced: Spec | None) -> None:
-        """Remembers a structure; nothing more of this name when another was announced, which costs a session."""
+        """Keeps a structure.
+
+        Keeps nothing for this name after an announcement that was wrong, since that costs a session.
+        """
         if announced is not None and announced != spec:
             self._changing.put(name, True)
         if self._changing.get(name) or spec.values or len(spec.tensors) < MIN_ANNOUNCED_LEAVES:
             return
-        with suppress(TypeError):  # of a class whose objects cannot be referred to weakly
+        with suppress(TypeError):  # objects of some classes have no weak references
             self._last.put(name, (weakref.ref(td), dtype, spec))
 
 
@@ -97,7 +102,7 @@ def publish(
         return captured
 
     def make_outgoing(session: Session) -> Outgoing:
-        # To look at thousands of leaves takes as long as the server takes to get ready for them.
+        # Capturing thousands of leaves takes as long as the server takes to prepare for them.
         nonlocal announced
         announced = None if fetch.cache_info().currsize else published.take(name, td, dtype)
         is_announced = announced is not None and announced.nbytes > session.mover.inline_bytes
@@ -116,7 +121,7 @@ def publish(
             metadata=said,
         )
         nonlocal told
-        is_told = session.told_specs.get(spec.fingerprint) == spec  # its keys may have been in another order
+        is_told = session.told_specs.get(spec.fingerprint) == spec  # the order of the keys may differ
         told = None if is_told else (session, spec)
         if not is_told:
             request.spec.CopyFrom(codec.encode(spec))
@@ -137,11 +142,11 @@ def _check_named(td: Any) -> None:
 
 
 def _note_told(told: tuple[Session, Spec] | None) -> None:
-    """To be called when the server has answered: a request may have been refused unread."""
+    """Marks a structure as sent. Call it after the server's answer: a request may have been refused unread."""
     if told is None:
         return
     session, spec = told
-    session.told_specs = {**session.told_specs, spec.fingerprint: spec}  # another thread may look at those of before
+    session.told_specs = {**session.told_specs, spec.fingerprint: spec}  # another thread may be reading the old dict
     if len(session.told_specs) > MAX_TOLD_SPECS:
         session.told_specs = dict(list(session.told_specs.items())[-MAX_TOLD_SPECS:])
 

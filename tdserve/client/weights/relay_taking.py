@@ -1,4 +1,4 @@
-"""A version of weights on its way into the caller's tensors: from the server and kept, or from another client."""
+"""Receives a version of weights into the caller's tensors: from the server, to pass it on, or from another client."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tdserve.transport.stream import recv_messages
 from tdserve.v1 import control_pb2
 
 VERIFY_S = 5.0
-"""For the server to know what the checksums must be: it makes them, or is told them, soon after the first pull."""
+"""For the server to have the checksums: it makes or receives them soon after the first pull."""
 
 ANSWER_GRACE_S = 1.0
 
 
 class LinkFailedError(Exception):
-    """A version did not come over a link, or not rightly: the server has to be asked for it once more.
+    """A version did not arrive over a link, or is damaged: it must be requested from the server again.
 
     Attributes:
-        failed: What it is told then.
+        failed: The report to send with that request.
     """
 
     def __init__(self, link: int, *, was_connected: bool) -> None:
@@ -56,11 +56,11 @@ def receive_linked(
     timeout_s: float,
     into: Leaves | None,
 ) -> Received:
-    """Takes a version of which control wants to know how it comes: ``Accepted.link`` is set.
+    """Receives a version whose arrival must be reported to control: ``Accepted.link`` is set.
 
     Raises:
-        LinkFailedError: As of ``take_relayed``.
-        PeerLostError, DeadlineExceededError: As of ``receive_kept``.
+        LinkFailedError: As raised by ``take_relayed``.
+        PeerLostError, DeadlineExceededError: As raised by ``receive_kept``.
     """
     if accepted.is_relayed:
 
@@ -107,15 +107,15 @@ def receive_kept(
     timeout_s: float,
     into: Leaves | None,
 ) -> Received:
-    """Takes a version from the server's worker, and keeps it.
+    """Receives a version from the server's worker, and keeps it to pass it on.
 
     Args:
-        link: Under which control knows of this.
-        layout, spec: Of what travels.
-        channel, tag, pool, timeout_s, into: As of ``incoming.receive``.
+        link: Its number at control.
+        layout, spec: Of what is sent.
+        channel, tag, pool, timeout_s, into: As of ``download.receive``.
 
     Raises:
-        PeerLostError, DeadlineExceededError: The channel is closed, nothing is kept; ``into`` is as it was.
+        PeerLostError, DeadlineExceededError: The channel is closed, nothing is kept; ``into`` is unchanged.
     """
     kept = relays.keep(link, layout, pool)
     try:
@@ -139,16 +139,16 @@ def take_relayed(
     timeout_s: float,
     into: Leaves | None,
 ) -> Received:
-    """Takes a version from another client; it is shown to the caller when the server has found it right.
+    """Receives a version from another client; the caller sees it once the server has confirmed the checksums.
 
     Args:
-        accepted: What the server said of it.
-        verify: Has the server look at the checksums; raises what it says.
+        accepted: The server's message about it.
+        verify: Has the server compare the checksums; raises the server's error.
         layout, spec, pool, into: As of ``receive_kept``.
-        timeout_s: For all of it, however much comes in between.
+        timeout_s: For all of it, however many messages arrive in between.
 
     Raises:
-        LinkFailedError: It did not come, or not rightly. Nothing is kept; ``into`` is as it was.
+        LinkFailedError: It did not arrive, or is damaged. Nothing is kept; ``into`` is unchanged.
     """
     number = accepted.link
     end = time.monotonic() + timeout_s
@@ -186,7 +186,7 @@ def take_relayed(
 
 
 def _copy_content(layout: Layout, buffer: torch.Tensor, pool: BufferPool, into: Leaves | None) -> Received:
-    """The caller's own: what it does with it changes nothing of what is passed on."""
+    """Copies content for the caller, whose changes do not affect what is passed on."""
     if into is None:
         copy = pool.take(layout.nbytes)
         copy_bytes(copy, buffer)

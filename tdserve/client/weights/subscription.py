@@ -1,4 +1,4 @@
-"""Versions of weights as they come, one after the other."""
+"""An iterator over new versions of weights."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Subscription:
     Threads: one iterates; any may close.
 
     Args:
-        client: Whose.
+        client: The client.
         pulls: Gets the versions.
         wanted: Which weights, and where they go.
-        timeout_s: Of each wait; None is the client's default.
+        timeout_s: For each wait; None is the client's default.
     """
 
     def __init__(self, client: SessionClient, pulls: Pulls, wanted: Wanted, *, timeout_s: float | None) -> None:
@@ -45,12 +45,12 @@ class Subscription:
         return self
 
     def __next__(self) -> Weights:
-        """The newest version above the last one, waited for.
+        """Waits for the newest version above the last one, and returns it.
 
         Raises:
             StopIteration: The subscription, or the client, is closed.
             DeadlineExceededError: There was none in time; may be called again.
-            TDServeError: As ``Client.latest``; may be called again.
+            TDServeError: As raised by ``Client.latest``; may be called again.
         """
         deadline = self._client.deadline(self._timeout_s)
         while not self._is_closed:
@@ -70,7 +70,7 @@ class Subscription:
             finally:
                 with self._lock:
                     self._under_way = None
-            if found is None:  # nobody wanted to wait
+            if found is None:  # asked without waiting
                 raise DeadlineExceededError(what=f"a version of {self._wanted.name!r}", timeout_s=self._timeout_s)
             if self._is_closed:
                 break
@@ -95,7 +95,7 @@ class Subscription:
         self.close()
 
     def _watch(self, session: Session, request: int) -> None:
-        """Raises ClosedError for a request that nobody waits for any more."""
+        """Raises ClosedError for a request whose subscription is closed."""
         with self._lock:
             if self._is_closed:
                 raise ClosedError(what="the subscription")
@@ -110,7 +110,7 @@ def _step_of(deadline: Deadline) -> Deadline:
 
 
 def _of_whole_wait(error: TDServeError, deadline: Deadline) -> TDServeError:
-    """A wait's end as the caller knows it: of the time that was given, not of the last step."""
+    """Returns the error of a wait with the caller's timeout instead of that of the last step."""
     if isinstance(error, DeadlineExceededError):
         return type(error)(**{**error.fields, "timeout_s": deadline.timeout_s})
     return error

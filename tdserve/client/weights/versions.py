@@ -56,7 +56,7 @@ class Weights(NamedTuple):
     Attributes:
         version: Grows by one with every publish.
         data: The tensordict, or the ``out=`` that was filled.
-        metadata: What the publisher said of it.
+        metadata: As given by the publisher.
     """
 
     version: int
@@ -66,17 +66,17 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which version, and where it goes.
+    """Which version to get, and where to put it.
 
     Attributes:
         name: Of the store.
         newer_than: Only a version above this one; None: any.
-        version: This one instead of the newest.
+        version: This version instead of the newest.
         out: A tensordict to fill, or
         into: a module.
-        device: Where a fresh tensordict goes.
+        device: Where a new tensordict is moved.
         copy: Whether a local client copies it.
-        dtype: Of its leaves of floating-point numbers; "" leaves them.
+        dtype: To convert floating-point leaves to; "" leaves them.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Wanted:
     dtype: str = ""
 
     def check(self) -> None:
-        """Raises InvalidRequestError for what contradicts itself, or names no version."""
+        """Raises InvalidRequestError for contradictory arguments, or a version that is no number."""
         check_store_name(self.name)
         if self.out is not None and self.into is not None:
             raise InvalidRequestError(argument="into", reason="out= is given too")
@@ -100,13 +100,13 @@ class Wanted:
                 check_version(argument, version)
 
     def destination(self) -> Destination | None:
-        """The caller's place. Raises what says why nothing can go there."""
+        """Returns the caller's place. Raises an error if nothing can be put there."""
         if self.into is not None:
             return ModuleDestination(self.into, store=self.name)
         return None if self.out is None else Destination(self.out, store=self.name)
 
     def request(self, spec: Spec | None, holds: int, deadline: Deadline) -> control_pb2.LatestRequest:
-        """The message, from who knows this structure and holds this version."""
+        """Makes the message of a client that has this structure and this version."""
         return control_pb2.LatestRequest(
             store=self.name,
             newer_than=None if self.newer_than is None else min(max(self.newer_than, 0), LARGEST),
@@ -119,14 +119,14 @@ class Wanted:
 
 
 Watch = Callable[[Session, int], None]
-"""Called with every request before it is sent; may raise to give the call up."""
+"""Called with every request before it is sent; may raise to cancel the call."""
 
 
 class Pulls:
     """Gets versions for one client. Threads: safe.
 
     Args:
-        client: Whose.
+        client: The client.
     """
 
     def __init__(self, client: SessionClient) -> None:
@@ -135,14 +135,14 @@ class Pulls:
         self._held = HeldVersions()
 
     def pull(self, wanted: Wanted, deadline: Deadline, watch: Watch | None = None) -> Weights | None:
-        """A version; None when there is nothing newer, and nobody wants to wait; see ``Client.latest``."""
+        """Gets a version; None if there is nothing newer and the call does not wait; see ``Client.latest``."""
         wanted.check()
         attempt = _Attempt(self._client, wanted, self._known, self._held, watch)
         return self._client.call(attempt, deadline)
 
 
 class _Attempt:
-    """One call, and its retries."""
+    """One call, including its retries."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class _Attempt:
         self._known = known
         self._held = held
         self._watch = watch
-        self._wants_all = bool(wanted.dtype)  # checksums are of what was published
+        self._wants_all = bool(wanted.dtype)  # checksums are those of the published dtypes
 
     def __call__(self, session: Session, request: int, deadline: Deadline) -> Weights | None:
         failed: list[control_pb2.FailedLink] = []
@@ -166,7 +166,7 @@ class _Attempt:
             number = self._client.requests.next() if failed or num_retired else request
             try:
                 return self._ask(session, number, deadline, failed)
-            except LinkFailedError as error:  # another client's, not the session's
+            except LinkFailedError as error:  # the fault of another client, not of the session
                 failed.append(error.failed)
             except RetiredVersionError:
                 num_retired += 1
@@ -205,7 +205,7 @@ class _Attempt:
             raise RemoteProtocolError(expected=f"the structure of {wanted.name!r}", received="none")
         sent = convert_floats(spec, wanted.dtype)
         content: Content | None
-        if accepted.path:  # a file that this client opens
+        if accepted.path:  # this client opens the file
             if mismatch is not None:
                 raise mismatch
             file = session.mover.find_file(accepted.path)
@@ -236,7 +236,7 @@ class _Attempt:
         return weights
 
     def _finish_rest(self, session: Session, reply: Reply, spec: Spec, rest: Rest) -> Content:
-        """Receives the leaves that have changed, and looks whether the others are still what they were."""
+        """Receives the leaves that have changed, and checks whether the others still are what they were."""
         accepted = reply.accepted
         received = receive_answer(rest.layout, session, reply, pool=self._client.pool, into=rest.into)
         leaves, stale = rest.merge(received.leaves(), self._client.pool)
@@ -248,7 +248,7 @@ class _Attempt:
     def _fetch(
         self, spec: Spec, version: int, numbers: list[int], leaves: dict[Path, torch.Tensor], deadline: Deadline
     ) -> None:
-        """Gets leaves of a version into their places: what was there is not what the server meant."""
+        """Gets single leaves of a version into their places, because those held here differ from the server's."""
         sent = only_leaves(spec, numbers)
         layout = read_layout(sent, is_packed=True)
         tensors = [leaves[slot.path] for slot in layout.slots[: layout.num_leaves]]
@@ -267,12 +267,12 @@ class _Attempt:
 
         try:
             self._client.call(attempt, deadline)
-        except InvalidRequestError as error:  # it is gone: all of the newest, then
+        except InvalidRequestError as error:  # the version is gone: get all of the newest
             self._wants_all = True
             raise TransferAbortedError(transfer=0, reason=str(error)) from error
 
     def _destination(self) -> tuple[Destination | None, TDServeError | None]:
-        """Where a version goes, or why it cannot go there: its content, which may be on its way, is taken first."""
+        """Returns where a version goes, or why it cannot go there; content that is under way is received first."""
         try:
             return self._wanted.destination(), None
         except TDServeError as error:
@@ -286,7 +286,7 @@ class _Attempt:
         return Weights(accepted.version, data, decode_bytes(accepted.metadata) if accepted.metadata else {})
 
     def _keep(self, weights: Weights, spec: Spec, destination: Destination | None) -> None:
-        """Remembers what is held now, unless that is on a device."""
+        """Remembers what is held now, unless it is on a device."""
         is_elsewhere = destination is None and self._wanted.device is not None
         if not is_elsewhere:
             td = weights.data if destination is None else None
@@ -294,10 +294,10 @@ class _Attempt:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype to convert to; "" for None.
+    """Returns the name of a dtype to convert to; "" for None.
 
     Raises:
-        InvalidRequestError: It is none of floating-point numbers.
+        InvalidRequestError: It is not a floating-point dtype.
     """
     if dtype is None:
         return ""
@@ -308,12 +308,12 @@ def dtype_name(dtype: Any) -> str:
 
 
 class ModuleDestination(Destination):
-    """Fills parameters and buffers in place: they stay the same objects, and nothing else of them changes.
+    """Parameters and buffers of a module, filled in place: they stay the same objects, and only their content changes.
 
     Floating-point numbers are converted to the dtype of the parameter, as ``load_state_dict`` does.
 
     Args:
-        module: With every parameter and buffer that comes, and no other.
+        module: Has every parameter and buffer of the version, and no others.
         store: Name, for errors.
     """
 
@@ -322,10 +322,10 @@ class ModuleDestination(Destination):
         self._is_converted = False
 
     def _check(self, spec: Spec) -> None:
-        """Names the parameter or buffer as the module does."""
+        """Raises an error that names the parameter or buffer as the module does."""
         memo = self._captured.memo
         fits: tuple[Spec, bool] | None = memo.get("fits a module")
-        if fits is None or fits[0] is not spec:  # to look at thousands of parameters takes milliseconds
+        if fits is None or fits[0] is not spec:  # checking thousands of parameters takes milliseconds
             self._compare(spec)
             fits = memo["fits a module"] = spec, self._is_converted
         self._is_converted = fits[1]
@@ -347,14 +347,14 @@ class ModuleDestination(Destination):
                 )
 
     def places(self, layout: Layout) -> Leaves | None:
-        """The parameters and buffers in the layout's order; None when they cannot be received into."""
+        """Returns the parameters and buffers in the layout's order; None if they cannot be received into."""
         return None if self._is_converted else super().places(layout)
 
     def finish(self, content: Content, *, was_direct: bool) -> None:
-        """Copies what was not received in place, on whatever device it goes to."""
+        """Copies what was not received in place, to whatever device it is on."""
         if not was_direct:
             for path, tensor in self._captured.tensors.items():
-                tensor.data.copy_(content.leaves[path])  # as memory, which autograd does not count as a change
+                tensor.data.copy_(content.leaves[path])  # through .data, so that autograd does not count it as a change
 
 
 def _is_convertible(theirs: Entry | None, own: Entry | None) -> bool:
