@@ -7,17 +7,22 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable
 from threading import Lock
 from typing import cast
 
-from tdserve.base.errors import PeerLostError, RemoteProtocolError
+from tdserve.base.errors import PeerLostError, RemoteProtocolError, TooLargeError
 from tdserve.v1 import worker_pb2
 
 _LENGTH = struct.Struct("<I")
 
-MAX_FRAME_BYTES = 256 * 1024 * 1024
-"""Far above any order: rows of a batch, a spec with a hundred thousand leaves, inline content."""
+MAX_FRAME_BYTES = 1 << 30
+"""Far above any order: the rows of the largest sample with all columns, a spec with a hundred thousand leaves, inline
+content."""
+
+_PIECE_BYTES = 1 << 18
+"""Bytes of a long frame that are handed to the loop's transport at a time, which copies them."""
 
 
 class FrameReader:
@@ -54,6 +59,64 @@ class FrameReader:
 def frame(content: bytes) -> bytes:
     """Returns the frame of a message."""
     return _LENGTH.pack(len(content)) + content
+
+
+class FrameWriter:
+    """Writes frames to a transport of the event loop, a long one a piece at a time: the transport copies what it is
+    handed, and what the socket does not take it moves again."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.WriteTransport | None = None
+        self._is_paused = False
+        self._waiting: deque[bytes | memoryview] = deque()
+
+    def open(self, transport: asyncio.WriteTransport) -> None:
+        """Begins to write."""
+        self._transport = transport
+
+    def close(self) -> None:
+        """Drops what was not written yet: the other end is gone."""
+        self._transport = None
+        self._waiting.clear()
+
+    def write(self, content: bytes, rest: bytes = b"") -> None:
+        """Writes the frame of a message, behind those before it; does nothing if the other end is gone.
+
+        Args:
+            content: The serialised message.
+            rest: More of it, which a reader merges: what is long was serialised in a thread, and is not copied again.
+
+        Raises:
+            TooLargeError: It is longer than any frame.
+        """
+        size = len(content) + len(rest)
+        if size > MAX_FRAME_BYTES:
+            raise TooLargeError(what="a message that names so many rows, in bytes", asked=size, free=MAX_FRAME_BYTES)
+        self.write_frames(_LENGTH.pack(size) + content)
+        for start in range(0, len(rest), _PIECE_BYTES):
+            self.write_frames(memoryview(rest)[start : start + _PIECE_BYTES])
+
+    def write_frames(self, data: bytes | memoryview) -> None:
+        """Writes whole frames, or the next piece of one."""
+        if self._is_paused:
+            self._waiting.append(data)
+        elif self._transport is not None:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Hands all to the transport, which is closed next."""
+        while self._waiting and self._transport is not None:
+            self._transport.write(self._waiting.popleft())
+
+    def pause(self) -> None:
+        """Called when the transport holds enough."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Called when the transport takes more."""
+        self._is_paused = False
+        while self._waiting and not self._is_paused and self._transport is not None:
+            self._transport.write(self._waiting.popleft())
 
 
 class WorkerSocket:
@@ -106,6 +169,7 @@ class ControlSocket(asyncio.Protocol):
         self._on_lost = on_lost
         self._reader = FrameReader()
         self._transport: asyncio.WriteTransport | None = None
+        self._writer = FrameWriter()
 
     @classmethod
     async def open(
@@ -118,6 +182,7 @@ class ControlSocket(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
+        self._writer.open(self._transport)
 
     def data_received(self, data: bytes) -> None:
         for content in self._reader.feed(data):
@@ -125,15 +190,34 @@ class ControlSocket(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._writer.close()
         self._on_lost()
 
-    def order(self, order: worker_pb2.Order) -> None:
-        """Sends an order. Raises PeerLostError when the worker is gone."""
+    def pause_writing(self) -> None:
+        """Called when the worker has more before it than it reads at once."""
+        self._writer.pause()
+
+    def resume_writing(self) -> None:
+        """Called when the worker has read that."""
+        self._writer.resume()
+
+    def order(self, order: worker_pb2.Order, rest: bytes = b"") -> None:
+        """Sends an order.
+
+        Args:
+            order: The order.
+            rest: As of :meth:`FrameWriter.write`.
+
+        Raises:
+            PeerLostError: The worker is gone.
+            TooLargeError: The order is longer than any frame.
+        """
         if self._transport is None:
             raise PeerLostError(peer="the data worker", reason="its socket is closed")
-        self._transport.write(frame(order.SerializeToString()))
+        self._writer.write(order.SerializeToString(), rest)
 
     def close(self) -> None:
         """Ends the connection; the worker then exits."""
+        self._writer.flush()
         if self._transport is not None:
             self._transport.close()

@@ -18,7 +18,7 @@ from typing import cast
 from google.protobuf.message import DecodeError
 
 from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
-from tdserve.control.framing import FrameReader, frame
+from tdserve.control.framing import FrameReader, FrameWriter, frame
 from tdserve.control.parts import MAX_RECEIVED_BYTES, PART_BYTES, cut_large
 from tdserve.v1 import control_pb2
 
@@ -58,10 +58,12 @@ class LocalLink(asyncio.Protocol):
         self._strangers = {} if strangers is None else strangers
         self._reader = FrameReader(MAX_STRANGER_FRAME_BYTES)
         self._transport: asyncio.WriteTransport | None = None
+        self._writer = FrameWriter()
         self._held: list[bytes] | None = None  # frames that leave together, while messages are taken in
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
+        self._writer.open(self._transport)
         self._strangers[self] = None
         if len(self._strangers) > MAX_STRANGERS:
             next(iter(self._strangers)).close()
@@ -84,35 +86,43 @@ class LocalLink(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Called when the client does not read what it is sent: it may not send requests meanwhile."""
+        self._writer.pause()
         if self._transport is not None:
             cast(asyncio.Transport, self._transport).pause_reading()
 
     def resume_writing(self) -> None:
         """Called when the client has read."""
+        self._writer.resume()
         if self._transport is not None:
             cast(asyncio.Transport, self._transport).resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._writer.close()
         self._strangers.pop(self, None)
         self._on_lost(self)
 
-    def send(self, message: control_pb2.ServerMessage) -> None:
-        """Sends a message; does nothing when the client is gone."""
-        if self._held is not None:
+    def send(self, message: control_pb2.ServerMessage, rest: bytes = b"") -> None:
+        """Sends a message; does nothing when the client is gone. ``rest``, and errors, as of
+        :meth:`FrameWriter.write`."""
+        if rest:
+            self._let_go()
+            self._writer.write(message.SerializeToString(), rest)
+        elif self._held is not None:
             self._held.append(frame(message.SerializeToString()))
-        elif self._transport is not None:
-            self._transport.write(frame(message.SerializeToString()))
+        else:
+            self._writer.write(message.SerializeToString())
 
     def _let_go(self) -> None:
         held, self._held = self._held, None
-        if held and self._transport is not None:
-            self._transport.write(b"".join(held))
+        if held:
+            self._writer.write_frames(b"".join(held))
 
     def close(self) -> None:
         """Ends the connection."""
         self._strangers.pop(self, None)
         self._let_go()
+        self._writer.flush()
         if self._transport is not None:
             self._transport.close()
 

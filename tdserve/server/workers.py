@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tdserve.base.config import ServerConfig
-from tdserve.base.errors import CapacityError, ClosedError, LocalProtocolError, PeerLostError
+from tdserve.base.errors import CapacityError, ClosedError, LocalProtocolError, PeerLostError, TooLargeError
 from tdserve.base.machine import count_oom_kills
 from tdserve.control.framing import ControlSocket
 from tdserve.control.status import decode_failure
@@ -128,16 +128,22 @@ class DataWorker:
                 return
 
     def order(
-        self, order: worker_pb2.Order, *, on_prepared: Callable[[worker_pb2.Prepared], None] | None = None
+        self,
+        order: worker_pb2.Order,
+        *,
+        rest: bytes = b"",
+        on_prepared: Callable[[worker_pb2.Prepared], None] | None = None,
     ) -> asyncio.Future[worker_pb2.Worked]:
         """Sends an order; its report becomes the result of the future.
 
         Args:
+            rest: As of ``ControlSocket.order``.
             on_prepared: Called when the worker is about to send the content of a read, with its description of the
                 values.
 
         Raises (from the future):
             PeerLostError: The worker is down, or died before it reported.
+            TooLargeError: As of ``ControlSocket.order``.
             TDServeError: The worker reported a failure.
         """
         future: asyncio.Future[worker_pb2.Worked] = asyncio.get_running_loop().create_future()
@@ -147,8 +153,8 @@ class DataWorker:
         self._last_order += 1
         order.order = self._last_order
         try:
-            self._socket.order(order)
-        except PeerLostError as error:  # it has just died
+            self._socket.order(order, rest)
+        except (PeerLostError, TooLargeError) as error:  # the first: it died in this moment
             future.set_exception(error)
             return future
         self._pending[order.order] = _Pending(future, on_prepared)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDict
 
 import tdserve
 from tests import chi_square
@@ -224,3 +225,25 @@ def test_ratio_when_writers_and_samplers_run_free_then_stays_within_its_error_bu
     assert (samples[~is_full] == 0).all()
     assert diff[is_full].max() <= min_size * ratio + buffer
     assert diff[is_full].min() >= min_size * ratio - buffer
+
+
+@pytest.mark.parametrize("sampler", [tdserve.Prioritized(alpha=1.0), tdserve.WithoutReplacement(), tdserve.Lifo()])
+def test_sample_when_it_has_very_many_rows_then_each_has_its_own_columns_and_those_that_differ_do(
+    client: tdserve.Client, name: str, sampler: Any
+) -> None:
+    num_rows, num_drawn = 50_000, 40_000
+    replay = client.create_replay(name, TensorDict({"x": torch.tensor(0)}, []), num_rows, sampler=sampler)
+    is_prioritized = sampler.kind == "prioritized"
+    priority = torch.arange(num_rows) + 1.0
+    for begin in range(0, num_rows, num_rows // 2):
+        part = torch.arange(begin, begin + num_rows // 2)
+        replay.extend(TensorDict({"x": part}, [len(part)]), priority=priority[part] if is_prioritized else None)
+    for _ in range(2):
+        batch = replay.sample(num_drawn)
+        assert torch.equal(batch["x"], batch["index"])
+        if is_prioritized:
+            assert torch.equal(batch["priority"], priority[batch["x"]])
+        else:
+            assert len(batch["x"].unique()) == num_drawn
+        if sampler.kind == "lifo":
+            assert torch.equal(batch["x"], torch.arange(num_rows).flip(0)[:num_drawn])

@@ -102,6 +102,7 @@ def test_loop_when_a_table_has_very_many_rows_then_no_call_keeps_it_busy(
             client.create_replay("made", like=row, capacity=num_rows, sampler=sampler)
             client.delete("made")
 
+        mask = torch.arange(num_rows) % 2 == 0
         few, starts = row.expand(256).clone(), iter(range(num_rows // 2, num_rows, num_rows // 8))
         anyhow, ones = torch.randperm(num_rows), torch.ones(num_rows, dtype=torch.uint8)
         calls: dict[str, Callable[[], object]] = {
@@ -109,10 +110,11 @@ def test_loop_when_a_table_has_very_many_rows_then_no_call_keeps_it_busy(
             "extend": lambda: table.extend(few),
             "extend by very many rows": lambda: table.extend(row.expand(num_rows // 3).clone()),
             "sample": lambda: table.sample(256),
-            "sample very many rows": lambda: table.sample(96_000),
+            "sample very many rows": lambda: table.sample(num_rows // 10),
             "read all": lambda: table[:],
             "read a row": lambda: table[5],
             "read the last row": lambda: table[-1],
+            "read a mask": lambda: table[mask],
             "read some rows": lambda: table[torch.tensor([5, 6])],
             "read a slice": lambda: table[10:20],
             "write some rows": lambda: table.set_at_("x", ones[:256], anyhow[:256]),
@@ -240,7 +242,7 @@ def test_loop_when_each_row_is_drawn_once_in_an_epoch_then_very_many_are_drawn_a
             table.extend(row.expand(num_rows // 20).clone())
         calls: dict[str, Callable[[], object]] = {
             "sample": lambda: table.sample(256),
-            "sample very many rows": lambda: table.sample(96_000),
+            "sample very many rows": lambda: table.sample(num_rows // 20),
         }
         assert long_ones(watched, calls, limit_s) == {}
 

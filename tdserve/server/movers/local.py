@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.content import paths_of
-from tdserve.messages.row_numbers import spread
+from tdserve.messages.row_numbers import PIECE_ROWS, spread
 from tdserve.messages.selection.selection import from_message
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
@@ -19,6 +20,7 @@ from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.tables.numbers import encode_plan
+from tdserve.server.turns import free_apart
 from tdserve.server.weights.version_files import path_of
 from tdserve.server.weights.version_sender import make_accepted
 from tdserve.store.catalog_db import Transaction
@@ -96,20 +98,28 @@ class LocalMover(Mover):
         """
         if accepted is None:
             raise RemoteProtocolError(expected="a sample that the client copies", received="one that comes in messages")
+        is_kept = not len(plan.spent)
+        rest = [await _encode_rest(plan, is_done=is_kept)]
         accepted.uid = entry.record.uid
-        accepted.rows, accepted.generations = await encode_plan(plan)
-        for name, column in plan.columns.items():
-            accepted.added.add(name=name, content=column.tobytes())
+        if not rest[0]:
+            _name_rows(accepted, plan)
         if self._client.lacks_values and entry.spec.values:
             elements = spread(plan.rows, math.prod(entry.spec.batch_size[1:]))
             paths = [path for path, _ in entry.spec.values]
             accepted.values = await read_values(self._session.worker, entry, paths, elements)
         self._traffic.count_sent(self.transport, 0)
-        if not len(plan.spent):
-            return control_pb2.Done(accepted=accepted)
-        accepted.wants_written = True  # no writer gets rows that leave the table before they are copied
-        await self._client.let_write(request, accepted)
-        return control_pb2.Done()
+        try:
+            if not is_kept:
+                accepted.wants_written = True  # no writer gets rows that leave the table before they are copied
+                await self._client.let_write(request, accepted, rest[0])
+                return control_pb2.Done()
+            done = control_pb2.Done(accepted=accepted)
+            if not rest[0]:
+                return done
+            await self._client.send(control_pb2.ServerMessage(request=request, done=done), rest[0])
+            return None
+        finally:
+            free_apart(rest, num_rows=len(plan.rows))
 
     async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
         """Has the client write the tensors into the store's files."""
@@ -172,6 +182,28 @@ class LocalMover(Mover):
     def move_to_tasks(self) -> None:
         """Moves the coroutines that wait for the client into tasks."""
         self._client.move_to_tasks()
+
+
+async def _encode_rest(plan: RowsPlan, *, is_done: bool) -> bytes:
+    """Returns the part of a message that names very many rows, made in a thread; nothing for few.
+
+    Args:
+        plan: The rows.
+        is_done: Whether the message is the answer, and not one that waits for the client.
+    """
+
+    def encode() -> bytes:
+        message = control_pb2.ServerMessage()
+        _name_rows(message.done.accepted if is_done else message.accepted, plan)
+        return message.SerializeToString()
+
+    return await asyncio.to_thread(encode) if len(plan.rows) > PIECE_ROWS else b""
+
+
+def _name_rows(accepted: control_pb2.Accepted, plan: RowsPlan) -> None:
+    accepted.rows, accepted.generations = encode_plan(plan)
+    for name, column in plan.columns.items():
+        accepted.added.add(name=name, content=column.tobytes())
 
 
 def _is_any(values: worker_pb2.PutValues) -> bool:

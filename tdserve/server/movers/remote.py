@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from tdserve.messages.content import rows_layout
+from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.surroundings import Surroundings
@@ -12,6 +15,7 @@ from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, Versio
 from tdserve.server.sessions.session import NUM_PAIRS, ClientSession
 from tdserve.server.staging_names import values_path
 from tdserve.server.tables.numbers import encode_plan
+from tdserve.server.turns import free_apart
 from tdserve.server.weights.version_files import let_go, path_of
 from tdserve.server.weights.version_sender import version_ref
 from tdserve.structure.tree import Path, Spec
@@ -79,23 +83,28 @@ class RemoteMover(Mover):
     ) -> control_pb2.Done | None:
         """Sends the rows inline in the answer if that is allowed and they are small, else over the channel."""
         session = self._session
-        encoded = await encode_plan(plan)
-        order = session.order(request)
-        body = order.send_rows
-        body.store.CopyFrom(entry.ref(session.worker.known_specs))
-        body.rows, body.generations = encoded
-        for name, column in plan.columns.items():
-            body.columns.add(name=name, content=column.tobytes())
-        body.sends_values = session.hello.takes_values
-        if accepted is None:
-            order.is_accepted = True
-            session.accepted_requests.add(request)
-            self._traffic.count_sent(self.transport, (await session.worker.order(order)).nbytes_moved)
-            return None
-        layout = rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
-        body.inline = sum(layout.message_nbytes) <= session.inline_limit(request)
-        order.is_accepted = not body.inline and not entry.spec.values
-        return await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
+        rest = [await _encode_rest(plan)]
+        try:
+            order = session.order(request)
+            body = order.send_rows
+            body.store.CopyFrom(entry.ref(session.worker.known_specs))
+            if not rest[0]:
+                _name_rows(body, plan)
+            body.sends_values = session.hello.takes_values
+            if accepted is None:
+                order.is_accepted = True
+                session.accepted_requests.add(request)
+                worked = await session.worker.order(order, rest=rest[0])
+                self._traffic.count_sent(self.transport, worked.nbytes_moved)
+                return None
+            layout = rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
+            body.inline = sum(layout.message_nbytes) <= session.inline_limit(request)
+            order.is_accepted = not body.inline and not entry.spec.values
+            return await self._traffic.read(
+                session, request, order, accepted, announces=order.is_accepted, rest=rest[0]
+            )
+        finally:
+            free_apart(rest, num_rows=len(plan.rows))
 
     async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
         """Has the session's worker receive the tensors straight into the store's files."""
@@ -151,3 +160,20 @@ class RemoteMover(Mover):
             return await self._versions.send(self._session, request, version)
         finally:
             let_go(version.entry, number)
+
+
+async def _encode_rest(plan: RowsPlan) -> bytes:
+    """Returns the part of an order that names very many rows, made in a thread; nothing for few."""
+
+    def encode() -> bytes:
+        order = worker_pb2.Order()
+        _name_rows(order.send_rows, plan)
+        return order.SerializeToString()
+
+    return await asyncio.to_thread(encode) if len(plan.rows) > PIECE_ROWS else b""
+
+
+def _name_rows(body: worker_pb2.SendRows, plan: RowsPlan) -> None:
+    body.rows, body.generations = encode_plan(plan)
+    for name, column in plan.columns.items():
+        body.columns.add(name=name, content=column.tobytes())

@@ -100,11 +100,13 @@ class LocalClient:
         if self.is_read_only:
             raise NotSupportedError(feature=doing, reason="this client said that it only reads")
 
-    async def send(self, message: control_pb2.ServerMessage) -> None:
-        """Sends a message, without waiting for anything."""
-        self._link.send(message)
+    async def send(self, message: control_pb2.ServerMessage, rest: bytes = b"") -> None:
+        """Sends a message, without waiting for anything. ``rest``, and errors, as of ``LocalLink.send``."""
+        self._link.send(message, rest)
 
-    def let_write(self, request: int, accepted: control_pb2.Accepted) -> asyncio.Future[control_pb2.Written]:
+    def let_write(
+        self, request: int, accepted: control_pb2.Accepted, rest: bytes = b""
+    ) -> asyncio.Future[control_pb2.Written]:
         """Lets the client write (or, for a read, copy) what ``accepted`` describes; the future ends when it has done
         so.
 
@@ -113,7 +115,7 @@ class LocalClient:
             TDServeError: The client's reason not to write; it has written nothing and will not.
         """
         future: asyncio.Future[control_pb2.Written] = asyncio.get_running_loop().create_future()
-        self._let(request, accepted, future)
+        self._let(request, accepted, future, rest)
         return future
 
     def let_fill(self, request: int, accepted: control_pb2.Accepted) -> InlineFuture[control_pb2.Written]:
@@ -127,12 +129,13 @@ class LocalClient:
         request: int,
         accepted: control_pb2.Accepted,
         waiting: asyncio.Future[control_pb2.Written] | InlineFuture[control_pb2.Written],
+        rest: bytes = b"",
     ) -> None:
         if self._is_lost:
             waiting.set_exception(self._lost())
         else:
+            self._link.send(control_pb2.ServerMessage(request=request, accepted=accepted), rest)
             self._writing[request] = waiting
-            self._link.send(control_pb2.ServerMessage(request=request, accepted=accepted))
 
     def move_to_tasks(self) -> None:
         """Moves all coroutines that wait for the client into tasks, which can be waited for."""

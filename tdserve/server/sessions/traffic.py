@@ -41,6 +41,7 @@ class Traffic:
         accepted: control_pb2.Accepted,
         *,
         announces: bool,
+        rest: bytes = b"",
     ) -> control_pb2.Done | None:
         """Has the session's worker send what ``order`` describes.
 
@@ -48,12 +49,13 @@ class Traffic:
             announces: Whether Accepted is sent together with the order. Otherwise the worker first determines the size
                 (non-tensor values, selections): it returns small content, which is sent inline, and Accepted announces
                 larger content.
+            rest: As of ``DataWorker.order``.
 
         Returns:
             The answer with inline content; None when Accepted was sent and the content follows over the channel.
         """
         if announces:
-            moving = session.worker.order(order)
+            moving = session.worker.order(order, rest=rest)
             await session.send_accepted(request, accepted)
             self.count_sent(session.transport, (await moving).nbytes_moved)
             return None
@@ -63,7 +65,7 @@ class Traffic:
             accepted.values, accepted.values_nbytes = prepared.values, prepared.values_nbytes
             announcing.append(asyncio.create_task(session.send_accepted(request, accepted)))
 
-        worked = await session.worker.order(order, on_prepared=announce)
+        worked = await session.worker.order(order, rest=rest, on_prepared=announce)
         for task in announcing:
             await task
         if not worked.HasField("inline"):

@@ -128,8 +128,8 @@ def _find_live(table: TableState, item: object, num_numbers: int, lost: RowSet, 
             yield
 
 
-async def encode_plan(plan: RowsPlan) -> tuple[bytes, bytes]:
-    """The numbers and generations of rows as messages carry them; of very many rows they are made in a thread."""
+def encode_plan(plan: RowsPlan) -> tuple[bytes, bytes]:
+    """The numbers and generations of rows as messages carry them; for very many rows, call it in a thread."""
     if len(plan.rows) <= PIECE_ROWS:
         return encode_rows(plan.rows), plan.generations.tobytes()
-    return await asyncio.to_thread(lambda: (encode_rows(plan.rows), encode_repeats(plan.generations)))
+    return encode_rows(plan.rows), encode_repeats(plan.generations)

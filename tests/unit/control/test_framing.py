@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, strategies as st
 
-from tdserve.base.errors import PeerLostError, RemoteProtocolError
+from tdserve.base.errors import PeerLostError, RemoteProtocolError, TooLargeError
+from tdserve.control import framing
 from tdserve.control.framing import MAX_FRAME_BYTES, ControlSocket, FrameReader, WorkerSocket, frame
 from tdserve.v1 import worker_pb2
 
@@ -77,6 +78,58 @@ def test_sockets_when_joined_then_orders_and_reports_pass(sockets: tuple[socket.
         asyncio.run(control())
         assert working.result(5.0) == [1, 2]
     assert received[0] == report(received[0].order)
+
+
+def test_order_when_its_rest_is_long_then_it_leaves_in_pieces_before_the_next_and_the_worker_merges_it(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    worker = WorkerSocket(sockets[1])
+    rest = worker_pb2.Order(send_rows=worker_pb2.SendRows(rows=bytes(range(200)) * 20_000))
+    num_turns = 0
+
+    async def control() -> None:
+        nonlocal num_turns
+        lost = asyncio.Event()
+        end = await ControlSocket.open(sockets[0], received.append, lost.set)
+        order = worker_pb2.Order(order=1, send_rows=worker_pb2.SendRows(generations=b"12345678"))
+        end.order(order, rest.SerializeToString())
+        end.order(worker_pb2.Order(order=2))
+        with ThreadPoolExecutor(1) as thread:
+            working = asyncio.get_running_loop().run_in_executor(thread, read)
+            while not working.done():
+                await asyncio.sleep(0)
+                num_turns += 1
+            end.close()
+        await asyncio.wait_for(lost.wait(), 5.0)
+
+    def read() -> None:
+        while len(found) < 2:
+            found.extend(worker.orders())
+        worker.close()
+
+    found: list[worker_pb2.Order] = []
+    received: list[worker_pb2.Report] = []
+    asyncio.run(control())
+    assert [order.order for order in found] == [1, 2]
+    assert found[0].send_rows.rows == rest.send_rows.rows
+    assert found[0].send_rows.generations == b"12345678"
+    assert num_turns > 4
+
+
+def test_order_when_it_is_longer_than_any_frame_then_refused_and_the_worker_goes_on(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(framing, "MAX_FRAME_BYTES", 1000)
+
+    async def control() -> None:
+        end = await ControlSocket.open(sockets[0], lambda report: None, lambda: None)
+        with pytest.raises(TooLargeError):
+            end.order(worker_pb2.Order(order=1), bytes(1000))
+        end.order(worker_pb2.Order(order=2))
+        end.close()
+
+    asyncio.run(control())
+    assert [order.order for order in WorkerSocket(sockets[1]).orders()] == [2]
 
 
 def test_reports_when_of_many_threads_then_never_mix(sockets: tuple[socket.socket, socket.socket]) -> None:

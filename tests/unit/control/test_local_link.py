@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import ConnectError
-from tdserve.control.framing import frame
+from tdserve.control.framing import FrameReader, frame
 from tdserve.control.local import SOCKET_NAME, LocalLink, SocketEnd
 from tdserve.v1 import control_pb2
 
@@ -47,6 +47,47 @@ def test_link_when_several_messages_come_at_once_then_what_they_are_answered_lea
 
     framed = {number: frame(answer(number).SerializeToString()) for number in (1, 2, 3, 7)}
     assert asyncio.run(scenario()) == [framed[1] + framed[2], framed[7], framed[3], b"closed"]
+
+
+def test_send_when_the_client_does_not_read_then_pieces_wait_their_turn_and_leave_before_the_end() -> None:
+    class Slow(asyncio.Transport):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pieces: list[bytes] = []
+
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            self.pieces.append(bytes(data))
+            link.pause_writing()
+
+        def pause_reading(self) -> None:
+            """Requests wait as well."""
+
+        def resume_reading(self) -> None:
+            """They come again."""
+
+        def close(self) -> None:
+            self.pieces.append(b"closed")
+
+    link, transport = LocalLink(lambda link, message: None, lambda link: None), Slow()
+
+    async def scenario() -> None:
+        link.connection_made(transport)
+        link.send(control_pb2.ServerMessage(request=1), rest.SerializeToString())
+        link.send(control_pb2.ServerMessage(request=2))
+        assert len(transport.pieces) == 1
+        link.resume_writing()
+        assert len(transport.pieces) == 2
+        link.close()
+
+    rows = bytes(range(200)) * 5000
+    rest = control_pb2.ServerMessage(done=control_pb2.Done(accepted=control_pb2.Accepted(rows=rows)))
+    asyncio.run(scenario())
+    assert transport.pieces.pop() == b"closed"
+    first, second = (
+        control_pb2.ServerMessage.FromString(content) for content in FrameReader().feed(b"".join(transport.pieces))
+    )
+    assert (first.request, first.done.accepted.rows, second.request) == (1, rows, 2)
+    assert max(map(len, transport.pieces)) < len(rows) / 2
 
 
 def test_connect_when_nobody_listens_then_connect_error_names_the_socket(tmp_path: Path) -> None:
