@@ -1,1 +1,1 @@
-"""Stores as datasets: a DataLoader's workers, and epochs divided among readers."""
+"""Stores as datasets: for the workers of a DataLoader, and as epochs divided among readers."""

@@ -22,18 +22,18 @@ from tdserve.rules.replay.epochs import epoch_order, share_of
 from tdserve.structure.tree import Spec
 
 INDEX_KEY = "index"
-"""What ``with_index`` adds; the key that samples have for it too."""
+"""Key that ``with_index`` adds, the same as in samples."""
 
 BLOCK_ROWS = 1024
 BLOCK_NBYTES = 1 << 20
-"""Of rows that are read at once for one who iterates; more would be kept in memory by whoever keeps one of them."""
+"""Of rows that are read together for an iteration; a single row that the user keeps keeps all of them in memory."""
 
 FIRST_BLOCK_ROWS = 16
-"""Who looks at the first rows only need not wait for a thousand; each block is twice as large as the one before."""
+"""The first block is small, for those who look only at the first rows; each block is twice as large as the last."""
 
 
 class _DatasetRows:
-    """What all datasets have."""
+    """The part that all datasets share."""
 
     if TYPE_CHECKING:
         name: str
@@ -43,15 +43,15 @@ class _DatasetRows:
         def __getitem__(self, index: Any) -> Any: ...
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """A whole batch in one call, as a ``DataLoader`` asks for it: ``store[indices]``.
+        """Reads a whole batch in one call, as a ``DataLoader`` does: ``store[indices]``.
 
-        In a worker of a ``DataLoader`` it lies in shared memory, from where the main process takes it without a copy.
+        In a worker of a ``DataLoader`` it is in shared memory, from where the main process takes it without a copy.
         """
         self.read_into_shared_memory()
         return self[list(indices)]
 
     def read_into_shared_memory(self) -> None:
-        """In a worker of a ``DataLoader``; anywhere else this does nothing."""
+        """Makes later reads use shared memory in a worker of a ``DataLoader``; has no effect anywhere else."""
         if get_worker_info() is not None and not self._client.pool.is_shared:
             self._client.pool = worker_pool()
 
@@ -65,11 +65,11 @@ class Epochs:
 
     @property
     def _what(self) -> str:
-        """For messages."""
+        """Names the rows, for messages."""
         return f"store {self.name!r}"
 
     def _read_batch(self, rows: Any, pad: Pad, timeout_s: float | None) -> Any:
-        """Rows of everything, by a slice or an array of numbers."""
+        """Reads rows of everything, by a slice or an array of numbers."""
         raise NotImplementedError
 
     def batches(
@@ -88,38 +88,39 @@ class Epochs:
         pad: Pad = None,
         timeout_s: float | None = None,
     ) -> EpochBatches:
-        """One reader's part of one epoch, batch by batch, with some of them under way while the caller works.
+        """Returns an iterator over one reader's part of an epoch, which reads ahead while the caller works.
 
-        ``world_size`` readers that say the same of everything but their ``rank`` see each row exactly once, whatever
-        the numbers of rows and readers: nothing is padded, and no row comes twice. The order is computed here, from the
-        sampler's seed, the epoch and the number of rows; the server keeps nothing, so that any store will do, also one
-        that nobody may write; a view has the rows and keys that it shows. Where rows do not divide evenly some readers
-        get one more than others, and maybe one batch more; ``drop_last`` gives all of them as many full batches.
+        ``world_size`` readers with the same arguments except ``rank`` see each row exactly once, whatever the numbers
+        of rows and readers are: nothing is padded, and no row is repeated. The order is computed here, from the
+        sampler's seed, the epoch and the number of rows. The server keeps nothing, so that any store can be used, even
+        a read-only one; a view has the rows and keys that it shows. If rows do not divide evenly, some readers get one
+        row more than others, and perhaps one batch more; ``drop_last`` gives all of them the same number of full
+        batches.
 
-        Each batch is as of the moment when it is read, which is before it is handed out.
+        Each batch is as of the moment when it is read, which is before it is returned.
 
         Args:
-            num_rows: Rows of each batch; the last one has what is left.
-            sampler: ``tdserve.WithoutReplacement(seed=)`` for a random order, another for each seed and epoch; None or
+            num_rows: Rows of each batch; the last one has the rest.
+            sampler: ``tdserve.WithoutReplacement(seed=)`` for a random order, which differs by seed and epoch; None or
                 ``tdserve.Fifo()`` for the rows as they are numbered.
             epoch: At least 0; for the next one, call again.
             rank: Of this reader, from 0.
-            world_size: How many readers there are.
-            drop_last: Leaves out what would be a batch for some readers only, or not a full one.
-            start: Batches that this reader has had before: goes on behind them.
+            world_size: Number of readers.
+            drop_last: Leaves out batches that only some readers would have, and those that are not full.
+            start: Batches that this reader has had before; goes on after them.
             prefetch: Batches under way or waiting, at most.
             with_index: Adds the row numbers under ``"index"``, int64 ``[num_rows, *others]`` with the other
                 batch dimensions; in a view the numbers of its own rows.
-            device: Where batches go.
-            pad: Fills ragged tensors up to the longest of the batch, as of ``get``.
-            timeout_s: Seconds that one batch may take; then ``next`` raises, and the same batch comes with the next
-                call.
+            device: Where batches are moved.
+            pad: Pads ragged tensors to the longest of the batch, as of ``get``.
+            timeout_s: Seconds that one batch may take; after that ``next`` raises, and the next call returns the same
+                batch.
 
         Returns:
-            An iterator with a ``len``, of plain tensordicts (or what is stored); a context manager.
+            An iterator with a ``len``, over plain tensordicts (or the stored class); a context manager.
 
         Raises:
-            InvalidRequestError: An argument makes no sense, or the sampler has no order that visits each row once.
+            InvalidRequestError: An argument is invalid, or the sampler has no order that visits each row once.
             WrongStateError: The store, or view, has no batch dimension.
         """
         check_real("reading a store")
@@ -156,13 +157,13 @@ class StoreRows(_DatasetRows, Epochs):
         def _read(self, *_: Any, **__: Any) -> Any: ...
 
     def __iter__(self) -> Iterator[Any]:
-        """The rows, as ``iter(td)`` gives them, read in blocks; each block is as of one moment.
+        """Yields the rows, as ``iter(td)`` does, read in blocks; each block is as of one moment.
 
         Raises:
             TypeError: The store has no batch dimension.
         """
         batch_size = self.spec.batch_size
-        if not batch_size and self.spec.root.inner:  # one piece, whose dimensions are its own
+        if not batch_size and self.spec.root.inner:  # one piece: only its content has the dimensions
             return iter(self[...])
         if not batch_size:
             raise TypeError(
@@ -176,10 +177,10 @@ class StoreRows(_DatasetRows, Epochs):
 
 
 class TableRows(_DatasetRows):
-    """A table as a dataset: row numbers are its indices, as ``extend`` returned them."""
+    """A table as a dataset: its indices are row numbers, as returned by ``extend``."""
 
     def __iter__(self) -> Iterator[Any]:
-        """The live rows, read in blocks. What comes or goes meanwhile moves the others."""
+        """Yields the live rows, read in blocks. Rows that are added or deleted meanwhile shift the others."""
         return _in_blocks(lambda start, stop: self[start:stop], self.spec.nbytes)
 
 
@@ -194,10 +195,10 @@ def _add_index(td: Any, rows: Any) -> Any:
 
 
 def row_by_row(rows: Any, num_rows: int, nbytes: int) -> Iterator[Any]:
-    """Rows of a store or view one by one, read in blocks.
+    """Yields rows of a store or view one by one, read in blocks.
 
     Args:
-        rows: Gives a block by its slice.
+        rows: Reads a block by its slice.
         num_rows: How many there are.
         nbytes: Of all of them.
     """

@@ -1,4 +1,4 @@
-"""A reader's share of an epoch, read ahead of its use."""
+"""A reader's share of an epoch, which is read ahead."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ NUM_THREADS = 2
 """While the rows of one batch arrive, those of the next are gathered."""
 
 CHUNK_ROWS = 8192
-"""Of an order, computed at once: fewer cost nearly as much."""
+"""Rows of an order that are computed at once: fewer cost nearly as much."""
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """Which rows make which batch.
+    """Which rows make up which batch.
 
     Attributes:
         order: Of the whole epoch.
-        share: The places in it that this reader visits.
+        share: The positions in it that this reader visits.
         num_rows: Of a batch.
     """
 
@@ -40,7 +40,7 @@ class EpochPlan:
         return (len(self.share) + self.num_rows - 1) // self.num_rows
 
     def batches(self, start: int) -> Iterator[slice | Rows]:
-        """The rows of each batch from number ``start`` on."""
+        """Yields the rows of each batch from number ``start`` on."""
         step = max(CHUNK_ROWS // self.num_rows, 1) * self.num_rows
         for at in range(start * self.num_rows, len(self.share), step):
             places = self.share[at : at + step]
@@ -55,10 +55,10 @@ class EpochPlan:
 class EpochBatches:
     """An iterator over the batches of one epoch; a context manager. Threads: one caller at a time.
 
-    Dropping it ends it, as closing it does. It is of one process; each makes its own.
+    Dropping it ends it, as closing it does. It belongs to one process; each makes its own.
 
     Raises (from ``next``):
-        TDServeError: A batch could not be read. The next call tries the same batch again.
+        TDServeError: A batch could not be read. The next call retries the same batch.
         ClosedError: The iterator was closed.
     """
 
@@ -84,7 +84,7 @@ class EpochBatches:
         self._finalizer = weakref.finalize(self, _end, threads, closed)
 
     def __len__(self) -> int:
-        """Batches in all, from the first that this iterator gives."""
+        """Returns the number of batches in all, from the first that this iterator returns."""
         return self._num_batches
 
     def __iter__(self) -> Iterator[Any]:
@@ -117,7 +117,7 @@ class EpochBatches:
     def _begin(self, rows: Any) -> Future[Upload]:
         try:
             return self._threads.submit(self._fetch, rows)
-        except RuntimeError as error:  # closed meanwhile, or the interpreter ends
+        except RuntimeError as error:  # closed meanwhile, or the interpreter exits
             raise ClosedError(what=self._what) from error
 
     def __enter__(self) -> EpochBatches:
@@ -127,7 +127,7 @@ class EpochBatches:
         self.close()
 
     def close(self) -> None:
-        """Ends the iterator; what is under way is not waited for. Idempotent, from any thread."""
+        """Ends the iterator without waiting for what is under way. Idempotent; any thread may call it."""
         self._finalizer()
 
 

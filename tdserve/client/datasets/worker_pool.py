@@ -1,8 +1,8 @@
-"""Memory for the batches of a DataLoader's worker: the main process takes them as they lie there, and gives it back.
+"""Memory for the batches of a DataLoader's worker: the main process uses them in place, and returns the memory.
 
-torch's own way makes a fresh piece of shared memory for each tensor, and the receiver gets its descriptor over a
-connection made for it, which takes longer than a batch of small rows. Here all tensors over one buffer are one segment
-(see ``store.segments``), which the message only names.
+torch itself makes a new piece of shared memory for each tensor, and passes its descriptor over a connection of its own,
+which takes longer than a batch of small rows. Here all tensors over one buffer are one segment (see
+``store.segments``), which the message only names.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tdserve.structure.compact import Tree, put_together, taken_apart
 from tdserve.transport.pool import BufferPool, size_class
 
 MAX_IDLE_NBYTES = 512 * 1024 * 1024
-"""Of segments that nobody uses; beyond it they are freed."""
+"""Of unused segments; more are freed."""
 
 
 class WorkerPool(BufferPool):
-    """Hands out memory of segments; one whose receiver is done with it is handed out again. Threads: safe."""
+    """A pool of segments. A segment is reused once its receiver has finished with it. Threads: safe."""
 
     is_shared: ClassVar[bool] = True
 
@@ -36,10 +36,10 @@ class WorkerPool(BufferPool):
         super().__init__()
         self._lock = Lock()
         self._segments: list[Segment] = []
-        self._in_use: dict[int, Segment] = {}  # by the address of what was handed out
+        self._in_use: dict[int, Segment] = {}  # by the address of its memory
 
     def take(self, nbytes: int) -> torch.Tensor:
-        """As of :class:`BufferPool`."""
+        """Takes memory, as :class:`BufferPool` does."""
         size = size_class(nbytes)
         with self._lock:
             lent = {id(segment) for segment in list(self._in_use.values())}
@@ -57,7 +57,7 @@ class WorkerPool(BufferPool):
         return torch.from_numpy(loan)
 
     def send(self, storage: torch.UntypedStorage) -> SegmentReference | None:
-        """Says where a receiver finds memory of this pool; None for any other."""
+        """Returns where a receiver finds memory of this pool; None for any other memory."""
         segment = self._in_use.get(storage.data_ptr())
         if segment is None:
             return None
@@ -66,7 +66,7 @@ class WorkerPool(BufferPool):
 
 
 def worker_pool() -> WorkerPool:
-    """The pool of this process, a DataLoader's worker, which from now on sends tensors over its memory as segments."""
+    """Returns the pool of this process, a DataLoader's worker; from now on it sends its tensors as segments."""
     return _pool_of(os.getpid())
 
 

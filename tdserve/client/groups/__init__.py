@@ -1,1 +1,1 @@
-"""Groups of clients that send tensordicts to one another, without the server between them."""
+"""Groups of clients that send tensordicts to one another, not through the server."""

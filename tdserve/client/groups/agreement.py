@@ -1,8 +1,8 @@
-"""What members agree on before content moves: that all make the same call, and that their structures fit.
+"""The agreement of members before content moves: that all make the same call, and that their structures fit.
 
-Rank 0 hears what everybody is about to do, and tells everybody what comes of it. Of a call of two members either hears
-the other. A refusal reaches all of them, and the group goes on. They agree by notes: short messages of any length, a
-page first, the rest behind it if it is longer.
+Rank 0 receives the call of every member and sends the verdict to all. In a call of two members each receives the
+other's call. A refusal reaches all of them, and the group goes on. They exchange notes: short messages of any length,
+first a page, then the rest if the note is longer.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tdserve.transport.group_gloo import LinkWork
 from tdserve.v1 import group_pb2
 
 PAGE_BYTES = 512
-"""What a call says of itself fits, but for structures; those are told once."""
+"""The description of a call fits, except for structures, which are sent once."""
 
 MAX_NOTE_BYTES = 256 * 1024 * 1024
-"""As of gRPC's messages: specs of a hundred thousand leaves fit."""
+"""The same as for gRPC's messages: specs of a hundred thousand leaves fit."""
 
 _LENGTH = struct.Struct("<Q")
 _ROOM_BYTES = PAGE_BYTES - _LENGTH.size
@@ -49,14 +49,14 @@ def post_note(wire: GroupWire, content: bytes, peers: Sequence[int]) -> list[Lin
 
 
 def recv_notes(wire: GroupWire, peers: Sequence[int], sent: Sequence[LinkWork] = ()) -> list[bytes]:
-    """The next note of each of some ranks, in their order.
+    """Receives the next note of each of some ranks, in their order.
 
     Args:
-        sent: Notes on their way, waited for too.
+        sent: Notes that are being sent, for which this waits too.
 
     Raises:
         PeerLostError, DeadlineExceededError: The link is closed.
-        RemoteProtocolError: What came is no note.
+        RemoteProtocolError: The message is not a note.
     """
     pages = [torch.empty(PAGE_BYTES, dtype=torch.uint8) for _ in peers]
     wire.wait([*(wire.expect(page, peer) for page, peer in zip(pages, peers, strict=True)), *sent])
@@ -78,23 +78,23 @@ Check = Callable[[Spec], None]
 """Raises a TDServeError unless content of this structure fits what the member holds."""
 
 ROOTED = ("broadcast", "scatter")
-"""In these the structure of the root counts; in the others that of rank 0."""
+"""In these calls the structure of the root counts; in the others that of rank 0."""
 
 MAX_KNOWN_SPECS = 256
 """Of an epoch; a program uses a handful."""
 
 ANSWERS = {"send": "recv", "recv": "send", "init_remote": "from_remote_init", "from_remote_init": "init_remote"}
-"""What the other one must be calling."""
+"""The call that the other member must be making."""
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """What came of it.
+    """The result of an agreement.
 
     Attributes:
-        spec: The structure that counts; None where none does.
-        values_nbytes: Size of the block of values that each rank sends; of a scatter, that each gets.
-        failure: What every member raises; nothing moves then.
+        spec: The structure that counts, if any.
+        values_nbytes: Size of the block of values that each rank sends; for a scatter, that each receives.
+        failure: The error that every member raises; then nothing moves.
     """
 
     spec: Spec | None = None
@@ -104,19 +104,22 @@ class Agreed:
 
 @dataclass
 class Known:
-    """Structures by fingerprint that were told before in this epoch."""
+    """Structures by fingerprint that were exchanged before in this epoch."""
 
     specs: dict[bytes, Spec]
 
     def learn(self, fingerprint: bytes, message: group_pb2.GroupCall | group_pb2.GroupVerdict) -> None:
-        """Keeps what a message tells. Every member hears the same, in the same order, and so knows the same."""
+        """Keeps the structure of a message.
+
+        Every member receives the same ones in the same order, and so has the same.
+        """
         if message.HasField("spec"):
             if len(self.specs) >= MAX_KNOWN_SPECS:
                 self.specs.clear()
             self.specs[fingerprint] = codec.decode(message.spec)
 
     def get(self, fingerprint: bytes) -> Spec:
-        """Raises RemoteProtocolError where it was never told."""
+        """Returns a structure. Raises RemoteProtocolError if it was never exchanged."""
         spec = self.specs.get(fingerprint)
         if spec is None:
             raise RemoteProtocolError(expected="a structure that was told before", received=fingerprint.hex())
@@ -124,14 +127,14 @@ class Known:
 
 
 def describe_structure(call: group_pb2.GroupCall, spec: Spec, fingerprint: bytes, known: Known) -> None:
-    """Puts a member's structure into its call; whole, where it was not told before."""
+    """Puts a member's structure into its call; the whole structure if it was not sent before."""
     call.fingerprint = fingerprint
     if fingerprint not in known.specs:
         call.spec.CopyFrom(codec.encode(spec))
 
 
 def meet(wire: GroupWire) -> None:
-    """Returns once every member has come here.
+    """Waits until every member has called this.
 
     Raises:
         PeerLostError, DeadlineExceededError: The link is closed.
@@ -147,13 +150,13 @@ def meet(wire: GroupWire) -> None:
 def agree(
     wire: GroupWire, call: group_pb2.GroupCall, *, known: Known, check: Check | None, own: TDServeError | None
 ) -> Agreed:
-    """A call of all members.
+    """Agrees on a call of all members.
 
     Args:
         wire: Of the call.
         call: What this member is about to do.
-        known: Structures that were told in this epoch.
-        check: Compares the structure that counts with this member's, where the fingerprints differ.
+        known: Structures that were exchanged in this epoch.
+        check: Compares the structure that counts with this member's, if the fingerprints differ.
         own: Why this member cannot take part.
 
     Raises:
@@ -201,16 +204,16 @@ def agree_pair(
     check: Check | None,
     own: TDServeError | None,
 ) -> Agreed:
-    """A call of two members; the structure is that of the one who sends.
+    """Agrees on a call of two members; the structure is that of the sender.
 
     Args:
         wire: Of the call.
-        peer: The other one's rank.
+        peer: The other member's rank.
         call: What this member is about to do.
-        told: Structures that this member has told the other.
-        heard: Structures that the other has told.
-        check: As of ``agree``, of the one who receives; None: this one sends.
-        own: As of ``agree``.
+        told: Structures that this member has sent to the other.
+        heard: Structures that the other has sent.
+        check: As for ``agree``, at the receiver; None: this member sends.
+        own: As for ``agree``.
 
     Raises:
         PeerLostError, DeadlineExceededError: The link is closed.
@@ -243,7 +246,7 @@ def agree_pair(
 
 
 def judge_calls(calls: Sequence[group_pb2.GroupCall]) -> group_pb2.GroupVerdict:
-    """What comes of the calls of all members, by rank."""
+    """Returns the verdict on the calls of all members, by rank."""
     first = calls[0]
     failed = first_failure(calls)
     if failed is not None:
@@ -263,7 +266,7 @@ def judge_calls(calls: Sequence[group_pb2.GroupCall]) -> group_pb2.GroupVerdict:
 
 
 def first_failure(calls: Sequence[group_pb2.GroupCall]) -> group_pb2.GroupVerdict | None:
-    """The verdict where somebody cannot take part."""
+    """Returns the verdict if a member cannot take part, else None."""
     for rank, call in enumerate(calls):
         if call.HasField("failure"):
             return group_pb2.GroupVerdict(failure=call.failure, rank=rank)
@@ -288,7 +291,7 @@ def _result(error: TDServeError | None) -> group_pb2.GroupCall:
 
 
 def _make_refusal(verdict: group_pb2.GroupVerdict, own: TDServeError | None, rank: int) -> TDServeError:
-    """What a member raises of a refusal: its own reason, or whose it is."""
+    """Returns the error that a member raises after a refusal: its own, or one that names the member at fault."""
     if own is not None:
         return own
     error = decode_failure(verdict.failure)

@@ -1,4 +1,4 @@
-"""How the calls of a group are made: every member's part, what they agree on, and how the content moves."""
+"""The steps of every call of a group: each member's part, the agreement, and the movement of content."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _Part = TypeVar("_Part", GivenPart, TakenPart, Reducing)
 
 
 class GroupCalls:
-    """What every call of a group is made of. Threads: safe; calls are made one after the other.
+    """The steps that all calls of a group share. Threads: safe; calls are made one after the other.
 
     Args:
-        client: Whose sessions, pool and settings are used.
-        ask: What this member asks for, epoch after epoch.
+        client: Provides sessions, pool and settings.
+        ask: What this member requests for each epoch.
         epoch: The first one, connected.
     """
 
@@ -43,12 +43,12 @@ class GroupCalls:
 
     @property
     def rank(self) -> int:
-        """This member's, in this epoch."""
+        """Of this member in this epoch."""
         return self._epoch.rank
 
     @property
     def world_size(self) -> int:
-        """Members of this epoch."""
+        """Number of members of this epoch."""
         return len(self._epoch.members)
 
     def _prepare_given(self, td: Any) -> Callable[[], GivenPart]:
@@ -82,7 +82,7 @@ class GroupCalls:
     def _call(
         self, call: group_pb2.GroupCall, make: Callable[[], _Part], timeout_s: float | None, **ranks: int
     ) -> Iterator[tuple[GroupWire, GroupMover, _Part, Agreed]]:
-        """A call of all members: agrees, and lets the block move the content."""
+        """Makes a call of all members: agrees, and lets the block move the content."""
         deadline, epoch = self._client.deadline(timeout_s), self._epoch
         epoch.check()
         part, own = self._make_part(make, ranks)
@@ -139,7 +139,10 @@ class GroupCalls:
         return taken.finish(spec_of(agreed))
 
     def _make_part(self, make: Callable[[], _Part], ranks: dict[str, int]) -> tuple[_Part | None, TDServeError | None]:
-        """This member's part in a call, or why it has none: the others are told, and do not wait for it."""
+        """Returns this member's part in a call, or the error why it has none.
+
+        The others get the error and do not wait.
+        """
         try:
             for argument, rank in ranks.items():
                 if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
@@ -157,14 +160,14 @@ class GroupCalls:
 
 
 def spec_of(agreed: Agreed) -> Spec:
-    """The structure that was agreed on."""
+    """Returns the structure that was agreed on."""
     if agreed.spec is None:
         raise LocalProtocolError(reason="content was agreed on without a structure")
     return agreed.spec
 
 
 def describe_rank(rank: Any) -> int:
-    """A rank as a message can carry it; one that is none is told otherwise."""
+    """Returns a rank as a message can carry it; an invalid one is reported in another field."""
     return rank if type(rank) is int and 0 <= rank < 1 << 31 else 0
 
 

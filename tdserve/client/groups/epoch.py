@@ -1,4 +1,4 @@
-"""One epoch of a group as a member holds it: its link, and what ends it."""
+"""One epoch of a group at one member: its link, and the reasons for its end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOST_GRACE_S = 0.25
 a message that was half on its way. And whose connection breaks waits so long to be told who has gone."""
 
 _open: WeakSet[GroupEpoch] = WeakSet()
-"""What is left in good order when the interpreter ends: the others may still be busy with a call that is over here."""
+"""After leaving in good order at the exit of the interpreter: the others may still be in a call that is over here."""
 
 
 def _leave_all() -> None:
@@ -46,22 +46,22 @@ class Member(NamedTuple):
 
 
 class GroupEpoch:
-    """From the server's answer to its end. Threads: safe; calls are made one after the other.
+    """An epoch, from the server's answer to its end. Threads: safe; calls are made one after the other.
 
     Args:
-        session: Through which it was asked for; its end is the epoch's.
+        session: The session that requested it; the epoch ends with it.
         name: Of the group.
         formed: The server's answer.
-        host: Address of the interface on which the members reach this one.
+        host: Address of the interface at which the members reach this one.
         device: CUDA device of the backend nccl; None: the backend is gloo.
 
     Attributes:
         number: Of the epoch.
         rank: This member's.
         members: By rank.
-        known: Structures that every member has been told of.
-        told, heard: Structures that this member has told each other one alone, or heard of it.
-        nccl: How content on GPUs moves; None: the backend is gloo.
+        known: Structures that were sent to all members.
+        told, heard: Structures that this member has sent to one other member alone, or received from it.
+        nccl: Moves content on GPUs; None: the backend is gloo.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class GroupEpoch:
         session.groups.attach(name, self.number, self._on_event, self._on_session_lost, self.leave)
         _open.add(self)
         atexit.unregister(_leave_all)
-        atexit.register(_leave_all)  # in front of what ends the session
+        atexit.register(_leave_all)  # runs before the session is closed
 
     def __repr__(self) -> str:
         return f"<GroupEpoch {self.number} of {self.name!r}: rank {self.rank} of {len(self.members)}>"
 
     @property
     def is_lost(self) -> bool:
-        """Whether a member has gone, as far as this one was told."""
+        """Whether this member knows that another has left."""
         return self._losses.is_any
 
     @property
@@ -110,7 +110,7 @@ class GroupEpoch:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this is a fork of the process that it belongs to."""
+        """Whether this is a forked child of the process that the epoch belongs to."""
         return os.getpid() != self._pid
 
     @property
@@ -119,11 +119,11 @@ class GroupEpoch:
         return isinstance(self._over, ClosedError)
 
     def open(self, deadline: Deadline, pool: BufferPool) -> None:
-        """Forms the connections, of all members: who leaves afterwards hinders nobody.
+        """Opens the connections to all members: one that leaves afterwards hinders none of the others.
 
         Raises:
-            PeerLostError: A member went away meanwhile; the others are told as well.
-            ConnectError: They did not form. The epoch is over.
+            PeerLostError: A member was lost meanwhile; the others are notified too.
+            ConnectError: They could not be opened. The epoch is over.
         """
         remaining_s = deadline.remaining_s or 0.0
 
@@ -169,7 +169,7 @@ class GroupEpoch:
 
     @contextmanager
     def call(self, deadline: Deadline, what: str, peer: int | None = None) -> Iterator[GroupLink]:
-        """A call of the link; whatever the block raises ends the epoch.
+        """Runs a block as a call on the link; any exception in the block ends the epoch.
 
         Args:
             peer: Rank of the only other member that the call needs; None: it needs all.
@@ -177,7 +177,7 @@ class GroupEpoch:
         Raises:
             PeerLostError: The epoch is over, or the call needs a member that has left.
             ClosedError: It was closed by this member.
-            DeadlineExceededError: The block's, or another call of this member took all the time.
+            DeadlineExceededError: The block raised it, or another call of this member took all the time.
         """
         if not self._calling.acquire(timeout=deadline.remaining_s or 0.0):
             raise DeadlineExceededError(what=f"the end of another call of {self.name!r}", timeout_s=deadline.timeout_s)
@@ -199,16 +199,16 @@ class GroupEpoch:
             self._calling.release()
 
     def check(self, peer: int | None = None, *, begins: bool = False) -> GroupLink:
-        """The link, while the epoch is not over.
+        """Returns the link, unless the epoch is over.
 
         Args:
-            peer: As of ``call``.
-            begins: Whether the call is under way from here on.
+            peer: As for ``call``.
+            begins: Whether a call begins now.
 
         Raises:
-            PeerLostError: It is over, or a member that is needed has left.
+            PeerLostError: It is over, or a member that the call needs has left.
             ClosedError: It was closed by this member.
-            ForkedClientError: This is a fork of the process that it belongs to.
+            ForkedClientError: This is a forked child of the process that it belongs to.
         """
         self.check_owner()
         with self._changed:
@@ -225,15 +225,16 @@ class GroupEpoch:
         return link
 
     def check_owner(self) -> None:
-        """Raises ForkedClientError in a fork of the process that it belongs to."""
+        """Raises ForkedClientError in a forked child of the process that it belongs to."""
         if self.is_foreign:
             raise ForkedClientError(what=f"group {self.name!r}", pid=self._pid)
 
     def leave(self, *, stays_connected: bool = False) -> None:
-        """Ends this member's part; the others are told. Idempotent.
+        """Leaves the epoch, and notifies the others. Idempotent.
 
         Args:
-            stays_connected: Its connections go on until this is called again: who sees one break knows why by then.
+            stays_connected: Keeps the connections until this is called again: when one breaks, the others know the
+                reason.
         """
         with self._changed:
             is_first = not isinstance(self._over, ClosedError)
@@ -251,7 +252,7 @@ class GroupEpoch:
             self._close_link()
 
     def retire(self) -> None:
-        """Ends the link, and no more: the member goes on to the next epoch. The others are told, for their calls."""
+        """Ends the link because the member goes on to the next epoch. The others are notified, for their calls."""
         with self._changed:
             is_first = self._over is None and self._losses.end is None
             self._over = self._over or self._finished_error("this member has gone on")
@@ -265,7 +266,7 @@ class GroupEpoch:
     def _end(
         self, error: TDServeError, deadline: Deadline, what: str = "its formation", peer: int | None = None
     ) -> TDServeError:
-        """Ends the epoch after a fault of the link; returns what is to be raised."""
+        """Ends the epoch after a fault of the link; returns the error to raise."""
         self._close_link()
         with self._changed:
             if not isinstance(error, DeadlineExceededError):
@@ -274,7 +275,7 @@ class GroupEpoch:
             loss = self._losses.cause(peer)
             if isinstance(self._over, ClosedError):
                 return self._over
-            # Who gives up because the time of all is over is not at fault.
+            # A member that gives up because the time of all is over is not at fault.
             is_late = deadline.remaining_s is not None and deadline.remaining_s <= LOST_GRACE_S
             if loss is not None and not (loss.has_given_up and is_late):
                 found: TDServeError = self._lost(loss)
@@ -286,7 +287,7 @@ class GroupEpoch:
                 found = PeerLostError(peer=error.peer, reason=f"{error.reason}; {self._advice}")
             else:
                 found = error
-            # Who has left is missed by some calls alone: the others are told of this member too.
+            # Only some calls need a member that has left: the others are told that this one is leaving too.
             is_first = self._over is None and (loss is None or loss.has_left)
             parting = {"num_finished": self._losses.num_finished} if loss is not None and self._is_open else {}
             failed = f"{what} has failed: {str(found).replace(f'; {self._advice}', '')}"
@@ -297,7 +298,7 @@ class GroupEpoch:
         return found
 
     def _parting(self) -> dict[str, Any]:
-        """What a member that goes says of its calls."""
+        """Returns what a leaving member reports about its calls."""
         if self._losses.is_in_call or not self._is_open:
             return {"is_busy": True}
         return {"num_finished": self._losses.num_finished}
@@ -328,7 +329,8 @@ class GroupEpoch:
 
     def _on_loss(self, loss: control_pb2.GroupLoss) -> None:
         with self._changed:
-            # Who has left has done its part, and the others may go on; but who waits for it over NCCL would never know.
+            # A member that has left has done its part, and the others may go on. Only over NCCL a waiting member would
+            # not notice.
             is_vain = self._link is None or self._losses.ends_call(loss)
             is_end = self._losses.take(loss, ends_all=self.nccl is not None or self._link is None)
             self._changed.notify_all()

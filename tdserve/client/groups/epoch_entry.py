@@ -1,4 +1,4 @@
-"""How a member gets into an epoch: it asks, waits for the others, and connects to them."""
+"""The way into an epoch: a member requests it, waits for the others, and connects to them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ BACKENDS = ("gloo", "nccl")
 
 
 class GroupAsk:
-    """What a member asks for, epoch after epoch.
+    """A member's request, which is repeated for each epoch.
 
     Args:
-        client: Whose sessions are used.
+        client: Provides the sessions.
         name: Of the group.
         backend: ``"gloo"`` or ``"nccl"``.
         device: CUDA device of the backend nccl; None is the current one.
-        interface: Address on which the other members reach this one; None takes the one that reaches the server,
-            or, where that is loopback and some are on other machines, the one that leads out of this one.
+        interface: Address at which the other members reach this one. None uses the interface that reaches the server,
+            or if that is loopback and some members are on other machines, one that leads to other machines.
 
     Raises:
-        InvalidRequestError: There is no such backend, or no group can have this name.
-        NotSupportedError: There is no NCCL here.
+        InvalidRequestError: There is no such backend, or the name is invalid.
+        NotSupportedError: NCCL is not available here.
     """
 
     def __init__(self, client: SessionClient, name: str, *, backend: str, device: Any, interface: str | None) -> None:
@@ -51,13 +51,13 @@ class GroupAsk:
     def join(
         self, *, world_size: int | None, rank: int | None, last: GroupEpoch | None, deadline: Deadline
     ) -> GroupEpoch:
-        """The next epoch, connected. One that ends while it is connected is followed by another at once.
+        """Joins the next epoch and connects it. If it ends before it is connected, joins the next one at once.
 
         Raises:
-            DeadlineExceededError: The others did not come in time.
-            InvalidRequestError: Others have asked for something else.
+            DeadlineExceededError: The others did not join in time.
+            InvalidRequestError: Others have requested something else.
             NotSupportedError: Two members of an nccl group share a GPU.
-            ConnectError: The members do not reach one another.
+            ConnectError: The members cannot reach one another.
         """
         while True:
             epoch = self._ask(world_size, rank, last, deadline)

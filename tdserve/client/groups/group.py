@@ -1,4 +1,4 @@
-"""A group of clients: calls of all members, or of two, on tensordicts, outside of any group of the user's own."""
+"""A group of clients: calls of all members, or of two, on tensordicts. It needs no process group of the user."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tdserve.v1 import group_pb2
 
 
 class Group(GroupCalls):
-    """A member's view of a group. Made by ``client.group``; a context manager.
+    """A group, as one of its members sees it. Made by ``client.group``; a context manager.
 
-    All members make the same calls of all (``broadcast``, ``scatter``, ``gather``, ``all_reduce``, ``barrier``) in the
-    same order; ``send`` meets the other one's ``recv``, ``init_remote`` its ``from_remote_init``. Structures are
-    compared before content moves: where they differ, or a member cannot take part, every member of the call gets an
-    error, and the group goes on.
+    All members make the same calls of all members (``broadcast``, ``scatter``, ``gather``, ``all_reduce``, ``barrier``)
+    in the same order; ``send`` matches ``recv`` at the other member, ``init_remote`` matches ``from_remote_init``.
+    Structures are compared before content moves: if they differ, or a member cannot take part, every member of the call
+    gets an error, and the group goes on.
 
-    Every call takes ``timeout_s``, seconds; None is the client's default. A member that goes, and a call that does not
-    end in time, end the *epoch*: calls raise PeerLostError (the one that was late DeadlineExceededError) from then on,
-    until ``next_epoch`` has formed another. A member that leaves in good order ends it for calls that need it: of all,
-    and of two with it.
+    Every call takes ``timeout_s``, seconds; None is the client's default. The loss of a member, and a call that does
+    not end in time, end the *epoch*: from then on calls raise PeerLostError (the late one DeadlineExceededError) until
+    ``next_epoch`` has formed another. After a member has left in good order, only calls that need it raise: those of
+    all members, and those of two with it.
 
     Threads: safe; calls are made one after the other.
     """
@@ -45,7 +45,7 @@ class Group(GroupCalls):
 
     @property
     def epoch(self) -> int:
-        """Number of this epoch; grows."""
+        """Number of this epoch; it grows."""
         return self._epoch.number
 
     @property
@@ -54,16 +54,16 @@ class Group(GroupCalls):
         return self._epoch.members
 
     def broadcast(self, td: Any = None, src: int = 0, *, timeout_s: float | None = None) -> Any:
-        """Everybody gets rank ``src``'s tensordict, non-tensor leaves included.
+        """Sends rank ``src``'s tensordict to all members, including non-tensor leaves.
 
         Args:
-            td: At the source: what is sent. Elsewhere: filled in place; None builds a new one.
+            td: At the source: the content. Elsewhere: filled in place; None builds a new one.
 
         Returns:
             ``td``, or the new one.
 
         Raises:
-            SpecMismatchError: Somebody's structure is another; nothing was written anywhere.
+            SpecMismatchError: The structure of a member differs; nothing was written anywhere.
             TransferAbortedError: Another member cannot take part.
             PeerLostError, DeadlineExceededError: The epoch is over; what was being filled is undefined.
         """
@@ -79,16 +79,16 @@ class Group(GroupCalls):
         return taken.finish(spec)
 
     def scatter(self, tds: Sequence[Any] | None = None, src: int = 0, *, timeout_s: float | None = None) -> Any:
-        """Member ``i`` gets ``tds[i]`` of rank ``src``.
+        """Sends ``tds[i]`` of rank ``src`` to member ``i``.
 
         Args:
             tds: At the source: one tensordict per member, of one structure. Elsewhere: None.
 
         Returns:
-            This member's; at the source the one of the list itself.
+            The tensordict of this member; at the source the one in the list itself.
 
         Raises:
-            As ``broadcast``.
+            As for ``broadcast``.
         """
         call = group_pb2.GroupCall(kind="scatter", root=describe_rank(src))
         if src == self.rank:
@@ -110,13 +110,13 @@ class Group(GroupCalls):
         return taken.finish(spec)
 
     def gather(self, td: Any, dst: int = 0, *, timeout_s: float | None = None) -> list[Any] | None:
-        """Rank ``dst`` gets everybody's tensordict, all of one structure.
+        """Collects the tensordicts of all members, of one structure, at rank ``dst``.
 
         Returns:
-            At ``dst`` one tensordict per member, its own as it is; elsewhere None.
+            At ``dst`` one tensordict per member, its own unchanged; elsewhere None.
 
         Raises:
-            As ``broadcast``.
+            As for ``broadcast``.
         """
         call = group_pb2.GroupCall(kind="gather", root=describe_rank(dst))
         taken: dict[int, TakenPart] = {}
@@ -134,8 +134,9 @@ class Group(GroupCalls):
         return [td if rank == dst else taken[rank].finish(spec) for rank in range(self.world_size)]
 
     def all_reduce(self, td: Any, op: Any = "sum", *, timeout_s: float | None = None) -> Any:
-        """Reduces the tensors of everybody's tensordict, in place; all get bitwise the same. Other leaves stay as they
-        are.
+        """Reduces the tensors of all members' tensordicts in place; the results are bitwise equal.
+
+        Other leaves are unchanged.
 
         Args:
             op: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``, or the ``ReduceOp`` of ``torch.distributed``.
@@ -144,8 +145,8 @@ class Group(GroupCalls):
             ``td``.
 
         Raises:
-            InvalidRequestError, NotSupportedError: There is no such operation (on one of the dtypes).
-            Otherwise as ``broadcast``.
+            InvalidRequestError, NotSupportedError: There is no such operation (for one of the dtypes).
+            Otherwise as for ``broadcast``.
         """
         op = operation(op)
         call = group_pb2.GroupCall(kind="all_reduce", op=op)
@@ -159,7 +160,7 @@ class Group(GroupCalls):
         return td
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        """Returns once every member has come here.
+        """Waits until every member has called this.
 
         Raises:
             PeerLostError, DeadlineExceededError: The epoch is over.
@@ -172,16 +173,16 @@ class Group(GroupCalls):
         """Sends content to a member that calls ``recv`` with a tensordict of the same structure.
 
         Raises:
-            SpecMismatchError: Its structure is another; nothing was written.
-            Otherwise as ``broadcast``.
+            SpecMismatchError: The structures differ; nothing was written.
+            Otherwise as for ``broadcast``.
         """
         self._give("send", td, dst, timeout_s)
 
     def recv(self, td: Any, src: int, *, timeout_s: float | None = None) -> Any:
-        """Fills a tensordict in place with what a member sends; returns it.
+        """Fills a tensordict in place with what a member sends, and returns it.
 
         Raises:
-            As ``send``.
+            As for ``send``.
         """
         if td is None:
             raise InvalidRequestError(argument="td", reason="is None; from_remote_init(src) builds a new one")
@@ -191,34 +192,34 @@ class Group(GroupCalls):
         """Sends structure and content to a member that calls ``from_remote_init``.
 
         Raises:
-            As ``broadcast``.
+            As for ``broadcast``.
         """
         self._give("init_remote", td, dst, timeout_s)
 
     def from_remote_init(self, src: int, *, timeout_s: float | None = None) -> Any:
-        """A new tensordict of what a member sends by ``init_remote``.
+        """Returns a new tensordict with what a member sends by ``init_remote``.
 
         Raises:
-            As ``broadcast``.
+            As for ``broadcast``.
         """
         return self._take("from_remote_init", None, src, timeout_s)
 
     def next_epoch(self, world_size: int | None = None, *, timeout_s: float | None = None) -> Group:
-        """Forms the next epoch with those that call this too, and those that wait to be admitted.
+        """Forms the next epoch with the members that call this too, and the clients that wait to be admitted.
 
-        Ranks keep their order and are counted anew; newcomers come behind.
+        Ranks keep their order and are renumbered; new members come last.
 
         Args:
-            world_size: None waits for all members of the last epoch that live. A number goes on as soon as so many of
-                them have come: without one that lives and stands still.
+            world_size: None waits for all living members of the last epoch. With a number it goes on as soon as so many
+                have joined, without members that are alive but hang.
 
         Returns:
             This object.
 
         Raises:
-            DeadlineExceededError: They did not come in time. There is no epoch; this may be called again.
+            DeadlineExceededError: They did not join in time. There is no epoch; this may be called again.
             ClosedError: The group was closed.
-            ForkedClientError: This is a fork of the process that it belongs to.
+            ForkedClientError: This is a forked child of the process that it belongs to.
         """
         deadline = self._client.deadline(timeout_s)
         self._epoch.check_owner()
@@ -237,10 +238,10 @@ class Group(GroupCalls):
         return self
 
     def close(self) -> None:
-        """Leaves the group, as closing the client and the end of the program do. Idempotent.
+        """Leaves the group; closing the client and the end of the program do so too. Idempotent.
 
-        For the others its epoch is over but for calls of two of them. A call of ``next_epoch`` that waits in another
-        thread ends with ClosedError, and leaves what it has joined.
+        For the others the epoch ends, except for calls of two of them. A call of ``next_epoch`` that waits in another
+        thread raises ClosedError, and leaves the epoch that it has joined.
         """
         with self._lock:
             self._is_closed = True
@@ -267,7 +268,7 @@ def join_group(
     interface: str | None,
     timeout_s: float | None,
 ) -> Group:
-    """See ``Client.group``."""
+    """Joins a group; see ``Client.group``."""
     world_size = check_integer("world_size", world_size, 1)
     if rank is not None and (integer_of(rank) is None or not 0 <= rank < world_size):
         raise InvalidRequestError(argument="rank", reason=f"{rank!r} is no rank of {world_size} members")

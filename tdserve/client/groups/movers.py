@@ -1,4 +1,4 @@
-"""How agreed content moves: over the host's connections, or from GPU to GPU with the rest over these."""
+"""Movers of agreed content: over the host's connections, or from GPU to GPU with the values over these."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tdserve.transport.sources_sinks import as_bytes
 
 
 class GroupMover(Protocol):
-    """Moves the content of one call; every method ends the link when it fails."""
+    """The movement of one call's content; every method ends the link when it fails."""
 
     def give(self, wire: GroupWire, given: GivenPart, peer: int) -> None:
         """Sends to one rank."""
@@ -31,14 +31,14 @@ class GroupMover(Protocol):
         """Sends to all ranks."""
 
     def broadcast_to(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, src: int) -> None:
-        """Receives from the source, or from another that passes it on."""
+        """Receives from the source, or from a rank that passes it on."""
 
     def reduce(self, wire: GroupWire, reducing: Reducing, op: str) -> None:
         """Reduces over all ranks."""
 
 
 class HostMover:
-    """Over the link; what lies on a GPU is copied."""
+    """Moves content over the link; content on a GPU is copied."""
 
     def give(self, wire: GroupWire, given: GivenPart, peer: int) -> None:
         send_content(wire, given.messages, given.source(), [peer])
@@ -63,7 +63,7 @@ class HostMover:
 
 
 class DeviceMover:
-    """Tensors by NCCL, values over the link.
+    """Moves tensors by NCCL and values over the link.
 
     Args:
         nccl: Of the epoch.
@@ -108,13 +108,13 @@ class DeviceMover:
 
 
 class DeviceLeaves:
-    """Tensors as flat bytes: the large ones where they lie, the small ones together.
+    """Tensors as flat bytes: the large ones in place, the small ones together.
 
     Args:
         tensors: On one device, in the order of their layout.
 
     Attributes:
-        flats: One-dimensional, uint8; cut alike for equal structures.
+        flats: One-dimensional, uint8; divided in the same way for equal structures.
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
@@ -126,33 +126,34 @@ class DeviceLeaves:
             self.flats.append(torch.cat([as_bytes(tensor.contiguous()) for tensor in self._small]))
 
     def spread(self) -> None:
-        """Puts what the flats hold now where the tensors are."""
+        """Copies the content of the flats back into the tensors."""
         for tensor, plain in zip(self._large, self._plain, strict=True):
             if plain.data_ptr() != tensor.data_ptr():
                 tensor.copy_(plain.view(tensor.dtype).view(tensor.shape))
         at = 0
         for tensor in self._small:
-            part = self.flats[-1][at : at + tensor.nbytes].clone()  # aligned, so that it can be viewed as any dtype
+            part = self.flats[-1][at : at + tensor.nbytes].clone()  # a clone is aligned, for a view of any dtype
             tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
             at += tensor.nbytes
 
 
 CHAIN_BYTES = 1024 * 1024
-"""From this size on the chain's longer way costs less than to send the content several times."""
+"""From this size on the longer way of a chain costs less than sending the content several times."""
 
 
 class Route(NamedTuple):
-    """One rank's place: whom it receives from (None: it is the source), and whom it sends to, in order."""
+    """The place of one rank: the rank it receives from (None at the source), and the ranks it sends to, in order."""
 
     parent: int | None
     children: tuple[int, ...]
 
 
 def route(rank: int, src: int, world_size: int, nbytes: int) -> Route:
-    """A rank's place in a broadcast of ``nbytes`` bytes from rank ``src``.
+    """Returns a rank's place in a broadcast of ``nbytes`` bytes from rank ``src``.
 
-    Large content goes down a chain: every rank sends it on once, in pieces, while it still receives, so it takes about
-    as long as one transfer, however many ranks there are. Small content goes down a binomial tree, of fewer steps.
+    Large content goes along a chain: every rank sends it on once, in pieces, while it still receives, so it takes about
+    as long as one transfer, however many ranks there are. Small content goes along a binomial tree, which has fewer
+    steps.
     """
     place = (rank - src) % world_size
     parent, children = _chain(place, world_size) if nbytes >= CHAIN_BYTES else _tree(place, world_size)
@@ -167,7 +168,11 @@ def _chain(place: int, size: int) -> tuple[int | None, list[int]]:
 
 
 def _tree(place: int, size: int) -> tuple[int | None, list[int]]:
-    """Children lie a power of two away that is larger than the place: the nearest, first, has the most below it."""
+    """Returns parent and children in a binomial tree.
+
+    Children are a power of two away that is larger than the place. The nearest is first, because most ranks are below
+    it.
+    """
     steps = [1 << bit for bit in range(size.bit_length())]
     children = [place + step for step in steps if step > place and place + step < size]
     parent = place - (1 << (place.bit_length() - 1)) if place else None

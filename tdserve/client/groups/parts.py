@@ -1,4 +1,4 @@
-"""What a member gives to a call, and where it takes content to: tensordicts as ends of the group's wire."""
+"""The part of a member in a call: the tensordict that it sends, or the place where it receives one."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tdserve.transport.sources_sinks import FlatEnd, LeafEnd, Sink, Source
 
 
 def messages_of(spec: Spec, values_nbytes: int) -> tuple[Message, ...]:
-    """How content of a structure is cut: its leaves, then its values."""
+    """Divides content of a structure into messages: first its leaves, then its values."""
     return (*write_layout(spec).messages, *values_messages(values_nbytes))
 
 
 def fingerprint_of(spec: Spec) -> bytes:
-    """Of a structure, wherever its tensors lie: each member has devices of its own."""
+    """Returns the fingerprint of a structure without devices, since each member has its own."""
     return spec.with_device(None).fingerprint
 
 
 def check_device(captured: Captured, device: torch.device | None) -> None:
-    """Raises NotSupportedError unless all tensors lie on a device; None: anywhere."""
+    """Raises NotSupportedError unless all tensors are on a device; None: on any."""
     for path, tensor in captured.tensors.items():
         if device is not None and tensor.device != device:
             feature = f"key {show(path)!r} on {tensor.device} in a group with backend 'nccl'"
@@ -42,7 +42,7 @@ def check_device(captured: Captured, device: torch.device | None) -> None:
 
 
 class GivenPart:
-    """Content that a member gives.
+    """Content that a member sends.
 
     Args:
         td: TensorDict or tensorclass instance; must not change before the call is over.
@@ -51,10 +51,10 @@ class GivenPart:
 
     Attributes:
         spec: Its structure.
-        fingerprint: Of it.
+        fingerprint: Of the structure.
 
     Raises:
-        NotSupportedError, InvalidSpecError: It cannot travel; names the key.
+        NotSupportedError, InvalidSpecError: It cannot be sent; the error names the key.
         TooLargeError: Its values are too many for one block.
     """
 
@@ -72,33 +72,33 @@ class GivenPart:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """How it is cut."""
+        """The messages that it is divided into."""
         return messages_of(self.spec, self.values_nbytes)
 
     def check(self, spec: Spec) -> None:
-        """Raises SpecMismatchError unless its structure is this one."""
+        """Raises SpecMismatchError unless it has this structure."""
         check_matches(spec, self.spec, store=self._name)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Its tensors in the order in which they travel."""
+        """Returns its tensors in the order in which they are sent."""
         return leaves_of(self._captured, write_layout(self.spec)).tensors
 
     def check_device(self, device: torch.device | None) -> None:
-        """Raises NotSupportedError unless all its tensors lie there; None: anywhere."""
+        """Raises NotSupportedError unless all its tensors are on the device; None: on any."""
         check_device(self._captured, device)
 
     def values_source(self) -> Source:
-        """Its values alone."""
+        """Returns a source of its values alone."""
         return BytesEnd(self._values)
 
     def source(self) -> Source:
-        """Its bytes; copied where they are not contiguous, or not on the CPU."""
+        """Returns a source of all its bytes; copies those that are not contiguous, or not on the CPU."""
         return SourceBehind(source_of(self._captured, write_layout(self.spec)), BytesEnd(self._values))
 
 
 class TakenPart:
-    """Where a member takes content to.
+    """The place where a member receives content.
 
     Args:
         out: A tensordict to fill in place; None: a new one is built.
@@ -106,7 +106,7 @@ class TakenPart:
         allow_pickle: As of the client.
 
     Attributes:
-        fingerprint: Of what it can take; b"": anything.
+        fingerprint: Of the structure that it accepts; b"": any.
 
     Raises:
         NotSupportedError: ``out`` cannot be written to.
@@ -124,17 +124,17 @@ class TakenPart:
         self._on_device: torch.device | None = None
 
     def check_device(self, device: torch.device | None) -> None:
-        """Raises NotSupportedError unless all tensors of ``out`` lie there; None: anywhere."""
+        """Raises NotSupportedError unless all tensors of ``out`` are on the device; None: on any."""
         if self._captured is not None:
             check_device(self._captured, device)
 
     def check(self, spec: Spec) -> None:
-        """Raises SpecMismatchError unless content of this structure fits; nothing was written."""
+        """Raises SpecMismatchError unless content of this structure fits; nothing is written."""
         if self._destination is not None:
             self._destination.check(spec)
 
     def sink(self, spec: Spec, values_nbytes: int, pool: BufferPool) -> Sink:
-        """Takes the bytes of content of a structure."""
+        """Returns a sink for content of a structure."""
         layout = write_layout(spec)
         places = None
         if self._destination is not None:
@@ -153,7 +153,7 @@ class TakenPart:
         return SinkBehind(sink, FlatEnd(self._values))
 
     def tensors_on(self, device: torch.device, spec: Spec) -> list[torch.Tensor]:
-        """Tensors on a device that take those of a structure, in the order in which they travel."""
+        """Returns tensors on a device for content of a structure, in the order in which they are sent."""
         self._on_device = device
         slots = write_layout(spec).slots
         if self._captured is not None:
@@ -164,15 +164,15 @@ class TakenPart:
         return list(self._columns)
 
     def values_sink(self, values_nbytes: int, pool: BufferPool) -> Sink:
-        """Takes the bytes of values alone."""
+        """Returns a sink for values alone."""
         self._values = pool.take(values_nbytes)
         return FlatEnd(self._values)
 
     def finish(self, spec: Spec) -> Any:
-        """The tensordict, once everything has come.
+        """Returns the tensordict, once everything has been received.
 
         Raises:
-            NotSupportedError: Its tensorclass is not known here, or it has values that may not be unpickled.
+            NotSupportedError: Its tensorclass is unknown here, or it has values that may not be unpickled.
         """
         leaves = {slot.path: column for slot, column in zip(write_layout(spec).slots, self._columns, strict=True)}
         block = self._values.numpy().tobytes()

@@ -1,4 +1,4 @@
-"""All tensors of a tensordict as few flat ones that can be reduced: small leaves of one dtype together."""
+"""The tensors of a tensordict as a few flat ones to reduce: small leaves of one dtype are joined."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tdserve.structure.tree import Spec, check_matches
 OPERATIONS = ("sum", "mean", "max", "min")
 
 _REDUCE_OPS = {"sum": "sum", "avg": "mean", "max": "max", "min": "min"}
-"""Names of ``torch.distributed.ReduceOp``, which need not be there to be compared with."""
+"""Names of ``torch.distributed.ReduceOp``, which is compared by name since it may be missing."""
 
 
 def operation(op: Any) -> str:
-    """What ``op`` says, one of ``OPERATIONS`` where there is such a one; a ``ReduceOp`` of torch.distributed too."""
+    """Returns the operation as one of ``OPERATIONS`` if it is one; accepts a ``ReduceOp`` of torch.distributed too."""
     if isinstance(op, str):
         return op
     name = str(getattr(op, "name", "")).lower()
@@ -29,14 +29,14 @@ def operation(op: Any) -> str:
 
 @dataclass
 class _Bucket:
-    """Leaves of one dtype, and their elements one after the other; of a single one that is contiguous, its memory."""
+    """Leaves of one dtype, and a tensor of all their elements; for a single contiguous leaf, its own memory."""
 
     leaves: list[torch.Tensor]
     flat: torch.Tensor
 
 
 class Reducing:
-    """A tensordict on its way through an all_reduce, filled in place.
+    """A tensordict in an all_reduce, filled in place.
 
     Args:
         td: TensorDict or tensorclass instance.
@@ -46,11 +46,11 @@ class Reducing:
 
     Attributes:
         spec: Its structure.
-        fingerprint: Of it.
+        fingerprint: Of the structure.
 
     Raises:
         InvalidRequestError: There is no such operation.
-        NotSupportedError: A leaf cannot be reduced so, or not be written to; names its key.
+        NotSupportedError: A leaf cannot be reduced in this way, or not be written; the error names its key.
     """
 
     def __init__(self, td: Any, op: str, *, name: str, device: torch.device | None = None) -> None:
@@ -74,11 +74,11 @@ class Reducing:
                 raise NotSupportedError(feature=f"op={op!r} at key {'.'.join(path)!r}", reason=f"{leaf.dtype} {fault}")
 
     def check(self, spec: Spec) -> None:
-        """Raises SpecMismatchError unless its structure is this one."""
+        """Raises SpecMismatchError unless it has this structure."""
         check_matches(spec, self.spec, store=self._name)
 
     def flats(self) -> list[torch.Tensor]:
-        """One-dimensional contiguous tensors, cut alike at every member of equal structure."""
+        """Returns one-dimensional contiguous tensors, divided in the same way at every member."""
         small: dict[torch.dtype, list[torch.Tensor]] = {}
         for path, leaf in self.spec.tensors:
             tensor = self._tensors[path]
@@ -90,7 +90,7 @@ class Reducing:
         return [bucket.flat for bucket in self._buckets]
 
     def finish(self, world_size: int) -> None:
-        """Puts the results where they belong."""
+        """Writes the results into the leaves."""
         for bucket in self._buckets:
             if self._op == "mean":
                 bucket.flat.div_(world_size)
@@ -108,7 +108,7 @@ class Reducing:
 
 
 def _fault(tensor: torch.Tensor, op: str) -> str:
-    """Why a tensor cannot be reduced so; "": it can."""
+    """Returns why a tensor cannot be reduced in this way; "" if it can."""
     if tensor.dtype.is_floating_point and tensor.element_size() == 1:
         return "has no arithmetic; convert it first"
     if tensor.dtype is torch.bool and op in ("sum", "mean"):

@@ -1,1 +1,1 @@
-"""What a client on the server's own machine does for itself: it maps the files and moves the bytes."""
+"""The local end of a client on the server's own machine: it maps the files and copies the content."""

@@ -1,4 +1,4 @@
-"""Rows that a local client takes by itself, fills, and hands over through its claim file: an extend without waiting."""
+"""Claimed rows: a local client fills them and commits them through its claim file, without waiting for an answer."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tdserve.v1 import control_pb2
 
 
 class RowClaim:
-    """A claim, from the server's word to its end. Threads: safe, one extend at a time.
+    """A claim, from the server's grant to its end. Threads: safe, one extend at a time.
 
     Args:
-        local: The session's end.
+        local: The session's local end.
         name: Of the table.
         stored: Its whole structure.
-        claim: What the server has said.
+        claim: The server's grant.
 
     Attributes:
-        num_extends: How many it was used for.
-        is_exhausted: Whether it ended because the server had still to take what was claimed before.
+        num_extends: Extends that have used it.
+        is_exhausted: Whether it ended because the server had not yet committed what was claimed before.
 
     Raises:
         TDServeError: This process cannot use it: the store is gone or may not be written, or the session is over.
@@ -52,14 +52,16 @@ class RowClaim:
         local.keep(self)
 
     def extend(self, request: int, captured: Captured) -> NDArray[np.int64] | None:
-        """Writes rows, and returns their numbers; None where they must be asked for. The claim is over then.
+        """Writes rows, and returns their numbers.
+
+        None if the server must be asked for rows, and then the claim is over.
 
         Args:
-            request: Number of the request that this is, and that a second try has.
+            request: Number of this request, which a retry uses too.
             captured: Their content.
 
         Raises:
-            ConnectError: The session is lost. Whether the rows are stored is known to who tries again.
+            ConnectError: The session is lost. A retry finds out whether the rows are stored.
         """
         num_rows = captured.spec.batch_size[0]
         with self._lock:
@@ -74,7 +76,7 @@ class RowClaim:
                 places = Places(rows=rows)
             try:
                 self._generations[places.part(0, num_rows)] |= 1
-                self._file.fence()  # a long copy may go around the order of stores
+                self._file.fence()  # a long copy may bypass the order of stores
                 fill_rows(self._store, places, [captured])
                 is_awaited = self._file.write(request, num_rows)
             except BaseException:
@@ -87,7 +89,10 @@ class RowClaim:
         return rows
 
     def _ring(self) -> None:
-        """While no other extend can follow: of a lost session only the last may have been stored without an answer."""
+        """Wakes the server, while no other extend can follow.
+
+        So at the loss of a session only the last one may be stored without an answer.
+        """
         try:
             self._local.send(self._bell)
         except TDServeError:
@@ -95,16 +100,16 @@ class RowClaim:
             raise
 
     def close(self) -> None:
-        """Waits until nothing is being filled; nothing will be from then on."""
+        """Waits until no row is being filled, and lets none be filled any more."""
         with self._lock:
             self._is_over = True
 
     def _take(self, num_rows: int) -> int | None:
-        """Claims rows; None, and the claim is over, where that cannot be."""
+        """Claims rows; None if that is not possible, and then the claim is over."""
         if self._is_over:
             return None
         first = self._file.claim(num_rows) if self._store.is_current else None
-        if first is not None and first != self._num_filled:  # LOST; or an interrupted call has claimed rows before
+        if first is not None and first != self._num_filled:  # LOST, or rows that an interrupted call has claimed
             self._abandon()
             return None
         if first is None:
@@ -113,9 +118,9 @@ class RowClaim:
         return first
 
     def _abandon(self) -> None:
-        """What was claimed last is not filled, and never will be."""
+        """Abandons the last claimed rows, which are not filled and never will be."""
         self._is_over = True
         message = control_pb2.ClientMessage(claimed=self._said)
         message.claimed.abandons = True
-        with suppress(TDServeError):  # the session is over: its end says the same
+        with suppress(TDServeError):  # the session is over, which has the same effect
             self._local.send(message)

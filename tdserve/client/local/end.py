@@ -1,4 +1,4 @@
-"""A session's end on the server's own machine: the socket, the lock that proves it alive, the mapped stores."""
+"""A session's local end on the server's machine: the socket, the lock that proves it alive, the mapped stores."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from tdserve.v1 import control_pb2, worker_pb2
 
 
 class Overwrites:
-    """The overwrites of one session, from their request to their answer. Threads: safe.
+    """The overwrites of one session, from request to answer. Threads: safe.
 
-    New rows of a writer that goes away are nobody's. Rows that were there, and that it was about to overwrite, are lost
-    to all. So whoever ends a session gives up the overwrites that still wait, and waits for those that the server has
-    let it do: which these are, only the answers tell.
+    If a writer is lost, its new rows are simply never committed. Existing rows that it was about to overwrite, however,
+    are lost to all clients. So before a session ends, its waiting overwrites are cancelled, and permitted ones are
+    finished; only the answers show which these are.
 
     Args:
-        place: Where the session is, for errors.
+        place: The session's place, for errors.
     """
 
     def __init__(self, place: str) -> None:
@@ -53,7 +53,7 @@ class Overwrites:
         self._is_ending = False
 
     def begin(self, message: control_pb2.ClientMessage) -> None:
-        """A message is sent now. Raises ConnectError when it would begin an overwrite and none may begin any more."""
+        """Notes a message that is sent now. Raises ConnectError if it begins an overwrite after ``end``."""
         if message.HasField("write"):
             with self._changed:
                 if self._is_ending:
@@ -61,17 +61,17 @@ class Overwrites:
                 self._under_way.add(message.request)
 
     def on_message(self, message: control_pb2.ServerMessage) -> None:
-        """A message of the server was dealt with."""
+        """Notes a message of the server that was handled."""
         if self._under_way and not message.HasField("accepted"):
             with self._changed:
                 self._under_way.discard(message.request)
                 self._changed.notify_all()
 
     def end(self, give_up: Callable[[int], None], timeout_s: float) -> None:
-        """None begins any more; waits for the end of those under way, or so long.
+        """Lets no overwrite begin any more, and waits for those under way, at most for this time.
 
         Args:
-            give_up: Asks the server to give up a request that still waits.
+            give_up: Asks the server to cancel a request that still waits.
         """
         with self._changed:
             self._is_ending = True
@@ -82,7 +82,7 @@ class Overwrites:
             self._changed.wait_for(lambda: not self._under_way, timeout_s)
 
     def lose(self) -> None:
-        """The session is over: no answer comes any more."""
+        """Notes that the session is over: no answer comes any more."""
         with self._changed:
             self._is_ending = True
             self._under_way.clear()
@@ -90,26 +90,26 @@ class Overwrites:
 
 
 MIN_SPOOLED_BYTES = 32 * 1024
-"""Fewer values are sent along faster than they are written to a file and read again."""
+"""Fewer values are sent faster in the request than through a file."""
 
 OVERWRITES_TIMEOUT_S = 5.0
-"""For overwrites under way when their session is closed: a copy, and two messages of a server that runs."""
+"""For overwrites under way when their session is closed: a copy, and two messages with a running server."""
 
 
 class Filling(Protocol):
-    """Who writes into rows in threads of the user's."""
+    """Something that writes into rows in threads of the user."""
 
     def close(self) -> None:
-        """Waits until nothing is being written; nothing will be from then on."""
+        """Waits until nothing is being written, and lets no write begin any more."""
 
 
 class LocalEnd:
-    """Build it with :meth:`open`. Threads: safe.
+    """The local end of a session. Build it with :meth:`open`. Threads: safe.
 
     Attributes:
         root: The server's root folder, as this process sees it.
         is_read_only: Whether this process may not write the files.
-        lacks_values: Whether it cannot read non-tensor values by itself.
+        lacks_values: Whether it cannot read non-tensor values itself.
     """
 
     def __init__(self, root: FilePath, *, lock: SessionLock | None, spool: Spool | None, lacks_values: bool) -> None:
@@ -136,17 +136,17 @@ class LocalEnd:
         on_message: Callable[[control_pb2.ServerMessage], None],
         on_lost: Callable[[], None],
     ) -> LocalEnd:
-        """Shows the server that this process sees its files.
+        """Proves to the server that this process sees its files.
 
         Args:
-            welcome: The server's, with what it says of its root.
-            root: Where this process sees that folder, if elsewhere than the server does.
+            welcome: The server's message, which describes its root.
+            root: Path of that folder in this process, if it differs from the server's.
             on_message: Called for every message, in a thread of its own, which also writes content in place.
-            on_lost: Called at that thread's end.
+            on_lost: Called at the end of that thread.
 
         Raises:
-            ConnectError: It does not see them, or may not use them. Says why.
-            PeerLostError: The server does not let it in: most likely it knows no more of the session.
+            ConnectError: It does not see them, or may not use them. The error gives the reason.
+            PeerLostError: The server does not admit it: probably it does not know the session any more.
         """
         said = welcome.local
         folder = FilePath(root or said.root)
@@ -154,7 +154,7 @@ class LocalEnd:
         lock = SessionLock.hold(folder / "sessions", said.lock_name)
         try:
             spool = None if lock is None else Spool(folder / "sessions", said.lock_name)
-            # To read values is to write into a lock file, by process id.
+            # Reading values means writing into a lock file, by process id.
             lacks_values = lock is None or not said.pid_namespace or said.pid_namespace != pid_namespace()
             end = cls(folder, lock=lock, spool=spool, lacks_values=lacks_values)
             end._attach(welcome, on_message, on_lost)
@@ -165,33 +165,35 @@ class LocalEnd:
         return end
 
     def send(self, message: control_pb2.ClientMessage) -> None:
-        """Sends a message. Raises ConnectError when the server is gone, or the message begins what must not begin any
-        more."""
+        """Sends a message.
+
+        Raises ConnectError if the server is gone, or the session is being closed and the message would begin an
+        overwrite."""
         if self._socket is None:
             raise ConnectError(address=str(self.root), reason="the local socket was closed")
         self._overwrites.begin(message)
         self._socket.send(message)
 
     def flush(self, timeout_s: float) -> None:
-        """Waits until the server has what was sent, or so long; nothing can be sent any more."""
+        """Waits until the server has received what was sent, at most for this time; nothing can be sent any more."""
         if self._socket is not None:
             self._socket.flush(timeout_s)
 
     def look(self) -> None:
-        """In the thread that brings messages, while it writes content in place: hands on what need not wait for it."""
+        """Handles urgent messages in the thread that receives them, while it writes content in place."""
         if self._socket is not None:
             self._socket.look()
 
     def store(self, name: str, uid: str, spec: Spec, *, structure: int = 0, path: str = "") -> MappedStore:
-        """The store of this incarnation, mapped.
+        """Maps the store of this incarnation.
 
         Args:
             spec: Its whole structure.
-            structure: Number of that structure, as the server says.
-            path: Where it lies below the root, if not where its name says.
+            structure: The server's number of that structure.
+            path: Its folder below the root, if it differs from the one of its name.
 
         Raises:
-            TransferAbortedError: It was deleted or altered meanwhile.
+            TransferAbortedError: It was deleted or changed meanwhile.
             CorruptDataError: Its files are missing or damaged.
         """
         found = self._stores.find(uid)
@@ -209,23 +211,26 @@ class LocalEnd:
             raise TransferAbortedError(transfer=0, reason=reason) from error
 
     def find_known(self, name: str, spec: Spec) -> MappedStore | None:
-        """The store of this name and structure, if this client has read it before and it is still the same."""
+        """Returns the store of this name and structure.
+
+        None if this client has not read it before, or it has changed.
+        """
         store = self._stores.find_granted(name)
         if store is None:
             self._stores.forget_deleted()
         return store if store is not None and store.spec.fingerprint == spec.fingerprint else None
 
     def forget_deleted(self) -> None:
-        """Lets go of stores and versions that were deleted: while they are mapped, their space is not free."""
+        """Unmaps stores and versions that were deleted, which frees their space."""
         self._stores.forget_deleted()
         drop_unlinked()
 
     def grant(self, store: MappedStore) -> None:
-        """The server has let this client read a store: until it is deleted, its name means this one."""
+        """Notes that the server lets this client read a store: until it is deleted, its name means this one."""
         self._stores.grant(store)
 
     def spool(self, values: Sequence[Buffer]) -> tuple[int, int] | None:
-        """Puts values, given in parts, where the worker fetches them; None: they are few, and ride in the request.
+        """Puts values, given in parts, where the worker reads them; None if they are few, and go into the request.
 
         Raises:
             CapacityError, InvalidRequestError: There is no room for them.
@@ -234,15 +239,15 @@ class LocalEnd:
         return None if self._spool is None or nbytes < MIN_SPOOLED_BYTES else self._spool.put(values, nbytes)
 
     def free(self, spooled: tuple[int, int]) -> None:
-        """The values there were fetched, or will not be."""
+        """Frees the space of values that were read, or will not be."""
         if self._spool is not None:
             self._spool.free(*spooled)
 
     def keep(self, claim: Filling) -> None:
-        """Takes note of who fills rows by himself: the session is not over before he is closed.
+        """Adds something that fills rows by itself; the session closes it before it ends.
 
         Raises:
-            ConnectError: It is over.
+            ConnectError: The session is over.
         """
         with self._claims_lock:
             if self._is_over:
@@ -250,26 +255,26 @@ class LocalEnd:
             self._claims.add(claim)
 
     def check_writable(self, what: str) -> None:
-        """Raises NotSupportedError where this process may only read."""
+        """Raises NotSupportedError if this process may only read."""
         if self.is_read_only:
             reason = f"this process may not write the files in {self.root}; connect with transport='gloo' to write"
             raise NotSupportedError(feature=what, reason=reason)
 
     def end_overwrites(self) -> None:
-        """Gives up the overwrites that wait, and waits for those under way, for some seconds; none begins any more.
+        """Cancels waiting overwrites, and waits some seconds for those under way; none can begin any more.
 
-        What is overwritten when the connection ends is lost, also where all of it was written. Does nothing in the
-        thread that brings messages, which would wait for itself.
+        Rows that are being overwritten when the connection ends are lost, even if they were written completely. Does
+        nothing in the thread that receives messages, which would wait for itself.
         """
         if self._socket is not None and not self._socket.is_reading_here:
             self._overwrites.end(self._give_up, OVERWRITES_TIMEOUT_S)
 
     def _give_up(self, request: int) -> None:
-        with suppress(ConnectError):  # the session is over: nothing is to be given up
+        with suppress(ConnectError):  # the session is over: nothing to cancel
             self.send(control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request)))
 
     def close(self) -> None:
-        """Ends the connection; content that is being written now is written first. Idempotent."""
+        """Ends the connection; finishes content that is being written. Idempotent."""
         if self._socket is not None:
             self._socket.close()
 
@@ -296,7 +301,7 @@ class LocalEnd:
                 self._is_over, claims = True, list(self._claims)
             for claim in claims:
                 claim.close()
-            # Nothing more is written by this session: from here on its rows may go to others.
+            # This session writes nothing more: from here on its rows may be given to others.
             if self._spool is not None:
                 self._spool.close()
             if self._lock is not None:
@@ -324,7 +329,7 @@ class LocalEnd:
             raise PeerLostError(peer="the server's local socket", reason="it did not let this client in")
 
     def _forget(self) -> None:
-        """In a forked child: its copies of the lock and the socket must not outlive the parent's."""
+        """Closes the lock and the socket in a forked child, where they must not outlive the parent's."""
         if self._lock is not None:
             self._lock.release()
         if self._socket is not None:
@@ -359,7 +364,7 @@ def _close_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
-# A thread that the interpreter's end meets inside torch takes the whole process with it.
+# A thread that is inside torch when the interpreter exits would abort the whole process.
 atexit.register(_close_all)
 
 
@@ -373,17 +378,17 @@ def open_local(
     on_lost: Callable[[], None],
     machine: str | None = None,
 ) -> tuple[LocalEnd | None, str]:
-    """The client's end of the local socket, where it sees the server's files; else why there is none.
+    """Opens the local end if this process sees the server's files; else returns the reason why not.
 
     Args:
-        transport: That was asked for: with ``"shm"`` there must be one.
+        transport: The requested transport: ``"shm"`` requires a local end.
         address: Of the server, for errors.
         root, on_message, on_lost: As of ``LocalEnd.open``.
         machine: Kind of processor; None is that of this machine.
 
     Raises:
-        NotLocalError: Shared memory was asked for, and cannot be had.
-        PeerLostError: It was asked for, and the server does not let this client in any more.
+        NotLocalError: Shared memory was requested and is not available.
+        PeerLostError: It was requested, and the server does not admit this client any more.
     """
     unordered = why_not_shared(platform.machine() if machine is None else machine)
     if unordered or not welcome.HasField("local"):

@@ -1,4 +1,4 @@
-"""Content copied by a local client out of the server's files, or looked at in place."""
+"""Content that a local client copies out of the server's files, or views in place."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ PIECE_BYTES = 2 * 1024 * 1024
 interpreter's lock from one another so often that half of the gain is lost (measured)."""
 
 MAX_CLONED_BYTES = 4096
-"""A few small tensors are cloned one by one, faster than a buffer for all of them is made."""
+"""A few small tensors are cloned faster than a buffer for all of them is made."""
 
 
 @dataclass(frozen=True)
 class Copied:
-    """What was copied.
+    """Rows that were copied.
 
     Attributes:
-        received: The columns, as they come over any transport.
+        received: The columns, as over any transport.
         values: A serialised ValueBlock, or its columns.
     """
 
@@ -81,10 +81,10 @@ def copy_rows(
 
 
 def _columns(source: RowEnd, layout: Layout, pool: BufferPool) -> Sequence[torch.Tensor]:
-    """All columns of the rows, in one buffer whose pages were touched before."""
+    """Returns all columns of the rows, in one buffer whose pages were touched before."""
     if layout.num_leaves or pool.is_shared:
         return views(layout, _fill_buffer(source, layout, pool))
-    # Only what the service adds: a few numbers per row, for which a buffer takes longer than a copy of each.
+    # Only added columns: a few numbers per row, for which a buffer takes longer than a copy of each.
     columns = ((source.trailing(number), slot.dtype) for number, slot in enumerate(layout.slots))
     return [torch.from_numpy(column.copy()).view(to_torch(dtype)) for column, dtype in columns]
 
@@ -109,11 +109,11 @@ def _check_present(store: MappedStore) -> None:
 
 @dataclass(frozen=True)
 class Selected:
-    """What an index expression selects of a mapped store, copied as of one moment.
+    """A selection of a mapped store, copied as of one moment.
 
     Attributes:
         spec: Its structure.
-        leaves: Its tensors by path, on their own or in the caller's memory.
+        leaves: Its tensors by path, in buffers of their own or in the caller's memory.
         values: A serialised ValueBlock, or its columns.
         version: Content version of the store.
     """
@@ -133,10 +133,10 @@ def copy_selection(
     pool: BufferPool,
     into: Leaves | None = None,
 ) -> Selected | None:
-    """Copies a selection; None when it moved meanwhile, or is being written.
+    """Copies a selection; None if it was changed meanwhile, or is being written.
 
     Args:
-        values: Of the server, where this process cannot read them itself.
+        values: From the server, if this process cannot read them itself.
         into: The caller's tensors, in the order of the selection's layout.
     """
     plan = plan_selection(store, selection, keys)
@@ -148,7 +148,7 @@ def copy_selection(
     try:
         if plan.spec.values and not values:
             values = read_block(store, [path for path, _ in plan.spec.values], plan.elements)
-    except StoreNotFoundError:  # deleted in this moment: there may be another of this name
+    except StoreNotFoundError:  # deleted just now: another store may have this name
         return None
     leaves = _copy_leaves(store, plan, pool, into)
     if not store.is_current or not np.array_equal(generations.values[plan.watched], before):
@@ -167,7 +167,7 @@ def _copy_leaves(store: MappedStore, plan: ReadPlan, pool: BufferPool, into: Lea
     elif pool.is_shared:
         targets = views(plan.layout, pool.take(plan.layout.nbytes))
     elif any(_is_copy(found, leaf) for found, leaf in zip(chosen, leaves, strict=True)):
-        targets = chosen  # an index by positions makes copies by itself
+        targets = chosen  # an index by positions copies anyway
     elif plan.layout.nbytes <= MAX_CLONED_BYTES:
         return {slot.path: found.clone() for slot, found in zip(slots, chosen, strict=True)}
     else:
@@ -179,7 +179,7 @@ def _copy_leaves(store: MappedStore, plan: ReadPlan, pool: BufferPool, into: Lea
 
 
 def _gather(store: MappedStore, plan: ReadPlan, pool: BufferPool) -> dict[Path, torch.Tensor]:
-    """A list of rows, leaf by leaf, into one buffer, whose pages were touched before."""
+    """Copies rows by number, leaf by leaf, into one buffer whose pages were touched before."""
     layout = plan.layout
     source = plan.source(store, lambda: [status_column(ReadStatus.WHOLE)])
     return Received(layout, views(layout, _fill_buffer(source, layout, pool))).leaves()
@@ -190,7 +190,7 @@ def _is_copy(chosen: torch.Tensor, leaf: torch.Tensor) -> bool:
 
 
 def _copy(target: torch.Tensor, content: torch.Tensor) -> None:
-    """NumPy copies in the calling thread; torch's own copy waits for cores that may be busy."""
+    """Copies with NumPy in the calling thread; torch's own copy would wait for cores that may be busy."""
     if content.is_contiguous() and target.is_contiguous():
         np.copyto(as_bytes(target).numpy(), as_bytes(content).numpy())
     else:

@@ -1,8 +1,8 @@
 """Long copies that several threads share.
 
-One core does not fill a memory bus: two threads gather 14 MB of rows a fifth faster on a virtual machine of two cores
-(measured). The caller and its helpers take one piece after the other, so that a helper that gets no core takes none,
-and delays the others by the piece that it is at, at the most.
+One core does not saturate a memory bus: two threads gather 14 MB of rows a fifth faster on a virtual machine of two
+cores (measured). The caller and its helpers take one piece after the other. A helper that gets no core takes none; one
+that loses its core delays the others by at most one piece.
 """
 
 from __future__ import annotations
@@ -17,29 +17,31 @@ from threading import Lock, Thread
 import torch
 
 MIN_SHARED_BYTES = 4 * 1024 * 1024
-"""To wake a thread takes some 50 microseconds, as long as it takes to copy a megabyte."""
+"""Waking a thread takes some 50 microseconds, as long as copying a megabyte."""
 
 MAX_THREADS = 4
-"""The caller and its helpers: with so many cores a memory bus is nearly full."""
+"""The caller and its helpers: with so many cores a memory bus is nearly saturated."""
 
 Piece = Callable[[], object]
 
 
 def num_threads() -> int:
-    """How many may share a copy: no more than torch may use for itself (``torch.set_num_threads``), which is one in
-    workers of a DataLoader and where OMP_NUM_THREADS says so."""
+    """Returns how many threads may share a copy: no more than torch may use (``torch.set_num_threads``).
+
+    That is one in workers of a DataLoader, and as set by OMP_NUM_THREADS.
+    """
     return min(MAX_THREADS, torch.get_num_threads(), len(os.sched_getaffinity(0)))
 
 
 def share(pieces: Sequence[Piece], threads: int) -> None:
-    """Makes copies, in any order and several at once; returns when all are made. Threads: safe.
+    """Makes copies, in any order and several at once; returns when all are done. Threads: safe.
 
     Args:
         pieces: Each makes a part.
-        threads: How many take part, the caller among them: as of ``num_threads``.
+        threads: How many take part, including the caller: as of ``num_threads``.
 
     Raises:
-        Exception: What one of them has raised; the others are made nevertheless.
+        Exception: An exception of one of them; the others are made nevertheless.
     """
     job = _Job(pieces)
     helpers = _helpers(os.getpid())
@@ -60,10 +62,10 @@ class _Job:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """The caller's part."""
+        """Makes copies in the caller's thread."""
         try:
             self._work()
-        finally:  # also when interrupted: nobody is to write to what the caller lets go
+        finally:  # also when interrupted: nothing may write to memory that the caller frees
             with self._lock:
                 self._is_over = True
                 must_wait = self._num_helping > 0
@@ -73,7 +75,7 @@ class _Job:
             raise self._error
 
     def help(self) -> None:
-        """A helper's part, if there is something left."""
+        """Makes copies in a helper's thread, if some are left."""
         with self._lock:
             if self._is_over:
                 return
@@ -85,7 +87,7 @@ class _Job:
                 self._idle.release()
 
     def _work(self) -> None:
-        for number in self._numbers:  # which several threads may ask: no number comes twice
+        for number in self._numbers:  # shared by the threads: no number is taken twice
             if number >= len(self._pieces):
                 return
             try:
@@ -96,7 +98,7 @@ class _Job:
 
 @lru_cache(maxsize=1)
 def _helpers(pid: int) -> SimpleQueue[_Job]:
-    """Where helpers of this process wait for jobs; a forked child has threads of its own."""
+    """Returns the queue of this process's helpers; a forked child has threads of its own."""
     jobs: SimpleQueue[_Job] = SimpleQueue()
     for number in range(MAX_THREADS - 1):
         Thread(target=_help, args=(jobs,), name=f"tdserve-copies-{pid}-{number}", daemon=True).start()
@@ -107,4 +109,4 @@ def _help(jobs: SimpleQueue[_Job]) -> None:
     while True:
         job = jobs.get()
         job.help()
-        del job  # what it copies may be large
+        del job  # its copies may be large

@@ -1,4 +1,4 @@
-"""Content written in place by a local client: into rows that the server has reserved for it, or let it overwrite."""
+"""Content that a local client writes in place: into rows that are reserved for it, or that it may overwrite."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def put_rows(
 def fill_rows(
     store: MappedStore, places: Places, captured: Sequence[Captured], *, look: Callable[[], None] = lambda: None
 ) -> int:
-    """Fills rows; leaves that the content lacks become zero. Returns how many rows it has filled.
+    """Fills rows; leaves that the content lacks become zero. Returns the number of filled rows.
 
     Args:
-        places: Where they are.
-        captured: Their content, one after the other.
-        look: Called after every long copy, for what should not wait for all of them.
+        places: Their places.
+        captured: Their content, in order.
+        look: Called after every long copy, to handle what should not wait for all of them.
     """
     first = 0
     for each in captured:
@@ -65,7 +65,7 @@ def fill_rows(
     if len(captured[0].spec.tensors) < len(store.leaves):
         everywhere = places.part(0, first)
         for path in store.leaves.keys() - dict(captured[0].spec.tensors).keys():
-            store.table(path)[everywhere] = 0  # what a row before had there is nobody's business
+            store.table(path)[everywhere] = 0  # a row's earlier content must not show
     return first
 
 
@@ -87,11 +87,11 @@ def _put_read(store: MappedStore, places: Places, first: int, captured: Captured
 
 
 class Places:
-    """Where rows go, as an index: a slice where they follow one another, which is copied as one piece.
+    """The places of rows, as an index: a slice if they are consecutive, which is copied in one piece.
 
     Args:
-        run: The first of rows that follow one another.
-        rows: Their numbers, where they do not.
+        run: First of consecutive rows.
+        rows: Numbers of other rows.
     """
 
     def __init__(self, run: int = 0, rows: NDArray[np.int64] | None = None) -> None:
@@ -100,12 +100,12 @@ class Places:
 
     @classmethod
     def of(cls, encoded: bytes) -> Places:
-        """Of rows as messages carry them."""
+        """Reads the rows of a message."""
         run = run_of(encoded)
         return cls(rows=decode_rows(encoded)) if run is None else cls(run[0])
 
     def part(self, first: int, num_rows: int) -> slice | NDArray[np.int64]:
-        """The index of ``num_rows`` of them."""
+        """Returns the index of ``num_rows`` of them."""
         if self._rows is None:
             start = self._run + first
             return slice(start, start + num_rows)
@@ -114,7 +114,7 @@ class Places:
 
 
 def put_selection(store: MappedStore, selection: Selection, captured: Captured) -> None:
-    """Overwrites what a selection means."""
+    """Overwrites a selection."""
     index = to_torch_index(selection, store.spec.batch_size) if selection.items else ()
     for path, tensor in captured.tensors.items():
         leaf = store.leaves[path]
@@ -131,15 +131,15 @@ def put_selection(store: MappedStore, selection: Selection, captured: Captured) 
 
 
 def _is_basic(index: tuple[Any, ...]) -> bool:
-    """Whether what an index selects is a view."""
+    """Returns whether an index selects a view."""
     return all(item is None or type(item) in (int, slice) for item in index)
 
 
 def put_version(local: LocalEnd, accepted: control_pb2.Accepted, captured: Captured, values: bytes) -> None:
-    """Makes and seals the file of a version, that nobody sees before the server says so.
+    """Makes and seals the file of a version, which becomes visible when the server publishes it.
 
     Raises:
-        CapacityError: The disk is full; nothing stays behind.
+        CapacityError: The disk is full; no file is left.
     """
     recycles = local.root / accepted.recycles if accepted.recycles else None
     file = VersionFile.create(local.root / accepted.path, captured.spec, recycles=recycles)

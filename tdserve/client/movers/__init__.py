@@ -1,1 +1,1 @@
-"""The two movers of a session's content at the client: over the network, and in the server's files."""
+"""The two movers at the client's end of a session: over the network, and in the server's files."""

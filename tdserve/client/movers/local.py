@@ -1,4 +1,4 @@
-"""The mover of a client on the server's machine: this process reads and writes the server's files by itself."""
+"""The mover of a client on the server's machine: this process reads and writes the server's files itself."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 MAX_TRIES = 100
-"""Copies of a selection that writers keep changing; each lasts about as long as one of their writes."""
+"""Copies of a selection that is written again and again; each lasts about as long as one of these writes."""
 
 
 class LocalMover(ClientMover):
-    """Copies what the server lets it copy.
+    """Copies content from and to the server's files, as the server permits.
 
     Args:
-        client: Whose session it is.
-        session: Whose content it moves.
-        local: The session's other end.
+        client: The client of the session.
+        session: The session whose content it moves.
+        local: The session's local end.
     """
 
     transport = "shm"
-    max_joined_bytes = 32 * 1024 * 1024  # all that it costs is that they become visible together
+    max_joined_bytes = 32 * 1024 * 1024  # the only cost: they become visible together
     takes_claims = True
     is_ready = True
     inline_bytes = sys.maxsize
@@ -62,11 +62,11 @@ class LocalMover(ClientMover):
         margin_nbytes: int = 0,
         fetch: Callable[[], Captured] | None = None,
     ) -> Outgoing:
-        """To be written in place."""
+        """Prepares content that is written in place."""
         return PlacedContent(captured if fetch is None else [fetch()], target, self._local)
 
     def take_apart(self, captured: Captured) -> None:
-        """The thread that copies it finds its leaves."""
+        """Does nothing: the thread that copies the content finds its leaves."""
         leaves_of(captured, write_layout(captured.spec))
 
     def open_claim(self, name: str, stored: Spec, claim: control_pb2.Claim) -> RowClaim:
@@ -74,15 +74,15 @@ class LocalMover(ClientMover):
         return RowClaim(self._local, name, stored, claim)
 
     def find_known(self, name: str, spec: Spec) -> MappedStore | None:
-        """One that the server has let this process read."""
+        """Returns a store that the server has permitted this process to read."""
         return self._local.find_known(name, spec)
 
     def open_mapped(self, name: str, spec: Spec, accepted: control_pb2.Accepted) -> MappedStore:
-        """Errors as of ``LocalEnd.store``."""
+        """Maps a store; errors as of ``LocalEnd.store``."""
         return self._local.store(name, accepted.uid, spec, structure=accepted.structure)
 
     def take_rows(self, reply: Reply, wanted: WantedRows) -> Content:
-        """Copies them, and tells the server when that is over, if it waits for that."""
+        """Copies the rows, and reports the end of the copy to the server if it waits for that."""
         accepted, name, stored = reply.accepted, wanted.name, wanted.stored
         spec = on_cpu(stored.with_rows(accepted.num_rows))
         try:
@@ -98,12 +98,12 @@ class LocalMover(ClientMover):
         return Content(spec, copied.received.leaves(), values, 0, accepted, copied.received, fault)
 
     def read_known(self, wanted: WantedSelection, stored: Spec, request: int, deadline: Deadline) -> Content | None:
-        """Without a question."""
+        """Copies the selection without a request."""
         store = self._local.find_known(wanted.name, stored)
         return None if store is None else self._copy_selection(store, wanted)
 
     def take_selection(self, reply: Reply, wanted: WantedSelection, stored: Spec) -> Content:
-        """Copies it, again while it is being written; the next read needs no answer."""
+        """Copies a selection; repeats that while it is being written. The next read needs no answer."""
         local, accepted = self._local, reply.accepted
         store = self.open_mapped(wanted.name, stored, accepted)
         if not local.lacks_values or not stored.values:
@@ -112,12 +112,12 @@ class LocalMover(ClientMover):
             content = self._copy_selection(store, wanted, values=accepted.values)
             if content is not None:
                 return content
-            time.sleep(0)  # lets the writer go on
+            time.sleep(0)  # lets the writer run
         reason = f"rows of {wanted.name!r} were written, again and again, while they were read"
         raise TransferAbortedError(transfer=0, reason=reason)
 
     def _copy_selection(self, store: MappedStore, wanted: WantedSelection, *, values: bytes = b"") -> Content | None:
-        """Copies a selection; None when it is being written, or the store was deleted."""
+        """Copies a selection; None if it is being written, or the store was deleted."""
         selection, keys, destination, places = wanted.selection, wanted.keys, wanted.destination, None
         if destination is not None:
             chosen = selected_spec(store.spec, selection, keys, store=store.name)
@@ -134,14 +134,14 @@ class LocalMover(ClientMover):
         return content
 
     def find_file(self, path: str) -> Path:
-        """Below the root, as this process sees it."""
+        """Returns a path below the root, as this process sees it."""
         return self._local.root / path
 
     def check_maps(self, what: str, *, writable: bool) -> None:
-        """It may not be able to write."""
+        """Raises NotSupportedError if writing is asked and this process may not write."""
         if writable:
             self._local.check_writable(f"{what} writable")
 
     def forget_deleted(self) -> None:
-        """Unmaps them."""
+        """Unmaps deleted stores and versions."""
         self._local.forget_deleted()

@@ -27,11 +27,11 @@ many bytes would come void where the store has changed."""
 
 
 class RemoteMover(ClientMover):
-    """Moves content in messages, small content in requests and answers.
+    """Moves content in messages; small content in requests and answers.
 
     Args:
-        client: Whose session it is.
-        session: Whose content it moves.
+        client: The client of the session.
+        session: The session whose content it moves.
     """
 
     def __init__(self, client: SessionClient, session: Session) -> None:
@@ -46,7 +46,7 @@ class RemoteMover(ClientMover):
 
     @property
     def inline_bytes(self) -> int:
-        """As the server says."""
+        """The limit that the server has set."""
         return self._session.inline_bytes
 
     def prepare(
@@ -57,11 +57,11 @@ class RemoteMover(ClientMover):
         margin_nbytes: int = 0,
         fetch: Callable[[], Captured] | None = None,
     ) -> Outgoing:
-        """Laid out for messages."""
+        """Prepares content that is sent in messages."""
         return SentContent(captured, target, self._session, margin_nbytes=margin_nbytes, fetch=fetch)
 
     def take_rows(self, reply: Reply, wanted: WantedRows) -> Content:
-        """Receives them."""
+        """Receives the rows."""
         stored, num_rows = wanted.stored, reply.accepted.num_rows
         return finish_read(
             self._client,
@@ -74,7 +74,7 @@ class RemoteMover(ClientMover):
         )
 
     def read_known(self, wanted: WantedSelection, stored: Spec, request: int, deadline: Deadline) -> Content | None:
-        """Asks, and waits for the content itself: two messages less than with an answer before it."""
+        """Requests the content and waits for it, without an answer before it, which saves two messages."""
         session = self._session
         if wanted.destination is not None or not may_expect(deadline) or session.is_renewing:
             return None
@@ -92,7 +92,7 @@ class RemoteMover(ClientMover):
         return None if content is None else content.of(stored)
 
     def take_selection(self, reply: Reply, wanted: WantedSelection, stored: Spec) -> Content:
-        """Receives it."""
+        """Receives the selection."""
         chosen = selected_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
         return finish_read(
             self._client,
@@ -106,7 +106,7 @@ class RemoteMover(ClientMover):
         ).of(stored)
 
     def check_maps(self, what: str, *, writable: bool) -> None:
-        """It cannot."""
+        """Raises NotSupportedError: a remote client cannot map stores."""
         why = self._session.why_not_local or "this client was told to use gloo"
         reason = f"it needs transport 'shm', and there is none here: {why}; read the store instead"
         raise NotSupportedError(feature=what, reason=reason)

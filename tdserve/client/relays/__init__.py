@@ -1,1 +1,1 @@
-"""What a client does for other clients: it keeps versions of weights, and passes them on over links of their own."""
+"""The relays of a client: it keeps versions of weights, and passes them on to other clients over links."""

@@ -1,4 +1,4 @@
-"""A version of weights that a client keeps to pass it on, while it comes and afterwards."""
+"""A version of weights that a client keeps to pass it on, while it is received and afterwards."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tdserve.structure.tree import Spec
 
 
 class Kept:
-    """The bytes of one version, a private copy: what the user does with theirs changes nothing here.
+    """The bytes of one version, as a private copy that the user cannot change.
 
-    Threads: one fills it, any number wait for what is there.
+    Threads: one fills it, any number wait for what has arrived.
 
     Args:
-        layout: Of what travels.
+        layout: Of what is sent.
         buffer: Flat, uint8 ``[layout.nbytes]``.
-        on_first: Called when the first part is here, in the thread that fills it.
+        on_first: Called when the first message has arrived, in the thread that fills it.
 
     Attributes:
         layout, buffer: As given.
@@ -39,11 +39,11 @@ class Kept:
 
     @property
     def num_here(self) -> int:
-        """Messages of the layout that are here, from the first on."""
+        """Messages of the layout that have arrived, from the first on."""
         return self._num_here
 
     def add_arrived(self, count: int) -> None:
-        """So many more messages are here."""
+        """Adds messages that have arrived."""
         with self._changed:
             is_first = not self._num_here
             self._num_here += count
@@ -52,16 +52,16 @@ class Kept:
             self._on_first()
 
     def drop(self) -> None:
-        """It is not passed on any more, because the rest will not come, or the bytes are wrong."""
+        """Stops passing it on, because the rest will not come, or the bytes are wrong."""
         with self._changed:
             self._is_dropped = True
             self._changed.notify_all()
 
     def wait(self, number: int, timeout_s: float) -> None:
-        """Returns when a message is here.
+        """Waits until a message has arrived.
 
         Raises:
-            PeerLostError: It will not come, or does not within ``timeout_s``.
+            PeerLostError: It will not arrive, or has not within ``timeout_s``.
         """
         end = time.monotonic() + timeout_s
         with self._changed:
@@ -71,12 +71,12 @@ class Kept:
 
 
 def checksums(layout: Layout, buffer: torch.Tensor, spec: Spec) -> bytes:
-    """Those of the leaves of a version in canonical order, as control knows them.
+    """Returns the checksums of the leaves of a version in canonical order, as control has them.
 
     Args:
-        layout: Of what travelled.
+        layout: Of what was sent.
         buffer: Flat, as its messages filled it.
-        spec: Of the same.
+        spec: Its structure.
     """
     content = buffer.numpy()
     found = {

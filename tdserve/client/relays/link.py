@@ -1,7 +1,7 @@
-"""A link between two clients: a gloo pair over which one version goes from the one that keeps it to one that wants it.
+"""A link between two clients: a gloo pair that carries one version from a client that keeps it to one that pulls it.
 
-The pair is formed anew for every link, by a rendezvous through the session: two clients that know of one another only
-what the server says have nothing to agree on, and nothing to repair.
+Every link opens a new pair by a rendezvous through the session: two clients that know only what the server tells them
+have nothing to agree on, and nothing to repair.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ CONTENT_TAG = 1
 THANKS_TAG = 2
 
 CONNECT_S = 3.0
-"""For the pair: five milliseconds, where both ends run and can reach one another."""
+"""For opening the pair, which takes five milliseconds if both clients run and can reach each other."""
 
 STALL_S = 2.0
-"""Without a few messages of a version, the other end counts as stopped, or as too slow to be of any use: 6 MB/s."""
+"""The other end counts as stopped, or as too slow to be useful (6 MB/s), if a few messages take longer."""
 
 
 class Link:
-    """One end of a link. Threads: ``feed`` and ``cancel`` may be called from any.
+    """One end of a link. Threads: any may call ``feed`` and ``cancel``.
 
     Args:
         number: Of the link.
         rank: ``RELAY_RANK`` or ``PULLER_RANK``.
-        secret: What both ends prove to know.
+        secret: Both ends prove that they have it.
         publish: Sends an entry of the rendezvous: number, key, value.
-        make_host: Gives the address of the interface to connect from; may fail.
+        make_host: Returns the address of the interface to connect from; may fail.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class Link:
         self._forming: Forming | None = None
 
     def feed(self, key: str, value: bytes) -> None:
-        """Takes an entry that the other end has set."""
+        """Receives an entry that the other end has set."""
         self._kv_store.feed(key, value)
 
     def connect(self) -> Channel:
-        """Forms the pair.
+        """Opens the pair.
 
         Raises:
-            ConnectError: It did not form in time.
-            TDServeError: What ``cancel`` was given.
+            ConnectError: It was not open in time.
+            TDServeError: The error given to ``cancel``.
         """
         with self._lock:
             if self._error is not None:
@@ -92,7 +92,7 @@ class Link:
         return channel
 
     def cancel(self, error: TDServeError) -> None:
-        """Ends the link; whoever is at it gets this error, or that of a lost channel. Idempotent."""
+        """Ends the link; a thread that uses it gets this error, or that of a lost channel. Idempotent."""
         with self._lock:
             self._error = self._error or error
             forming, channel = self._forming, self._channel
@@ -112,10 +112,11 @@ class Link:
 
 
 def pass_on(channel: Channel, kept: Kept) -> None:
-    """Sends a version, message by message as they come, and waits until the other end says that it has it.
+    """Sends a version, message by message as they arrive, and waits until the other end acknowledges it.
 
     Raises:
-        PeerLostError, DeadlineExceededError: The other end, or what should come, is gone, stopped or too slow.
+        PeerLostError, DeadlineExceededError: The other end, or the source of the messages, is gone, stopped or too
+            slow.
     """
     thanks = torch.zeros(1, dtype=torch.uint8)
     thanked = channel.recv(thanks, THANKS_TAG)
@@ -132,13 +133,13 @@ def pass_on(channel: Channel, kept: Kept) -> None:
 
 
 def take(channel: Channel, layout: Layout, buffer: torch.Tensor, *, on_arrived: Callable[[int], None]) -> None:
-    """Receives a version into a flat buffer, and says thanks.
+    """Receives a version into a flat buffer, and acknowledges it.
 
     Args:
-        on_arrived: Called with the number of messages that are here since the last call; may raise.
+        on_arrived: Called with the number of messages that have arrived since the last call; may raise.
 
     Raises:
-        PeerLostError, DeadlineExceededError: The other end is gone, stopped or too slow; some of it is here.
+        PeerLostError, DeadlineExceededError: The other end is gone, stopped or too slow; a part has arrived.
     """
     flat = FlatEnd(buffer)
     under_way: deque[Work] = deque()

@@ -1,6 +1,6 @@
-"""What a session's client does for other clients: it keeps versions of weights and passes them on, as the server asks.
+"""The relays of a session: the client keeps versions of weights and passes them on, as the server asks.
 
-Everything happens in threads of its own, one for each link; what the user's calls bring is a copy of what is kept here.
+Each link has a thread of its own. The user's calls return copies of what is kept here.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ JOIN_TIMEOUT_S = 5.0
 """For a thread whose link was ended."""
 
 MAX_EARLY = 64
-"""Entries of links that are not known yet, or over: a pair has four, and a client opens few at once."""
+"""Entries of links that are not known yet, or are over: a pair has four, and a client opens few pairs at once."""
 
 _log = logging.getLogger("tdserve.client")
 
 
 class SessionRelays:
-    """Of one session. Threads: safe; ``on_order`` and ``feed`` belong to the thread that reads the session's stream.
+    """The relays of one session. Threads: safe; only the thread that reads the stream calls ``on_order`` and ``feed``.
 
     Args:
         send: Sends a message over the session.
-        make_host: Gives the address of the interface through which other clients reach this one.
+        make_host: Returns the address of the interface at which other clients reach this one.
     """
 
     def __init__(self, send: Callable[[control_pb2.ClientMessage], None], make_host: Callable[[], str]) -> None:
@@ -41,7 +41,7 @@ class SessionRelays:
         self._make_host = make_host
         self._lock = Lock()
         self._is_closed = False
-        self._kept: dict[int, Kept] = {}  # by the link over which it came
+        self._kept: dict[int, Kept] = {}  # by the link that brought it
         self._links: dict[int, Link] = {}
         self._early: deque[control_pb2.Rendezvous] = deque(maxlen=MAX_EARLY)
         self._lost_early: deque[int] = deque(maxlen=MAX_EARLY)
@@ -53,7 +53,7 @@ class SessionRelays:
         return len(self._kept)
 
     def on_order(self, order: control_pb2.RelayOrder) -> None:
-        """Does what control asks; does not block."""
+        """Carries out an order of control; does not block."""
         kind = order.WhichOneof("order")
         if kind == "pass_on":
             self._begin(order.pass_on)
@@ -63,7 +63,7 @@ class SessionRelays:
             self._lose(order.lost)
 
     def feed(self, entry: control_pb2.Rendezvous) -> None:
-        """Takes an entry of a link's rendezvous, which may be here before the answer that tells of the link."""
+        """Receives an entry of a link's rendezvous, which may arrive before the answer that names the link."""
         with self._lock:
             link = self._links.get(entry.link)
             if link is None:
@@ -72,16 +72,16 @@ class SessionRelays:
             link.feed(entry.key, entry.value)
 
     def open_link(self, number: int, secret: bytes, *, is_puller: bool = True) -> Link:
-        """A link whose pair can be formed from now on; ``close_link`` is to be called in the end.
+        """Returns a link whose pair can be opened from now on; ``close_link`` must follow.
 
         Args:
             number: Of the link.
-            secret: What both ends prove to know.
-            is_puller: Whether the version comes to this client.
+            secret: Both ends prove that they have it.
+            is_puller: Whether this client receives the version.
 
         Raises:
             ClosedError: The session has ended.
-            PeerLostError: That of the other end has.
+            PeerLostError: The session of the other end has ended.
         """
         rank = PULLER_RANK if is_puller else RELAY_RANK
         link = Link(number, rank, secret=secret, publish=self._publish, make_host=self._make_host)
@@ -103,11 +103,11 @@ class SessionRelays:
         link.close()
 
     def give_up(self, link: int) -> None:
-        """Tells control that nothing more is sent or wanted over a link."""
+        """Tells control that nothing more is sent or needed over a link."""
         self._report(control_pb2.RelayReport(ended=link))
 
     def keep(self, link: int, layout: Layout, pool: BufferPool) -> Kept:
-        """Memory for the version that comes over a link, from which it is passed on as it comes."""
+        """Returns memory for the version that a link brings, from which it is passed on as it arrives."""
         kept = Kept(layout, pool.take(layout.nbytes), on_first=lambda: self._tell_holds(link))
         with self._lock:
             if not self._is_closed:
@@ -115,14 +115,17 @@ class SessionRelays:
         return kept
 
     def forget(self, link: int) -> None:
-        """Keeps the version that came over a link no longer; to whom it goes now, nothing more of it does."""
+        """Drops the version that a link brought; clients that are receiving it get no more of it."""
         with self._lock:
             kept = self._kept.pop(link, None)
         if kept is not None:
             kept.drop()
 
     def tell_checksums(self, link: int, kept: Kept, spec: Spec) -> None:
-        """Makes the checksums of a version that came from the server, for those that get it from others; later."""
+        """Computes the checksums of a version from the server, for clients that receive it from others.
+
+        In the background.
+        """
 
         def tell() -> None:
             told = control_pb2.TakenRequest(link=link, checksums=checksums(kept.layout, kept.buffer, spec))
@@ -147,7 +150,7 @@ class SessionRelays:
     def _lose(self, number: int) -> None:
         with self._lock:
             link = self._links.get(number)
-            if link is None:  # as with entries: it may be here before the answer
+            if link is None:  # like an entry, it may arrive before the answer
                 self._lost_early.append(number)
         if link is not None:
             link.cancel(PeerLostError(peer=link.peer, reason="its session has ended"))
@@ -166,7 +169,7 @@ class SessionRelays:
     def _pass_on(self, link: Link, kept: Kept) -> None:
         try:
             pass_on(link.connect(), kept)
-        except TDServeError as error:  # the puller notices by itself, and goes elsewhere
+        except TDServeError as error:  # the puller notices by itself and uses another source
             _log.debug("link %d: %s", link.number, error)
         finally:
             self.close_link(link)
@@ -199,5 +202,5 @@ class SessionRelays:
         self._say(control_pb2.ClientMessage(relay_report=report))
 
     def _say(self, message: control_pb2.ClientMessage) -> None:
-        with suppress(TDServeError):  # the session is lost: nobody wants to know any more
+        with suppress(TDServeError):  # the session is lost: the report is not needed any more
             self._send(message)

@@ -51,7 +51,7 @@ class Page:
         stream: Number of the stream that all of them belong to.
         is_closed: Whether no more rows come.
         is_under_way: Whether rows are being sent from this memory.
-        """
+    """
 
     def __init__(self, slots: RowSlots, stream: int) -> None:
         self.slots = slots
