@@ -1,4 +1,4 @@
-"""Changes of which keys a structure has: what a store becomes, and where each of its leaves was before. No torch."""
+"""Changes of the keys of a structure: the new structure, and the former path of each of its leaves. No torch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tdserve.structure.tree import Spec, describe, quote, show
 
 @dataclass(frozen=True)
 class Renaming:
-    """One key that becomes another.
+    """A key and its new name.
 
     Attributes:
-        is_safe: Refused where ``new`` exists; else it takes its place.
+        is_safe: True refuses a ``new`` that exists; otherwise it is replaced.
     """
 
     old: Path
@@ -33,14 +33,14 @@ class Renaming:
 
 @dataclass(frozen=True)
 class Alteration:
-    """What is asked for. What is removed goes first, then names change, then what is added comes.
+    """A requested change. Removals come first, then renames, then additions.
 
     Attributes:
-        removed: Leaves or nodes that go.
-        renamed: In this order.
-        added: What comes, and the nodes above it; those that are there stay as they are.
-        replaces: Entries of ``added`` that take the place of what is there.
-        is_locked: Locks or unlocks the root; None leaves it.
+        removed: Leaves or nodes to remove.
+        renamed: Carried out in this order.
+        added: New entries, and the nodes above them; existing nodes stay as they are.
+        replaces: Entries of ``added`` that replace existing ones.
+        is_locked: Locks or unlocks the root; None keeps its lock.
     """
 
     removed: tuple[Path, ...] = ()
@@ -50,13 +50,13 @@ class Alteration:
     is_locked: bool | None = None
 
     def apply(self, spec: Spec, *, store: str = "") -> Altered:
-        """What a structure becomes.
+        """Applies the change to a structure.
 
         Raises:
-            KeyNotFoundError: There is nothing to remove, or to rename.
-            StructureChangedError: There is already what was to be added.
+            KeyNotFoundError: An entry to remove or rename does not exist.
+            StructureChangedError: An entry to add exists already.
             LockedError: A node that would change is locked.
-            SpecMismatchError, InvalidRequestError, NotSupportedError: It cannot be there.
+            SpecMismatchError, InvalidRequestError, NotSupportedError: An entry does not fit there.
         """
         if self.is_locked is not None and (self.removed or self.renamed or self.added):
             raise InvalidRequestError(argument="alteration", reason="a lock changes alone")
@@ -73,11 +73,11 @@ class Alteration:
 
 @dataclass(frozen=True)
 class Altered:
-    """What a structure became.
+    """The result of a change.
 
     Attributes:
         spec: The new structure.
-        origins: By path of each leaf that is stored: where it was; None for one that is new.
+        origins: Former path of each stored leaf; None for a new one.
     """
 
     spec: Spec
@@ -156,7 +156,7 @@ class _Tree:
     def _change_at(
         self, node: Node, at: Path, above: Path, change: Callable[[Node], Node], *, makes_nodes: bool = False
     ) -> Node:
-        """The tree with the node at ``above`` changed."""
+        """Returns the tree with the node at ``above`` changed."""
         if not above:
             self._check_unlocked(at)
             self._check_open(node, at)
@@ -180,8 +180,10 @@ class _Tree:
                 raise LockedError(store=self._store, key=show(path[:depth]) if depth else "")
 
     def _check_open(self, node: Node, path: Path, *, is_added: bool = False) -> None:
-        """Raises unless the node at ``path`` may have other keys. Which fields a tensorclass may be given, those know
-        who have the class."""
+        """Raises unless the node at ``path`` may have other keys.
+
+        Only processes that have a tensorclass know its fields.
+        """
         what = (
             f"a change of keys of {quote(path)} of store {self._store!r}"
             if path

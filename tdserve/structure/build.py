@@ -1,6 +1,7 @@
-"""From a spec, tensors and values to a tensordict or tensorclass instance; the reverse of ``capture``.
+"""Builds a tensordict or tensorclass instance from a spec, tensors and values; the reverse of ``capture``.
 
-On the hot path of every read, so it uses tensordict's unchecked constructors: the spec was checked when it came in.
+This is on the hot path of every read, so it uses tensordict's unchecked constructors: the spec was checked when
+decoded.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class _Packed(NamedTuple):
     """A packed node.
 
     Attributes:
-        leaf: How it is stored.
-        path: Where.
-        empty: Batch dimensions of an element that nobody has written.
-        stack_dim: Along which dimension it is put together, as its node notes.
-        members: What is stacked along it, as far as that is known.
+        leaf: Its stored form.
+        path: Its path.
+        empty: Batch dimensions of an element that was never written.
+        stack_dim: Of the stack, as in the node.
+        members: The stacked tensordicts, as far as known.
     """
 
     leaf: ValueLeaf
@@ -49,17 +50,17 @@ class _Packed(NamedTuple):
 
 
 class _Recipe(NamedTuple):
-    """A node, prepared for building it many times.
+    """A node, prepared to be built many times.
 
     Attributes:
         steps: Key, path, and at most one of: the non-tensor leaf, the recipe of a child. Neither: a tensor.
-        num_classes: Types that tensordict had seen when the tensorclasses in here were looked up, 0 without any: so
-            that a class that was defined again (as in a notebook) is looked up again.
+        num_classes: Types that tensordict had registered when the tensorclasses in the node were looked up; 0 without
+            any. A class that is defined again later (as in a notebook) is then looked up again.
         packed: Of a packed node.
         row: Of a lazy stack: the recipe of one row.
         stack_dim: Of a lazy stack.
         columns: Of a lazy stack: its leaves, tensors before values.
-        state: Of the root: its node, if it notes anything beside content.
+        state: Of the root: its node, if it records anything besides content.
     """
 
     batch_size: torch.Size
@@ -76,18 +77,18 @@ class _Recipe(NamedTuple):
 
 
 def build(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> Any:
-    """Puts a tensordict (or an instance of the root's tensorclass) together; copies nothing.
+    """Builds a tensordict (or an instance of the root's tensorclass); copies nothing.
 
-    ``__post_init__`` of tensorclasses does not run, as it does not when unpickling: what was captured had seen it.
+    ``__post_init__`` of tensorclasses does not run, as in unpickling: it ran before the capture.
 
     Args:
         spec: The structure.
-        tensors: Every tensor leaf, of the dtype and shape that the spec says; not checked here.
-        values: Every non-tensor leaf, as ``capture`` gives them.
+        tensors: Every tensor leaf, with the dtype and shape of the spec; not checked here.
+        values: Every non-tensor leaf, as returned by ``capture``.
 
     Raises:
-        NotSupportedError: A tensorclass of the spec is not known in this process; says which module to import.
-        LocalProtocolError: A leaf is missing: the caller's bug.
+        NotSupportedError: A tensorclass of the spec is unknown in this process; the error names the module to import.
+        LocalProtocolError: A leaf is missing, which is a bug of the caller.
     """
     recipe = spec.memo.get(_Recipe)
     if recipe is None or recipe.num_classes not in (0, num_classes()):
@@ -100,18 +101,18 @@ def build(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path
 
 
 def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> None:
-    """Copies into an existing tensordict in place.
+    """Copies content into an existing tensordict in place.
 
     Args:
         td: Destination; its structure must match, devices and names of dimensions may differ. A locked one is filled
-            too, unless a non-tensor value would change. Live entries keep the value that they have where it lies.
-        spec: The structure of what comes.
+            too, unless a non-tensor value would change. Live entries keep their value in its place.
+        spec: The structure of the content.
         tensors: Every tensor leaf of the spec.
         values: Every non-tensor leaf of the spec.
 
     Raises:
         SpecMismatchError: The destination, or a tensor, does not fit. Nothing was written.
-        NotSupportedError: The destination cannot be written through. Nothing was written.
+        NotSupportedError: The destination cannot be written. Nothing was written.
     """
     target = capture(td, is_destination=True, like=spec)
     check_matches(spec, target.spec, store="")
@@ -138,7 +139,7 @@ def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapp
 
 
 def _slot(td: Any, path: Path) -> tuple[TensorDict, dict[str, Any]]:
-    """The tensordict that holds a non-tensor leaf, and the fields beside it when a tensorclass is around it."""
+    """Returns the tensordict that holds a non-tensor leaf, and the fields beside it if a tensorclass is around it."""
     for depth in range(len(path)):
         beside: dict[str, Any] = {}
         while type(td) is not TensorDict:
@@ -162,7 +163,7 @@ def _prepare(node: Node, path: Path) -> _Recipe:
     for key, entry in node.entries if stack_dim is None else ():
         below = (*path, key)
         if node.inner is not None:
-            if isinstance(entry, TensorLeaf):  # nothing of the elements: what is known of them is never such a leaf
+            if isinstance(entry, TensorLeaf):  # elements of packed nodes have none here
                 steps.append((key, below, None, None))
         elif isinstance(entry, Node):
             steps.append((key, below, None, _prepare(entry, below)))
@@ -214,7 +215,7 @@ def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mappin
             source[key] = tensors[path]
         else:
             source[key] = _value(leaf, values[path], device, names)
-    # the list becomes the tensordict's own; one list for all of them would let a change of one rename the others
+    # The tensordict keeps the list; if all shared it, renaming dimensions of one would rename those of the others.
     td = new_tensordict(
         source, batch_size=batch_size, device=device, names=None if names is None else names.copy(), nested=False
     )
@@ -222,14 +223,14 @@ def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mappin
 
 
 def _tell(elements: Any, packed: _Packed) -> bool:
-    """Whether elements may tell of what members they are, and do."""
+    """Returns whether elements may have notes of their members, and have some."""
     depth = len(packed.leaf.batch_size)
     held = elements.items if isinstance(elements, Deferred) and packed.stack_dim is not None else elements
     return (depth > 1 or packed.stack_dim is not None) and has_notes(held)
 
 
 def _build_members(packed: _Packed, elements: Any, recipe: _Recipe) -> Any:
-    """A packed node of what is stacked in it; None where its elements are of something else by now."""
+    """Builds the members of a packed node; None if its elements belong to others by now."""
     batch_size, dim = packed.leaf.batch_size, packed.stack_dim
     is_by_rows = dim is None
     dim = dim or 0
@@ -250,7 +251,7 @@ def _build_members(packed: _Packed, elements: Any, recipe: _Recipe) -> Any:
             rows.append(join(part, sizes, own_names))
     td = rows[0]
     if dim >= 0:
-        if dim >= len(batch_size):  # elements know it
+        if dim >= len(batch_size):  # one of the elements' own
             first = flat_elements(elements, len(batch_size))[:1]
             names += tuple(unwrap(first[0]).names) if first else (None,) * dim
         td = LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=names[dim])
@@ -260,7 +261,7 @@ def _build_members(packed: _Packed, elements: Any, recipe: _Recipe) -> Any:
 def _build_stack(
     recipe: _Recipe, row: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]
 ) -> Any:
-    """A lazy stack; its rows are put together one by one."""
+    """Builds a lazy stack, row by row."""
     dim = recipe.stack_dim
     num_rows = recipe.batch_size[dim]
     if num_rows >= MIN_ROWS:

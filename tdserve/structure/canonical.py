@@ -1,4 +1,4 @@
-"""The protobuf form of a tree of nodes, and the fingerprint that both ends compute from it."""
+"""The protobuf form of a tree of nodes, and its fingerprint, which both ends compute."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ CONVERTS: dict[bool | str, int] = {
 
 
 def write_node(node: Node, message: spec_pb2.Node, *, is_sorted: bool) -> None:
-    """Fills ``message``, which must be empty, with ``node`` and everything below it.
+    """Writes ``node`` and everything below it into ``message``, which must be empty.
 
     Args:
         node: The tree.
-        message: Where to.
-        is_sorted: True writes entries sorted by key (the fingerprint's order), False as they are (the wire's order).
+        message: The message.
+        is_sorted: True sorts entries by key (the order of the fingerprint), False keeps their order (as in messages).
     """
     message.batch_size.extend(node.batch_size)
     if node.names is not None:
@@ -63,7 +63,7 @@ def write_node(node: Node, message: spec_pb2.Node, *, is_sorted: bool) -> None:
         message.is_typed = True
     for member in node.members:
         write_node(member, message.members.add(), is_sorted=is_sorted)
-    # code points sort as their UTF-8 bytes do, so this is the order that the protocol book asks for
+    # Code points sort like their UTF-8 bytes, so this is the order that the protocol book requires.
     for key, entry in sorted(node.entries, key=_key) if is_sorted else node.entries:
         _write_entry(entry, message.entries.add(key=key), is_sorted=is_sorted)
 
@@ -77,7 +77,7 @@ def _write_entry(entry: Entry, message: spec_pb2.Entry, *, is_sorted: bool) -> N
         leaf.requires_grad = entry.requires_grad
     elif isinstance(entry, ValueLeaf):
         value = message.value
-        value.SetInParent()  # an empty message in a oneof would not be sent
+        value.SetInParent()  # otherwise an empty message in a oneof would not be sent
         value.batch_size.extend(entry.batch_size)
         value.per_row = entry.per_row
         value.requires_grad = entry.requires_grad
@@ -106,7 +106,7 @@ def _write_params(params: Params, message: spec_pb2.Params) -> None:
 
 
 def fingerprint(root: Node) -> bytes:
-    """SHA-256 (32 bytes) of a tree, the same for every order of its entries."""
+    """Returns the SHA-256 (32 bytes) of a tree, equal for every order of its entries."""
     message = spec_pb2.Spec()
     message.root.SetInParent()
     write_node(root, message.root, is_sorted=True)

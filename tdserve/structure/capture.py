@@ -1,4 +1,4 @@
-"""From a tensordict to its spec, its tensors and its values; looks, copies nothing, changes nothing."""
+"""Captures a tensordict: its spec, its tensors and its values; copies nothing, changes nothing."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ def capture(
     is_exact: bool = False,
     takes_structure: bool = False,
 ) -> Captured:
-    """Takes a tensordict or tensorclass instance apart.
+    """Captures a tensordict or tensorclass instance.
 
     Args:
-        td: TensorDict (memory-mapped and locked ones too), TensorDictParams, a PersistentTensorDict (whose tensors
-            are then FileTensor), a sub-tensordict or lazy view, a lazy stack, or a tensorclass instance.
-        store: Only for messages.
-        is_destination: True refuses what cannot be written through: conjugate and negative views, expanded leaves,
+        td: TensorDict (also memory-mapped or locked), TensorDictParams, a PersistentTensorDict (whose tensors are then
+            FileTensor), a sub-tensordict or lazy view, a lazy stack, or a tensorclass instance.
+        store: Name, for errors.
+        is_destination: True refuses what cannot be written: conjugate and negative views, expanded leaves,
             sub-tensordicts, lazy views and files. False resolves conjugate and negative views into copies, because only
+            bytes are sent.
             bytes travel.
-        like: A structure, of any number of rows, that it is taken apart for: what is ragged or packed there is ragged
-            or packed in the result, and where ``td`` has that in another form, it gets the form that is asked for.
-        allow_pickle: Whether non-tensor values of any type are let through; those of a destination are in any case.
-        is_exact: True also notes what does not count for content, but is part of what a tensordict is: what is locked,
-            what requires grad, parameters and buffers. False leaves all of that away.
-        takes_structure: Whether meta and fake tensors are let through, as meta tensors.
+        like: A structure, of any number of rows, for which it is captured. Its ragged and packed parts are ragged and
+            packed in the result; if ``td`` has them in another form, they are converted.
+        allow_pickle: Whether non-tensor values of any type are accepted; those of a destination always are.
+        is_exact: True also records what is part of a tensordict besides its content: locks, ``requires_grad``,
+            parameters and buffers. False ignores all of that.
+        takes_structure: Whether meta and fake tensors are accepted, as meta tensors.
 
     Raises:
-        NotSupportedError: Names the key of a sparse, quantized or meta tensor, of a tensor subclass without memory of
-            its own, or of a non-tensor value that cannot travel. Nothing was changed.
-        InvalidSpecError: The tensordict contradicts itself (it was made by an unchecked constructor).
+        NotSupportedError: There is a sparse, quantized or meta tensor, a tensor subclass without memory of its own, or
+            a non-tensor value that cannot be sent; the error names the key. Nothing was changed.
+        InvalidSpecError: The tensordict is inconsistent (it was made by an unchecked constructor).
     """
     if like is not None and like.packed:
         checks = not (allow_pickle or is_destination)
@@ -71,37 +72,37 @@ def capture(
 
 
 def capture_as(td: Any, like: Spec) -> Captured:
-    """``capture`` of what was built of stored content and is nobody else's, for a structure, exactly as it is.
+    """Captures a tensordict that was just built from stored content, for a structure, exactly as it is.
 
     Raises:
-        NotSupportedError, InvalidSpecError: As ``capture``.
+        NotSupportedError, InvalidSpecError: As raised by ``capture``.
     """
     return _taken_for(td, like, NodeReader("", False, like.packed, checks=False, is_exact=True))
 
 
 def _taken_for(td: Any, like: Spec, reader: NodeReader) -> Captured:
     is_one = like.root.inner is not None and not like.root.batch_size
-    root = reader.node(td, (), () if is_one else None)  # its own dimensions are then those of the element
+    root = reader.node(td, (), () if is_one else None)  # its own dimensions are those of the element
     return conform(Captured(shared_spec(root), reader.tensors, reader.values, {}), like)
 
 
 def capture_packed(
     td: Any, wanted: Node, *, store: str = "", allow_pickle: bool = False, is_exact: bool = True
 ) -> tuple[Node, Any]:
-    """Takes a tensordict apart into elements that describe themselves.
+    """Captures a tensordict as elements that carry their own structure.
 
     Args:
         td: As of ``capture``.
-        wanted: The packed node that it is for: has the first dimensions of its batch, or none for itself as the only
-            element.
-        store: Only for messages.
+        wanted: The packed node that it is for; has the first dimensions of its batch, or none if the tensordict is its
+            only element.
+        store: Name, for errors.
         allow_pickle, is_exact: As of ``capture``.
 
     Returns:
-        What is known of the elements, and the elements, as nested lists.
+        The summary of the elements, and the elements as nested lists.
 
     Raises:
-        NotSupportedError, InvalidSpecError: As ``capture``.
+        NotSupportedError, InvalidSpecError: As raised by ``capture``.
     """
     reader = NodeReader(store, False, frozenset({()}), checks=not allow_pickle, is_exact=is_exact)
     reader.take_forms(td, {(): wanted})

@@ -1,8 +1,8 @@
-"""Captures that are made again and again of the same large tensordict: weights before each publish, ``out=`` of a pull.
+"""Caches captures of the same large tensordict: weights before each publish, ``out=`` of a pull.
 
-To take 2,000 leaves apart costs 7 ms, as much as half of the way over the wire; to see that they are still the same
-tensors costs 1 ms. A capture is forgotten as soon as one of its tensors goes, so that no memory outlives its owner;
-only memory that a tensor itself has left (by ``.data = ...``, as ``module.half()`` does) stays until the next capture.
+Capturing 2,000 leaves takes 7 ms, as much as half of the way over the network; checking that they are still the same
+tensors takes 1 ms. A capture is dropped as soon as one of its tensors is, so that no memory outlives its owner. Only
+memory that a tensor has left itself (by ``.data = ...``, as ``module.half()`` does) stays until the next capture.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tensordict.nn import TensorDictParams
 from tdserve.structure.tensordict_private import entries_of, names_of, params_content
 
 MIN_LEAVES = 64
-"""Of fewer leaves a capture takes a tenth of a millisecond."""
+"""Capturing fewer leaves takes a tenth of a millisecond."""
 
 MAX_KEPT = 8
 
@@ -30,26 +30,26 @@ _PLACES: tuple[Callable[[torch.Tensor], Any], ...] = (
     attrgetter("shape"),
     torch.Tensor.stride,
 )
-"""Where a tensor lies, and how: assigning to ``.data``, ``resize_`` and ``t_`` change it."""
+"""The memory of a tensor and its form: assigning to ``.data``, ``resize_`` and ``t_`` change them."""
 
 _END = (None,)
 
 
 class Recall:
-    """Results by the tensors they were made of. Threads: safe, by the atomicity of dict operations."""
+    """Results by the tensors that they were made from. Threads: safe, by the atomicity of dict operations."""
 
     def __init__(self) -> None:
         self._kept: dict[int, _Kept] = {}
 
     def find(self, td: Any, purpose: object) -> tuple[Any, Looks | None]:
-        """What was kept for a tensordict of the very same tensors, unchanged in place, size and structure.
+        """Returns the cached result for a tensordict of the very same tensors, unchanged in memory, size and structure.
 
         Args:
-            td: Only what consists of plain tensordicts and tensors is ever kept.
-            purpose: Results for one purpose are not found for another.
+            td: Only tensordicts that consist of plain tensordicts and tensors are ever cached.
+            purpose: A result is found only for its own purpose.
 
         Returns:
-            The result or None; and, where it is worth keeping one, what ``keep`` needs.
+            The result or None; and the argument for ``keep``, if a result is worth caching.
         """
         looks = _look(td, purpose)
         if looks is None:
@@ -61,7 +61,7 @@ class Recall:
         return None, looks if all(map(_is_plain, looks.leaves)) else None
 
     def keep(self, looks: Looks, result: Any) -> None:
-        """Keeps a result, which must not hold any of the tensors themselves: they would never go."""
+        """Caches a result, which must not refer to the tensors themselves: they would never be freed."""
         kept = self._kept
         while len(kept) >= MAX_KEPT:
             kept.pop(next(iter(kept), 0), None)
@@ -74,10 +74,10 @@ class Recall:
 
 
 class Looks:
-    """What can be seen of a tensordict at a glance.
+    """A quick view of a tensordict, to compare it with.
 
     Attributes:
-        purpose: What for.
+        purpose: Purpose of the result.
         kind: Class of the whole.
         root: The tensordict itself.
         leaves: Its tensors, in order.
@@ -91,7 +91,7 @@ class Looks:
 
     @property
     def number(self) -> int:
-        """Two of the same tensors have the same number; others may have it too."""
+        """Hash: equal for the same tensors, and sometimes for others."""
         return hash((id(self.leaves[0]), len(self.leaves), self.purpose))
 
 
@@ -105,8 +105,11 @@ class _Kept:
         self._places = [[*map(place, looks.leaves)] for place in _PLACES]
 
     def is_of(self, looks: Looks) -> bool:
-        """Whether nothing has changed. One thing after the other is looked at and let go: thousands of tuples that
-        live at once wake the garbage collector, which takes longer than the look itself (measured)."""
+        """Returns whether nothing has changed.
+
+        Compares one thing after the other: thousands of tuples at once would trigger the garbage collector, which takes
+        longer than the comparison itself (measured).
+        """
         return (
             self._purpose == looks.purpose
             and self._kind is looks.kind
@@ -121,7 +124,7 @@ class _Kept:
 
 def _look(td: Any, purpose: object) -> Looks | None:
     root = params_content(td) if type(td) is TensorDictParams else td
-    # torch refuses to swap tensors that somebody holds a weak reference to.
+    # torch refuses to swap tensors with weak references.
     if type(root) is not TensorDict or torch.__future__.get_swap_module_params_on_conversion():
         return None
     leaves: list[torch.Tensor] = []
@@ -131,13 +134,13 @@ def _look(td: Any, purpose: object) -> Looks | None:
 
 
 def _num_entries(td: TensorDict) -> int:
-    """Leaves of a tensordict, counted without a look at them."""
+    """Counts the leaves of a tensordict without reading them."""
     items = entries_of(td).values()
     return len(items) + sum(_num_entries(item) - 1 for item in items if type(item) is TensorDict)
 
 
 def _collect(td: TensorDict, leaves: list[torch.Tensor]) -> bool:
-    """False for what holds anything but plain tensordicts and tensors."""
+    """Collects leaves; False if there is anything but plain tensordicts and tensors."""
     for item in entries_of(td).values():
         kind = type(item)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -148,7 +151,7 @@ def _collect(td: TensorDict, leaves: list[torch.Tensor]) -> bool:
 
 
 def _nodes(td: TensorDict) -> Iterator[tuple[Any, ...]]:
-    """Keys, batch size, names and device of every node."""
+    """Yields keys, batch size, names and device of every node."""
     names = names_of(td)
     yield tuple(entries_of(td)), td.batch_size, None if names is None else tuple(names), td.device
     for item in entries_of(td).values():
@@ -157,5 +160,5 @@ def _nodes(td: TensorDict) -> Iterator[tuple[Any, ...]]:
 
 
 def _is_plain(leaf: torch.Tensor) -> bool:
-    """Whether its memory is what travels: of a negative or conjugate view a capture has a copy."""
+    """Returns whether a tensor's own memory is sent: of a negative or conjugate view a capture has a copy."""
     return leaf.layout is torch.strided and not leaf.is_complex() and not leaf.is_neg()

@@ -1,4 +1,4 @@
-"""What a tensordict was taken apart into, and the form in which a structure asks for it."""
+"""The result of a capture, and its conversion to the form that another structure needs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tdserve.structure.stacks.elements import as_declared, dense_of_ragged, ragg
 from tdserve.structure.tree import Spec
 
 _NUM_KEPT_SPECS = 512
-"""Specs shared between captures of equal structures, so that fingerprints, layouts and recipes are made once."""
+"""Specs shared by captures of equal structures, so that fingerprints, layouts and recipes are made once."""
 
 
 class EncodedValues(list[Any]):
-    """Values that were encoded to see whether they can travel, with what came of it; neither is changed."""
+    """Values that were encoded to check whether they can be sent, and the result; neither is changed."""
 
     def __init__(self, values: list[Any], blobs: list[bytes]) -> None:
         super().__init__(values)
@@ -26,18 +26,18 @@ class EncodedValues(list[Any]):
 
     @property
     def nbytes(self) -> int:
-        """Of all of them, encoded."""
+        """Encoded size of all of them."""
         return sum(map(len, self.blobs))
 
 
 class Captured(NamedTuple):
-    """What a tensordict holds.
+    """The content of a tensordict.
 
     Attributes:
-        spec: The structure; the same object for equal structures, as long as it is kept.
+        spec: The structure; the same object for equal structures, as long as it is cached.
         tensors: Every tensor leaf by path: plain, detached, sharing memory with the tensordict.
-        values: Every non-tensor leaf by path; of a leaf with one value per row, the (nested) list of them.
-        memo: Whatever others derive from the tensors, for as long as this capture is kept.
+        values: Every non-tensor leaf by path; the (nested) list of values if the leaf has one per row.
+        memo: Results that other code derives from the tensors, for as long as this capture exists.
     """
 
     spec: Spec
@@ -47,14 +47,14 @@ class Captured(NamedTuple):
 
     @property
     def is_in_files(self) -> bool:
-        """Whether tensors are read when they are written, which may fail in the middle."""
+        """Whether tensors are read from a file when they are written, which may fail halfway."""
         return any(isinstance(tensor, FileTensor) for tensor in self.tensors.values())
 
 
 def conform(captured: Captured, expected: Spec) -> Captured:
-    """What was captured, in the form that a structure has: dense rows as ragged leaves, and the other way round.
+    """Converts a capture to the form of a structure: dense rows to ragged leaves, or the reverse.
 
-    Leaves that do not fit stay as they are: ``check_matches`` tells of them.
+    Leaves that do not fit stay as they are; ``check_matches`` reports them.
     """
     wanted: dict[Path, TensorLeaf | ValueLeaf] = dict((*expected.tensors, *expected.values))
     tensors, values = dict(captured.tensors), dict(captured.values)
@@ -86,5 +86,5 @@ def conform(captured: Captured, expected: Spec) -> Captured:
 
 @lru_cache(maxsize=_NUM_KEPT_SPECS)
 def shared_spec(root: Node) -> Spec:
-    """The spec of a tree; the same object for equal trees, as long as it is kept."""
+    """Returns the spec of a tree; the same object for equal trees, as long as it is cached."""
     return Spec(root)

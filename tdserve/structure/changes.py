@@ -1,4 +1,4 @@
-"""A tree of nodes with something changed in every node and leaf: batch dimensions, device, values per row. No torch."""
+"""Changes of every node and leaf of a tree: batch dimensions, device, values per row. No torch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def rebatch(
     *,
     is_whole: bool = False,
 ) -> Node:
-    """The tree with its first ``num_dims`` batch dimensions replaced; arguments as of ``Spec.with_batch``.
+    """Returns the tree with its first ``num_dims`` batch dimensions replaced; arguments as of ``Spec.with_batch``.
 
-    ``is_whole``: by the same ones, so that it is what it was beside its content, too.
+    ``is_whole``: they are replaced by the same ones, so that the state besides content stays too.
     """
     entries: list[tuple[str, Entry]] = []
     for key, entry in node.entries:
@@ -64,7 +64,10 @@ def _rebatch_members(
     taken: tuple[Sequence[int], ...] | None,
     is_whole: bool,
 ) -> tuple[Node, ...]:
-    """What is stacked in a packed node whose dimensions are replaced; nothing where it is not known which of them."""
+    """Returns the members of a packed node whose dimensions are replaced.
+
+    None if it is unknown which of them remain.
+    """
     at = node.stack_dim
     if not node.members or at is None:
         return ()
@@ -86,7 +89,7 @@ def _rebatch_members(
 
 
 def _restack(stack_dim: int | None, num_old: int, num_new: int, moved: tuple[int | None, ...] | None) -> int | None:
-    """Where the rows of a lazy stack are stacked after its first dimensions were replaced; None: it is no stack now."""
+    """Returns the new stacking dimension after first dimensions were replaced; None if it is no lazy stack any more."""
     if stack_dim == -1:
         return 0 if num_new else -1
     if stack_dim is None or stack_dim >= num_old:
@@ -99,7 +102,7 @@ def _restack(stack_dim: int | None, num_old: int, num_new: int, moved: tuple[int
 def _restack_packed(
     node: Node, stack_dim: int, num_old: int, num_new: int, moved: tuple[int | None, ...] | None
 ) -> int | None:
-    """As ``_restack``, of a packed node: what was one row of a stack is dense."""
+    """Returns the new stacking dimension of a packed node; what was one row of a stack is dense."""
     found = -1 if stack_dim < 0 else _restack(stack_dim, num_old, num_new, moved)
     return packed_stack_dim(-1 if found is None else found, len(node.batch_size) - num_old + num_new)
 
@@ -119,13 +122,13 @@ def map_tree(
     *,
     has_members: bool = True,
 ) -> Node:
-    """The tree with something changed in every node and leaf, below a node before it.
+    """Returns the tree with every node and leaf changed; nodes after what is below them.
 
     Args:
         node: The root.
         on_node: Changes a node.
         on_leaf: Changes a leaf; None leaves it as it is.
-        has_members: Whether that is done to members too.
+        has_members: Whether members are changed too.
     """
 
     def change(entry: Any) -> Any:
@@ -139,17 +142,17 @@ def map_tree(
 
 
 def redevice(node: Node, device: str | None) -> Node:
-    """The tree with every node on a device, or on none."""
+    """Returns the tree with every node on a device, or on none."""
     return map_tree(node, lambda each: each._replace(device=device))
 
 
 def moved_to_cpu(node: Node) -> Node:
-    """The tree with the CPU as device of every node that has one."""
+    """Returns the tree with the CPU as the device of every node that has one."""
     return map_tree(node, lambda each: each._replace(device=each.device and "cpu"))
 
 
 def set_locks(node: Node, is_locked: bool) -> Node:
-    """The tree with every node locked, or none."""
+    """Returns the tree with every node locked, or none."""
 
     def lock(each: Node) -> Node:
         params = each.params
@@ -161,8 +164,10 @@ def set_locks(node: Node, is_locked: bool) -> Node:
 
 
 def strip_to_content(node: Node) -> Node:
-    """The tree without anything that does not count for content; but for what is stacked in packed nodes, which is put
-    together with it."""
+    """Returns the tree without anything besides content.
+
+    Members of packed nodes keep it, because it is needed to rebuild them.
+    """
 
     def strip(leaf: Leaf) -> Leaf:
         if isinstance(leaf, TensorLeaf):
@@ -173,7 +178,7 @@ def strip_to_content(node: Node) -> Node:
 
 
 def per_row(node: Node) -> Node:
-    """The tree with one value per row in every leaf of values that has rows."""
+    """Returns the tree with one value per row in every leaf of values with rows."""
 
     def spread(leaf: Leaf) -> Leaf:
         if isinstance(leaf, TensorLeaf):
@@ -184,7 +189,7 @@ def per_row(node: Node) -> Node:
 
 
 def replace_entries(node: Node, changed: Mapping[Path, Entry], path: Path = ()) -> Node:
-    """The tree with other entries at some paths."""
+    """Returns the tree with other entries at some paths."""
     entries: list[tuple[str, Entry]] = []
     for key, entry in node.entries:
         below = (*path, key)
@@ -197,7 +202,7 @@ def replace_entries(node: Node, changed: Mapping[Path, Entry], path: Path = ()) 
 
 
 def drop_batch_dim(node: Node, dim: int) -> Node:
-    """One row of a lazy stack: the tree without a batch dimension."""
+    """Returns the tree without a batch dimension: one row of a lazy stack."""
 
     def without(sizes: tuple[int, ...]) -> tuple[int, ...]:
         return sizes[:dim] + sizes[dim + 1 :]

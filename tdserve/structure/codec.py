@@ -1,4 +1,4 @@
-"""Specs to and from protobuf. What comes in was written by a peer or a disk, so every field of it is checked."""
+"""Converts specs to protobuf and back. A peer or a disk wrote the input, so every field of it is checked."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ _TENSOR_KINDS: dict[int, TensorKind] = {number: kind for kind, number in TENSOR_
 _CONVERTS: dict[int, bool | str] = {number: no_convert for no_convert, number in CONVERTS.items()}
 
 MAX_SPEC_BYTES = 1 << 26
-"""Of a message: that of a hundred thousand leaves takes a tenth. It is kept in memory and in the catalog."""
+"""Largest message: that of a hundred thousand leaves takes a tenth. It is kept in memory and in the catalog."""
 
 _NUM_KEPT = 1024
-"""Specs of elements and notes that are kept decoded: most have the same one."""
+"""Decoded specs of elements and notes that are cached: most elements have the same one."""
 
 _MAX_CLASS_NAME = 1000
-"""Characters of "module.QualName"; only a bound, so that a peer cannot make us keep megabytes."""
+"""Characters of "module.QualName"; a limit, so that a peer cannot make this process keep megabytes."""
 
 
 def encode(spec: Spec) -> spec_pb2.Spec:
-    """The message of a spec; entries in their own order.
+    """Encodes a spec; entries keep their own order.
 
     Raises:
-        InvalidSpecError: A key is not valid unicode, so that protobuf cannot carry it. Nothing was changed.
+        InvalidSpecError: A key is not valid unicode, which protobuf cannot encode. Nothing was changed.
     """
     message = spec_pb2.Spec()
     message.root.SetInParent()
@@ -64,10 +64,10 @@ def encode(spec: Spec) -> spec_pb2.Spec:
 
 
 def decode(message: spec_pb2.Spec) -> Spec:
-    """The spec of a message, equal to the encoded one (names, devices, tensorclasses and entry order included).
+    """Decodes a spec, equal to the encoded one (including names, devices, tensorclasses and the order of entries).
 
     Raises:
-        InvalidSpecError: The message contradicts itself or is absurd; names the key. Nothing was changed.
+        InvalidSpecError: The message is contradictory or absurd; the error names the key. Nothing was changed.
     """
     if not message.HasField("root"):
         raise InvalidSpecError(reason="the root is missing")
@@ -82,10 +82,10 @@ def decode(message: spec_pb2.Spec) -> Spec:
 
 
 def to_content(spec: Spec) -> bytes:
-    """The serialised message of a spec; kept.
+    """Returns the serialised message of a spec; cached.
 
     Raises:
-        InvalidSpecError: As ``encode``.
+        InvalidSpecError: As raised by ``encode``.
     """
     content: bytes = spec.memoize("content", lambda: encode(spec).SerializeToString(deterministic=True))
     return content
@@ -93,10 +93,10 @@ def to_content(spec: Spec) -> bytes:
 
 @lru_cache(maxsize=_NUM_KEPT)
 def from_content(content: bytes) -> Spec:
-    """The spec of a serialised message; the same one for equal messages, as long as it is kept.
+    """Returns the spec of a serialised message; the same object for equal messages, as long as it is cached.
 
     Raises:
-        InvalidSpecError: As ``decode``; or it is no such message.
+        InvalidSpecError: As raised by ``decode``; or the content is no such message.
     """
     try:
         return decode(spec_pb2.Spec.FromString(content))
@@ -130,7 +130,7 @@ def _node(message: spec_pb2.Node, path: Path, parent: tuple[int, ...]) -> Node:
 
 
 def _members(message: spec_pb2.Node, path: Path, node: Node) -> tuple[Node, ...]:
-    """What is stacked in a packed node."""
+    """Decodes the members of a packed node."""
     at = node.stack_dim
     around = node.batch_size
     if node.inner is None or at is None:
@@ -183,7 +183,7 @@ def _shape(sizes: object, path: Path, parent: tuple[int, ...], *, itemsize: int)
         raise InvalidSpecError(reason=f"{_show(path)} has a negative size: {shape}")
     if shape[: len(parent)] != parent:
         raise InvalidSpecError(reason=f"{_show(path)} has shape {shape}, which does not start with batch size {parent}")
-    # zeros count as one: strides and batched shapes must not overflow either
+    # Zeros count as one: strides and batched shapes must not overflow either.
     if itemsize * math.prod(size or 1 for size in shape) > MAX_NBYTES:
         raise InvalidSpecError(reason=f"{_show(path)} of shape {shape} has more than {MAX_NBYTES} bytes")
     return shape
@@ -220,7 +220,7 @@ def _stack_dim(message: spec_pb2.Node, path: Path, num_dims: int) -> int | None:
     if not message.HasField("stack_dim"):
         return None
     num_shown = num_dims + len(message.inner)
-    is_single = message.is_packed and not num_dims  # such an element stands for itself
+    is_single = message.is_packed and not num_dims  # such an element is a packed node of its own
     if is_single or not -1 <= message.stack_dim < num_shown:
         reason = f"{_show(path)} is stacked along dimension {message.stack_dim}, of {num_shown}"
         raise InvalidSpecError(reason=reason)
@@ -250,7 +250,7 @@ def _decode_ragged(message: spec_pb2.Ragged, path: Path) -> Ragged:
 
 
 def _wild_shape(sizes: Iterable[int], path: Path) -> tuple[int, ...]:
-    """A shape in which -1 stands for any size."""
+    """Returns a shape in which -1 stands for any size."""
     shape = tuple(sizes)
     if any(size < -1 for size in shape):
         raise InvalidSpecError(reason=f"{_show(path)} has a negative size: {shape}")

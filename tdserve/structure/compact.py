@@ -1,7 +1,7 @@
-"""Tensordicts over one piece of memory, taken apart for a queue between processes and put together again.
+"""Tensordicts over one storage, split for a queue between processes and put together again.
 
-torch sends each tensor for itself, with a class and a function by name for each: for a batch of small rows that takes
-as long as to read it. Here a tensordict is one storage, and where in it its leaves lie.
+torch sends each tensor by itself, with a class and a function by name for each: for a batch of small rows that takes as
+long as reading it. Here a tensordict is one storage, and the positions of its leaves in it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ class Tree(NamedTuple):
     device: str | None
 
 
-def taken_apart(td: TensorDict) -> tuple[torch.UntypedStorage, Tree] | None:
-    """The one storage of all leaves, and where they lie in it; None of a tensordict that is not as plain as that."""
+def take_apart(td: TensorDict) -> tuple[torch.UntypedStorage, Tree] | None:
+    """Returns the one storage of all leaves, and their positions in it.
+
+    None for a tensordict that is not plain enough.
+    """
     storages: dict[int, torch.UntypedStorage] = {}
     tree = _tree(td, storages)
     if tree is None or len(storages) != 1:
@@ -63,7 +66,7 @@ def _tree(td: TensorDict, storages: dict[int, torch.UntypedStorage]) -> Tree | N
 
 
 def put_together(storage: torch.UntypedStorage, tree: Tree) -> TensorDict:
-    """The reverse of ``taken_apart``."""
+    """Reverses ``take_apart``."""
     return _build_node(storage, tree, {})
 
 
@@ -77,7 +80,7 @@ def _build_node(storage: torch.UntypedStorage, tree: Tree, bases: dict[torch.dty
         base = bases.get(dtype)
         if base is None:
             base = bases[dtype] = torch.empty(0, dtype=dtype).set_(storage)
-        source[key] = torch.as_strided(base, shape, stride, offset).data  # with a count of versions of its own
+        source[key] = torch.as_strided(base, shape, stride, offset).data  # with a version counter of its own
     return new_tensordict(  # type: ignore[no-any-return]
         source,
         batch_size=torch.Size(tree.batch_size),

@@ -1,4 +1,4 @@
-"""What a user declares ragged in a row: tensors whose elements may differ in shape, nodes whose rows may differ."""
+"""Ragged entries that a user declares in a row: tensors that may differ in shape, nodes whose rows may differ."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Declared = Mapping[Any, Sequence[int] | int] | Iterable[Any] | None
 
 
 def declare_ragged(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, store: str) -> Spec:
-    """The structure of a row in which some entries are ragged.
+    """Returns the structure of a row in which some entries are ragged.
 
     Args:
         spec: Of one row, as it was captured.
-        values: Its values by path: a nested tensor in there, of one component and behind no batch dimension, is the
-            tensor of one row; it declares its ragged dimension.
-        ragged: Keys of tensors and nodes, () is the row itself; dimension 0 of a tensor may differ where none is named,
-            of a node its first batch dimension.
-        store: For errors.
+        values: Its values by path. A nested tensor with one component, outside of any batch dimension, is the tensor of
+            one row and declares its ragged dimension.
+        ragged: Keys of tensors and nodes; () is the row itself. If no dimension is named, dimension 0 of a tensor may
+            differ, and the first batch dimension of a node.
+        store: Name, for errors.
 
     Raises:
-        KeyNotFoundError: A key names nothing.
+        KeyNotFoundError: A key does not exist.
         InvalidRequestError: A key names a value, or a dimension that the tensor does not have.
     """
     changed: dict[Path, Entry] = {path: _nested_row(leaf, values[path]) for path, leaf in _nested_rows(spec, values)}
@@ -59,11 +59,11 @@ def declare_ragged(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, 
 
 
 def widen_row(row: Spec, batch: Captured) -> Spec | None:
-    """The structure of a row in which is ragged what is so in a batch; None where nothing is, or more differs.
+    """Returns the structure of a row that is ragged where a batch is; None if nothing is, or if more differs.
 
     Args:
         row: Of a table.
-        batch: Rows that do not fit it, captured for no structure.
+        batch: Rows that do not fit it, captured without a given structure.
     """
     changed: dict[Path, Entry] = {}
     wanted = dict(row.tensors)
@@ -94,7 +94,7 @@ def widen_row(row: Spec, batch: Captured) -> Spec | None:
 
 
 def widens(row: Spec, found: Spec) -> bool:
-    """Whether a structure is that of a row, but for what is ragged in it."""
+    """Returns whether a structure is that of a row, except for its ragged entries."""
     return found.has_ragged and _widens(row.root, found.root)
 
 
@@ -127,7 +127,7 @@ def _find_entry(row: Spec, path: Path) -> Entry | None:
 
 
 def _widen_entry(row: Spec, path: Path, old: TensorLeaf, leaf: ValueLeaf, elements: Any) -> ValueLeaf | None:
-    """A tensor of a row as a ragged leaf, in the form that a batch has it in; None if it is of another kind."""
+    """Returns a tensor of a row as a ragged leaf, in the form that it has in a batch; None if it is of another kind."""
     ragged = leaf.ragged
     depth = len(_around(row, path))
     is_alike = ragged is not None and ragged.dtype == old.dtype and len(ragged.shape) == len(old.shape) - depth
@@ -140,7 +140,7 @@ def _widen_entry(row: Spec, path: Path, old: TensorLeaf, leaf: ValueLeaf, elemen
     if is_jagged and any(len(found) > 1 and not is_free for found, is_free in zip(sizes, free, strict=True)):
         return None
     if not any(free) and free:
-        free = (True, *free[1:])  # strided ones of one size: what they may differ in is said nowhere
+        free = (True, *free[1:])  # nothing else declares where strided ones of one size may differ
     shape = tuple(-1 if is_free else size for is_free, size in zip(free, old.shape[depth:], strict=True))
     return ValueLeaf(old.shape[:depth], bool(depth), ragged._replace(shape=shape))
 
@@ -150,13 +150,15 @@ def _differs_in_size(old: TensorLeaf, new: TensorLeaf) -> bool:
 
 
 def declared_paths(spec: Spec, values: Mapping[Path, Any], ragged: Declared) -> set[Path]:
-    """The entries of a row that a user declared ragged; arguments as of ``declare_ragged``."""
+    """Returns the entries of a row that a user declared ragged; arguments as of ``declare_ragged``."""
     return {*_list_paths(ragged), *(path for path, _ in _nested_rows(spec, values))}
 
 
 def zeros_of(td: Any) -> Any:
-    """A tensordict on the CPU of the same structure and values, all of whose tensors are zero; of meta and fake ones
-    too."""
+    """Returns a tensordict on the CPU with the same structure and values and with zeros as tensors.
+
+    Accepts meta and fake ones.
+    """
     with unset_fake_temporarily():
         found = change_tensors(in_memory(td).clone(recurse=False), _zeros)
         return found if found.device is None else found.to("cpu")
@@ -174,16 +176,18 @@ def first_values(
     batch_size: tuple[int, ...],
     zeros: Mapping[Path, Any] = MappingProxyType({}),
 ) -> tuple[Spec, dict[Path, Any]]:
-    """What a store that was made like a row holds at first: the row's values; where it is ragged, zeros or nothing.
+    """Returns the first content of a store that was made like a row: the row's values.
+
+    Zeros or nothing where it is ragged.
 
     Args:
         spec: Of the store, reduced to its values.
         values: Of the row.
-        batch_size: Of the store in front of the row's.
-        zeros: What each row has where it is ragged, by path; nothing where no path is.
+        batch_size: Batch size of the store that precedes the row's.
+        zeros: Initial elements of the ragged entries, by path; none if it has no path.
 
     Returns:
-        The structure with one value for all rows where that is enough, and the values.
+        The structure, with one value for all rows if that suffices, and the values.
     """
     changed: dict[Path, Entry] = {}
     found: dict[Path, Any] = {}
@@ -241,17 +245,17 @@ def _ragged_tensor(
             raise _refusal(path, f"a tensor of shape {list(leaf.shape)} has no dimension {dim}{where}")
         free.add(at)
     shape = tuple(-1 if dim in free else size for dim, size in enumerate(leaf.shape))[len(batch_size) :]
-    # A jagged tensor has one batch dimension and one dimension that differs: a row's first.
+    # A jagged tensor has one batch dimension and one dimension that differs, which is a row's first.
     own_form = Form.JAGGED if free == {0} else Form.STACK
     return ValueLeaf(batch_size, bool(batch_size), Ragged(form or own_form, leaf.dtype, shape))
 
 
 def _pack_node(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_structure: bool = True) -> Node:
-    """A node whose elements describe themselves.
+    """Returns a node whose elements carry their own structure.
 
     Args:
-        around: Batch size of the node around it: each element of that is one.
-        is_one_structure: Whether elements can only differ along a batch dimension of their own.
+        around: Batch size of the node around it, each element of which is an element here.
+        is_one_structure: Whether elements can differ only along a batch dimension of their own.
     """
 
     def free(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -286,15 +290,15 @@ def _nested_row(leaf: ValueLeaf, tensor: Any) -> ValueLeaf:
 
 
 def _around(row: Spec, path: Path) -> tuple[int, ...]:
-    """Batch size of the node that an entry of a row lies in."""
+    """Returns the batch size of the node around an entry of a row."""
     parent = row.find(path[:-1]) if path else None
     return parent.batch_size if isinstance(parent, Node) else ()
 
 
 def _mark_stacks(node: Node, path: Path, num_dims: int = 0) -> Node:
-    """The tree in which lazy stacks of rows are packed, and nodes whose rows can only be stacked lazily say so.
+    """Returns a tree with lazy stacks of rows packed, and with marks on nodes whose rows can only be stacked lazily.
 
-    ``num_dims`` is of the batch around the node: what is stacked along one of these has the same size in every row.
+    ``num_dims`` is that of the batch around the node: a stack along one of these has the same size in every row.
     """
     if node.inner is not None or (node.stack_dim is not None and 0 <= node.stack_dim < num_dims):
         return node

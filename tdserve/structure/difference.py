@@ -1,4 +1,4 @@
-"""The first key at which two structures differ, with what each has there."""
+"""The first key at which two structures differ, with the entries of both."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tdserve.structure.matching import check_node, quote, show
 from tdserve.structure.nodes import Entry, Node, Path
 
 _OF_CONTENT = frozenset({"entries", "members"})
-"""Fields of nodes that say what is in them."""
+"""Fields of nodes that hold their content."""
 
 
 class Difference(NamedTuple):
-    """Where two structures differ.
+    """A difference between two structures.
 
     Attributes:
         key: Of the part, as errors show it; "" is the root.
-        one: What one of them has there.
-        other: What the other has.
+        one: Entry of the first structure.
+        other: Entry of the second.
     """
 
     key: str
@@ -27,13 +27,13 @@ class Difference(NamedTuple):
 
 
 def first_difference(one: Node, other: Node) -> Difference | None:
-    """The first difference, one of keys, shapes and dtypes before one of anything else; None where there is none.
+    """Returns the first difference, with keys, shapes and dtypes before anything else; None if there is none.
 
     The order of keys does not count.
     """
     for left, right, is_turned in ((one, other, False), (other, one, True)):
         try:
-            check_node(left, right, (), "")  # which lets sizes that are free be any: so both ways
+            check_node(left, right, (), "")  # free sizes match any other, so check both ways
         except SpecMismatchError as error:
             found = Difference(error.key, error.expected, error.actual)
             return found._replace(one=found.other, other=found.one) if is_turned else found
@@ -41,7 +41,7 @@ def first_difference(one: Node, other: Node) -> Difference | None:
 
 
 def _first_detail(one: Entry, other: Entry, path: Path) -> Difference | None:
-    """The first of what does not count for content: names of dimensions, devices, locks, and so on."""
+    """Returns the first difference besides content: names of dimensions, devices, locks, and so on."""
     if type(one) is not type(other):
         return _difference(path, type(one).__name__, type(other).__name__)
     for field in one._fields:
@@ -74,7 +74,7 @@ def _difference(path: Path, one: str, other: str) -> Difference:
 
 
 def describe_difference(one: Node, other: Node) -> str:
-    """How a structure that exists differs from one that was asked for, as a sentence."""
+    """Describes in a sentence how an existing structure differs from a requested one."""
     found = first_difference(one, other)
     if found is None:
         return "its structure differs"

@@ -1,4 +1,4 @@
-"""Element types by the names that torch gives them: their sizes and their numbers on the wire, from one table."""
+"""Dtypes by torch's names: their sizes, and their numbers in messages, in one table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TABLE: tuple[tuple[str, int, int], ...] = (
 )
 
 ITEMSIZE: dict[str, int] = {name: nbytes for name, nbytes, _ in _TABLE}
-"""Bytes per element, by name; its keys are every dtype that tdserve carries."""
+"""Bytes per element, by name; its keys are all dtypes that tdserve supports."""
 
 WIRE: dict[str, int] = {name: number for name, _, number in _TABLE}
 """Number of the protobuf enum ``DType``, by name."""
@@ -38,4 +38,4 @@ NAMES: dict[int, str] = {number: name for name, _, number in _TABLE}
 """Name, by number of the protobuf enum ``DType``."""
 
 DIFFERENTIABLE = ("float", "bfloat", "complex")
-"""How the names of dtypes begin whose tensors may require grad."""
+"""Prefixes of the names of dtypes whose tensors may require grad."""

@@ -1,4 +1,4 @@
-"""The entries that a tensordict holds, by path, as they are: where ``get`` would unwrap one, and setting convert it."""
+"""The entries that a tensordict holds, by path and unconverted; ``get`` would unwrap some, and ``set`` convert some."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from tdserve.structure.torch_private import FakeTensor
 
 
 def enliven(td: Any, sources: Mapping[Path, ValueSource]) -> Any:
-    """Puts live entries in the place of non-tensor ones, which go on as they were: single, or one value per row.
+    """Replaces non-tensor entries by live ones of the same form: a single value, or one per row.
 
     Args:
-        td: Changed in place; tensordicts that nobody else has, or unlocked ones.
+        td: Changed in place; tensordicts that nothing else refers to, or unlocked ones.
         sources: By path.
 
     Returns:
@@ -62,8 +62,7 @@ def _enliven(td: Any, path: Path, source: ValueSource) -> None:
 
 
 def exchange_tensors(td: Any, tensors: Mapping[Path, torch.Tensor]) -> Any:
-    """Puts other tensors of equal content in the place of plain ones on the CPU; parameters and what a lazy stack holds
-    stay.
+    """Replaces plain tensors on the CPU by others of equal content; parameters and entries of lazy stacks stay.
 
     Args:
         td: Changed in place; unlocked.
@@ -80,14 +79,14 @@ def exchange_tensors(td: Any, tensors: Mapping[Path, torch.Tensor]) -> Any:
 
 
 def change_tensors(td: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Puts what ``change`` makes of each tensor in its place, whatever holds it, locked or not.
+    """Replaces every tensor by what ``change`` returns for it, whatever holds it, locked or not.
 
     Args:
-        td: Changed in place; nobody else's.
-        change: Gives the tensor itself, or one of the same shape and dtype.
+        td: Changed in place; nothing else refers to it.
+        change: Returns the tensor itself, or one of the same shape and dtype.
 
     Returns:
-        ``td``; for a TensorDictParams another of its kind.
+        ``td``; for a TensorDictParams a new one.
 
     Raises:
         NotSupportedError: An UnbatchedTensor would become a fake tensor.
@@ -120,7 +119,7 @@ def _changed_unbatched(entry: Any, change: Callable[[torch.Tensor], torch.Tensor
 
 
 def entry_at(td: Any, path: Path) -> Any:
-    """The entry itself, where ``get`` of a tensorclass would give the value of a non-tensor one."""
+    """Returns the entry itself, while ``get`` of a tensorclass returns the value of a non-tensor one."""
     for key in path:
         owner = _owner(td, (key,))
         td = td.get(key) if owner is None else entries_of(owner[1])[key]
@@ -128,11 +127,11 @@ def entry_at(td: Any, path: Path) -> Any:
 
 
 def put_in_order(td: Any, like: Any) -> Any:
-    """Gives the entries of a tensordict, and of those nested in it, the order that another has; returns it.
+    """Orders the entries of a tensordict, and of those nested in it, like those of another; returns it.
 
     Args:
-        td: Changed in place; nobody else's.
-        like: Of the same keys.
+        td: Changed in place; nothing else refers to it.
+        like: Has the same keys.
     """
     if type(td) is TensorDict and type(like) is TensorDict:
         held, wanted = entries_of(td), entries_of(like)
@@ -145,7 +144,7 @@ def put_in_order(td: Any, like: Any) -> Any:
 
 
 def name_dims(td: Any, names: DimNames) -> None:
-    """Names the first batch dimensions of a tensordict, or of what an instance is around, frozen ones too."""
+    """Names the first batch dimensions of a tensordict, or of the content of an instance, even a frozen one."""
     while not isinstance(td, (TensorDict, LazyStackedTensorDict)):
         td = inside(td)
     td.names = [*names, *[None] * (td.ndim - len(names))]
@@ -157,7 +156,7 @@ def _is_plain(entry: Any) -> bool:
 
 
 def _lazy_stack(td: Any, path: Path) -> tuple[Any, Path]:
-    """The first lazy stack on the way to an entry, and the rest of the path; None where there is none."""
+    """Returns the first lazy stack on a path, and the rest of the path; None if there is none."""
     for depth in range(len(path)):
         inner = td
         while type(inner) not in (TensorDict, LazyStackedTensorDict):
@@ -171,13 +170,15 @@ def _lazy_stack(td: Any, path: Path) -> tuple[Any, Path]:
 
 
 def _owner(td: Any, path: Path) -> tuple[Any, TensorDict] | None:
-    """What holds an entry: the tensordict or tensorclass instance, and the dict of entries within; None in a lazy
-    stack."""
+    """Returns the holder of an entry: the tensordict or instance, and its inner dict of entries.
+
+    None in a lazy stack.
+    """
     for depth in range(len(path)):
         inner = td
         while type(inner) is not TensorDict:
             inner = inside(inner)
-            if isinstance(inner, dict) or inner is None:  # of a lazy stack, or nothing
+            if isinstance(inner, dict) or inner is None:  # a lazy stack has none
                 return None
         if depth < len(path) - 1:
             td = entries_of(inner).get(path[depth])

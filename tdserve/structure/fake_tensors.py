@@ -1,4 +1,4 @@
-"""Blank tensordicts, of meta and fake tensors: structure without content."""
+"""Blank tensordicts of meta and fake tensors: structure without content."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tdserve.structure.torch_private import FakeTensor, unset_fake_temporarily
 from tdserve.structure.tree import Spec
 
 META = "meta"
-"""Device of a stored structure that was made of such tensors: until somebody writes, it reads as meta tensors."""
+"""Device of a stored structure that was made of such tensors: until it is first written, it reads as meta tensors."""
 
 
 def has_no_content(item: torch.Tensor) -> bool:
-    """Whether a tensor is only its shape and dtype."""
+    """Returns whether a tensor has only a shape and a dtype."""
     return (item.is_meta and type(item) is not FileTensor) or isinstance(item, FakeTensor)
 
 
 def as_meta(item: torch.Tensor) -> torch.Tensor | None:
-    """A fake or meta tensor as a plain meta tensor; None where its sizes are symbols."""
+    """Returns a fake or meta tensor as a plain meta tensor; None if its sizes are symbols."""
     if not all(type(size) is int for size in item.shape):
         return None
     with unset_fake_temporarily():
@@ -29,10 +29,10 @@ def as_meta(item: torch.Tensor) -> torch.Tensor | None:
 
 
 def without_content(captured: Captured, *, store: str) -> Captured | None:
-    """What was captured of a tensordict that has no content, its spec on the meta device; None of one that has.
+    """Returns the capture of a tensordict without content, with its spec on the meta device; None if it has content.
 
     Raises:
-        NotSupportedError: Some of its tensors have content and some have none; names one that has none.
+        NotSupportedError: Some of its tensors have content and some have none; the error names one that has none.
     """
     blank = [path for path, tensor in captured.tensors.items() if has_no_content(tensor)]
     if not blank:
@@ -44,15 +44,15 @@ def without_content(captured: Captured, *, store: str) -> Captured | None:
 
 
 def structure_of(captured: Captured) -> Captured:
-    """What was captured of a tensordict whose tensors do not count: on no meta device."""
+    """Returns a capture whose tensors do not matter, without the meta device."""
     return captured._replace(spec=captured.spec.with_device("cpu")) if captured.spec.root.device == META else captured
 
 
 def is_blank(stored: Spec, version: int) -> bool:
-    """Whether nobody has written tensors into a store of this structure yet.
+    """Returns whether no tensors have been written into a store of this structure yet.
 
     Args:
         stored: Its whole structure.
-        version: Of its content. Of a structure without content only non-tensor values are written at first.
+        version: Of its content. If the structure has no content, only non-tensor values are written at first.
     """
     return stored.root.device == META and version <= (1 if stored.values else 0)

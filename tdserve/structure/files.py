@@ -1,6 +1,6 @@
-"""Tensors whose elements lie in a file that is not mapped into memory: the arrays of a PersistentTensorDict.
+"""Tensors whose elements are in a file that is not mapped into memory: the arrays of a PersistentTensorDict.
 
-h5py and zarr are only ever reached through a PersistentTensorDict that the user has opened.
+h5py and zarr are used only through a PersistentTensorDict that the user has opened.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tdserve.structure.torch_private import TO_COPY, make_wrapper_tensor, no_tor
 Index = tuple[int | slice, ...]
 
 MAX_BLOCK_BYTES = 4 * 1024 * 1024
-"""In memory at a time, where a file is copied."""
+"""Bytes in memory at a time while a file is copied."""
 
 
 class FileTensor(torch.Tensor):
-    """A tensor in a file. ``read_piece`` reads as little as it must; whatever else is done with it reads all of it.
+    """A tensor in a file. ``read_piece`` reads only what is needed; any other operation reads all of it.
 
-    It says of itself that it is on the meta device: it is not in the memory of this process. ``cpu()`` brings it there.
+    Its device is meta, since it is not in the memory of this process. ``cpu()`` reads it.
 
     Args:
-        array: What is indexed as a NumPy array is, and gives one: ``h5py.Dataset``, ``zarr.Array``.
+        array: Indexed like a NumPy array, with one as the result: ``h5py.Dataset``, ``zarr.Array``.
         dtype: Of its elements.
     """
 
@@ -67,11 +67,11 @@ class FileTensor(torch.Tensor):
         return f"FileTensor({self._array!r})"
 
     def whole(self) -> torch.Tensor:
-        """All of it, in memory."""
+        """Reads all of it into memory."""
         return torch.from_numpy(self.read_piece(0, self.nbytes)).view(self.dtype).view(self.shape)
 
     def block(self, index: Index) -> torch.Tensor:
-        """A block of it, in memory; the index is one of ``blocks``. Raises as ``read_piece``."""
+        """Reads a block of it into memory; the index is one of ``blocks``. Raises as ``read_piece``."""
         found = torch.from_numpy(np.ascontiguousarray(self._array[index]).reshape(-1).view(np.uint8))
         check_size(self._array)
         shape: tuple[int, ...] = tuple(self.shape[len(index) :])
@@ -80,11 +80,11 @@ class FileTensor(torch.Tensor):
         return found.view(self.dtype).view(shape)
 
     def read_piece(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Bytes ``[start, stop)`` of its elements in C order; both lie between elements.
+        """Reads bytes ``[start, stop)`` of its elements in C order; both are between elements.
 
         Raises:
             CorruptDataError: The file has become shorter since it was opened.
-            Exception: Whatever the file's library raises, when it cannot be read (any more).
+            Exception: Whatever the file's library raises if the file cannot be read (any more).
         """
         itemsize = self.element_size()
         piece: NDArray[Any] = np.empty((stop - start) // itemsize, self._array.dtype)
@@ -98,11 +98,13 @@ class FileTensor(torch.Tensor):
 
 
 def check_size(array: Any) -> None:
-    """Looks whether the file still has all elements of an array that lies in it in one piece: of what was cut off while
-    it is open HDF5 reads zeros. Asked after reading, so that nothing is handed on that was not there.
+    """Checks that the file still has all elements of an array that is in one piece in it.
+
+    HDF5 reads zeros for what was cut off while the file was open. Called after reading, so that such zeros are not
+    used.
 
     Raises:
-        CorruptDataError: It has not.
+        CorruptDataError: The file is too short.
     """
     array = array.whole if isinstance(array, _Rows) else array
     file: Any = getattr(array, "file", None)
@@ -114,15 +116,15 @@ def check_size(array: Any) -> None:
 
 
 def blocks(shape: tuple[int, ...], first: int, stop: int) -> Iterator[Index]:
-    """Elements ``[first, stop)`` of an array in C order, as indices of blocks that follow one another.
+    """Divides elements ``[first, stop)`` of an array, in C order, into consecutive blocks.
 
     Args:
         shape: Of the array; () has one element.
         first, stop: Numbers of elements, ``0 <= first <= stop <= prod(shape)``.
 
     Yields:
-        Integers, then at most one slice; the dimensions behind it are taken whole. At most two blocks per dimension,
-        and one.
+        Indices of integers, then at most one slice; the dimensions after it are complete. At most two blocks per
+        dimension, and one more.
     """
     if first >= stop:
         return
@@ -143,7 +145,7 @@ def blocks(shape: tuple[int, ...], first: int, stop: int) -> Iterator[Index]:
 
 
 def strided_piece(tensor: torch.Tensor, start: int, stop: int) -> NDArray[np.uint8]:
-    """As ``FileTensor.read_piece``, of a tensor on the CPU whose elements lie in any order."""
+    """Reads a piece as ``FileTensor.read_piece`` does, of a tensor on the CPU with elements in any order."""
     itemsize = tensor.element_size()
     piece = torch.empty((stop - start) // itemsize, dtype=tensor.dtype)
     at = 0
@@ -156,7 +158,7 @@ def strided_piece(tensor: torch.Tensor, start: int, stop: int) -> NDArray[np.uin
 
 
 def spans(shape: tuple[int, ...], itemsize: int) -> Iterator[Index]:
-    """All elements of an array in C order, as indices of blocks of at most 4 MiB, as ``blocks`` gives them."""
+    """Divides all elements of an array, in C order, into blocks of at most 4 MiB, indexed as by ``blocks``."""
     row_size = math.prod(shape[1:])
     most = max(MAX_BLOCK_BYTES // itemsize, 1)
     step = max(most // row_size, 1) * row_size if 0 < row_size <= most else most
@@ -166,14 +168,17 @@ def spans(shape: tuple[int, ...], itemsize: int) -> Iterator[Index]:
 
 
 def is_in_file(td: Any) -> bool:
-    """Whether the entries of a tensordict lie in a file that is not mapped: a PersistentTensorDict, or rows of one."""
+    """Returns whether a tensordict's entries are in a file that is not mapped.
+
+    It is a PersistentTensorDict, or rows of one.
+    """
     while type(td) is SubTensorDict:
         td = shown_source(td)
     return isinstance(td, PersistentTensorDict)
 
 
 def in_memory(td: Any) -> Any:
-    """A tensordict with everything that lies in such a file read: for what cannot be read piece by piece."""
+    """Reads everything of a tensordict that is in such a file, for callers that cannot read it piece by piece."""
     if not is_in_file(td):
         return td
     with _quiet():
@@ -187,9 +192,9 @@ def in_memory(td: Any) -> Any:
 
 
 def file_items(td: Any) -> Iterator[tuple[str, Any]]:
-    """The entries of a PersistentTensorDict, or of rows of one, without a look at their content: tensors as FileTensor.
+    """Yields the entries of a PersistentTensorDict, or of rows of one, without reading tensors: these are FileTensor.
 
-    Non-tensor values are the exception; they are read.
+    Non-tensor values are read.
     """
     rows = None
     source = td
@@ -210,7 +215,7 @@ def file_items(td: Any) -> Iterator[tuple[str, Any]]:
 
 
 class _Rows:
-    """Rows of an array, indexed as it is: by integers and slices that select something."""
+    """Rows of an array, indexed like it: by integers and slices that select something."""
 
     def __init__(self, array: Any, rows: range) -> None:
         self.whole = array
@@ -227,7 +232,7 @@ class _Rows:
 
 
 def _run_of(td: SubTensorDict) -> range | None:
-    """The rows that a sub-tensordict shows of its source, if they follow one another in ascending order."""
+    """Returns the rows that a sub-tensordict shows of its source, if they are consecutive and ascending."""
     index = td.idx if isinstance(td.idx, tuple) else (td.idx,)
     if len(index) != 1 or not isinstance(index[0], slice) or not shown_source(td).batch_size:
         return None
@@ -237,7 +242,7 @@ def _run_of(td: SubTensorDict) -> range | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """tensordict 0.15 warns of every str that it reads from an HDF5 file as bytes; that is what it is there."""
+    """Silences tensordict 0.15, which warns of every str in an HDF5 file, since these are stored as bytes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield

@@ -1,6 +1,6 @@
-"""Views of memory that has no tensor of its own: each counts its versions for itself.
+"""Views of memory without a tensor of its own: each has its own version counter.
 
-torch lets views of one tensor share their count, so that what is done in place to one leaf would fail a backward that
+In torch views of one tensor share their counter, so that an in-place change of one leaf would make a backward fail that
 needs another.
 """
 
@@ -14,10 +14,10 @@ from tdserve.structure.torch_private import nothing_noted
 
 
 def make_independent_views(make: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-    """Makes views, as if each were a tensor of its own over its memory.
+    """Makes views that behave as if each were a tensor of its own over its memory.
 
     Args:
-        make: Gives views of tensors that require no grad.
+        make: Makes views of tensors that require no grad.
     """
     if nothing_noted is None:
         return [view.data for view in make()]

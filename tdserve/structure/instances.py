@@ -1,5 +1,4 @@
-"""Tensorclasses and typed tensordicts by the names that both ends know them by, and instances of them without their
-constructors."""
+"""Tensorclasses and typed tensordicts by their names at both ends, and instances made without constructors."""
 
 from __future__ import annotations
 
@@ -24,25 +23,25 @@ from tdserve.structure.tree import quote
 
 
 def class_name(kind: type) -> str:
-    """The name by which both ends know a tensorclass."""
+    """Returns the name of a tensorclass for both ends."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def num_classes() -> int:
-    """Types that tensordict has seen: when it grows, a class may have been defined again."""
+    """Returns how many types tensordict has registered: when it grows, a class may have been defined again."""
     return len(SEEN_CLASSES)
 
 
 def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
-    """The registered class of that name; the newest, when a class was defined again. Never imports.
+    """Returns the registered class of that name; the newest, if a class was defined again. Never imports.
 
     Args:
-        name: Of ``class_name``.
-        path: Where an instance lies, for errors.
-        keys: Fields that it must have.
+        name: As returned by ``class_name``.
+        path: Of an instance, for errors.
+        keys: Fields that the class must have.
 
     Raises:
-        NotSupportedError: It is not known here, or lacks fields.
+        NotSupportedError: The class is unknown here, or lacks fields.
     """
     found = None
     for cls, is_tensorclass in list(SEEN_CLASSES.items()):
@@ -58,7 +57,7 @@ def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
             feature=f"tensorclass {name}{where}",
             reason=f"it is not defined in this process: import module {module} first",
         )
-    # a typed tensordict may hold more than its fields
+    # A typed tensordict may hold more than its fields.
     unknown = set() if issubclass(found, TypedTensorDict) else keys - found.__expected_keys__
     if unknown:
         raise NotSupportedError(
@@ -68,10 +67,12 @@ def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
 
 
 def fields_of(name: str, path: Path = ()) -> AbstractSet[str]:
-    """The fields of the registered class of that name; none of a typed tensordict, which may hold other keys too.
+    """Returns the fields of the registered class of that name.
+
+    None for a typed tensordict, which accepts other keys too.
 
     Raises:
-        NotSupportedError: It is not known here.
+        NotSupportedError: The class is unknown here.
     """
     found = find_tensorclass(name, path, frozenset())
     fields: AbstractSet[str] = frozenset() if issubclass(found, TypedTensorDict) else found.__expected_keys__
@@ -79,7 +80,7 @@ def fields_of(name: str, path: Path = ()) -> AbstractSet[str]:
 
 
 def instance_of(tensorclass: Any, td: Any, non_tensordict: dict[str, Any]) -> Any:
-    """An instance around a tensordict; nothing is checked, ``__post_init__`` does not run."""
+    """Makes an instance around a tensordict without checks; ``__post_init__`` does not run."""
     if issubclass(tensorclass, TypedTensorDict):
         return tensorclass.from_tensordict(td, check=False)
     instance = tensorclass.__new__(tensorclass)
@@ -88,7 +89,7 @@ def instance_of(tensorclass: Any, td: Any, non_tensordict: dict[str, Any]) -> An
 
 
 def inside(wrapper: Any) -> Any:
-    """What a tensorclass instance, a ``TensorDictParams`` or a ``TypedTensorDict`` is around; None for others."""
+    """Returns the content of a tensorclass instance, ``TensorDictParams`` or ``TypedTensorDict``; None for others."""
     if isinstance(wrapper, TensorDictParams):
         return params_content(wrapper)
     if isinstance(wrapper, TypedTensorDict):
@@ -97,15 +98,17 @@ def inside(wrapper: Any) -> Any:
 
 
 def strip_wrappers(td: Any) -> Any:
-    """The TensorDict or lazy stack inside of all that is around it."""
+    """Returns the TensorDict or lazy stack inside of all wrappers."""
     while not isinstance(td, (TensorDict, LazyStackedTensorDict)):
         td = inside(td)
     return td
 
 
 def as_stack(instance: Any) -> Any:
-    """An instance around a lazy stack as a stack of instances, which is how tensordict's indexing changes the one into
-    the other; an instance around anything else as it is."""
+    """Converts an instance around a lazy stack to a stack of instances, as tensordict's indexing does.
+
+    Returns an instance around anything else unchanged.
+    """
     content = inside(instance)
     if not isinstance(content, LazyStackedTensorDict) or not content.tensordicts:
         return instance
@@ -115,7 +118,10 @@ def as_stack(instance: Any) -> Any:
 
 
 def as_instance(stack: LazyStackedTensorDict, name: str) -> tuple[LazyStackedTensorDict, bool]:
-    """The reverse: the stack inside of a stack of instances of a class, and True; any other as it is, and False."""
+    """Converts a stack of instances of a class to its inner stack and True.
+
+    Returns any other stack unchanged, and False.
+    """
     rows = []
     for row in stack.tensordicts:
         content = inside(row) if class_name(type(row)) == name else None
@@ -134,7 +140,7 @@ def as_instance(stack: LazyStackedTensorDict, name: str) -> tuple[LazyStackedTen
 
 
 def _typed_classes(kind: type) -> Iterator[type]:
-    """All of them, older before newer ones."""
+    """Yields all of them, older before newer ones."""
     cls: type
     for cls in kind.__subclasses__():
         yield cls

@@ -1,4 +1,4 @@
-"""The leaves of a tensordict on their way into a spec: tensors and non-tensor values, one at a time."""
+"""Captures the leaves of a tensordict, tensors and non-tensor values, one at a time."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tdserve.values.supported import check_values
 
 
 class LeafReader:
-    """What one walk over a tensordict finds of leaves; who walks over the nodes inherits it.
+    """Captures the leaves in one pass over a tensordict; its subclass walks over the nodes.
 
     Args:
-        store: Only for messages.
+        store: Name, for errors.
         is_destination: As of ``capture``.
-        packed: Where elements describe themselves.
-        checks: Whether values are looked at for what cannot travel.
-        encodes: Whether values that are looked at may be encoded for good.
+        packed: Paths where elements carry their own structure.
+        checks: Whether values are checked for what cannot be sent.
+        encodes: Whether checked values may be kept encoded.
         is_exact, takes_structure: As of ``capture``.
 
     Attributes:
-        tensors: Found so far, by path.
-        values: Found so far, by path.
+        tensors: Those found so far, by path.
+        values: Those found so far, by path.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class LeafReader:
         return found
 
     def _check_stacked(self, parts: Iterable[CapturedPart], stacked: Mapping[Path, torch.Tensor]) -> None:
-        """Raises NotSupportedError where rows without content differ: they would be stored row by row."""
+        """Raises NotSupportedError if rows without content differ: they would have to be stored row by row."""
         for part in parts:
             for path, tensor in part.tensors.items():
                 if has_no_content(tensor) and path not in stacked:
@@ -178,7 +178,7 @@ class LeafReader:
         if is_stack and not _has_rows(value, own):
             raise self._refusal("a ragged NonTensorStack", path, f"it does not have one value per row of {own}")
         if self.checks and self.encodes and is_stack and len(own) == 1:
-            value = EncodedValues(value, encode_many(value, key=show(path)))  # which checks them
+            value = EncodedValues(value, encode_many(value, key=show(path)))  # which checks them too
         elif self.checks:
             check_values(flat_elements(value, len(own)) if is_stack else (value,), key=show(path))
         self.values[path] = value
@@ -225,7 +225,7 @@ def _has_rows(value: Any, batch_size: tuple[int, ...]) -> bool:
 
 
 def _singles(item: Any) -> Iterable[Any]:
-    """Every value of stacks in stacks."""
+    """Yields every value of nested stacks."""
     if not isinstance(item, NonTensorStack):
         return (item.data,)
     return [single for member in item.tensordicts for single in _singles(member)]

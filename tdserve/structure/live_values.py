@@ -1,8 +1,8 @@
-"""Non-tensor entries whose value lies elsewhere: read anew at every look, written through by in-place updates.
+"""Non-tensor entries whose value is stored elsewhere: each access reads it again, in-place updates write it.
 
-Owns the knowledge of what tensordict does with the entries it holds. An operation that shares a tensor's memory (a
-shallow copy, an index of ints and slices, ``unbind``) gives live entries again; one that copies gives plain ones of
-what the value is now.
+This module handles what tensordict does with such entries. An operation that shares a tensor's memory (a shallow copy,
+an index of ints and slices, ``unbind``) returns live entries again; one that copies returns plain entries of the
+current value.
 """
 
 from __future__ import annotations
@@ -19,46 +19,49 @@ from tdserve.base.errors import TDServeError, WrongStateError
 from tdserve.structure.tensordict_private import LiveDataHooks, LiveStackHooks, new_tensordict, set_content
 
 _SHOWN_CHARS = 50
-"""Of a value in a repr, as tensordict cuts its stacks."""
+"""Characters of a value in a repr; tensordict shortens its stacks in the same way."""
 
 
 class ValueSource(Protocol):
-    """Where the value of a live entry lies. It must pickle if the entry is to."""
+    """The storage of a live entry's value. It must be picklable if the entry is to be."""
 
     def read(self) -> Any:
-        """What it is now, as a NonTensorData or NonTensorStack that nobody else has."""
+        """Returns the current value, as a new NonTensorData or NonTensorStack."""
 
     def write(self, value: Any) -> None:
-        """Replaces it: a NonTensorData is one value for all rows, a NonTensorStack or list has one for each."""
+        """Replaces the value: a NonTensorData is one value for all rows, a NonTensorStack or list has one for each."""
 
     def at(self, index: Any) -> ValueSource:
-        """A part of its rows. Raises IndexError for an int beyond them."""
+        """Returns a part of its rows. Raises IndexError for an int beyond them."""
 
 
 class LiveEntry:
-    """What both kinds of live entries have. What writes does so in a locked tensordict too, as tensordict's own shared
-    entries do; ``update`` must say ``inplace=True`` there."""
+    """The part that both kinds of live entries share.
+
+    Its writes work in a locked tensordict too, as those of tensordict's own shared entries do; ``update`` needs
+    ``inplace=True`` there.
+    """
 
     _value_source: ValueSource
 
     def now(self) -> Any:
-        """A plain entry of what the value is now."""
+        """Returns a plain entry of the current value."""
         return self._value_source.read()
 
     def update(self, value: Any = None, clone: bool = False, inplace: bool = False, **_: Any) -> Any:
-        """Writes through."""
+        """Writes the value."""
         return self if value is None else self.change(value, inplace=inplace)
 
     def update_(self, value: Any = None, clone: bool = False, **_: Any) -> Any:
-        """Writes through."""
+        """Writes the value."""
         return self.update(value, inplace=True)
 
     def copy_(self, value: Any, non_blocking: bool = False) -> Any:
-        """Writes through."""
+        """Writes the value."""
         return self.update(value, inplace=True)
 
     def update_at_(self, value: Any, idx: Any, clone: bool = False, **_: Any) -> Any:
-        """Writes some rows through."""
+        """Writes the values of some rows."""
         self[idx] = value
         return self
 
@@ -66,11 +69,11 @@ class LiveEntry:
         self._value_source.at(index).write(value.tolist() if isinstance(value, LinkedList) else value)
 
     def clone(self, recurse: bool = True, **_: Any) -> Any:
-        """What it is now; with ``recurse=False`` another entry of the same live value."""
+        """Returns the current value; with ``recurse=False`` another entry of the same live value."""
         return self.now() if recurse else self.copy()
 
     def copy(self) -> Any:
-        """Another entry of the same live value."""
+        """Returns another entry of the same live value."""
         return live_entry(*self._parts)
 
     def __copy__(self) -> Any:
@@ -83,14 +86,14 @@ class LiveEntry:
         return live_entry, self._parts
 
     def share_memory_(self) -> Any:
-        """Itself: it is shared."""
+        """Returns itself, since it is shared."""
         return self
 
     def change(self, value: Any, *, inplace: bool) -> Any:
-        """Writes through.
+        """Writes the value.
 
         Raises:
-            WrongStateError: The tensordict around it is locked, and it is not said that this is in place.
+            WrongStateError: The tensordict around it is locked, and ``inplace`` is false.
         """
         if not inplace and self.is_locked:  # type: ignore[attr-defined]
             raise WrongStateError(state="the tensordict is locked", event="update(); say inplace=True")
@@ -99,14 +102,14 @@ class LiveEntry:
 
     @property
     def _parts(self) -> tuple[Any, ...]:
-        """What ``live_entry`` makes another one of."""
+        """Returns the arguments with which ``live_entry`` makes another one."""
         raise NotImplementedError
 
     def _put(self, value: Any) -> None:
         self._value_source.write(value)
 
     def format_value(self) -> str:
-        """The value for a repr."""
+        """Returns the value for a repr."""
         try:
             entry = self.now()
         except TDServeError as error:
@@ -116,8 +119,7 @@ class LiveEntry:
 
 
 class _AsWritten(type(NonTensorData)):  # type: ignore[misc]
-    """Makes a class of what its body says; tensordict's own metaclass would put its operators over those of the
-    body."""
+    """Makes a class exactly from its body; tensordict's own metaclass would replace operators of the body."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
         return ABCMeta.__new__(mcs, name, bases, namespace)
@@ -126,23 +128,23 @@ class _AsWritten(type(NonTensorData)):  # type: ignore[misc]
 class LiveNonTensorData(LiveDataHooks, LiveEntry, NonTensorData, metaclass=_AsWritten):  # type: ignore[misc]
     """A NonTensorData whose ``data`` is read at every access; made by ``live_entry``.
 
-    Assigning to ``data``, ``update``, ``update_``, ``copy_``, and ``set_`` of a tensordict that holds it write through.
-    Any access raises what its source raises, such as StoreNotFoundError.
+    Assignments to ``data``, ``update``, ``update_``, ``copy_``, and ``set_`` of a tensordict that holds it write the
+    value. Any access raises what its source raises, such as StoreNotFoundError.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """tensordict makes changed copies of an entry by calling its class: they are plain."""
+        """Makes a plain entry: tensordict calls the class of an entry to make changed copies of it."""
         return NonTensorData(*args, **kwargs) if args or kwargs else object.__new__(cls)
 
     def __init__(self) -> None:
-        """Nothing: ``live_entry`` makes it."""
+        """Does nothing, since ``live_entry`` makes the object."""
 
     @property  # type: ignore[misc]
     def data(self) -> Any:
-        """The value, as of now.
+        """The current value.
 
         Raises:
-            WrongStateError: The rows have been given different values since; ``tolist()`` has them.
+            WrongStateError: The rows have different values by now; ``tolist()`` returns them.
         """
         entry = self.now()
         if isinstance(entry, NonTensorData):
@@ -181,15 +183,15 @@ class LiveNonTensorData(LiveDataHooks, LiveEntry, NonTensorData, metaclass=_AsWr
         return self._value_source, self.batch_size, self.device, self.own_names, False
 
     def empty(self, recurse: bool = False, **kwargs: Any) -> Any:
-        """What it is now, with another batch size, device or names."""
+        """Returns the current value, with another batch size, device or names."""
         return self.now().empty(recurse, **kwargs)
 
     def tolist(self, **options: Any) -> Any:
-        """One value per row, as of now; without rows the value."""
+        """Returns the current values, one per row; without rows the value."""
         return self.now().tolist(**options)
 
     def maybe_to_stack(self) -> Any:
-        """A live stack of the same rows."""
+        """Returns a live stack of the same rows."""
         source, batch_size, device, names, _ = self._parts
         return live_entry(source, batch_size, device, names, True)
 
@@ -199,7 +201,7 @@ class LiveNonTensorData(LiveDataHooks, LiveEntry, NonTensorData, metaclass=_AsWr
         )
 
     def unbind(self, dim: int) -> tuple[Any, ...]:
-        """The rows along a dimension, as live entries."""
+        """Returns the rows along a dimension, as live entries."""
         dim %= len(self.batch_size)
         return tuple(self[(slice(None),) * dim + (row,)] for row in range(self.batch_size[dim]))
 
@@ -208,7 +210,7 @@ class LiveNonTensorStack(LiveStackHooks, LiveEntry, NonTensorStack):  # type: ig
     """A NonTensorStack whose values are read at every access, all of them together; made by ``live_entry``.
 
     ``update``, ``update_``, ``copy_``, ``stack[i] = value``, and ``set_`` and ``set_at_`` of a tensordict that holds it
-    write through, all rows of one call together. Its rows are live entries themselves.
+    write the values, all rows of one call together. Its rows are live entries themselves.
     """
 
     _rows: list[Any] | None
@@ -216,15 +218,15 @@ class LiveNonTensorStack(LiveStackHooks, LiveEntry, NonTensorStack):  # type: ig
     own_names: list[str | None] | None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """tensordict makes changed copies of a stack by calling its class: they are plain."""
+        """Makes a plain stack: tensordict calls the class of a stack to make changed copies of it."""
         return NonTensorStack(*args, **kwargs) if args or kwargs else super().__new__(cls)
 
     def __init__(self) -> None:
-        """Nothing: ``live_entry`` makes it."""
+        """Does nothing, since ``live_entry`` makes the object."""
 
     @property
     def tensordicts(self) -> list[Any]:  # type: ignore[override]
-        """The rows, as live entries; made when they are first asked for."""
+        """The rows, as live entries; made when they are first accessed."""
         if self._rows is None:
             size, *below = self.batch_size
             names = None if self.own_names is None else self.own_names[1:]
@@ -244,15 +246,15 @@ class LiveNonTensorStack(LiveStackHooks, LiveEntry, NonTensorStack):  # type: ig
 
     @property  # type: ignore[misc]
     def data(self) -> Any:
-        """The value that all rows have. Raises AttributeError where they differ, as tensordict's own does."""
+        """The value of all rows. Raises AttributeError if they differ, as tensordict's own does."""
         return self.now().data
 
     def now(self) -> Any:
-        """A plain NonTensorStack of what the values are now."""
+        """Returns a plain NonTensorStack of the current values."""
         return super().now().maybe_to_stack()
 
     def tolist(self, *, as_linked_list: bool = False, **options: Any) -> Any:
-        """The values, as of now; assigning to an item of a linked list writes through."""
+        """Returns the current values; assigning to an item of a linked list writes it."""
         values = self.now().tolist(**options)
         return LinkedList(values, td=self) if as_linked_list else values
 
@@ -267,7 +269,7 @@ class LiveNonTensorStack(LiveStackHooks, LiveEntry, NonTensorStack):  # type: ig
         return self._value_source, self.batch_size, self._live_device, self.own_names, True
 
     def maybe_to_stack(self) -> Any:
-        """Itself."""
+        """Returns itself."""
         return self
 
 
@@ -278,10 +280,10 @@ def live_entry(
     names: Sequence[str | None] | None = None,
     is_stack: bool = False,
 ) -> Any:
-    """A live entry over a source.
+    """Makes a live entry over a source.
 
     Args:
-        source: Where the value lies.
+        source: Storage of the value.
         batch_size: Of the source's rows.
         device: Of the tensordict that it goes into.
         names: Of the batch dimensions; None when none has one.
@@ -310,7 +312,7 @@ def _single(
 
 
 def is_view(index: Any) -> bool:
-    """Whether what an index selects shares memory with what it is taken of."""
+    """Returns whether the result of an index shares memory with the indexed object."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(type(part) is int or part is Ellipsis or _is_forward(part) for part in parts)
 

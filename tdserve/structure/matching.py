@@ -1,4 +1,4 @@
-"""Whether one structure holds what another asks for; and how errors name the parts of both."""
+"""Compares structures, and names their parts in errors."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from tdserve.structure.nodes import PACKED, Entry, Form, Node, Path, Ragged, Ten
 
 
 def show(path: Path) -> str:
-    """A path as error messages show it: a key of the root bare, a nested one as its tuple."""
+    """Returns a path as errors show it: a key of the root alone, a nested one as its tuple."""
     return path[0] if len(path) == 1 else repr(path)
 
 
 def quote(path: Path) -> str:
-    """A path inside of a sentence: quoted as Python would."""
+    """Returns a path for use in a sentence: quoted as in Python."""
     return repr(path[0]) if len(path) == 1 else repr(path)
 
 
 def describe(entry: Entry) -> str:
-    """What a key holds, as error messages show it: ``float32[4, 3]``."""
+    """Describes an entry as errors show it: ``float32[4, 3]``."""
     if isinstance(entry, TensorLeaf):
         return f"{entry.dtype}{list(entry.shape)}"
     if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
@@ -32,7 +32,7 @@ def describe(entry: Entry) -> str:
 
 
 def check_node(expected: Node, actual: Node, path: Path, store: str, *, is_packed: bool = False) -> None:
-    """As ``check_matches``, for nodes at a path; ``is_packed``: they are known of elements of a packed node."""
+    """Compares nodes at a path as ``check_matches`` does; ``is_packed``: they summarise elements of a packed node."""
     theirs_inner, inner = actual.inner, expected.inner
     is_fit = expected.batch_size == actual.batch_size and (inner is None) is (theirs_inner is None)
     if not is_fit or len(inner or ()) != len(theirs_inner or ()):
@@ -60,13 +60,13 @@ def check_node(expected: Node, actual: Node, path: Path, store: str, *, is_packe
         elif type(entry) is not type(other) or not fits(entry, other):
             raise _mismatch(store, (*path, key), describe(entry), describe(other))
     if is_packed and expected.tensorclass is not None:
-        return  # fields that it has at times
+        return  # fields that are not always set
     for key, other in theirs.items():
         raise _mismatch(store, (*path, key), "no such key", describe(other))
 
 
 def fits(expected: Entry, actual: Entry) -> bool:
-    """Whether one leaf may take the place of another."""
+    """Returns whether one leaf may replace another."""
     if isinstance(expected, ValueLeaf) and isinstance(actual, ValueLeaf):
         is_alike = expected.batch_size == actual.batch_size and expected.is_unbatched == actual.is_unbatched
         return is_alike and _fits_ragged(expected.ragged, actual.ragged)
@@ -74,7 +74,7 @@ def fits(expected: Entry, actual: Entry) -> bool:
 
 
 def _is_any(known: Entry) -> bool:
-    """Whether elements of a packed node hold different things at a key."""
+    """Returns whether elements of a packed node differ in kind at a key."""
     return isinstance(known, ValueLeaf) and known.ragged == PACKED
 
 

@@ -1,6 +1,6 @@
-"""The nodes of a tensordict on their way into a spec: tensordicts, instances, lazy stacks, one in another.
+"""Captures the nodes of a tensordict: tensordicts, instances and lazy stacks, nested in one another.
 
-Owns the knowledge of how tensordict and tensorclass instances hold their entries.
+This module handles how tensordict and tensorclass instances hold their entries.
 """
 
 from __future__ import annotations
@@ -62,24 +62,26 @@ _NOTHING: dict[str, Any] = {}
 
 
 class NodeReader(LeafReader):
-    """One walk over one tensordict."""
+    """One pass over one tensordict."""
 
     _wanted: Mapping[Path, Node] = MappingProxyType({})
     _is_locked = False
 
     def take_forms(self, td: Any, nodes: Mapping[Path, Node]) -> None:
-        """Lets elements have the form of the packed nodes that they are for: instances, where these have no class of
-        their own; and members, of which elements tell in an exact walk where the nodes may tell of others.
+        """Gives elements the form of the packed nodes that they are for.
+
+        They become instances, if the nodes' elements have no class of their own. In an exact capture they also get
+        notes of their members, if the nodes may describe other ones.
 
         Args:
-            td: The root of the walk.
+            td: The root of the pass.
             nodes: By path.
         """
         self._wanted = nodes
         self._is_locked = bool(getattr(td, "is_locked", False))
 
     def node(self, td: Any, path: Path, above: tuple[int, ...] | None = None) -> Node:
-        """Takes a node apart; ``above`` is the batch size of the one around it, None for the root."""
+        """Captures a node; ``above`` is the batch size of the one around it, None for the root."""
         if len(path) >= MAX_DEPTH:
             raise self._refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
         plain, extra, tensorclass, params = (
@@ -132,7 +134,7 @@ class NodeReader(LeafReader):
         path: Path,
         above: tuple[int, ...] | None,
     ) -> Node:
-        """What is taken apart into elements, in the form in which these are wanted."""
+        """Returns what is split into elements, in the form that the packed node needs."""
         wanted = self._wanted.get(path)
         if wanted is not None and wanted.tensorclass != tensorclass and params is None:
             plain, extra, tensorclass = _as_wanted(td, plain, extra, tensorclass, wanted.tensorclass)
@@ -144,8 +146,8 @@ class NodeReader(LeafReader):
         return packed
 
     def _unwrap(self, td: Any, path: Path) -> tuple[TensorDictBase, dict[str, Any], str | None, Params | None]:
-        """The tensordict inside of a wrapper, non-tensor fields that lie beside it, the wrapper's class name, and how
-        its parameters are held."""
+        """Returns the tensordict inside of a wrapper, non-tensor fields beside it, the wrapper's class name, and its
+        parameters."""
         kind = type(td)
         if isinstance(td, type):
             raise self._refusal(f"the class {td.__qualname__}", path, "instances travel")
@@ -197,7 +199,7 @@ class NodeReader(LeafReader):
         path: Path,
         above: tuple[int, ...] | None,
     ) -> Node:
-        """A lazy stack: leaf by leaf where its rows have one structure, else packed."""
+        """Captures a lazy stack: leaf by leaf if its rows have one structure, else packed."""
         names = _names(td)
         if not td.tensordicts:
             device = None if td.device is None else _device_name(td.device)
@@ -222,7 +224,10 @@ class NodeReader(LeafReader):
         above: tuple[int, ...] | None,
         parts: list[CapturedPart] | None = None,
     ) -> Node:
-        """A node whose elements describe themselves. ``parts`` are the rows of a stack, if they were looked at."""
+        """Captures a node whose elements carry their own structure.
+
+        ``parts`` are captured rows of a stack, if available.
+        """
         td = in_memory(td)
         can_list = not isinstance(td, LazyStackedTensorDict) or td.stack_dim == 0
         batch_size = tuple(td.batch_size[:1]) if above is None and can_list else above or ()
@@ -267,7 +272,7 @@ class NodeReader(LeafReader):
         )
 
     def _note(self, td: Any, extra: dict[str, Any], path: Path, wanted: Node) -> None:
-        """Lets elements tell of what members they are."""
+        """Adds notes of their members to elements."""
 
         def look(member: Any, around: tuple[int, ...]) -> Node:
             found = self._part(member, path, around).root
@@ -284,22 +289,24 @@ class NodeReader(LeafReader):
         self.values[path] = found
 
     def _is_lock_told(self, is_locked: bool, path: Path) -> bool:
-        """Whether elements of a packed node, which is locked or is not, need not tell it: all that is written is, or
-        the node that they are for."""
+        """Returns whether elements of a packed node need not record its lock.
+
+        Then all that is written, or the node, has it.
+        """
         wanted = self._wanted.get(path)
         return is_locked and (wanted is None or wanted.is_locked or self._is_locked)
 
     def _members(
         self, td: Any, path: Path, batch_size: tuple[int, ...], parts: list[CapturedPart] | None
     ) -> tuple[Node, ...]:
-        """What is stacked, each without the dimension along which; () where elements tell it."""
+        """Returns the stacked tensordicts, each without the stacked dimension; () if the elements show them."""
         depth = len(batch_size)
         if not isinstance(td, LazyStackedTensorDict) or path in self.packed or not depth or is_by_rows(td, depth):
             return ()
         if not td.tensordicts:
             return ()
         around = batch_size[: td.stack_dim] + batch_size[td.stack_dim + 1 :]
-        if parts is None or any(part.root.inner is not None for part in parts):  # which are one element each there
+        if parts is None or any(part.root.inner is not None for part in parts):  # such a part is one element
             parts = [self._part(member, path, around) for member in map(in_memory, td.tensordicts)]
         members = tuple(part.root for part in parts)
         if not needs_note(members, batch_size, is_locked=bool(td.is_locked)):
@@ -311,12 +318,12 @@ class NodeReader(LeafReader):
         return members
 
     def _check_depth(self, members: Sequence[Node], path: Path) -> None:
-        """What is stacked at a path lies one level below it."""
+        """Raises NotSupportedError if members are too deep: they are one level below the path."""
         if max(len(path), 1) + max(map(num_levels, members)) > MAX_DEPTH:
             raise self._refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
 
     def _part(self, td: Any, path: Path, above: tuple[int, ...]) -> CapturedPart:
-        """A part that is looked at for itself."""
+        """Captures a part by itself."""
         reader = NodeReader(
             self.store,
             self.is_destination,
@@ -337,7 +344,7 @@ class NodeReader(LeafReader):
 def _as_wanted(
     td: Any, plain: TensorDictBase, extra: dict[str, Any], tensorclass: str | None, wanted: str | None
 ) -> tuple[TensorDictBase, dict[str, Any], str | None]:
-    """What was unwrapped of ``td``, as a stack of instances or an instance around a stack, whichever is wanted."""
+    """Returns the unwrapped ``td`` as a stack of instances, or as an instance around a stack, as wanted."""
     if wanted is None:
         return as_stack(td), _NOTHING, None
     if tensorclass is None and isinstance(plain, LazyStackedTensorDict):
@@ -352,7 +359,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _with_fields(td: Any, fields: dict[str, Any]) -> Any:
-    """A tensordict with the non-tensor fields of the instance around it as entries."""
+    """Returns a tensordict with the non-tensor fields of the instance around it as entries."""
     if fields:
         td = td.copy()
         for key, value in fields.items():
@@ -368,7 +375,7 @@ def _names(td: TensorDictBase) -> DimNames | None:
 
 
 def _remedy(item: Any) -> str:
-    """What to do with an object that is neither a tensordict nor an instance of a tensorclass."""
+    """Returns advice for an object that is neither a tensordict nor an instance of a tensorclass."""
     if isinstance(item, Mapping):
         return "make a tensordict of it: TensorDict(it, batch_size=[...])"
     if isinstance(item, (list, tuple)):

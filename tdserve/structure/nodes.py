@@ -30,7 +30,7 @@ MAX_DIMS = 64
 
 
 class TensorKind(str, Enum):
-    """As what a tensor comes back."""
+    """The kind of tensor that is restored."""
 
     PLAIN = "plain"
     PARAMETER = "parameter"
@@ -44,8 +44,8 @@ class TensorLeaf(NamedTuple):
     Attributes:
         dtype: Name as in ``dtypes.ITEMSIZE``.
         shape: Complete shape; starts with the batch size of its node.
-        kind: As what it comes back.
-        requires_grad: Whether it comes back requiring grad, as a leaf of a graph of its own.
+        kind: The kind of tensor that is restored.
+        requires_grad: Whether it is restored as a leaf of a graph of its own that requires grad.
     """
 
     dtype: str
@@ -60,22 +60,22 @@ class TensorLeaf(NamedTuple):
 
 
 class Form(str, Enum):
-    """As what a ragged leaf comes back."""
+    """The form in which a ragged leaf is restored."""
 
     JAGGED = "jagged"  # a nested tensor of layout torch.jagged
     NESTED = "nested"  # a nested tensor of layout torch.strided
     STACK = "stack"  # an entry of the rows of a lazy stack
-    PACKED = "packed"  # whatever it was: each element's content describes itself
+    PACKED = "packed"  # anything: each element carries its own structure
 
 
 class Ragged(NamedTuple):
-    """What the elements of a batch hold where they differ in shape.
+    """The elements of a batch that differ in shape.
 
     Attributes:
-        form: As what they come back.
+        form: The form in which they are restored.
         dtype: Name as in ``dtypes.ITEMSIZE``; "" for ``PACKED``.
-        shape: Of one element, -1 where elements may differ; () for ``PACKED``.
-        has_lengths: Whether a jagged tensor has lengths beside its offsets.
+        shape: Of one element, with -1 where elements may differ; () for ``PACKED``.
+        has_lengths: Whether a jagged tensor has lengths besides its offsets.
     """
 
     form: Form
@@ -85,12 +85,12 @@ class Ragged(NamedTuple):
 
 
 class ValueLeaf(NamedTuple):
-    """An entry whose content is stored value by value, beside the tables of tensors: non-tensor data, ragged tensors.
+    """An entry that is stored value by value, separately from the tables of tensors: non-tensor data, ragged tensors.
 
     Attributes:
         batch_size: Starts with the batch size of its node.
         per_row: False: one value for all rows (NonTensorData). True: one value per row (NonTensorStack).
-        ragged: What each value is; None for non-tensor data.
+        ragged: Form of the elements; None for non-tensor data.
         requires_grad: Of a nested tensor, as of ``TensorLeaf``.
         is_unbatched: Whether the value is an ``UnbatchedTensor``, packed, which all rows share.
     """
@@ -103,13 +103,13 @@ class ValueLeaf(NamedTuple):
 
 
 class Params(NamedTuple):
-    """How a ``TensorDictParams`` is.
+    """The state of a ``TensorDictParams``.
 
     Attributes:
-        no_convert: Of its constructor: False, True or "skip".
+        no_convert: Argument of its constructor: False, True or "skip".
         locks_content: Whether it was made with ``lock=True``.
-        is_content_locked: Whether the tensordict inside is locked; of the outside its node says it.
-        is_in_eval: Whether it is not training, as a module.
+        is_content_locked: Whether the tensordict inside is locked; the node records the lock of the outside.
+        is_in_eval: Whether it is in eval mode, as a module.
         is_in_class: Whether the instance of its node's tensorclass is around it, not inside.
     """
 
@@ -123,27 +123,28 @@ class Params(NamedTuple):
 class Node(NamedTuple):
     """A tensordict or tensorclass.
 
-    A *packed* node is stored like a value: each element of its batch is a tensordict that describes itself, so that
-    elements may differ in batch size, keys and kind. Its entries only tell what is known of the elements: nothing below
-    it is a leaf of the whole structure.
+    A *packed* node is stored like a value: each element of its batch is a tensordict that carries its own structure, so
+    that elements may differ in batch size, keys and kind. Its entries only summarise the elements: nothing below it is
+    a leaf of the whole structure.
 
     Attributes:
         batch_size: Starts with the batch size of its parent. Of a packed node: of its elements.
-        names: One per batch dimension; None when no dimension is named. A packed node has none.
-        device: As ``str(torch.device)``; None when the tensordict has no device.
+        names: One per batch dimension; None if no dimension is named. A packed node has none.
+        device: As ``str(torch.device)``; None if the tensordict has no device.
         tensorclass: ``"module.QualName"``; None for a plain tensordict.
-        entries: Keys and what they hold, in insertion order; keys are unique.
-        stack_dim: Of a lazy stack: the batch dimension along which its rows are stacked. -1: none yet, but rows of this
-            structure are stacked lazily, along the dimension that numbers them. Of a packed node: the dimension of
-            ``shown_batch_size`` along which its elements are put together, dense along the others where they agree;
-            -1: along none. None: its elements are stacked along one dimension of ``batch_size`` after the other.
+        entries: Keys and their entries, in insertion order; keys are unique.
+        stack_dim: Of a lazy stack: the batch dimension along which its rows are stacked. -1: no dimension yet, but rows
+            of this structure are stacked lazily, along the dimension that numbers them. Of a packed node: the dimension
+            of ``shown_batch_size`` along which its elements are stacked; along the others they are joined densely if
+            they have one structure; -1: stacked along none. None: stacked along one dimension of ``batch_size`` after
+            the other.
         inner: Of a packed node: batch dimensions of one element, -1 where elements differ. None: it is not packed.
-        is_locked: Whether no entry may be added, replaced or removed; what is below a locked node is locked too.
+        is_locked: Whether no entry may be added, replaced or removed; nodes below a locked node are locked too.
         params: Of the ``TensorDictParams`` around it, if there is one.
-        is_typed: Whether its class is a ``TypedTensorDict``, which plain tensordict stores as if it had none.
-        members: Of a packed node with a ``stack_dim``: what is stacked along it, each without that dimension (with -1
-            as it is, a single one), where elements that agree do not tell it. Elements may have been written since that
-            are of no such members. (): not known.
+        is_typed: Whether its class is a ``TypedTensorDict``, which plain tensordict stores without its class.
+        members: Of a packed node with a ``stack_dim``: the tensordicts stacked along it, each without that dimension
+            (with -1 a single one, unchanged), unless elements of one structure show them. Elements that were written
+            later may belong to no such members. (): not known.
     """
 
     batch_size: tuple[int, ...]
@@ -165,13 +166,13 @@ class Node(NamedTuple):
 
 
 Entry = Node | TensorLeaf | ValueLeaf
-"""What a key holds."""
+"""The entry at a key."""
 
 PACKED = Ragged(Form.PACKED)
 
 
 def entry_of(root: Node, path: Path) -> Entry | None:
-    """What lies at a path; the root for the empty path, None where there is nothing."""
+    """Returns the entry at a path; the root for the empty path, None if there is none."""
     entry: Entry | None = root
     for key in path:
         entry = dict(entry.entries).get(key) if isinstance(entry, Node) else None
@@ -179,7 +180,7 @@ def entry_of(root: Node, path: Path) -> Entry | None:
 
 
 def num_dims_of(entry: Entry) -> int | None:
-    """How many dimensions an entry has by itself; None where only its content knows."""
+    """Returns the number of dimensions of an entry by itself; None if only its content shows it."""
     if isinstance(entry, Node):
         return len(entry.shown_batch_size)
     if isinstance(entry, TensorLeaf):
@@ -190,18 +191,20 @@ def num_dims_of(entry: Entry) -> int | None:
 
 
 def packed_leaf(node: Node) -> ValueLeaf:
-    """How a packed node is stored."""
+    """Returns the stored form of a packed node."""
     return ValueLeaf(node.batch_size, bool(node.batch_size), PACKED)
 
 
 def packed_stack_dim(stack_dim: int | None, num_dims: int) -> int | None:
-    """What a packed node with so many dimensions of its own notes of how it is put together: nothing where elements
-    stand for themselves, or are stacked along their only dimension."""
+    """Returns the ``stack_dim`` that a packed node with so many dimensions of its own records.
+
+    Returns None if elements are single, or are stacked along their only dimension.
+    """
     return None if not num_dims or (num_dims == 1 and stack_dim == 0) else stack_dim
 
 
 def has_state(node: Node, *, is_locked: bool = True) -> bool:
-    """Whether anything in a tree is noted that does not count for content; ``is_locked``: locks too."""
+    """Returns whether a tree records anything besides content; ``is_locked``: locks count too."""
     if node.params is not None or (is_locked and node.is_locked):
         return True
     if any(has_state(member, is_locked=is_locked) for member in node.members):
@@ -213,10 +216,13 @@ def has_state(node: Node, *, is_locked: bool = True) -> bool:
 
 
 def is_marked(leaf: TensorLeaf | ValueLeaf) -> bool:
-    """Whether a leaf comes back as more than a plain tensor or value."""
+    """Returns whether a leaf is restored as more than a plain tensor or value."""
     return leaf.requires_grad or (isinstance(leaf, TensorLeaf) and leaf.kind is not TensorKind.PLAIN)
 
 
 def has_nothing(known: Entry) -> bool:
-    """Whether elements have no turn, no token there: tensordict makes tensors of empty lists, whatever others hold."""
+    """Returns whether elements are empty lists there.
+
+    Tensordict turns these into tensors, whatever other elements have.
+    """
     return isinstance(known, ValueLeaf) and known.ragged is not None and 0 in known.ragged.shape

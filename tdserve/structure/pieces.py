@@ -1,6 +1,7 @@
-"""Tensors of one dtype whose shapes differ, one after the other in one buffer: what a ragged leaf holds in memory.
+"""Tensors of one dtype that differ in shape, in one buffer: the form of a ragged leaf in memory.
 
-Stored and sent, an element is its shape (int64, little endian, one number per dimension), then its bytes in C order.
+In storage and messages an element is its shape (int64, little endian, one number per dimension), then its bytes in C
+order.
 """
 
 from __future__ import annotations
@@ -42,30 +43,30 @@ class Pieces(Sequence[torch.Tensor]):
 
     @staticmethod
     def of(tensors: Sequence[torch.Tensor], ragged: Ragged) -> Pieces:
-        """Copies tensors together; all have the dtype and the number of dimensions of ``ragged``."""
+        """Copies tensors into one buffer; all have the dtype and the number of dimensions of ``ragged``."""
         if isinstance(tensors, Pieces):
             return tensors
         dtype = to_torch(ragged.dtype)
         ndim = len(ragged.shape)
         if any(tensor.dtype is not dtype or tensor.dim() != ndim for tensor in tensors):
             raise LocalProtocolError(reason=f"tensors that are not of {ragged.dtype} and {ndim} dimensions")
-        # as bytes: not every dtype can be joined
+        # As bytes: not every dtype can be joined.
         parts = [_bytes_of(tensor) for tensor in tensors]
         joined = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
         return Pieces(joined.view(dtype), _shapes_of([tuple(tensor.shape) for tensor in tensors], ndim))
 
     @staticmethod
     def of_rows(tensor: torch.Tensor) -> Pieces:
-        """The rows of a dense tensor."""
+        """Returns the rows of a dense tensor."""
         shape = tuple(tensor.shape)
         return Pieces(tensor.cpu().contiguous().view(-1), _shapes_of([shape[1:]] * shape[0], len(shape) - 1))
 
     @staticmethod
     def from_blobs(blobs: Sequence[bytes], ragged: Ragged) -> Pieces:
-        """The tensors of stored elements.
+        """Returns the tensors of stored elements.
 
         Raises:
-            RemoteProtocolError: A blob is none of this leaf.
+            RemoteProtocolError: A blob is not an element of this leaf.
         """
         header = 8 * len(ragged.shape)
         itemsize = ITEMSIZE[ragged.dtype]
@@ -75,7 +76,7 @@ class Pieces(Sequence[torch.Tensor]):
         if not _is_sane(shapes) or not _fit(shapes, ragged.shape):
             raise _no_piece(ragged)
         numels, nbytes = _numels(shapes), split.sizes
-        if (numels > nbytes).any() or (numels * itemsize != nbytes).any():  # the first, or the second overflows
+        if (numels > nbytes).any() or (numels * itemsize != nbytes).any():  # the first, in case the second overflows
             raise _no_piece(ragged)
         if ragged.dtype == "bool" and len(content) and max(content) > 1:
             raise _no_piece(ragged)
@@ -84,11 +85,11 @@ class Pieces(Sequence[torch.Tensor]):
         return Pieces(torch.frombuffer(content, dtype=torch.uint8).view(to_torch(ragged.dtype)), shapes)
 
     def blobs(self) -> list[bytes]:
-        """What is stored of each element."""
+        """Returns the stored form of each element."""
         return list(map(b"".join, zip(*self.split().pieces, strict=True)))
 
     def split(self) -> SplitColumn:
-        """What is stored of each element: its shape, and its bytes, which are no copies."""
+        """Returns the stored form of each element, as its shape and its bytes, which are not copied."""
         shapes = self.shapes
         itemsize = self._flat.element_size()
         width = 8 * shapes.shape[1]
@@ -132,7 +133,7 @@ class Pieces(Sequence[torch.Tensor]):
 
     @property
     def shapes(self) -> Shapes:
-        """Of each element, ``[n, ndim]``."""
+        """Shape of each element, ``[n, ndim]``."""
         if self._replaced:
             shapes: Shapes = self._shapes.copy()
             for number, tensor in self._replaced.items():
@@ -142,7 +143,7 @@ class Pieces(Sequence[torch.Tensor]):
 
     @property
     def nbytes(self) -> int:
-        """Of all elements, about: of those that were replaced as they were."""
+        """Approximate size of all elements: replaced ones count with their former size."""
         return self._flat.nbytes
 
     @property
@@ -151,14 +152,14 @@ class Pieces(Sequence[torch.Tensor]):
         return self._flat.dtype
 
     def whole(self) -> tuple[torch.Tensor, Shapes]:
-        """The buffer of all elements, and their shapes."""
+        """Returns the buffer of all elements, and their shapes."""
         if self._replaced:
             flat = torch.cat([_bytes_of(tensor) for tensor in self]).view(self.dtype)
             return flat, self.shapes
         return self._flat, self._shapes
 
     def stack(self) -> torch.Tensor | None:
-        """One dense tensor, if all elements have one shape; None if not, or if there are none."""
+        """Returns one dense tensor if all elements have one shape; None if not, or if there are none."""
         flat, shapes = self.whole()
         if not len(shapes) or (shapes != shapes[0]).any():
             return None
@@ -166,8 +167,10 @@ class Pieces(Sequence[torch.Tensor]):
 
 
 class Jagged(NamedTuple):
-    """What a jagged nested tensor consists of: its own attributes and methods go through torch's dispatcher, ten times
-    as slow."""
+    """The parts of a jagged nested tensor.
+
+    Its own attributes and methods use torch's dispatcher, which is ten times slower.
+    """
 
     values: torch.Tensor
     offsets: torch.Tensor
@@ -176,14 +179,14 @@ class Jagged(NamedTuple):
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Jagged | None:
-        """None of any other tensor."""
+        """Returns the parts; None for any other tensor."""
         if type(tensor) is not NestedTensor:
             return None
         return Jagged(*jagged_parts(tensor))
 
 
 def pieces_of_jagged(tensor: torch.Tensor) -> Pieces | list[torch.Tensor]:
-    """The components of a nested tensor; where they lie side by side, without a copy."""
+    """Returns the components of a nested tensor; without a copy if they are contiguous."""
     found = Jagged.of(tensor)
     if found is None:
         return list(tensor.detach().unbind())
@@ -200,7 +203,7 @@ def pieces_of_jagged(tensor: torch.Tensor) -> Pieces | list[torch.Tensor]:
 
 
 def build_jagged(pieces: Sequence[torch.Tensor], ragged: Ragged) -> torch.Tensor:
-    """The jagged nested tensor of these components, of the form that ``ragged`` says."""
+    """Builds the jagged nested tensor of these components, in the form of ``ragged``."""
     at = ragged.shape.index(-1)
     whole = Pieces.of(pieces, ragged)
     flat, shapes = whole.whole()
@@ -225,20 +228,20 @@ def build_jagged(pieces: Sequence[torch.Tensor], ragged: Ragged) -> torch.Tensor
 
 
 def make_nested(components: list[torch.Tensor], dtype: str) -> torch.Tensor:
-    """The strided nested tensor of these components."""
+    """Builds the strided nested tensor of these components."""
     return torch.nested.nested_tensor(components, dtype=to_torch(dtype))
 
 
 def content_of_tensor(tensor: torch.Tensor) -> tuple[list[int], bytes]:
-    """The shape of a dense tensor, and its bytes in C order."""
+    """Returns the shape of a dense tensor, and its bytes in C order."""
     return list(tensor.shape), _bytes_of(tensor).numpy().tobytes()
 
 
 def tensor_of_content(dtype: str, shape: Sequence[int], data: bytes) -> torch.Tensor:
-    """The reverse of ``content_of_tensor``.
+    """Reverses ``content_of_tensor``.
 
     Raises:
-        RemoteProtocolError: They are no booleans. The bytes of another shape raise torch's own errors.
+        RemoteProtocolError: The bytes are not booleans. A wrong shape raises torch's own errors.
     """
     kind = to_torch(dtype)
     if not data:
@@ -249,7 +252,7 @@ def tensor_of_content(dtype: str, shape: Sequence[int], data: bytes) -> torch.Te
 
 
 def _split(blobs: Sequence[bytes], ragged: Ragged) -> JoinedValues:
-    """The elements joined, with their shapes as heads."""
+    """Joins the elements, with their shapes as heads."""
     header = 8 * len(ragged.shape)
     if isinstance(blobs, JoinedValues):
         if len(blobs.heads) == header * len(blobs):
@@ -266,12 +269,12 @@ def _split(blobs: Sequence[bytes], ragged: Ragged) -> JoinedValues:
 
 
 def _numels(shapes: Shapes) -> Shapes:
-    """Elements of each."""
+    """Counts the elements of each."""
     return shapes.reshape(-1) if shapes.shape[1] == 1 else shapes.prod(axis=1)
 
 
 def _is_sane(shapes: Shapes) -> bool:
-    """Whether no size is below 0, and no shape has so many elements that their number would not be an int64's."""
+    """Returns whether no size is negative, and every number of elements fits into an int64."""
     ndim = shapes.shape[1]
     if not shapes.size or int(shapes.min()) < 0:
         return not shapes.size
@@ -293,7 +296,7 @@ def _shapes_of(shapes: Sequence[tuple[int, ...]], ndim: int) -> Shapes:
 
 
 def blob_of_zeros(ragged: Ragged) -> bytes:
-    """What is stored of an element that nobody has written: empty where its size is free, zeros elsewhere."""
+    """Returns the stored form of an element that was never written: empty where its size is free, zeros elsewhere."""
     shape = tuple(max(size, 0) for size in ragged.shape)
     nbytes = ITEMSIZE[ragged.dtype] * int(np.prod(shape, dtype=np.int64))
     return np.array(shape, "<i8").tobytes() + bytes(nbytes)

@@ -1,4 +1,4 @@
-"""One tensordict takes over what another holds, of whatever structure; as tensordict's own ``load_memmap_`` does."""
+"""Replaces the content of a tensordict by that of any other, as tensordict's own ``load_memmap_`` does."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from tdserve.structure.tensordict_private import (
 def take_over(td: Any, source: Any, *, store: str = "") -> Any:
     """Makes a tensordict hold what another of its kind holds.
 
-    Its leaves are replaced, and entries that ``source`` lacks go. Nested tensordicts that both have stay the same
-    objects, and so do the rows of lazy stacks of one length. Its device stays, its batch size and names do not.
+    Its leaves are replaced, and entries that ``source`` lacks are removed. Nested tensordicts that both have stay the
+    same objects, and so do the rows of lazy stacks of equal length. It keeps its device, but not its batch size and
+    names.
 
     Args:
         td: Changed in place; unlocked. A TensorDict, a lazy stack, or an instance of a tensorclass.
-        source: Nobody else's; shares its entries with ``td`` from then on, unlocked.
-        store: Only for messages.
+        source: Not used otherwise; from then on ``td`` contains its entries, unlocked.
+        store: Name, for errors.
 
     Returns:
         ``td``.
 
     Raises:
         SpecMismatchError: The two are of different kinds. Nothing was changed.
-        NotSupportedError: ``td`` is locked, or no tensordict whose entries can be replaced. Nothing was changed.
+        NotSupportedError: ``td`` is locked, or its entries cannot be replaced. Nothing was changed.
     """
     if td.is_locked:
         raise NotSupportedError(
@@ -42,7 +43,7 @@ def take_over(td: Any, source: Any, *, store: str = "") -> Any:
     if not _is_kept(td, td):
         reason = "give a TensorDict, or update_() it with what load_memmap() returns"
         raise NotSupportedError(feature=f"replacing the entries of a {type(td).__name__}", reason=reason)
-    if is_tensorclass(td) and type(source) is TensorDict:  # as of tensordict: one loads into the inside of the other
+    if is_tensorclass(td) and type(source) is TensorDict:  # as in tensordict: the content replaces that of an instance
         td = content_of(td)
     if not _is_kept(td, source):
         raise SpecMismatchError(store=store, expected=f"a {type(source).__name__}", actual=f"a {type(td).__name__}")
@@ -53,7 +54,7 @@ def take_over(td: Any, source: Any, *, store: str = "") -> Any:
 
 
 def _is_kept(old: Any, new: Any) -> bool:
-    """Whether an object can go on with what another holds."""
+    """Returns whether an object can stay and take the content of another."""
     if is_tensorclass(old):
         is_value = is_transparent_class(type(old))
         is_same = type(new) is type(old) and not is_value
@@ -87,7 +88,7 @@ def _exchange_rows(td: Any, source: Any) -> None:
 
 
 def _entry(old: Any, new: Any) -> Any:
-    """What goes into the place of an entry."""
+    """Returns what replaces an entry."""
     if old is None or not _is_kept(old, new):
         return new
     _exchange(old, new)

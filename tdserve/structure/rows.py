@@ -1,7 +1,7 @@
-"""Takes single rows apart, one after the other, all of one known structure: 2 us where ``capture`` takes 20.
+"""Captures single rows of one known structure, one after the other: 2 us each, where ``capture`` takes 20.
 
-Rows of plain tensors in plain tensordicts or tensorclasses are looked at leaf by leaf; whatever else comes goes through
-``capture``, which knows everything, and says what is wrong.
+Rows of plain tensors in plain tensordicts or tensorclasses are checked leaf by leaf. All others go through ``capture``,
+which handles everything, and raises what is wrong.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class _Place(NamedTuple):
 
 
 class RowReader:
-    """Knows the structure of one row, and gives the leaves of any such row in the spec's order.
+    """Returns the leaves of rows of one structure, in the order of its spec.
 
     Threads: safe.
 
     Args:
         spec: Of one row.
-        store: Only for messages.
+        store: Name, for errors.
         allow_pickle: As of ``capture``.
     """
 
@@ -60,17 +60,17 @@ class RowReader:
         self._paths = tuple(path for path, _ in spec.tensors)
 
     def read(self, td: Any) -> tuple[list[torch.Tensor], Sequence[Any]]:
-        """The leaves of a row, in the order of ``spec.tensors`` and ``spec.values``; copies nothing.
+        """Returns the leaves of a row, in the order of ``spec.tensors`` and ``spec.values``; copies nothing.
 
-        A value of a row that has dimensions itself comes as one per element, in (nested) lists.
+        If a row has dimensions itself, its values are (nested) lists with one value per element.
 
         Raises:
-            SpecMismatchError: The row does not fit; names the key and both sides.
-            NotSupportedError: It holds what cannot travel; names the key.
+            SpecMismatchError: The row does not fit; the error names the key and both sides.
+            NotSupportedError: It contains something that cannot be sent; the error names the key.
         """
         try:
             tensors = None if self._spec.values else self._look(td)
-        except (AttributeError, KeyError, RuntimeError):  # no tensordict; another key; tensors without a shape
+        except (AttributeError, KeyError, RuntimeError):  # no tensordict; another key; no shape
             tensors = None
         if tensors is not None:
             return tensors, _NO_VALUES
@@ -85,7 +85,7 @@ class RowReader:
         return [captured.tensors[path] for path in self._paths], values
 
     def _look(self, td: Any) -> list[torch.Tensor] | None:
-        """The leaves of a row without anything special; None if something about it is."""
+        """Returns the leaves of a plain row; None if anything about it is special."""
         kinds = self._kinds
         found: list[dict[str, Any]] = []
         for number, (parent, key, batch_size, num_entries, tensorclass) in enumerate(self._places):
@@ -118,7 +118,7 @@ class RowReader:
         return tensors
 
     def _learn(self, td: Any) -> None:
-        """Remembers the tensorclasses of a row that fits, so that ``_look`` knows them next time."""
+        """Remembers the tensorclasses of a row that fits, so that ``_look`` recognises them next time."""
         if self._spec.values or None not in self._kinds:
             return
         nodes: list[Any] = []
@@ -142,7 +142,7 @@ class RowSlots:
 
     Args:
         spec: Of one row.
-        num_rows: How many.
+        num_rows: Number of rows.
 
     Attributes:
         tensors: Every tensor leaf of all rows, in the order of ``spec.tensors``, ``[num_rows, *shape]``, on the CPU.
@@ -150,7 +150,7 @@ class RowSlots:
     """
 
     VIEW_BYTES = 600
-    """What one leaf of one row costs beside its content (measured)."""
+    """Memory that one leaf of one row takes besides its content (measured)."""
 
     def __init__(self, spec: Spec, num_rows: int) -> None:
         # Tensors made in inference mode could only be written in inference mode.
@@ -164,7 +164,7 @@ class RowSlots:
 
     @staticmethod
     def nbytes(spec: Spec, num_rows: int) -> int:
-        """Memory of so many rows, bytes."""
+        """Returns the memory for so many rows, in bytes."""
         return num_rows * (spec.nbytes + RowSlots.VIEW_BYTES * len(spec.tensors))
 
 
@@ -172,7 +172,7 @@ def copy_leaves(targets: list[torch.Tensor], leaves: list[torch.Tensor]) -> None
     """Copies tensors over others of the same dtypes and shapes, in one call.
 
     Raises:
-        LocalProtocolError: They are of different numbers: the caller's bug.
+        LocalProtocolError: Their numbers differ, which is a bug of the caller.
     """
     if len(targets) != len(leaves):
         raise LocalProtocolError(reason=f"{len(leaves)} leaves for {len(targets)} places")
@@ -181,12 +181,12 @@ def copy_leaves(targets: list[torch.Tensor], leaves: list[torch.Tensor]) -> None
 
 
 def _own(value: Any) -> Any:
-    """Values of a row, which are encoded with those of other rows."""
+    """Returns the values of a row, to be encoded together with those of other rows."""
     return list(value) if isinstance(value, EncodedValues) else value
 
 
 def _spread(value: Any, batch_size: tuple[int, ...]) -> Any:
-    """One value for all elements of a batch as one value for each."""
+    """Repeats one value for all elements of a batch."""
     for size in reversed(batch_size):
         value = [value] * size
     return value

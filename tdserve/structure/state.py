@@ -1,4 +1,4 @@
-"""What a tensordict is beside its content, noted and given back: locks, parameters, buffers, what requires grad."""
+"""The state of a tensordict besides its content: locks, parameters, buffers and ``requires_grad``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PLAIN = (TensorKind.PLAIN, False)
 """The mark of most tensors."""
 
 _PLAIN_CLASSES = (torch.Tensor, MemoryMappedTensor)
-"""Of tensors that come back as plain ones: where its memory comes from is nothing that a tensor could take along."""
+"""Classes of tensors that are restored as plain ones: they differ only in where their memory comes from."""
 
 
 def mark_of(tensor: torch.Tensor) -> tuple[TensorKind, bool]:
-    """As what a tensor comes back, and whether it requires grad.
+    """Returns the kind of a tensor, and whether it requires grad.
 
     Raises:
-        NotSupportedError: It is of a class that cannot be made again from its bytes.
+        NotSupportedError: Its class cannot be restored from its bytes.
     """
     kind = type(tensor)
     if kind is torch.nn.Parameter:
@@ -47,7 +47,7 @@ def mark_of(tensor: torch.Tensor) -> tuple[TensorKind, bool]:
 
 
 def mark_tensor(tensor: torch.Tensor, kind: TensorKind, requires_grad: bool) -> torch.Tensor:
-    """A tensor of the same memory, as what it comes back; a leaf of a graph of its own."""
+    """Returns a tensor of this kind over the same memory; a leaf of a graph of its own."""
     tensor = tensor.detach().requires_grad_(requires_grad)
     if kind is TensorKind.PARAMETER:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
@@ -58,7 +58,7 @@ def mark_tensor(tensor: torch.Tensor, kind: TensorKind, requires_grad: bool) -> 
 
 
 def params_of(td: TensorDictParams, *, is_in_class: bool = False) -> Params:
-    """How a ``TensorDictParams`` is.
+    """Returns the state of a ``TensorDictParams``.
 
     Raises:
         NotSupportedError: It has hooks, which are code.
@@ -70,7 +70,7 @@ def params_of(td: TensorDictParams, *, is_in_class: bool = False) -> Params:
 
 
 def params_around(content: Any, params: Params) -> TensorDictParams:
-    """The ``TensorDictParams`` with this content, which holds parameters and buffers already."""
+    """Returns a ``TensorDictParams`` with this content, which holds parameters and buffers already."""
     if params.is_content_locked:
         content.lock_()
     found = TensorDictParams(content, no_convert="skip", lock=params.locks_content)
@@ -79,15 +79,15 @@ def params_around(content: Any, params: Params) -> TensorDictParams:
 
 
 def restore_state(td: Any, node: Node, *, is_below_lock: bool = False) -> Any:
-    """Gives a tensordict what its node notes of it beside its content.
+    """Restores the state of a tensordict that its node records.
 
     Args:
-        td: Just built, and nobody else's; changed in place.
-        node: Of it.
-        is_below_lock: Whether it is going to be locked by what is around it.
+        td: Just built, and not used elsewhere; changed in place.
+        node: Its node.
+        is_below_lock: Whether the node around it will be locked.
 
     Returns:
-        ``td``, or what is around it now.
+        ``td``, or what wraps it now.
     """
     is_locked = is_below_lock or node.is_locked
     if node.inner is None and node.stack_dim is not None:

@@ -1,8 +1,8 @@
-"""The private names of tensordict that tdserve uses, and how the inside of tensordicts is held. Those of torch are in
-``torch_private.py``; no other module names one.
+"""The private names of tensordict that tdserve uses, and how tensordicts are held inside. Those of torch are in
+``torch_private.py``; no other module uses one.
 
 All were seen in tensordict 0.15.3. ``tests/unit/structure/test_tensordict_private.py`` looks for each, so that an
-upgrade that takes one away fails there by its name. What is on a hot path is bound here and called as it is.
+upgrade that removes one fails there and names it. Names on a hot path are bound here and called directly.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tensordict.utils import _TENSORCLASS_MEMO as SEEN_CLASSES
 
 __all__ = ["SEEN_CLASSES", "LazyView", "SubTensorDict"]
 
-# Imported above, where no public name leads to the same:
-# - LazyView, SubTensorDict: their entries are read one by one, since they have none of their own.
-# - SEEN_CLASSES: tensordict's only register of tensorclasses; nothing is ever imported by a name from the wire.
+# Imported above, where no public name does the same:
+# - LazyView, SubTensorDict: their entries are read one by one, since they hold none themselves.
+# - SEEN_CLASSES: tensordict's only register of tensorclasses; names in messages never lead to an import.
 
 new_tensordict: Any = TensorDict._new_unsafe
-"""The constructor without checks, which take longer than everything else that a read does."""
+"""The constructor without checks, which take longer than everything else in a read."""
 
 entries_of: Callable[[Any], dict[str, Any]] = attrgetter("_tensordict")
 """The entries of a TensorDict as it holds them: ``items()`` makes views, ``get`` unwraps, ``set`` converts."""
@@ -39,10 +39,10 @@ stored_fields: Callable[[Any], Any] = attrgetter("_non_tensordict")
 is such an instance. A dict, or None."""
 
 names_of: Callable[[Any], list[str | None] | None] = attrgetter("_td_dim_names")
-"""Names of the dimensions of a TensorDict; None where none has one, which ``names`` does not tell at once."""
+"""Names of the dimensions of a TensorDict; None if none has one, which ``names`` shows only after a search."""
 
 params_content: Callable[[Any], Any] = attrgetter("_param_td")
-"""The tensordict inside of a TensorDictParams, with its parameters: its methods hand out data of them."""
+"""The tensordict inside of a TensorDictParams, with its parameters: its methods return their data."""
 
 typed_content: Callable[[Any], Any] = attrgetter("_source")
 """The tensordict inside of a TypedTensorDict."""
@@ -52,29 +52,32 @@ shown_source: Callable[[Any], Any] = attrgetter("_source")
 
 
 def inner_content(wrapper: Any, otherwise: Any = None) -> Any:
-    """As ``content_of``; ``otherwise`` of anything that is no such instance."""
+    """Returns ``content_of`` an instance; ``otherwise`` for anything else."""
     return getattr(wrapper, "_tensordict", otherwise)
 
 
 def fields_beside(instance: Any) -> dict[str, Any]:
-    """As ``stored_fields``; none where there is nothing of the kind."""
+    """Returns ``stored_fields``; none if there are none."""
     return getattr(instance, "_non_tensordict", None) or {}
 
 
 def set_content(instance: Any, td: Any) -> None:
-    """Puts a tensordict into an instance of a tensorclass, frozen ones too."""
+    """Puts a tensordict into an instance of a tensorclass, even a frozen one."""
     object.__setattr__(instance, "_tensordict", td)
 
 
 def set_contents(instance: Any, td: Any, fields: dict[str, Any]) -> None:
-    """Makes a new instance of a tensorclass hold these: past ``__setattr__``, since frozen classes refuse it, and
-    reading ``__dict__`` would slow every later attribute access."""
+    """Makes a new instance of a tensorclass hold these.
+
+    Bypasses ``__setattr__``, since frozen classes refuse it; reading ``__dict__`` would slow every later attribute
+    access.
+    """
     object.__setattr__(instance, "_tensordict", td)
     object.__setattr__(instance, "_non_tensordict", fields)
 
 
 def new_value(td: Any, value: Any) -> Any:
-    """A NonTensorData of this value around an empty tensordict: its constructor converts some values."""
+    """Makes a NonTensorData of this value around an empty tensordict: its constructor converts some values."""
     entry = NonTensorData.__new__(NonTensorData)
     object.__setattr__(entry, "_tensordict", td)
     object.__setattr__(entry, "_non_tensordict", value_fields(value))
@@ -82,32 +85,32 @@ def new_value(td: Any, value: Any) -> Any:
 
 
 def value_fields(value: Any) -> dict[str, Any]:
-    """The fields of a NonTensorData of this value."""
+    """Returns the fields of a NonTensorData of this value."""
     return {"data": value, "_metadata": None, "_is_non_tensor": True}
 
 
 def is_value_class(kind: type) -> bool:
-    """Whether instances are non-tensor data."""
+    """Returns whether instances are non-tensor data."""
     return getattr(kind, "_is_non_tensor", False)
 
 
 def is_transparent_class(kind: type) -> bool:
-    """Whether instances are taken for what they hold."""
+    """Returns whether instances are treated as what they hold."""
     return getattr(kind, "_is_non_tensor", False) or getattr(kind, "_pass_through", False)
 
 
 def held_entry(td: Any, key: str) -> Any:
-    """An entry as any tensordict holds it: nothing is unwrapped."""
+    """Returns an entry as any tensordict holds it, without unwrapping it."""
     return td._get_str(key, NO_DEFAULT)
 
 
 def set_batch_size(td: Any, batch_size: torch.Size) -> None:
-    """Past the check of every entry, where rows of a lazy stack were exchanged."""
+    """Sets the batch size without checking every entry, after rows of a lazy stack were exchanged."""
     td._batch_size = batch_size
 
 
 def take_form(td: TensorDict, source: TensorDict) -> None:
-    """Gives a TensorDict the batch size and names of another, whose entries it has been given."""
+    """Gives a TensorDict the batch size and names of another, whose entries it has received."""
     form: Any = source
     to: Any = td
     to._mark_consolidated_stale()
@@ -116,53 +119,53 @@ def take_form(td: TensorDict, source: TensorDict) -> None:
 
 
 def take_stack_form(td: Any, source: Any) -> None:
-    """Gives a lazy stack the dimension, batch size and name of another, whose rows it has been given."""
+    """Gives a lazy stack the dimension, batch size and name of another, whose rows it has received."""
     td.stack_dim, td._batch_size, td._td_dim_name = source.stack_dim, source._batch_size, source._td_dim_name
 
 
 def is_consolidated(td: Any) -> bool:
-    """Whether a tensordict keeps one buffer of all its entries beside them."""
+    """Returns whether a tensordict keeps one buffer of all its entries beside them."""
     return getattr(td, "_consolidated", None) is not None
 
 
 def check_unlock(td: Any) -> None:
-    """Raises RuntimeError where a tensordict is part of a locked one; ``unlock_`` would unlock those that are not."""
+    """Raises RuntimeError if a tensordict is part of a locked one; ``unlock_`` would unlock some and then raise."""
     td._check_unlock()
 
 
 def has_hooks(params: Any) -> bool:
-    """Whether a TensorDictParams was made with hooks, which are code."""
+    """Returns whether a TensorDictParams was made with hooks, which are code."""
     return bool(params._get_post_hook)
 
 
 def locks_content(params: Any) -> bool:
-    """Whether a TensorDictParams was made with ``lock=True``."""
+    """Returns whether a TensorDictParams was made with ``lock=True``."""
     return bool(params._lock_content)
 
 
 def array_of(td: Any, key: Any) -> Any:
-    """The array of a PersistentTensorDict: its public methods read all of it."""
+    """Returns the array of a PersistentTensorDict: its public methods read all of it."""
     return td._get_array(key)
 
 
 def array_dtype(td: Any, key: str) -> torch.dtype:
-    """The dtype of an array of a PersistentTensorDict as a tensor."""
+    """Returns the dtype of an array of a PersistentTensorDict as a tensor."""
     dtype: torch.dtype = td._get_metadata(key)["dtype"]
     return dtype
 
 
 def is_tensor_array(td: Any, array: Any) -> bool:
-    """Whether an array of a PersistentTensorDict is that of a tensor."""
+    """Returns whether an array of a PersistentTensorDict is that of a tensor."""
     return td._backend.is_array(array) and not td._backend.is_non_tensor(array)
 
 
-# --- classes of our own among tensordict's ---
+# --- subclasses of tensordict's classes ---
 
 
 class LiveEntryHooks:
-    """What tensordict calls of an entry in place of the public names: entries whose value lies elsewhere write there.
+    """Methods that tensordict calls on an entry in place of the public ones: live entries write to their source.
 
-    A class has these before tensordict's own and defines what they call.
+    A class lists it before tensordict's own, and defines the methods that it calls.
     """
 
     def _update(self: Any, value: Any, clone: bool = False, inplace: bool = False, **_: Any) -> Any:
@@ -182,10 +185,10 @@ class LiveEntryHooks:
 
 
 class LiveDataHooks(LiveEntryHooks):
-    """As ``LiveEntryHooks``, of a NonTensorData; in a tensordict of its own it keeps batch size, device and names."""
+    """``LiveEntryHooks`` for a NonTensorData, whose inner tensordict keeps batch size, device and names."""
 
     never_inside = ("_tensordict", "_value_source", "data")
-    """What its tensordict is not asked for where it lacks it itself."""
+    """Attributes that are not looked up in its tensordict if it lacks them itself."""
 
     @property
     def _non_tensordict(self: Any) -> dict[str, Any]:
@@ -198,7 +201,7 @@ class LiveDataHooks(LiveEntryHooks):
 
     @property
     def own_names(self: Any) -> list[str | None] | None:
-        """Names of the dimensions; None where none has one."""
+        """Returns the names of the dimensions; None if none has one."""
         return list(self.names) if self._tensordict._has_names() else None
 
     @classmethod
@@ -210,8 +213,10 @@ class LiveDataHooks(LiveEntryHooks):
 
 
 class LiveStackHooks(LiveEntryHooks):
-    """As ``LiveEntryHooks``, of a NonTensorStack. A lock is kept here and not in the rows, which would have to be made
-    for it."""
+    """``LiveEntryHooks`` for a NonTensorStack.
+
+    Its lock is kept here: keeping it in the rows would mean building them.
+    """
 
     _is_locked: bool | None
 
@@ -250,7 +255,7 @@ class LiveStackHooks(LiveEntryHooks):
         return NonTensorStack._new_lazy_unsafe(*args, **kwargs)
 
     def begin(self: Any, batch_size: torch.Size) -> None:
-        """Sets what the constructor of a stack would have set."""
+        """Sets what the constructor of a stack would set."""
         self._is_locked = False
         self._batch_size = batch_size
         self.stack_dim = 0
@@ -258,7 +263,7 @@ class LiveStackHooks(LiveEntryHooks):
 
 
 class BesideHooks(LazyStackedTensorDict):
-    """A lazy stack that has more entries than its rows hold, and copies itself."""
+    """A lazy stack that has more entries than its rows, and copies itself."""
 
     def _get_str(self: Any, key: Any, default: Any = NO_DEFAULT, **options: Any) -> Any:
         entry = self.find_beside(key)
@@ -269,7 +274,7 @@ class BesideHooks(LazyStackedTensorDict):
 
 
 class UnmadeHooks:
-    """Of a lazy stack whose rows are not there yet."""
+    """A lazy stack whose rows are not built yet."""
 
     @property
     def _batch_size(self: Any) -> Any:
@@ -277,12 +282,14 @@ class UnmadeHooks:
 
 
 UNMADE_STATE: Mapping[str, Any] = {"_is_locked": None, "_hook_out": None, "_hook_in": None}
-"""What tensordict asks of the ``__dict__`` of a lazy stack before it asks for rows."""
+"""Attributes that tensordict looks up in the ``__dict__`` of a lazy stack before it needs rows."""
 
 
 def become(stack: Any, other: Any, kind: type) -> None:
-    """Makes a stack of rows that are not there yet what ``other`` is, an instance of ``kind``: whoever holds it has a
-    plain one from then on, at no cost for the calls that follow."""
+    """Turns an unbuilt stack into ``other``, an instance of ``kind``.
+
+    It is a plain stack from then on, and later calls cost nothing extra.
+    """
     stack.__dict__.update(other.__dict__)
     object.__setattr__(stack, "__class__", kind)
 

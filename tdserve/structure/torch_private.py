@@ -1,8 +1,8 @@
 """The private names of torch that tdserve uses. Those of tensordict are in ``tensordict_private.py``, those of
-``torch.distributed`` in ``transport/distributed_private.py``; no other module names one.
+``torch.distributed`` in ``transport/distributed_private.py``; no other module uses one.
 
 All were seen in torch 2.13.0. ``tests/unit/structure/test_torch_private.py`` looks for each, so that an upgrade that
-takes one away fails there by its name. What is on a hot path is bound here and called as it is.
+removes one fails there and names it. Names on a hot path are bound here and called directly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
     "unset_fake_temporarily",
 ]
 
-# Imported above, where no public name leads to the same:
+# Imported above, where no public name does the same:
 # - FakeTensor and the rest: structure without content is made under a FakeTensorMode.
 # - NestedTensor: its constructor takes 60 us less than torch.nested.nested_tensor_from_jagged.
 # - pytree: torch's public trees register no nodes with keys.
@@ -42,13 +42,13 @@ num_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """Modes of the calling thread, in 30 ns, so that every read can ask."""
 
 no_torch_function: Any = torch._C._disabled_torch_function_impl
-"""A ``__torch_function__`` that leaves everything to ``__torch_dispatch__``, as torch's own subclasses have it."""
+"""A ``__torch_function__`` that leaves everything to ``__torch_dispatch__``, as in torch's own subclasses."""
 
 make_wrapper_tensor: Any = torch.Tensor._make_wrapper_subclass
-"""Makes a tensor of a subclass that has no memory."""
+"""Makes a tensor of a subclass without memory."""
 
 TO_COPY: Any = torch.ops.aten._to_copy.default
-"""What ``.to()`` and ``.cpu()`` are to ``__torch_dispatch__``."""
+"""The operator that ``__torch_dispatch__`` gets for ``.to()`` and ``.cpu()``."""
 
 jagged_parts: Callable[[Any], tuple[Any, Any, Any, int]] = attrgetter("_values", "_offsets", "_lengths", "_ragged_idx")
 """Values, offsets, lengths and ragged dimension of a NestedTensor: its methods take ten times as long, since they go
@@ -56,10 +56,10 @@ through torch's dispatcher."""
 
 
 def is_buffer(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a ``torch.nn.Buffer``, which is no class of its own."""
+    """Returns whether a tensor is a ``torch.nn.Buffer``, which is not a class of its own."""
     return getattr(tensor, "_is_buffer", False)
 
 
 def is_fake_parameter(tensor: FakeTensor) -> bool:
-    """Whether a fake tensor stands for a parameter."""
+    """Returns whether a fake tensor stands for a parameter."""
     return getattr(tensor, "_is_param", False)

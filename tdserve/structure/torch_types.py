@@ -15,7 +15,7 @@ FROM_TORCH: dict[torch.dtype, str] = {dtype: name for name, dtype in TO_TORCH.it
 
 
 def to_torch(name: str) -> torch.dtype:
-    """The dtype of a name.
+    """Returns the dtype of a name.
 
     Raises:
         NotSupportedError: This torch has no such dtype. Nothing was changed.
@@ -27,10 +27,10 @@ def to_torch(name: str) -> torch.dtype:
 
 
 def from_torch(dtype: torch.dtype) -> str:
-    """The name of a dtype.
+    """Returns the name of a dtype.
 
     Raises:
-        NotSupportedError: tdserve does not carry it (quantized and sub-byte types). Nothing was changed.
+        NotSupportedError: tdserve does not support it (quantized and sub-byte types). Nothing was changed.
     """
     name = FROM_TORCH.get(dtype)
     if name is None:
@@ -48,9 +48,9 @@ _AS_INTEGERS = {
 
 
 def indexable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements as integers of their size, where torch cannot index the dtype itself; else the tensor.
+    """Returns the elements as integers of their size if torch cannot index the dtype itself; else the tensor.
 
-    Of these dtypes some have no ``index_select``, others no ``index_put_`` (torch 2.13, CPU); only bytes matter.
+    Some of these dtypes have no ``index_select``, others no ``index_put_`` (torch 2.13, CPU); only bytes matter.
     """
     dtype = _AS_INTEGERS.get(tensor.dtype)
     return tensor if dtype is None else tensor.view(dtype)

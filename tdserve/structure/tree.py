@@ -50,11 +50,11 @@ __all__ = [
 ]
 
 _MAX_KEPT_ROW_COUNTS = 256
-"""Specs kept by ``with_rows``: callers use a handful of batch sizes, an adversary must not fill the memory."""
+"""Specs cached by ``with_rows``: callers use few batch sizes, and an adversary must not fill the memory."""
 
 
 _MAX_KEPT_SELECTIONS = 1024
-"""Specs kept by ``select``, for the same reasons."""
+"""Specs cached by ``select``, for the same reasons."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Spec:
         return hash(self.root)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Spec, (self.root,))  # what is cached stays behind
+        return (Spec, (self.root,))  # caches are not pickled
 
     @property
     def batch_size(self) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ class Spec:
 
     @property
     def num_rows(self) -> int:
-        """Rows that are written and read on their own: along the first batch dimension, one where there is none."""
+        """Rows that are written and read on their own: along the first batch dimension; one if there is none."""
         return self.root.batch_size[0] if self.root.batch_size else 1
 
     @cached_property
@@ -112,30 +112,30 @@ class Spec:
 
     @cached_property
     def packed(self) -> frozenset[Path]:
-        """Where elements describe themselves."""
+        """Paths where elements carry their own structure."""
         return frozenset(
             path for path, leaf in self.values if leaf.ragged is not None and leaf.ragged.form is Form.PACKED
         )
 
     @cached_property
     def packed_nodes(self) -> dict[Path, Node]:
-        """The nodes whose elements describe themselves, by path."""
+        """The nodes whose elements carry their own structure, by path."""
         found = [(path, self.find(path)) for path in self.packed]
         return {path: node for path, node in found if isinstance(node, Node)}
 
     @cached_property
     def has_state(self) -> bool:
-        """Whether it notes anything that does not count for content: locked nodes, parameters, what requires grad."""
+        """Whether it records anything besides content: locked nodes, parameters, ``requires_grad``."""
         return has_state(self.root)
 
     @cached_property
     def has_members(self) -> bool:
-        """Whether a packed node tells of what is stacked in it."""
+        """Whether a packed node records its members."""
         return _has_members(self.root)
 
     @cached_property
     def without_state(self) -> Spec:
-        """This spec as that of the content alone."""
+        """This spec without anything besides content."""
         return Spec(strip_to_content(self.root)) if self.has_state else self
 
     @cached_property
@@ -145,21 +145,21 @@ class Spec:
 
     @cached_property
     def memo(self) -> dict[object, Any]:
-        """What others compute once per spec (layouts, build recipes), by a key of theirs; dies with the spec."""
+        """Results that other code computes once per spec (layouts, build recipes), by keys of its own."""
         return {}
 
     def memoize(self, key: object, make: Callable[[], Any]) -> Any:
-        """What ``make`` makes of this spec at the first call with this key."""
+        """Returns the result of the first call of ``make`` with this key."""
         found = self.memo.get(key)
         if found is None:
             found = self.memo[key] = make()
         return found
 
     def keys(self, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False) -> list[str | Path]:
-        """The keys as ``TensorDict.keys`` lists them.
+        """Lists the keys as ``TensorDict.keys`` does.
 
-        So: a key of the root as str, a nested one as tuple; the keys of a node before its own; non-tensor entries are
-        no leaves (tensordict's default ``is_leaf`` says so); sorted keys are compared joined by dots.
+        A key of the root is a str, a nested one a tuple; the keys of a node precede its own; non-tensor entries are no
+        leaves (as for tensordict's default ``is_leaf``); sorting compares keys joined by dots.
         """
         found = [
             path[0] if len(path) == 1 else path
@@ -169,10 +169,10 @@ class Spec:
         return sorted(found, key=_join_key) if sort else found
 
     def find(self, path: Path, *, store: str = "") -> Entry:
-        """What lies at ``path``; the root for the empty path.
+        """Returns the entry at ``path``; the root for the empty path.
 
         Raises:
-            KeyNotFoundError: There is nothing. ``store`` is only for its message.
+            KeyNotFoundError: There is none. ``store`` is only for its message.
         """
         entry: Entry = self.root
         for depth, key in enumerate(path):
@@ -183,10 +183,10 @@ class Spec:
         return entry
 
     def select(self, paths: Sequence[Path], *, store: str = "") -> Spec:
-        """This spec with only the given entries, whole if they are nodes, and the nodes above them, unlocked.
+        """Returns this spec with only the given entries (nodes are complete) and the nodes above them, unlocked.
 
         Raises:
-            KeyNotFoundError: A path names nothing. ``store`` is only for its message.
+            KeyNotFoundError: A path does not exist. ``store`` is only for its message.
         """
         kept: dict[tuple[Path, ...], Spec] = self.memo.setdefault("selected", {})
         wanted = tuple(paths)
@@ -209,16 +209,18 @@ class Spec:
         moved: tuple[int | None, ...] | None = None,
         taken: tuple[Sequence[int], ...] | None = None,
     ) -> Spec:
-        """This spec with the first ``num_dims`` batch dimensions replaced, in every node and leaf; nothing is locked.
+        """Returns this spec with the first ``num_dims`` batch dimensions replaced, in every node and leaf.
+
+        Nothing is locked.
 
         Args:
-            num_dims: How many dimensions of the root's batch size go.
-            batch_size: What comes in their place.
-            names: Of the new dimensions. None keeps the old names when as many dimensions come as go; otherwise the new
-                dimensions have none.
-            moved: Where each of the dimensions that go is among the new ones, None where nowhere: decides whether a
-                lazy stack is one still. None: not known.
-            taken: Which numbers of each of the dimensions that go there are, in this order. None: not known.
+            num_dims: Number of dimensions of the root's batch size to replace.
+            batch_size: The new dimensions.
+            names: Of the new dimensions. None keeps the old names if their number stays; otherwise the new dimensions
+                have none.
+            moved: Position of each old dimension among the new ones, None if it has none: decides whether a lazy stack
+                still is one. None: not known.
+            taken: Indices that are selected along each old dimension, in order. None: not known.
 
         Raises:
             InvalidSpecError: There are fewer batch dimensions, or the names do not fit.
@@ -230,11 +232,11 @@ class Spec:
         return Spec(rebatch(self.root, num_dims, tuple(batch_size), names, moved, taken))
 
     def prepend(self, batch_size: tuple[int, ...]) -> Spec:
-        """This spec with more batch dimensions in front, unnamed."""
+        """Returns this spec with more batch dimensions in front, unnamed."""
         return self.with_batch(0, batch_size)
 
     def with_rows(self, num_rows: int) -> Spec:
-        """This spec with another size of its first batch dimension; the same object for the same number.
+        """Returns this spec with another size of its first batch dimension; the same object for the same number.
 
         Raises:
             InvalidSpecError: There is no batch dimension.
@@ -249,12 +251,12 @@ class Spec:
         return spec
 
     def with_device(self, device: str | None) -> Spec:
-        """This spec with every node on ``device``, as ``TensorDict.to`` leaves it, or on none. Kept for next time."""
+        """Returns this spec with every node on ``device``, as after ``TensorDict.to``, or on none. Cached."""
         spec: Spec = self.memoize(("device", device), lambda: Spec(redevice(self.root, device)))
         return spec
 
     def with_locked(self, is_locked: bool) -> Spec:
-        """This spec with every node locked, as ``TensorDict.lock_`` leaves it, or none. Kept."""
+        """Returns this spec with every node locked, as after ``TensorDict.lock_``, or none. Cached."""
         spec: Spec | None = self.memo.get(("locked", is_locked))
         if spec is None:
             root = set_locks(self.root, is_locked)
@@ -263,20 +265,22 @@ class Spec:
 
     @cached_property
     def on_cpu(self) -> Spec:
-        """This spec with every node that is on a device on the CPU; itself where that is so."""
+        """Returns this spec with the CPU as the device of every node that has one; itself if that is so already."""
         root = moved_to_cpu(self.root)
         return self if root == self.root else Spec(root)
 
     def with_values_per_row(self) -> Spec:
-        """This spec with one value per row in every non-tensor leaf that has rows, as stacked rows are. Kept."""
+        """Returns this spec with one value per row in every non-tensor leaf with rows, as in stacked rows. Cached."""
         if not self.values:
             return self
         spec: Spec = self.memoize("values per row", lambda: Spec(per_row(self.root)))
         return spec
 
     def with_per_row(self, is_per_row: Mapping[Path, bool]) -> Spec:
-        """This spec with other non-tensor leaves holding one value per row; paths that are not named stay as they
-        are."""
+        """Returns this spec with one value per row, or one for all, in the named non-tensor leaves.
+
+        Others are unchanged.
+        """
         changed: dict[Path, Entry] = {
             path: leaf._replace(per_row=not leaf.per_row)
             for path, leaf in self.values
@@ -285,7 +289,10 @@ class Spec:
         return Spec(replace_entries(self.root, changed)) if changed else self
 
     def _children(self, path: Path, node: Node) -> dict[str, tuple[int, Entry]]:
-        """The entries of the node at ``path`` by key, with their positions; kept, since a node may have 10,000."""
+        """Returns the entries of the node at ``path`` by key, with their positions.
+
+        Cached, since a node may have 10,000.
+        """
         kept: dict[Path, dict[str, tuple[int, Entry]]] = self.memo.setdefault("children", {})
         children = kept.get(path)
         if children is None:
@@ -312,15 +319,15 @@ class Spec:
 
 
 def check_matches(expected: Spec, actual: Spec, *, store: str) -> None:
-    """Raises unless ``actual`` holds exactly what ``expected`` asks for.
+    """Raises unless ``actual`` has exactly what ``expected`` requires.
 
-    What does not count: entry order, device, names of dimensions, what is locked, a parameter or a buffer, or requires
-    grad, whether a node is a lazy stack, and whether a non-tensor leaf holds one value for all rows or one for each,
-    which changes with every stacking and indexing. Where ``expected`` has elements of any size, every size matches;
-    elements of a packed node may lack keys, and an instance may have any of its fields there.
+    The following does not count: the order of entries, devices, names of dimensions, locks, parameters and buffers,
+    ``requires_grad``, whether a node is a lazy stack, and whether a non-tensor leaf has one value for all rows or one
+    for each, which changes with every stacking and indexing. Where ``expected`` allows elements of any size, every size
+    matches. Elements of a packed node may lack keys, and an instance there may have any of its fields.
 
     Raises:
-        SpecMismatchError: Names the first key that differs, with both sides.
+        SpecMismatchError: The structures differ; the error names the first key, with both sides.
     """
     if expected is not actual:
         check_node(expected.root, actual.root, (), store)
@@ -334,7 +341,7 @@ def _walk(node: Node, path: Path, *, is_nested: bool = True) -> Iterator[tuple[P
 
 
 def leaves_of(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLeaf]]:
-    """What is stored of a node, leaf by leaf."""
+    """Yields the stored leaves of a node."""
     if node.inner is not None:
         yield path, packed_leaf(node)
         return
@@ -346,7 +353,7 @@ def leaves_of(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | Value
 
 
 def has_stack(node: Node) -> bool:
-    """Whether anything in a tree is a lazy stack."""
+    """Returns whether anything in a tree is a lazy stack."""
     return node.stack_dim is not None or any(isinstance(entry, Node) and has_stack(entry) for _, entry in node.entries)
 
 

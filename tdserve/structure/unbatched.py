@@ -15,7 +15,7 @@ from tdserve.structure.torch_types import from_torch
 
 
 def to_value(tensor: torch.Tensor) -> list[Any]:
-    """What is stored of an ``UnbatchedTensor``: its dtype by name, its shape, and its bytes in C order."""
+    """Returns the stored form of an ``UnbatchedTensor``: its dtype by name, its shape, and its bytes in C order."""
     plain = tensor.detach().as_subclass(torch.Tensor)
     if plain.is_nested or plain.layout is not torch.strided or plain.is_meta:
         raise NotSupportedError(feature=f"a {plain.layout} UnbatchedTensor", reason="dense ones with memory travel")
@@ -23,10 +23,10 @@ def to_value(tensor: torch.Tensor) -> list[Any]:
 
 
 def from_value(value: Any, batch_size: tuple[int, ...]) -> Any:
-    """The ``UnbatchedTensor`` of a stored one, in a tensordict of this batch size.
+    """Returns the ``UnbatchedTensor`` of a stored value, in a tensordict of this batch size.
 
     Raises:
-        RemoteProtocolError: It is none.
+        RemoteProtocolError: It is not the value of one.
     """
     make: Any = UnbatchedTensor
     try:
@@ -39,10 +39,10 @@ def from_value(value: Any, batch_size: tuple[int, ...]) -> Any:
 
 
 def find_shared_value(values: Any, leaf: ValueLeaf) -> Any:
-    """The one value of rows that share it.
+    """Returns the one value of rows that share it.
 
     Raises:
-        NotSupportedError: Rows have been given values of their own.
+        NotSupportedError: Rows have values of their own.
     """
     found = flat_elements(values, len(leaf.batch_size))
     if not found or any(value != found[0] for value in found):

@@ -1,4 +1,4 @@
-"""What travels of a version of weights: all of it, some leaves, or leaves in another dtype. No torch."""
+"""The part of a version of weights that is sent: all of it, some leaves, or leaves in another dtype. No torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tdserve.structure.nodes import Entry, Path
 from tdserve.structure.tree import Spec
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
-"""Dtypes that are converted, and that they are converted to. Scaled 8-bit floats mean nothing without their scale."""
+"""Dtypes that are converted, and targets of a conversion. Scaled 8-bit floats are meaningless without their scale."""
 
 
 def convert_floats(spec: Spec, dtype: str) -> Spec:
-    """This structure with its leaves of floating-point numbers in another dtype; kept with the spec.
+    """Returns a structure with its floating-point leaves in another dtype; cached with the spec.
 
     Args:
         spec: The structure.
@@ -38,23 +38,23 @@ def convert_floats(spec: Spec, dtype: str) -> Spec:
 
 
 def only_leaves(spec: Spec, numbers: Sequence[int]) -> Spec:
-    """This structure with only some of its tensor leaves, and all others.
+    """Returns a structure with some of its tensor leaves, and all other leaves.
 
     Args:
         spec: The structure.
-        numbers: Of the leaves that stay: positions in ``spec.tensors``.
+        numbers: Of the leaves that remain: positions in ``spec.tensors``.
     """
     tensors = spec.tensors
     return spec.select([*(tensors[number][0] for number in numbers), *(path for path, _ in spec.values)])
 
 
 def encode_numbers(numbers: Sequence[int] | NDArray[np.int64]) -> bytes:
-    """Numbers of leaves as they travel: uint32 each, little-endian."""
+    """Encodes numbers of leaves for a message: uint32 each, little-endian."""
     return np.asarray(numbers, "<u4").tobytes()
 
 
 def decode_numbers(content: bytes, spec: Spec) -> list[int]:
-    """The reverse of ``encode_numbers``.
+    """Reverses ``encode_numbers``.
 
     Raises:
         RemoteProtocolError: They are not ascending numbers of leaves of this structure.

@@ -1,4 +1,4 @@
-"""Tensordicts that show the entries of another one, or of a file, instead of holding their own."""
+"""Tensordicts that show the entries of another one, or of a file, instead of holding entries."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from tdserve.structure.tree import Path, quote
 
 
 def shows_others(kind: type) -> bool:
-    """Whether tensordicts of a class are read entry by entry: sub-tensordicts, the lazy views (``view``, ``permute``,
-    ``transpose``, ``squeeze``, ``unsqueeze``) of ``set_lazy_legacy(True)``, and those of files."""
+    """Returns whether tensordicts of a class are read entry by entry.
+
+    These are sub-tensordicts, the lazy views (``view``, ``permute``, ``transpose``, ``squeeze``, ``unsqueeze``) of
+    ``set_lazy_legacy(True)``, and those of files.
+    """
     return issubclass(kind, (SubTensorDict, LazyView, PersistentTensorDict))
 
 
 def items_of(td: Any) -> Iterable[tuple[str, Any]]:
-    """Keys and entries as they are held: nothing is unwrapped, nothing is read from a file."""
-    if type(td) is TensorDict:  # the dict itself: TensorDict.items() makes views
+    """Yields keys and entries as they are held: nothing is unwrapped, nothing is read from a file."""
+    if type(td) is TensorDict:  # the dict itself: its items() makes views
         return entries_of(td).items()
     if is_in_file(td):
         return file_items(td)
@@ -31,16 +34,16 @@ def items_of(td: Any) -> Iterable[tuple[str, Any]]:
 
 
 def check_own_entries(td: Any, *, call: str, advice: str) -> None:
-    """Looks through everything that is nested in a tensordict; reads nothing.
+    """Checks that all nested tensordicts hold their own entries; reads nothing.
 
     Args:
         td: Tensordict or tensorclass instance.
-        call: What needs entries that can be replaced, for the message.
+        call: The call that must replace entries, for the message.
         advice: What to do instead.
 
     Raises:
-        NotSupportedError: Something in it shows the entries of another tensordict, or of a file: what would be put in
-            their place would be seen by nobody. Or it is part of a tensordict that is locked as a whole.
+        NotSupportedError: A part of it shows the entries of another tensordict, or of a file: replacing them would have
+            no effect. Or it is part of a tensordict that is locked as a whole.
     """
     if td.is_locked:
         _check_unlockable(td, call, advice)

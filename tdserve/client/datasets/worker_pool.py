@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from torch.multiprocessing.reductions import reduce_storage
 
 from tdserve.store.segments import Segment, SegmentReference, receive
-from tdserve.structure.compact import Tree, put_together, taken_apart
+from tdserve.structure.compact import Tree, put_together, take_apart
 from tdserve.transport.pool import BufferPool, size_class
 
 MAX_IDLE_NBYTES = 512 * 1024 * 1024
@@ -79,7 +79,7 @@ def _pool_of(pid: int) -> WorkerPool:
         return (_receive_storage, (sent,)) if sent is not None else reduce_storage(storage)  # type: ignore[no-untyped-call]
 
     def reduce_td(td: TensorDict) -> Any:
-        parts = taken_apart(td) if os.getpid() == pid else None
+        parts = take_apart(td) if os.getpid() == pid else None
         if parts is not None:
             storage, tree = parts
             sent = pool.send(storage)

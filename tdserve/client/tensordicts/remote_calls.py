@@ -34,15 +34,15 @@ _EVERYTHING = Selection()
 
 
 class TensorDictClient(SessionClient):
-    """Adds the tensordict stores.
+    """A client with tensordict stores.
 
-    Wherever a call takes ``exists_ok``, tensordict's spelling ``existsok`` is accepted too; the default is False,
-    unlike tensordict's: nothing is overwritten in silence. ``return_early=True`` gives a future of the result at once;
+    Every call with ``exists_ok`` accepts tensordict's spelling ``existsok`` too. The default is False, unlike
+    tensordict's: nothing is overwritten without an error. ``return_early=True`` returns a future of the result at once;
     the tensordict must not change before it is done.
     """
 
     def __getitem__(self, name: str) -> Any:
-        """The handle of a store: a StoreHandle or a ReplayHandle, as its kind is. Raises StoreNotFoundError."""
+        """Returns the handle of a store: a StoreHandle or a ReplayHandle, by its kind. Raises StoreNotFoundError."""
         return self._handle(self.describe(name))
 
     def init_remote(
@@ -58,30 +58,31 @@ class TensorDictClient(SessionClient):
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
-        """Creates a store from a tensordict: metadata, then content. It becomes visible whole.
+        """Creates a store from a tensordict: first the structure, then the content. It becomes visible as a whole.
 
         Args:
-            td: TensorDict or tensorclass instance. Of a PersistentTensorDict the file is read as it is sent; it comes
-                back as a TensorDict. Of meta and fake tensors the structure is stored: until somebody writes the store
-                it reads as meta tensors, from then on as what it holds, zeros where nothing was written.
+            td: TensorDict or tensorclass instance. The file of a PersistentTensorDict is read while it is sent, and the
+                store reads as a TensorDict. Of meta and fake tensors only the structure is stored: the store reads as
+                meta tensors until it is first written, and then as its content, with zeros where nothing was written.
             name: Of the store.
             exists_ok: True writes the content into an existing store of the same structure.
-            share_non_tensor: True makes the non-tensor leaves live wherever somebody loads the store or reads its
-                handle: to look at one reads its newest value, an in-place update of one is a write. Of an existing
-                store it counts how it was made.
-            max_object_bytes: Room for its non-tensor values and ragged tensors, 1 GiB by default: address space that
-                is used as it is needed, for good.
-            durability: ``"disk"`` has every write answered only when it has reached the disk, and so survives a loss of
-                power; ``"process"``, the default, as soon as it survives the end of any process. What was written
-                before the server's last sync survives a loss of power in any case.
+            share_non_tensor: True makes the non-tensor leaves live in tensordicts that are loaded from the store or
+                read by its
+                handle: each access reads the newest value, and an in-place update is a write. An existing store keeps
+                its own setting.
+            max_object_bytes: Room for non-tensor values and ragged tensors, 1 GiB by default: address space. Its files
+                grow as needed, and shrink only when the server starts.
+            durability: ``"disk"``: a write is answered only when it is on the disk, and so survives a power failure.
+                ``"process"``, the default: as soon as it survives the end of any process. What was written before the
+                server's last sync survives a power failure in any case.
 
         Returns:
             The store's content version, or a future of it.
 
         Raises:
-            StoreExistsError: The name is taken (by another structure). Nothing was written.
-            NotSupportedError: A leaf cannot be stored; names its key. Nothing was created.
-            CapacityError: No room on the server's disk. Nothing was created.
+            StoreExistsError: The name is taken (with ``exists_ok``: by another structure). Nothing was written.
+            NotSupportedError: A leaf cannot be stored; the error names its key. Nothing was created.
+            CapacityError: The server's disk has no room. Nothing was created.
         """
         captured = capture(
             td, store=check_store_name(name), allow_pickle=self.allow_pickle, is_exact=True, takes_structure=True
@@ -112,19 +113,19 @@ class TensorDictClient(SessionClient):
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
-        """A matching tensordict, built and filled, or a future of it.
+        """Builds a matching tensordict, fills it, and returns it or a future of it.
 
         Args:
-            name: Of the store; waited for if it does not exist yet.
-            device: Where the tensors go; None leaves them on the CPU.
+            name: Of the store; waits for it if it does not exist yet.
+            device: Where the tensors are moved; None leaves them on the CPU.
             keys: Leaves or nested parts to fetch; None is all.
-            out: Filled in place of a new tensordict; must fit.
-            pad: Fills ragged tensors up to the longest of them with this number (or numbers by key), and adds masks of
-                what is content under ``("masks", *key)``; None leaves them ragged.
+            out: Filled instead of a new tensordict; must fit.
+            pad: Pads ragged tensors to the longest of them with this number (or numbers by key), and adds masks of the
+                content under ``("masks", *key)``; None leaves them ragged.
 
         Raises:
-            StoreNotFoundError: With ``timeout_s=0``.
-            DeadlineExceededError: The store did not come in time.
+            StoreNotFoundError: It does not exist, with ``timeout_s=0``.
+            DeadlineExceededError: The store was not created in time.
             SpecMismatchError: ``out`` does not fit; nothing was written to it.
         """
         paths = [(key,) if isinstance(key, str) else tuple(key) for key in keys or ()]
@@ -138,10 +139,10 @@ class TensorDictClient(SessionClient):
         return self.perform(fetch, return_early)
 
     def send(self, td: Any, name: str, *, timeout_s: float | None = None, return_early: bool = False) -> Any:
-        """Replaces a store's content, whole; returns the content version it made, or a future of it.
+        """Replaces a store's content as a whole; returns the content version of the write, or a future of it.
 
         Raises:
-            StoreNotFoundError: There is no such store: ``init_remote`` makes one.
+            StoreNotFoundError: There is no such store; ``init_remote`` creates one.
             SpecMismatchError: The tensordict does not fit. Nothing was written.
         """
         captured = capture(td, store=check_store_name(name), allow_pickle=self.allow_pickle)
@@ -153,8 +154,8 @@ class TensorDictClient(SessionClient):
 
         Args:
             td: Of the store's structure.
-            newer_than: Waits for a content version above this one. Nothing is queued: of several versions written
-                meanwhile only the newest is seen.
+            newer_than: Waits for a content version above this one. Nothing is queued: of several versions that are
+                written meanwhile only the newest is read.
 
         Returns:
             The content version, or None when ``timeout_s=0`` and there is nothing newer.
@@ -200,7 +201,7 @@ class TensorDictClient(SessionClient):
             except StoreExistsError:
                 if is_first:
                     raise
-                # Else it may be the one that an earlier session has made: then the write is known, and answered.
+                # Else an earlier session may have created it: then the write is known to the server, and is answered.
 
         try:
             return write_selection(
@@ -218,16 +219,14 @@ class TensorDictClient(SessionClient):
             return self._replace(name, captured, td, deadline=deadline)
 
     def _make_blank(self, request: control_pb2.CreateStoreRequest, captured: Captured, deadline: Deadline) -> int:
-        """Makes a store of meta tensors: nothing of it is written, but its non-tensor values."""
+        """Creates a store of meta tensors; only its non-tensor values are written."""
         stored = captured.spec
         try:
             description, _ = self._create(request, stored, deadline.remaining_s)
         except StoreExistsError:
             if not request.exists_ok:
                 raise
-            description = self.describe_existing(
-                request.name, deadline
-            )  # of the same structure, maybe, but with content
+            description = self.describe_existing(request.name, deadline)  # it may have the same structure, but content
             stored = description.spec
             check_matches(stored, captured.spec, store=request.name)
         keys = [path for path, _ in captured.spec.values]
@@ -237,7 +236,7 @@ class TensorDictClient(SessionClient):
         return write_selection(self, request.name, _EVERYTHING, content, keys=keys, stored=stored, deadline=deadline)
 
     def _show_content(self, name: str, content: Content, device: Any, pad: Pad) -> Any:
-        """What was read of a store, live where the store shares its non-tensor leaves."""
+        """Builds what was read of a store; live if the store shares its non-tensor leaves."""
         td = content.build(device, pad)
         if not content.spec.values:
             return td
@@ -291,7 +290,7 @@ class TensorDictClient(SessionClient):
         while True:
             try:
                 return self._replace_known(name, captured, td, deadline=deadline)
-            except StructureChangedError:  # since it was asked for
+            except StructureChangedError:  # the structure has changed since it was requested
                 deadline.raise_if_expired(f"a write to {name!r}, whose keys others keep changing")
 
     def _replace_known(self, name: str, captured: Captured, td: Any, *, deadline: Deadline) -> int:

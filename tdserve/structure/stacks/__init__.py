@@ -1,1 +1,1 @@
-"""Lazy stacks, and what else holds rows that differ: how they are taken apart, stored, and put together again."""
+"""Lazy stacks, and other holders of rows that differ in structure: how they are captured, stored and rebuilt."""

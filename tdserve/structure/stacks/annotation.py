@@ -1,5 +1,4 @@
-"""Annotates elements with the structure of their member, where they are written into a packed node that may tell of
-another one."""
+"""Annotates elements with the structure of their member, when a packed node may describe another one."""
 
 from __future__ import annotations
 
@@ -14,19 +13,20 @@ from tdserve.structure.stacks.row_structure import Note, are_same, needs_note, s
 from tdserve.structure.tree import Spec
 
 Look = Callable[[Any, tuple[int, ...]], Node]
-"""What a member is, by itself; its dimensions that number elements are given."""
+"""Captures a member by itself; the dimensions that number its elements are given."""
 
 
 def annotate(td: Any, elements: Any, wanted: Node, *, look: Look, is_locked: bool) -> Any:
-    """Annotates elements with their member's structure where they alone do not tell it; None if there is no element to
-    annotate, and the node tells of other members.
+    """Annotates elements with their member's structure if it cannot be derived from them.
+
+    Returns None if there is no element to annotate, and the node describes other members.
 
     Args:
-        td: What they are the elements of.
+        td: The tensordict that consists of these elements.
         elements: Nested lists over the batch size of the node.
         wanted: The node that they are written into; has a batch dimension.
-        look: Takes a member apart.
-        is_locked: Whether what is written is locked as a whole, which is nothing that a part tells.
+        look: Captures a member.
+        is_locked: Whether the written tensordict is locked as a whole, which no part of it shows.
     """
     batch_size = wanted.batch_size
     depth = len(batch_size)
@@ -57,6 +57,6 @@ def annotate(td: Any, elements: Any, wanted: Node, *, look: Look, is_locked: boo
 
 
 def _note(flat: list[Any], places: Sequence[int], spec: Spec) -> None:
-    """Lets the elements at some places, which are those of a member in their order, tell it."""
+    """Adds a note with this structure to the elements at some positions, which are those of a member, in order."""
     for position, place in enumerate(places):
         flat[place] = flat[place]._replace(note=Note(spec, position))

@@ -1,4 +1,4 @@
-"""Ragged leaves and packed nodes, put together from their elements, and lazy stacks from their rows."""
+"""Builds ragged leaves and packed nodes from their elements, and lazy stacks from their rows."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tdserve.values.codec import is_same
 
 
 def entry_of(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> Any:
-    """What a ragged leaf is in a tensordict.
+    """Returns a ragged leaf as an entry of a tensordict.
 
     Args:
-        leaf: How it is stored.
+        leaf: Its stored form.
         elements: Nested lists over its batch size; for () the element.
         device: Of the node around it.
 
     Raises:
-        NotSupportedError: Nothing in tensordict can hold such elements in such a batch.
+        NotSupportedError: No tensordict can hold such elements in such a batch.
     """
     depth = len(leaf.batch_size)
     form = leaf.ragged.form if leaf.ragged is not None else Form.PACKED
@@ -57,16 +57,16 @@ def node_of(
     names: Sequence[str | None] | None = None,
     stack_dim: int | None = None,
 ) -> Any:
-    """The tensordict of a packed node, or the instance around it.
+    """Returns the tensordict of a packed node, or the instance around it.
 
     Args:
-        leaf: How it is stored.
+        leaf: Its stored form.
         elements: Nested lists over its batch size; for () the element.
         device: Of the node.
-        empty: Batch size of an element that nobody has written.
+        empty: Batch size of an element that was never written.
         tensorclass: Of the node, or None.
-        names: Of the dimensions that ``leaf`` has; None when none is named. The elements know their own.
-        stack_dim: As its node notes it.
+        names: Of the dimensions of ``leaf``; None if none is named. The elements have names of their own.
+        stack_dim: As in the node.
     """
     if stack_dim is not None:
         td = restack(flat_elements(elements, len(leaf.batch_size)), leaf.batch_size, stack_dim, device, empty, names)
@@ -78,29 +78,29 @@ def node_of(
 
 
 class RowsWithColumns(BesideHooks):
-    """Rows that differ in batch size, so that what there is one of per row cannot lie in them: it lies beside them.
+    """Rows that differ in batch size. They cannot contain columns with one number per row, which are kept beside them.
 
     Attributes:
-        beside: Tensors by key, ``[n]``; found as keys of the stack are.
+        beside: Tensors by key, ``[n]``; accessible as keys of the stack.
     """
 
     beside: dict[str, torch.Tensor]
 
     @staticmethod
     def of(rows: LazyStackedTensorDict, beside: dict[str, torch.Tensor]) -> RowsWithColumns:
-        """The same rows."""
+        """Returns the same rows with columns beside them."""
         found = RowsWithColumns.__new__(RowsWithColumns)
         found.__dict__.update(materialise(rows).__dict__)
         found.__dict__["beside"] = beside
         return found
 
     def find_beside(self, key: Any) -> torch.Tensor | None:
-        """What lies beside the rows under a key; None where nothing does."""
+        """Returns the column of a key; None if there is none."""
         beside: dict[str, torch.Tensor] = self.__dict__.get("beside", {})
         return beside.get(key)
 
     def __getitem__(self, index: Any) -> Any:
-        """As of a lazy stack; what lies beside several rows comes along, a single row has nothing beside it."""
+        """Indexes as a lazy stack does; the columns are indexed too, unless a single row is selected."""
         found = super().__getitem__(index)
         is_rows = isinstance(index, (slice, list, torch.Tensor, np.ndarray)) and type(found) is LazyStackedTensorDict
         if not is_rows or found.stack_dim:
@@ -109,7 +109,7 @@ class RowsWithColumns(BesideHooks):
         return RowsWithColumns.of(found, {key: tensor[index] for key, tensor in beside.items()})
 
     def make_clone(self, recurse: bool) -> Any:
-        """A copy, of what lies beside the rows too."""
+        """Returns a copy, including the columns."""
         held = self.__dict__.get("beside", {})
         beside = {key: tensor.clone() if recurse else tensor for key, tensor in held.items()}
         rows = [row.clone(recurse) for row in self.tensordicts]
@@ -118,14 +118,14 @@ class RowsWithColumns(BesideHooks):
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """As of a lazy stack; what lies beside goes along."""
+        """Converts as a lazy stack does, including the columns."""
         held = self.__dict__.get("beside", {})
         beside = {key: tensor.to(*args, **kwargs) for key, tensor in held.items()}
         return RowsWithColumns.of(super().to(*args, **kwargs), beside)
 
 
 def take_columns(value: Any, dim: int) -> Any:
-    """Nested lists by the elements of one of their dimensions."""
+    """Regroups nested lists by the elements of one of their dimensions."""
     if dim == 0:
         return value
     rows = [take_columns(row, dim - 1) for row in value]
@@ -133,11 +133,12 @@ def take_columns(value: Any, dim: int) -> Any:
 
 
 def assign(td: Any, source: Any) -> None:
-    """Makes a tensordict hold what another one of the same structure holds: dense tensors are written in place, what is
-    ragged takes the place of what was there.
+    """Makes a tensordict hold what another one of the same structure holds.
+
+    Dense tensors are written in place; ragged entries are replaced.
 
     Raises:
-        NotSupportedError: The destination is locked, and something would have to be replaced.
+        NotSupportedError: The destination is locked, and an entry would have to be replaced.
     """
     td, source = strip_wrappers(td), strip_wrappers(source)
     if isinstance(td, LazyStackedTensorDict):
@@ -205,7 +206,7 @@ def _entries(elements: Any, batch_size: tuple[int, ...], device: torch.device | 
 
 
 def _merge(elements: Any, depth: int) -> list[torch.Tensor]:
-    """Components: elements of the dimensions behind the first are stacked, which works where these have one shape."""
+    """Returns components: elements of the dimensions after the first are stacked, if they have one shape."""
     found = []
     for row in elements:
         flat = flat_elements(row, depth - 1)

@@ -1,4 +1,4 @@
-"""The structure that rows of a lazy stack have in common: leaf by leaf, or what is known of them if they differ."""
+"""The structure that rows of a lazy stack have in common: their leaves, or a summary if the rows differ."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tdserve.structure.torch_types import indexable
 
 
 class CapturedPart(NamedTuple):
-    """A row or element, or rows together, taken apart.
+    """A captured row or element, or several rows together.
 
     Attributes:
         root: Its structure.
         tensors, values: Its leaves by path.
-        at: Where it lies: the paths of its leaves begin with it.
+        at: Its path, with which the paths of its leaves begin.
     """
 
     root: Node
@@ -39,21 +39,21 @@ class CapturedPart(NamedTuple):
     at: Path = ()
 
 
-class _Uneven(Exception):  # noqa: N818 - a way out, not an error
-    """The rows do not have one structure."""
+class _Uneven(Exception):  # noqa: N818 - control flow, not an error
+    """The rows differ in structure."""
 
 
 def join_parts(parts: Sequence[CapturedPart], dim: int, *, path: Path, names: DimNames | None) -> CapturedPart | None:
-    """Rows as one node; None when they differ in more than the shapes of their tensors.
+    """Joins rows into one node; None if they differ in more than the shapes of their tensors.
 
     Args:
         parts: At least one.
-        dim: Where the new dimension goes.
-        path: Of the node; the paths of the leaves begin with it.
+        dim: Position of the new dimension.
+        path: Of the node, with which the paths of the leaves begin.
         names: Of all batch dimensions of the stack.
     """
     if parts[0].root.tensorclass is not None:
-        return None  # a stack of instances is something else than an instance around a stack
+        return None  # a stack of instances differs from an instance around a stack
     result = _Stacking(parts, dim, None if names is None else names[dim])
     try:
         root = result.node([part.root for part in parts], path)
@@ -111,11 +111,11 @@ class _Stacking:
         if any(leaf.dtype != first.dtype or len(leaf.shape) != len(first.shape) for leaf in column):
             raise _Uneven
         if any(map(is_marked, column)):
-            raise _Uneven  # each comes back by itself
+            raise _Uneven  # each is rebuilt by itself
         tensors = [part.tensors[path] for part in self._parts]
         depth = len(batch_size)
         is_even = all(leaf.shape == first.shape for leaf in column)
-        # of a single row it is not known yet what may differ
+        # From a single row it is not known yet what may differ.
         if is_even and (len(column) > 1 or len(first.shape) == depth):
             joined = torch.stack([indexable(tensor) for tensor in tensors], self._dim)
             self.tensors[path] = joined.view(tensors[0].dtype)
@@ -128,7 +128,7 @@ class _Stacking:
         return ValueLeaf(self._insert(batch_size, len(column)), True, Ragged(Form.STACK, first.dtype, shape))
 
     def _pieces(self, tensors: list[torch.Tensor], batch_size: tuple[int, ...], index: tuple[int, ...]) -> Any:
-        """The elements of the whole batch as nested lists."""
+        """Returns the elements of the whole batch as nested lists."""
         if len(index) == len(batch_size) + 1:
             rest = index[: self._dim] + index[self._dim + 1 :]
             return tensors[index[self._dim]][rest]
@@ -151,12 +151,12 @@ class _Stacking:
 def summarise(
     nodes: Sequence[Node], batch_size: tuple[int, ...], stack_dim: int | None = None
 ) -> tuple[tuple[int, ...], tuple[tuple[str, Entry], ...]]:
-    """What a packed node tells of its elements: their batch dimensions, and every key that one of them has.
+    """Summarises the elements of a packed node: their batch dimensions, and every key that one of them has.
 
     Args:
-        nodes: The elements; or, of a single one, the rows that it is a stack of.
+        nodes: The elements; or the rows of a single element that is a stack.
         batch_size: Of the packed node.
-        stack_dim: Of that single one.
+        stack_dim: Of that single element.
     """
     inner = _common([_free(node) for node in nodes]) if nodes else ()
     entries: dict[str, Entry] = {}
@@ -176,7 +176,7 @@ def summarise(
 
 
 def as_element(node: Node) -> Node:
-    """A packed node as the only element of one, so that whole ones may differ: of rows of lazy stacks, for example."""
+    """Wraps a packed node as the only element of another, so that whole ones may differ, as in rows of lazy stacks."""
     num_dims = len(node.batch_size)
     row = rebatch(node, num_dims, (), None)
     inner, entries = row.inner or (), row.entries
@@ -186,7 +186,7 @@ def as_element(node: Node) -> Node:
 
 
 def reshape_known(entry: Entry, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Entry:
-    """What is known of an entry of elements that have other shapes, all changed in the same way."""
+    """Returns an entry of a summary for elements of other shapes, all changed in the same way."""
     if isinstance(entry, Node):
         entries = tuple((key, reshape_known(child, change)) for key, child in entry.entries)
         return entry._replace(inner=change(entry.inner or ()), entries=entries)
@@ -196,7 +196,7 @@ def reshape_known(entry: Entry, change: Callable[[tuple[int, ...]], tuple[int, .
 
 
 def _with_rows(entry: Entry, dim: int) -> Entry:
-    """What is known of rows as what is known of their stack."""
+    """Converts an entry of a summary of rows to one of their stack."""
     return reshape_known(entry, lambda shape: _widen_shape(shape, dim))
 
 
@@ -205,7 +205,7 @@ def _widen_shape(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
 
 
 def _free(node: Node) -> tuple[int, ...]:
-    """Batch size of an element; along the dimension that it is stacked along, another may have another size."""
+    """Returns the batch size of an element, with -1 for the dimension along which it is stacked."""
     shown = node.shown_batch_size
     if node.stack_dim is None or node.inner is not None:
         return shown
@@ -243,5 +243,5 @@ def _either(one: Entry, other: Entry, batch_size: tuple[int, ...]) -> Entry:
 
 
 def _common(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """-1 where shapes differ."""
+    """Returns the common shape, with -1 where shapes differ."""
     return tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=False))

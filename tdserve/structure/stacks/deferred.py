@@ -1,7 +1,7 @@
-"""Values and rows that are put together when somebody looks at them.
+"""Values and rows that are built when they are first read.
 
-What a read brings of non-tensor values and lazy stacks stays bytes until then. The tensordicts below are instances of
-tensordict's own classes, and become plain ones at the first look; nothing but speed tells them apart.
+Until then the non-tensor values and lazy stacks of a read stay bytes. The tensordicts below are instances of
+tensordict's own classes, and become plain ones when they are first read; only the time of building differs.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tdserve.structure.torch_private import pytree
 Make = Callable[[], LazyStackedTensorDict]
 
 MIN_ROWS = 32
-"""Fewer are put together at once: that takes a few microseconds."""
+"""Fewer are built at once, which takes a few microseconds."""
 
 
 class Deferred(Sequence[Any]):
-    """A list that is made of bytes at the first look at an element. Threads: safe, at worst it is made twice.
+    """A list that is decoded when an element is first read. Threads: safe; at worst it is decoded twice.
 
     Args:
-        blobs: Content of the elements.
-        decode: Makes them all at once.
+        blobs: Encoded elements.
+        decode: Decodes all of them at once.
     """
 
     def __init__(self, blobs: Sequence[bytes], decode: Callable[[Sequence[bytes]], list[Any]]) -> None:
@@ -54,17 +54,17 @@ class Deferred(Sequence[Any]):
 
     @property
     def items(self) -> list[Any]:
-        """The elements."""
+        """Returns the elements."""
         if self._items is None:
             self._items = self._decode(self._blobs)
         return self._items
 
 
 class _Unmade(UnmadeHooks):
-    """A stack whose rows are not there yet; it has ``_make`` in its ``__dict__``."""
+    """A stack whose rows are not built yet; its ``__dict__`` has ``_make``."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # tensordict makes more of a stack by ``type(stack)(...)``
+        # tensordict makes further stacks by ``type(stack)(...)``.
         return _PLAIN[cls](*args, **kwargs)
 
     @property
@@ -73,7 +73,7 @@ class _Unmade(UnmadeHooks):
         return materialise(self).tensordicts
 
     def find_batch_size(self) -> Any:
-        """The batch size; puts the rows together where it is not known."""
+        """Returns the batch size; builds the rows if it is not known."""
         known = self.__dict__.get("_known_batch_size")
         return materialise(self).batch_size if known is None else known
 
@@ -88,28 +88,31 @@ class _Unmade(UnmadeHooks):
 
 
 class _UnmadeValues(_Unmade, NonTensorStack):  # type: ignore[override]  # the properties stand for attributes
-    """Shown by the name of what it becomes."""
+    """A NonTensorStack that is not built yet, shown under that name."""
 
     def tolist(self, **how: Any) -> Any:
-        """The values; where they are known, without an object around each, which takes longer than to read it."""
+        """Returns the values.
+
+        If they are known, without building an object around each, which takes longer than reading it.
+        """
         values = self.__dict__.get("_known_values")
         return materialise(self).tolist(**how) if values is None or how.get("as_linked_list") else list(values)
 
 
 class _UnmadeStack(_Unmade, LazyStackedTensorDict):  # type: ignore[override]  # as above
-    """Shown by the name of what it becomes."""
+    """A LazyStackedTensorDict that is not built yet, shown under that name."""
 
 
 _PLAIN: dict[type, Any] = {_UnmadeValues: NonTensorStack, _UnmadeStack: LazyStackedTensorDict}
 
 
 def later_values(make: Make, batch_size: torch.Size | None, values: Sequence[Any] | None = None) -> Any:
-    """A NonTensorStack along dimension 0 that ``make`` makes at the first look.
+    """Returns a NonTensorStack along dimension 0 that is built when it is first read.
 
     Args:
-        make: Gives the stack.
-        batch_size: Its batch size, or None: that is seen when it is made.
-        values: What is in its rows, where each is a single value; None: that is seen when it is made.
+        make: Builds the stack.
+        batch_size: Its batch size; None: known when it is built.
+        values: The content of its rows, if each is a single value; None: known when it is built.
     """
     stack = _unmade(_UnmadeValues, make, batch_size, 0)
     stack.__dict__["_known_values"] = values
@@ -117,24 +120,24 @@ def later_values(make: Make, batch_size: torch.Size | None, values: Sequence[Any
 
 
 def later_stack(make: Make, batch_size: torch.Size | None, stack_dim: int) -> Any:
-    """A LazyStackedTensorDict that ``make`` makes at the first look.
+    """Returns a LazyStackedTensorDict that is built when it is first read.
 
     Args:
-        make: Gives the stack.
-        batch_size: Its batch size, or None: that is seen when it is made.
+        make: Builds the stack.
+        batch_size: Its batch size; None: known when it is built.
         stack_dim: Its dimension.
     """
     return _unmade(_UnmadeStack, make, batch_size, stack_dim)
 
 
 def materialise(stack: Any) -> Any:
-    """The same object, as a plain one."""
+    """Builds a stack in place, as the same object of a plain class."""
     state = object.__getattribute__(stack, "__dict__")
     make = state.get("_make")
     if make is not None:
         whole = make()
         plain = _PLAIN.get(type(stack))
-        if plain is not None:  # else another thread was quicker
+        if plain is not None:  # else another thread was faster
             become(stack, whole, plain)
             state.pop("_make", None)
             state.pop("_known_batch_size", None)
@@ -153,7 +156,7 @@ def _unmade(kind: type, make: Make, batch_size: torch.Size | None, stack_dim: in
 
 
 def _register(kind: type, plain: type) -> None:
-    """Lets torch's trees see through a stack that is not made yet."""
+    """Lets torch's pytrees traverse a stack that is not built yet."""
     known = pytree.SUPPORTED_NODES[plain]
     pytree.register_pytree_node(
         kind,

@@ -1,4 +1,4 @@
-"""The elements of a batch as (nested) lists: what a packed node and a leaf of a nested tensor hold of each."""
+"""The elements of a batch as (nested) lists, as a packed node or a leaf of a nested tensor holds them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _AS_THEY_ARE = ATOMS | {dict, list, tuple}
 
 
 class Element(NamedTuple):
-    """One element of a packed node or leaf, as it was taken apart; what was read without a note is the bare entry.
+    """A captured element of a packed node or leaf. An element that was read without a note is the bare entry instead.
 
     Attributes:
-        entry: Itself.
-        tree: Its structure and leaves; None where it has ``rows``, or is an entry of a leaf that is taken apart later.
+        entry: The element itself.
+        tree: Its structure and leaves; None if it has ``rows``, or is an entry of a leaf that is captured later.
         rows: Of a lazy stack whose rows differ.
         is_locked: Of a stack with ``rows``: whether it is locked as a whole.
-        note: What it is an element of, if it tells that.
-        is_entry: Whether ``tree`` is that of a tensordict around it: it is a tensor or a non-tensor entry.
+        note: Its member, if it has a note of that.
+        is_entry: Whether ``tree`` is that of a tensordict around a tensor or non-tensor entry.
     """
 
     entry: Any
@@ -45,7 +45,7 @@ class Element(NamedTuple):
 
     @staticmethod
     def of(entry: Any, part: CapturedPart) -> Element:
-        """What was taken apart as a part; a stack whose rows differ is the only element of its own."""
+        """Makes an element of a captured part; a stack whose rows differ is the only element of its part."""
         root = part.root
         if root.inner is None or root.tensorclass is not None:
             return Element(entry, part)
@@ -53,7 +53,7 @@ class Element(NamedTuple):
         return found._replace(is_locked=root.is_locked)
 
     def without_locks(self) -> Element:
-        """This element where something else tells that it is locked."""
+        """Returns this element unlocked, where its lock is recorded elsewhere."""
         if self.rows is not None:
             return self._replace(rows=tuple(row.without_locks() for row in self.rows), is_locked=False)
         if self.tree is None:
@@ -62,25 +62,25 @@ class Element(NamedTuple):
 
 
 def unwrap(elements: Any) -> Any:
-    """(Nested lists of) elements, as the entries that they are."""
+    """Returns the entries of (nested lists of) elements."""
     if isinstance(elements, list):
         return [unwrap(element) for element in elements]
     return elements.entry if type(elements) is Element else elements
 
 
 def has_notes(elements: Any) -> bool:
-    """Whether any of (nested lists of) elements tells what it is of."""
+    """Returns whether any of (nested lists of) elements has a note."""
     if isinstance(elements, list):
         return any(map(has_notes, elements))
     return type(elements) is Element and elements.note is not None
 
 
 def elements_of(td: Any, batch_size: tuple[int, ...]) -> Any:
-    """The elements of a tensordict, or of a stack of values, over the first dimensions of its batch.
+    """Returns the elements of a tensordict, or of a stack of values, over the first dimensions of its batch.
 
     Args:
-        td: No instance around a lazy stack, and no TensorDictParams.
-        batch_size: Of the elements; () gives the tensordict itself.
+        td: Not an instance around a lazy stack, nor a TensorDictParams.
+        batch_size: Of the elements; () returns the tensordict itself.
     """
     if not batch_size:
         return td
@@ -89,7 +89,7 @@ def elements_of(td: Any, batch_size: tuple[int, ...]) -> Any:
 
 
 def rows_of(stack: LazyStackedTensorDict, dim: int) -> Sequence[Any]:
-    """The rows of a lazy stack along any dimension; along its own they are those that it holds."""
+    """Returns the rows of a lazy stack along any dimension; along its own these are the ones that it holds."""
     if stack.stack_dim == dim:
         held: list[Any] = stack.tensordicts
         return held
@@ -98,12 +98,12 @@ def rows_of(stack: LazyStackedTensorDict, dim: int) -> Sequence[Any]:
     rows: tuple[Any, ...] = stack.unbind(dim)
     if any(stack.names):
         for row in rows:
-            row.names = stack.names[:dim] + stack.names[dim + 1 :]  # which tensordict forgets
+            row.names = stack.names[:dim] + stack.names[dim + 1 :]  # tensordict loses them
     return rows
 
 
 def _rows_of_instances(stack: LazyStackedTensorDict, dim: int) -> list[Any]:
-    """As stacks of instances, where tensordict would make instances around stacks of them."""
+    """Returns rows as stacks of instances, where tensordict would make instances around stacks of them."""
     at = stack.stack_dim - (dim < stack.stack_dim)
     columns = [unbind(member, dim - (stack.stack_dim < dim)) for member in stack.tensordicts]
     name = stack.names[stack.stack_dim]
@@ -115,7 +115,7 @@ def _is_instance(td: Any) -> bool:
 
 
 def unbind(td: Any, dim: int) -> Sequence[Any]:
-    """The rows along a dimension, of an instance as instances."""
+    """Returns the rows along a dimension; those of an instance as instances."""
     if isinstance(td, LazyStackedTensorDict):
         return rows_of(td, dim)
     if not _is_instance(td):
@@ -126,14 +126,14 @@ def unbind(td: Any, dim: int) -> Sequence[Any]:
 
 
 def is_by_rows(td: Any, depth: int) -> bool:
-    """Whether a tensordict is stacked lazily along one after the other of its first dimensions."""
+    """Returns whether a tensordict is stacked lazily along its first dimensions, one after the other."""
     if not isinstance(td, LazyStackedTensorDict) or td.stack_dim:
         return False
     return depth == 1 or all(is_by_rows(row, depth - 1) for row in td.tensordicts)
 
 
 def noted_stack_dim(td: Any, depth: int, num_shown: int) -> int | None:
-    """What a packed node has to note of a lazy stack, so that elements over ``depth`` dimensions give it again."""
+    """Returns the ``stack_dim`` of a packed node, from which elements over ``depth`` dimensions are stacked again."""
     if not depth or not isinstance(td, LazyStackedTensorDict) or td.stack_dim >= num_shown or is_by_rows(td, depth):
         return None
     dim: int = td.stack_dim
@@ -141,14 +141,14 @@ def noted_stack_dim(td: Any, depth: int, num_shown: int) -> int | None:
 
 
 def by_rows(td: Any) -> Any:
-    """A lazy stack along another dimension than the first, as a stack of its rows; anything else as it is."""
+    """Returns a lazy stack along another dimension than the first as a stack of its rows; anything else unchanged."""
     if not isinstance(td, LazyStackedTensorDict) or not td.stack_dim:
         return td
     return LazyStackedTensorDict(*elements_of(td, tuple(td.batch_size[:1])), stack_dim=0, stack_dim_name=td.names[0])
 
 
 def values_of(stack: NonTensorStack) -> Any:
-    """``stack.tolist()``: of plain members at a third of its cost."""
+    """Returns ``stack.tolist()``, at a third of its cost for plain members."""
     if type(stack) is NonTensorStack and stack.stack_dim == 0 and len(stack.batch_size) == 1:
         members: list[Any] = stack.tensordicts
         if {NonTensorData}.issuperset(map(type, members)):
@@ -156,19 +156,19 @@ def values_of(stack: NonTensorStack) -> Any:
                 values = [fields["data"] for fields in map(stored_fields, members)]
             except KeyError:
                 return stack.tolist()
-            if _AS_THEY_ARE.issuperset(map(type, values)):  # what processes share hides behind others
+            if _AS_THEY_ARE.issuperset(map(type, values)):  # shared values are wrapped in others
                 return values
     return stack.tolist()
 
 
 def make_single_value(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
-    """One value for a batch, without the conversions that the constructor makes of some values."""
+    """Returns one value for a batch, without the conversions that the constructor makes of some values."""
     td = new_tensordict({}, batch_size=torch.Size(batch_size), device=device, names=names)
     return new_value(td, value)
 
 
 def flat_elements(elements: Any, num_dims: int) -> list[Any]:
-    """Nested lists of elements as one list, in C order; a single element for no dimensions."""
+    """Flattens nested lists of elements, in C order; for no dimensions there is a single element."""
     if not num_dims:
         return [elements]
     if num_dims == 1:
@@ -177,7 +177,7 @@ def flat_elements(elements: Any, num_dims: int) -> list[Any]:
 
 
 def nested_list(elements: list[Any], batch_size: tuple[int, ...]) -> list[Any]:
-    """The reverse of ``flat_elements``, of at least one dimension."""
+    """Reverses ``flat_elements``, for at least one dimension."""
     for dim in range(len(batch_size) - 1, 0, -1):
         size = batch_size[dim]
         elements = [elements[row * size : (row + 1) * size] for row in range(math.prod(batch_size[:dim]))]
@@ -185,9 +185,9 @@ def nested_list(elements: list[Any], batch_size: tuple[int, ...]) -> list[Any]:
 
 
 def nested_leaf(tensor: torch.Tensor, batch_size: tuple[int, ...]) -> tuple[ValueLeaf, Any]:
-    """How a nested tensor in a tensordict of this batch size is stored, and its elements.
+    """Returns the stored form of a nested tensor in a tensordict of this batch size, and its elements.
 
-    Where there is no dimension that could number its components it is one element.
+    If no dimension can number its components it is one element.
     """
     if not batch_size:
         return ValueLeaf((), False, PACKED), tensor.detach()
@@ -206,7 +206,7 @@ def nested_leaf(tensor: torch.Tensor, batch_size: tuple[int, ...]) -> tuple[Valu
 
 
 def ragged_of_dense(tensor: torch.Tensor, wanted: ValueLeaf, leaf: TensorLeaf) -> tuple[ValueLeaf, Any] | None:
-    """A dense tensor as the elements of a ragged leaf; None if it has another dtype or number of dimensions."""
+    """Converts a dense tensor to elements of a ragged leaf; None if its dtype or number of dimensions differs."""
     ragged = wanted.ragged
     depth = len(wanted.batch_size)
     if ragged is None or leaf.dtype != ragged.dtype or len(leaf.shape) - depth != len(ragged.shape):
@@ -222,7 +222,7 @@ def ragged_of_dense(tensor: torch.Tensor, wanted: ValueLeaf, leaf: TensorLeaf) -
 
 
 def dense_of_ragged(elements: Any, leaf: ValueLeaf, wanted: TensorLeaf) -> torch.Tensor | None:
-    """The elements of a ragged leaf as a dense tensor; None if they differ in shape."""
+    """Converts the elements of a ragged leaf to a dense tensor; None if they differ in shape."""
     ragged = leaf.ragged
     if ragged is None or ragged.dtype != wanted.dtype or len(leaf.batch_size) + len(ragged.shape) != len(wanted.shape):
         return None
@@ -234,8 +234,10 @@ def dense_of_ragged(elements: Any, leaf: ValueLeaf, wanted: TensorLeaf) -> torch
 
 
 def as_declared(elements: Any, leaf: ValueLeaf, wanted: Ragged) -> ValueLeaf:
-    """A ragged leaf in the form in which it is wanted, if it has the dtype and its elements the dimensions; its shape
-    tells where elements of it do not fit."""
+    """Returns a ragged leaf in the declared form, if it has the dtype and the number of dimensions.
+
+    Its shape shows where elements do not fit.
+    """
     ragged = leaf.ragged
     if ragged is None or ragged.dtype != wanted.dtype or len(ragged.shape) != len(wanted.shape):
         return leaf
@@ -257,18 +259,18 @@ def _rows(tensor: torch.Tensor, depth: int) -> Any:
 
 
 class OneValue(NamedTuple):
-    """In the place of a list of values: the one that all elements there share."""
+    """A single value in place of a list, which all elements there share."""
 
     value: Any
 
 
 def with_one_value(values: dict[Path, Any], spec: Spec, stored: Spec) -> dict[Path, Any]:
-    """Values of rows of a table, with one for all elements of a row where that is what its structure says.
+    """Replaces the values of a row by a single one, where the table has one for all elements of a row.
 
     Args:
-        values: By path, of every leaf as ``spec`` says.
+        values: Of every leaf of ``spec``, by path.
         spec: Of the rows.
-        stored: Of the table: of rows that have one value for all of their elements in such a leaf.
+        stored: Of the table.
     """
     paths: tuple[Path, ...] | None = stored.memo.get("one value")
     if paths is None:

@@ -22,13 +22,13 @@ from tdserve.values.codec import is_same
 def gather(
     members: Sequence[Spec], elements: Any, batch_size: tuple[int, ...], dim: int, names: DimNames
 ) -> list[Captured | list[Any]] | None:
-    """The content of each member, or its elements where they are of no such; None where nothing tells of members.
+    """Returns each member's content, or its elements if they differ from it; None if the members are unknown.
 
     Args:
-        members: What was stacked, without the dimension along which, on the CPU; none where elements alone tell of it.
+        members: What was stacked, without the stacked dimension, on the CPU; none if only the elements show it.
         elements: Nested lists over ``batch_size``.
         batch_size: Of the elements, at least one dimension.
-        dim: Of these dimensions, or of those of the elements behind them; -1: the elements are those of one member.
+        dim: One of these dimensions, or of those of the elements after them; -1: all elements are of one member.
         names: Of the dimensions of a member that number its elements.
     """
     given = flat_elements(elements, len(batch_size))
@@ -57,12 +57,12 @@ def gather(
     return found
 
 
-class _Other(Exception):  # noqa: N818 - a way out, not an error
-    """Elements are not those of the member."""
+class _Other(Exception):  # noqa: N818 - control flow, not an error
+    """The elements differ from the member."""
 
 
 def _member(structures: Sequence[Spec], parts: list[Any], around: tuple[int, ...]) -> Captured | list[Any]:
-    """Elements as one of these structures, the first that they have."""
+    """Joins elements by the first of these structures that fits."""
     for member in structures:
         try:
             return _join_member(member, parts, around)
@@ -72,7 +72,7 @@ def _member(structures: Sequence[Spec], parts: list[Any], around: tuple[int, ...
 
 
 def _columns(parts: list[Any], num_members: int, batch_size: tuple[int, ...], dim: int) -> list[list[Any]] | None:
-    """The elements of each member; None where elements are of different numbers of them."""
+    """Returns the elements of each member; None if elements belong to different numbers of members."""
     depth = len(batch_size)
     if dim < 0:
         return [parts]
@@ -89,7 +89,7 @@ def _columns(parts: list[Any], num_members: int, batch_size: tuple[int, ...], di
 
 
 def _join_member(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Captured:
-    """One member of the elements that it consists of."""
+    """Joins the elements of one member."""
     element = member.memoize("element", lambda: member.with_batch(len(around), ()))
     found = [capture_as(part, element) for part in parts]
     for spec in {id(each.spec): each.spec for each in found}.values():
@@ -124,7 +124,7 @@ def _join_member(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Cap
 
 
 def _is_torn(elements: Any, leaf: ValueLeaf) -> bool:
-    """Whether no nested tensor can have such components: one has a single dimension that differs along its first."""
+    """Returns whether no nested tensor can hold these elements, because those of one component differ in shape."""
     depth = len(leaf.batch_size)
     if leaf.ragged is None or leaf.ragged.form not in (Form.JAGGED, Form.NESTED) or depth < 2:
         return False
@@ -132,7 +132,7 @@ def _is_torn(elements: Any, leaf: ValueLeaf) -> bool:
 
 
 def _spread(value: Any, leaf: ValueLeaf) -> Any:
-    """A value for each element of a leaf."""
+    """Returns a value for each element of a leaf."""
     if not leaf.per_row:
         for size in reversed(leaf.batch_size):
             value = [value] * size

@@ -1,8 +1,8 @@
-"""Elements of packed nodes and leaves as plain values, and back: what is stored of one element.
+"""Converts elements of packed nodes and leaves to plain values, and back: the stored form of one element.
 
-An element is stored as everything else is: as its structure and its leaves. Only a lazy stack whose rows differ has no
-single structure; it is stored as its rows. The structure tells of tensors what elements have in common, so that many
-elements have the same one: each tensor has its whole shape beside its bytes.
+An element is stored like everything else: as its structure and its leaves. Only a lazy stack whose rows differ has no
+single structure; it is stored as its rows. The structure describes only what the tensors of elements have in common, so
+that many elements have the same one: each tensor's shape is stored with its bytes.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from tdserve.structure.tree import Spec
 _TREE, _ENTRY, _STACK, _VALUE_STACK, _NOTED = range(5)
 
 _KEY = ""
-"""Of an entry of a leaf, in the tensordict that it is stored in."""
+"""Key of an entry of a leaf, in the tensordict that it is stored in."""
 
 _MAX_ROWS = 1 << 20
-"""A structure may tell of more rows only if there is a byte or a value for each: they are put together one by one."""
+"""A structure may claim more rows only if there is a byte or a value for each: they are built one by one."""
 
 _NUM_KEPT = 1024
-"""Structures of elements that are kept with their bytes."""
+"""Structures of elements that are cached by their bytes."""
 
 _HOSTILE = (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError, OverflowError)
-"""What content that is no element leads to."""
+"""Exceptions that invalid content leads to."""
 
 
 def pack(entry: Any) -> list[Any]:
-    """The plain value of an element, or of a tensordict, tensor or non-tensor entry that is one.
+    """Returns the plain value of an element, or of a tensordict, tensor or non-tensor entry that is one.
 
     Raises:
-        NotSupportedError: It holds what cannot travel.
+        NotSupportedError: It contains something that cannot be sent.
     """
     if type(entry) is not Element:
         return _pack(_take_apart(entry, is_exact=False))
@@ -57,11 +57,12 @@ def pack(entry: Any) -> list[Any]:
 
 
 def unpack(value: Any) -> Any:
-    """The entry of a plain value; its tensors, and tensordicts that had a device, are on the CPU. One with a note is an
-    ``Element``.
+    """Returns the entry of a plain value; an ``Element`` if it has a note.
+
+    Its tensors, and tensordicts that had a device, are on the CPU.
 
     Raises:
-        RemoteProtocolError: It is no value that ``pack`` makes.
+        RemoteProtocolError: It was not made by ``pack``.
         NotSupportedError: A tensorclass is not known in this process.
     """
     try:
@@ -90,7 +91,7 @@ def _pack(element: Element) -> list[Any]:
 
 
 def _pack_rows(rows: Sequence[Element]) -> list[list[Any]]:
-    """Each row; None in the place of a structure that is that of the row before."""
+    """Packs each row; None replaces a structure that equals the one of the row before."""
     found = []
     structure = None
     for row in rows:
@@ -124,7 +125,7 @@ def _pack_value(value: Any, leaf: ValueLeaf) -> Any:
 
 
 def _take_apart(entry: Any, *, is_exact: bool) -> Element:
-    """An entry of a leaf, or what was read before."""
+    """Captures an entry of a leaf; one that was read before is captured already."""
     if isinstance(entry, NonTensorStack) and -1 in entry.batch_size:
         return Element(entry, rows=tuple(Element(row) for row in entry.tensordicts))
     batch_size = _batch_around(entry)
@@ -135,7 +136,7 @@ def _take_apart(entry: Any, *, is_exact: bool) -> Element:
 
 
 def _batch_around(entry: Any) -> tuple[int, ...] | None:
-    """The batch size of a tensordict that holds an entry; None of what is one itself."""
+    """Returns the batch size of a tensordict that holds an entry; None for an entry that is one itself."""
     if isinstance(entry, (NonTensorData, NonTensorStack)):
         return tuple(entry.batch_size)
     if not isinstance(entry, torch.Tensor) or isinstance(entry, TensorDictParams):
@@ -144,8 +145,10 @@ def _batch_around(entry: Any) -> tuple[int, ...] | None:
 
 
 def _common(node: Node) -> Node:
-    """What elements have in common: nothing of tensors behind the batch, no devices but the CPU, and of what is packed
-    only that it is."""
+    """Returns what elements have in common.
+
+    Of tensors that is only the batch, of devices only the CPU, and of packed nodes only that they are packed.
+    """
     batch_size = node.batch_size
     entries: list[tuple[str, Entry]] = []
     for key, entry in node.entries if node.inner is None else ():
@@ -165,7 +168,7 @@ def _encode_spec(root: Node) -> tuple[Spec, bytes]:
 
 
 def _leaf_paths(spec: Spec, at: Path) -> tuple[list[Path], list[Path]]:
-    """Where tensors and values lie in what was taken apart at a path."""
+    """Returns the paths of tensors and values in what was captured at a path."""
     found: tuple[list[Path], list[Path]] = spec.memoize(
         ("paths", at), lambda: tuple([(*at, *path) for path, _ in leaves] for leaves in (spec.tensors, spec.values))
     )
@@ -230,7 +233,7 @@ def _read_rows(rows: Sequence[Any]) -> list[Any]:
 
 
 def _num_rows(node: Node) -> int:
-    """The most rows that anything in a tree is put together of."""
+    """Returns the largest number of rows of any part of a tree."""
     sizes = [node.batch_size] if node.stack_dim is not None or node.inner is not None else []
     sizes += [entry.batch_size for _, entry in node.entries if isinstance(entry, ValueLeaf)]
     numbers = [math.prod(size or 1 for size in batch_size) for batch_size in sizes]

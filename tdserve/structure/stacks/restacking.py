@@ -1,6 +1,6 @@
-"""A stack along any dimension, put together again from the elements of its batch.
+"""Rebuilds a stack along any dimension from the elements of its batch.
 
-What was one tensordict over several elements was taken apart into them; where they agree, it is one again.
+A tensordict that held several elements was split into them. If they have one structure, it is joined again.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Names = tuple[str | None, ...]
 def stack_of(
     rows: Sequence[Any], batch_size: tuple[int, ...], dim: int, device: torch.device | None, names: Any
 ) -> LazyStackedTensorDict:
-    """The lazy stack of these rows."""
+    """Returns the lazy stack of these rows."""
     if not rows:
         return make_empty_stack(batch_size, dim, device)
     return LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=None if names is None else names[dim])
 
 
 def make_empty_stack(batch_size: tuple[int, ...], stack_dim: int, device: torch.device | None) -> LazyStackedTensorDict:
-    """A lazy stack without rows; ``batch_size`` has 0 at ``stack_dim``."""
+    """Returns a lazy stack without rows; ``batch_size`` has 0 at ``stack_dim``."""
     rest = [max(size, 0) for size in batch_size[:stack_dim] + batch_size[stack_dim + 1 :]]
     return LazyStackedTensorDict(batch_size=rest, stack_dim=stack_dim, device=device)
 
@@ -52,15 +52,15 @@ def restack(
     empty: tuple[int, ...],
     names: Sequence[str | None] | None = None,
 ) -> Any:
-    """Elements as a lazy stack along one dimension, whose rows are dense where elements agree.
+    """Builds a lazy stack along one dimension from elements; its rows are dense if elements have one structure.
 
     Args:
-        elements: In C order over ``batch_size``; None for one that nobody has written.
+        elements: In C order over ``batch_size``; None for one that was never written.
         batch_size: Of the elements, at least one dimension.
-        dim: Of these dimensions, or of those of the elements behind them; -1 makes a single row of all elements.
+        dim: One of these dimensions, or of those of the elements after them; -1 makes a single row of all elements.
         device: Of the stack.
-        empty: Batch size of an element that nobody has written.
-        names: Of the dimensions of ``batch_size``; None when none is named. The elements know their own.
+        empty: Batch size of an element that was never written.
+        names: Of the dimensions of ``batch_size``; None if none is named. The elements have names of their own.
     """
     own: Names = (None,) * len(batch_size) if names is None else tuple(names)
     if 0 in batch_size:
@@ -76,7 +76,7 @@ def restack(
     sizes = {tuple(part.batch_size)[dim - depth : dim - depth + 1] for part in parts}
     if sizes == {(0,)}:
         return make_empty_stack((*batch_size, *parts[0].batch_size), dim, device)
-    if len(sizes) > 1 or () in sizes:  # of different length, such as no tensordict holds in one piece
+    if len(sizes) > 1 or () in sizes:  # they differ in length, so that no single tensordict can hold them
         pieces: list[Any] = [
             restack(group, batch_size[1:], dim - 1, device, empty, own[1:]) if depth > 1 else group[0]
             for group in groups_of(parts, batch_size, 0)
@@ -91,11 +91,13 @@ def restack(
 
 
 def join(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
-    """Tensordicts or instances as one with more batch dimensions in front: dense where they agree, else a lazy stack.
+    """Joins tensordicts or instances into one with more batch dimensions in front.
+
+    Dense if possible, else a lazy stack.
 
     Args:
         parts: In C order over ``sizes``, at least one.
-        sizes: Of the dimensions that come.
+        sizes: Of the new dimensions.
         names: Of these dimensions.
     """
     if not sizes:
@@ -103,7 +105,7 @@ def join(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
     found = _dense(parts, sizes, names)
     if found is not None:
         return found
-    for dim in range(len(sizes)):  # they may differ along one dimension alone
+    for dim in range(len(sizes)):  # they may differ along one dimension only
         rest, rest_names = sizes[:dim] + sizes[dim + 1 :], names[:dim] + names[dim + 1 :]
         groups = groups_of(parts, sizes, dim)
         rows = [_dense(group, rest, rest_names) if rest else group[0] for group in groups]
@@ -114,7 +116,7 @@ def join(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
 
 
 def _nothing(shape: tuple[int, ...], dim: int, device: torch.device | None, names: Names) -> Any:
-    """A stack of no elements: its rows have no keys, which only elements know."""
+    """Returns a stack without elements; its rows have no keys, since only elements have them."""
     own_names: Any = list(names) if any(names) else None
     if dim < 0:
         return TensorDict({}, shape, device=device, names=own_names)
@@ -127,7 +129,7 @@ def _nothing(shape: tuple[int, ...], dim: int, device: torch.device | None, name
 
 
 def groups_of(parts: Sequence[Any], sizes: tuple[int, ...], dim: int) -> list[list[Any]]:
-    """By their place along one of the dimensions."""
+    """Groups parts by their position along one of the dimensions."""
     stride = math.prod(sizes[dim + 1 :])
     groups: list[list[Any]] = [[] for _ in range(sizes[dim])]
     for number, part in enumerate(parts):
@@ -136,7 +138,7 @@ def groups_of(parts: Sequence[Any], sizes: tuple[int, ...], dim: int) -> list[li
 
 
 def _dense(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
-    """All of them as one; None where they do not agree."""
+    """Joins all parts densely; None if they differ in structure."""
     first = parts[0]
     kind = type(first)
     if any(type(part) is not kind for part in parts):
@@ -180,7 +182,7 @@ def _dense_td(parts: Sequence[TensorDict], sizes: tuple[int, ...], names: Names)
 
 
 def _dense_stacks(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> LazyStackedTensorDict | None:
-    """Stacks along one dimension as one, as ``torch.stack`` takes them."""
+    """Joins stacks along one dimension into one, as ``torch.stack`` accepts them."""
     dim = parts[0].stack_dim
     num_rows = len(parts[0].tensordicts)
     own_names = _names(parts[0])
@@ -194,7 +196,7 @@ def _dense_stacks(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) ->
 
 
 def _entry(column: list[Any], sizes: tuple[int, ...], names: Names, own_names: Names) -> Any:
-    """What one key holds; None where elements do not agree. ``own_names`` are of the dimensions of what holds it."""
+    """Joins the entries at one key; None if they differ. ``own_names`` are those of the dimensions of their holder."""
     first = column[0]
     kind = type(first)
     if kind is UnbatchedTensor:
@@ -229,7 +231,7 @@ def _tensors(column: list[Any], sizes: tuple[int, ...]) -> torch.Tensor | None:
 
 
 def _values(column: Sequence[Any], sizes: tuple[int, ...], names: Names, own_names: Names) -> Any:
-    """One value where all are the same, else a stack of them."""
+    """Returns one value if all are the same, else a stack of them."""
     first = column[0]
     if any(item.batch_size != first.batch_size for item in column):
         return None
@@ -249,7 +251,7 @@ def _value_stack(column: Sequence[Any], sizes: tuple[int, ...], names: Names) ->
 
 
 def _names(td: Any) -> Names:
-    """One per batch dimension."""
+    """Returns one name per batch dimension."""
     return tuple(td.names)
 
 

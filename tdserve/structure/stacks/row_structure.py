@@ -1,8 +1,8 @@
-"""The structure of single elements, stored where an element's tensordict differs from what its packed node describes.
+"""The structure of single elements, stored if an element's tensordict differs from what its packed node describes.
 
-A packed node describes what was stacked in it when it was made. Elements written since may come from members with other
-parameters, locks or nested tensors: such an element holds a note of its member's structure, and of its place in there.
-Whether a member needs such notes is decided here too. No torch.
+A packed node describes what was stacked in it when it was made. Elements written later may come from members with other
+parameters, locks or nested tensors. Such an element has a note of its member's structure, and of its place in it. This
+module also decides whether a member needs such notes. No torch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from tdserve.structure.tree import Spec
 
 
 class Note(NamedTuple):
-    """What one element says.
+    """The note of one element.
 
     Attributes:
-        spec: Its root is a packed node over the elements that were written together, without entries: the ``members``
-            are what they were of. A single one with the ``stack_dim`` -1, else those of which each element has a row.
+        spec: Its root is a packed node over the elements that were written together, without entries. ``members`` are
+            the tensordicts that they came from: a single one with the ``stack_dim`` -1, else those of which each
+            element has a row.
         position: Of this element among them, in C order.
     """
 
@@ -36,18 +37,18 @@ class Note(NamedTuple):
 
 
 def spec_of(members: Sequence[Node], batch_size: tuple[int, ...], dim: int = -1) -> Spec:
-    """What notes of elements say of the members that they are of.
+    """Returns the spec for notes of elements with these members.
 
     Args:
         members: Each without the dimension along which they are stacked.
         batch_size: Of the elements, at least one dimension, none of them 0.
-        dim: Along which members are stacked, behind those of ``batch_size``; -1: there is a single one.
+        dim: Dimension along which members are stacked, after those of ``batch_size``; -1: there is a single one.
     """
     inner = members[0].shown_batch_size[len(batch_size) :]
     if dim >= 0:
         behind = dim - len(batch_size)
         inner = (*inner[:behind], -1, *inner[behind:])
-    nameless = (None,) * len(batch_size)  # whoever reads them has other dimensions around
+    nameless = (None,) * len(batch_size)  # a reader has other dimensions around
     kept = tuple(_whole(member, batch_size, nameless) for member in members)
     return Spec(Node(batch_size, None, None, None, (), stack_dim=dim, inner=inner, members=kept))
 
@@ -55,16 +56,16 @@ def spec_of(members: Sequence[Node], batch_size: tuple[int, ...], dim: int = -1)
 def find_structure(
     notes: Sequence[Note | None], sizes: tuple[int, ...], names: DimNames, *, number: int = 0, behind: int = -1
 ) -> Spec | None:
-    """The structure of the member that elements are of; None where they do not agree, or say nothing.
+    """Returns the structure of the member that elements belong to; None if they disagree, or have no notes.
 
-    What was written since into a member, element by element, says nothing, and need not have changed what it is.
+    An element that was written into a member on its own has no note, and need not have changed its structure.
 
     Args:
         notes: Of the elements of one member, in C order.
         sizes: Of the dimensions that number them.
         names: Of these dimensions.
         number: Of the member.
-        behind: Which dimension of each element numbers the members; -1: none of them.
+        behind: Dimension of each element that numbers the members; -1: none of them.
     """
     given = [note for note in notes if note is not None]
     if not given or any(note.spec != given[0].spec for note in given):
@@ -84,10 +85,10 @@ def find_structure(
 
 
 def read_note(content: bytes, position: int) -> Note:
-    """The note that an element holds; the same structure for elements that agree.
+    """Decodes the note of an element; elements with equal notes get the same structure.
 
     Raises:
-        RemoteProtocolError: It is none.
+        RemoteProtocolError: The content is no note.
     """
     spec = codec.from_content(content)
     root = spec.root
@@ -99,7 +100,7 @@ def read_note(content: bytes, position: int) -> Note:
 
 
 def _whole(member: Node, batch_size: tuple[int, ...], names: DimNames) -> Node:
-    """A member with other names of its dimensions."""
+    """Returns a member with other names of its dimensions."""
     every = tuple(range(len(batch_size)))
     return rebatch(member, len(every), batch_size, names, every, tuple(map(range, batch_size)), is_whole=True)
 
@@ -107,9 +108,9 @@ def _whole(member: Node, batch_size: tuple[int, ...], names: DimNames) -> Node:
 def _part(
     member: Node, batch_size: tuple[int, ...], positions: list[int], sizes: tuple[int, ...], names: DimNames
 ) -> Node | None:
-    """A member of which some elements are taken; None where that was not done dimension by dimension."""
+    """Returns the part of a member with some of its elements; None if they were not selected dimension by dimension."""
     columns = [column.reshape(sizes) for column in np.unravel_index(positions, batch_size)]
-    place = max(len(sizes) - len(batch_size), 0)  # what is new is in front
+    place = max(len(sizes) - len(batch_size), 0)  # new dimensions are in front
     if any(size > 1 for size in sizes[:place]):
         return None
     moved: list[int | None] = []
@@ -129,7 +130,7 @@ def _part(
 
 
 def _along(column: NDArray[np.int64], dim: int) -> Sequence[int] | None:
-    """The numbers along a dimension; None where others count, too, or there is no such dimension."""
+    """Returns the numbers along a dimension; None if others matter too, or there is no such dimension."""
     if dim >= column.ndim:
         return None
     first = column[tuple(slice(None) if at == dim else slice(1) for at in range(column.ndim))]
@@ -141,7 +142,7 @@ def _along(column: NDArray[np.int64], dim: int) -> Sequence[int] | None:
 
 
 def needs_note(members: Sequence[Node], batch_size: tuple[int, ...], *, is_locked: bool) -> bool:
-    """Whether a stack would come back as another if only its elements were known.
+    """Returns whether a stack would be rebuilt differently from its elements alone.
 
     Args:
         members: What is stacked.
@@ -152,10 +153,10 @@ def needs_note(members: Sequence[Node], batch_size: tuple[int, ...], *, is_locke
 
 
 def are_same(known: Sequence[Node], actual: Sequence[Node], *, is_locked: bool) -> bool:
-    """Whether members are the known ones, in everything but devices, names and order.
+    """Returns whether members equal the known ones, except for devices, names and order.
 
     Args:
-        is_locked: Whether what is written is locked as a whole: the locks of its members do not count.
+        is_locked: Whether the written tensordict is locked as a whole; then the locks of its members do not count.
     """
     if is_locked:
         known = [set_locks(member, False) for member in known]
@@ -163,27 +164,27 @@ def are_same(known: Sequence[Node], actual: Sequence[Node], *, is_locked: bool) 
 
 
 def num_levels(node: Node) -> int:
-    """How deep nodes lie in one another, this one included; what is stacked in one lies in it."""
+    """Counts the levels of nested nodes, including this one; members count as nested."""
     below = [num_levels(entry) for _, entry in node.entries if isinstance(entry, Node) and node.inner is None]
     return 1 + max([*below, *map(num_levels, node.members)], default=0)
 
 
 def shared_values(member: Node) -> Iterator[Path]:
-    """Where a member holds one value for all of its elements: where it has none, nothing has it."""
+    """Yields the paths where a member has one value for all of its elements: a member without elements loses these."""
     for path, leaf in Spec(member).values:
         if not leaf.per_row and leaf.batch_size:
             yield path
 
 
 def _bare(node: Node) -> Node:
-    """A tree without devices, names and order."""
+    """Returns a tree without devices, names and order."""
     entries = [(key, _bare(entry) if isinstance(entry, Node) else entry) for key, entry in node.entries]
     entries.sort(key=itemgetter(0))
     return node._replace(names=None, device=None, entries=tuple(entries), members=tuple(map(_bare, node.members)))
 
 
 def _is_told(node: Node, *, is_locked: bool) -> bool:
-    """Whether elements of a node that agree tell everything of it."""
+    """Returns whether elements of a node with equal structures show everything about it."""
     if node.stack_dim is not None or node.inner is not None or node.params is not None:
         return False
     if node.is_locked and not is_locked:

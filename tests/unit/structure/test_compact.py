@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.structure.compact import put_together, taken_apart
+from tdserve.structure.compact import put_together, take_apart
 
 SIZE = 3
 
@@ -33,7 +33,7 @@ def buffer() -> torch.Tensor:
 
 def test_put_together_when_taken_apart_then_equal_over_the_same_memory(buffer: torch.Tensor) -> None:
     td = over(buffer)
-    parts = taken_apart(td)
+    parts = take_apart(td)
     assert parts is not None
     storage, tree = parts
     found = put_together(storage, pickle.loads(pickle.dumps(tree)))
@@ -48,7 +48,7 @@ def test_put_together_when_taken_apart_then_equal_over_the_same_memory(buffer: t
 def test_put_together_when_one_leaf_is_changed_in_place_then_backward_through_another_goes_on(
     buffer: torch.Tensor,
 ) -> None:
-    parts = taken_apart(over(buffer))
+    parts = take_apart(over(buffer))
     assert parts is not None
     found = put_together(*parts)
     loss = torch.nn.Linear(2, 1)(found["a"]).sum()
@@ -71,4 +71,4 @@ OTHERS: dict[str, Callable[[TensorDict], TensorDict]] = {
 def test_taken_apart_when_not_as_plain_then_none(
     buffer: torch.Tensor, change: Callable[[TensorDict], TensorDict]
 ) -> None:
-    assert taken_apart(change(over(buffer))) is None
+    assert take_apart(change(over(buffer))) is None

@@ -1,4 +1,4 @@
-"""Asks the server to serve a folder of the user's where it lies."""
+"""Asks the server to adopt a folder of the user in place."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def adopt_folder(
 ) -> None:
     """Makes a store of a folder; see ``Client.adopt``.
 
-    The server adopts any folder only for a client that has shown, by its session, that it shares the root. A client
-    that was told to use another transport shows it by a session beside its own.
+    Any folder is adopted only for a client whose session has proved that it shares the root. A client with another
+    transport proves it by a second session.
     """
     asked = control_pb2.AdoptRequest(
         name=check_store_name(name), path=os.path.abspath(os.fspath(path)), read_only=read_only, exists_ok=exists_ok

@@ -1,4 +1,4 @@
-"""Arguments of tensordict's memmap family, as they are meant where a store's name stands in place of the path."""
+"""Arguments of tensordict's memmap family, and what they mean if a store's name replaces the path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tdserve.structure.tree import Path, Spec, TensorLeaf, ValueLeaf, quote
 
 
 def check_no_archive(archive: bool | None, compression: str | int | None) -> None:
-    """Raises NotSupportedError for what only an archive can be."""
+    """Raises NotSupportedError for arguments that only an archive supports."""
     advice = "a store is a folder on the server; save client.load_memmap(name) with .save('x.tdz') for an archive"
     if archive:
         raise NotSupportedError(feature="archive=True", reason=advice)
@@ -23,7 +23,7 @@ def check_no_archive(archive: bool | None, compression: str | int | None) -> Non
 
 
 def check_no_files(td: Any) -> None:
-    """Raises WrongStateError for a leaf that is memory-mapped to a file already: what ``copy_existing=False`` asks."""
+    """Raises WrongStateError for a leaf that is memory-mapped to a file already, as ``copy_existing=False`` asks."""
 
     def check(key: str | Path, leaf: Any) -> Any:
         file = _file_of(leaf)
@@ -31,13 +31,13 @@ def check_no_files(td: Any) -> None:
             path = key if isinstance(key, tuple) else (key,)
             state = f"the leaf at {quote(path)} is memory-mapped to {file} (pass copy_existing=True to copy it)"
             raise WrongStateError(state=state, event="memmap(copy_existing=False)")
-        return leaf  # where a TensorDictParams in a stack comes to nothing, tensordict fails for its lock
+        return leaf  # if a TensorDictParams in a stack returns None, tensordict fails at its lock
 
     td.named_apply(check, nested_keys=True, filter_empty=True)
 
 
 def has_parameters(td: Any) -> bool:
-    """Whether leaves are parameters: somebody else has them too, so they are written to, never replaced."""
+    """Returns whether leaves are parameters: other objects refer to them too, so they are written, never replaced."""
     found: list[bool] = []
 
     def look(leaf: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,10 @@ def _file_of(leaf: Any) -> str | None:
 
 
 def checked_sizes(batch_size: Sequence[int] | int) -> tuple[int, ...]:
-    """Sizes of dimensions; a number is one of them. Raises InvalidRequestError for what is no natural number."""
+    """Returns sizes of dimensions; a number is a single one.
+
+    Raises InvalidRequestError for what is no natural number.
+    """
     given = tuple(batch_size) if isinstance(batch_size, Iterable) else (batch_size,)
     sizes = tuple(number for size in given if (number := integer_of(size)) is not None and number >= 0)
     if len(sizes) != len(given):
@@ -65,7 +68,7 @@ def checked_sizes(batch_size: Sequence[int] | int) -> tuple[int, ...]:
 
 
 def split_name(name: str, subpath: Any) -> tuple[str, Path]:
-    """A store and the nested part of it that is meant: by ``subpath``, or as of folders by ``"store/part"``."""
+    """Splits ``"store/part"`` into a store and the path of a nested part, which ``subpath`` may give instead."""
     path = checked_subpath(subpath)
     if not isinstance(name, str):
         return name, path
@@ -74,7 +77,10 @@ def split_name(name: str, subpath: Any) -> tuple[str, Path]:
 
 
 def checked_subpath(subpath: Any) -> Path:
-    """A nested part as a path, () for everything: ``"a/b"``, ``("a", "b")`` and ``("a", ("b",))`` mean the same."""
+    """Returns the path of a nested part, () for everything.
+
+    ``"a/b"``, ``("a", "b")`` and ``("a", ("b",))`` are equal.
+    """
     if subpath is None:
         return ()
     path = tuple(part for part in subpath.split("/") if part) if isinstance(subpath, str) else tuple(_flat(subpath))
@@ -92,7 +98,7 @@ def _flat(key: Any) -> Sequence[str]:
 
 
 def check_mode(mode: str | None, device: Any) -> None:
-    """Raises InvalidRequestError for a mode that is none, or that ``device`` contradicts."""
+    """Raises InvalidRequestError for an unknown mode, or one that contradicts ``device``."""
     if mode not in (None, "r", "r+"):
         raise InvalidRequestError(argument="mode", reason=f"{mode!r} is none of 'r', 'r+' and None")
     if mode == "r+" and device is not None and named_device(device).type not in ("cpu", "meta"):
@@ -101,12 +107,12 @@ def check_mode(mode: str | None, device: Any) -> None:
 
 
 def named_device(device: torch.device | str | int) -> torch.device:
-    """A device by its name; a number is one of a GPU, whether there is one here or not."""
+    """Returns a device by name; a number means a GPU, whether or not there is one here."""
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
 
 def device_of(out: Any, device: Any) -> Any:
-    """Where content for ``out`` goes: to its own device. Raises InvalidRequestError when ``device`` is another."""
+    """Returns the device of ``out``, where its content goes. Raises InvalidRequestError if ``device`` is another."""
     if out.device is None or device is None:
         return device if out.device is None else out.device
     asked = named_device(device)
@@ -118,7 +124,7 @@ def device_of(out: Any, device: Any) -> Any:
 
 
 def check_part(spec: Spec, path: Path, *, store: str) -> None:
-    """Raises InvalidRequestError (a ValueError, as in tensordict) where there is nothing, or a tensor."""
+    """Raises InvalidRequestError (a ValueError, as in tensordict) if there is nothing at a path, or a tensor."""
     try:
         entry = spec.find(path, store=store)
     except KeyNotFoundError as error:

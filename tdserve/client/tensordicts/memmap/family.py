@@ -27,16 +27,16 @@ _EVERYTHING = Selection()
 
 
 class MemmapClient(LoadingClient):
-    """Adds the calls that save.
+    """A client with tensordict's calls that save.
 
-    They take tensordict's arguments in tensordict's order; those that files on a disk of one's own need have no effect
-    here: ``num_threads`` (the server has threads of its own), ``robust_key`` (keys of all kinds are stored under safe
-    names), ``atomic`` (a store always becomes visible whole, and is replaced whole).
+    The calls take tensordict's arguments in tensordict's order. Arguments that only matter for local files have no
+    effect: ``num_threads`` (the server has threads of its own), ``robust_key`` (keys of all kinds are stored under safe
+    names), ``atomic`` (a store always becomes visible, and is replaced, as a whole).
 
-    ``copy_existing`` says what becomes of leaves that are memory-mapped to files already. A store has files of its own,
-    so None, the default, and True copy them; False raises WrongStateError, as of tensordict.
+    ``copy_existing`` decides about leaves that are memory-mapped to files already. A store has files of its own, so
+    None, the default, and True copy them; False raises WrongStateError, as in tensordict.
 
-    ``archive`` and ``compression`` raise NotSupportedError: a store is no archive.
+    ``archive`` and ``compression`` raise NotSupportedError: a store is not an archive.
     """
 
     def memmap(
@@ -60,7 +60,7 @@ class MemmapClient(LoadingClient):
     ) -> Any:
         """Creates a store from a tensordict as ``init_remote`` does, and returns its handle, or a future of it.
 
-        Of another store's handle, or a view of one, what it reads is stored.
+        The handle or view of another store is read, and its content stored.
         """
         check_no_archive(archive, compression)
         if isinstance(td, TensorDictCalls):
@@ -108,15 +108,16 @@ class MemmapClient(LoadingClient):
         durability: Durability | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """As ``memmap``, but returns the tensordict itself, locked, or a future of it.
+        """Creates a store as ``memmap`` does, but returns the tensordict itself, locked, or a future of it.
 
-        From then on it shows what the store holds: its tensors are the store's memory, as of ``StoreHandle.map``, where
-        the client shares memory with the server, and of a store made with ``share_non_tensor=True`` its non-tensor
-        leaves are live. ``memmap_refresh_`` brings the rest. What is written into its tensors stays in this process.
+        From then on it shows what the store holds. If the client shares memory with the server, its tensors are the
+        store's memory, as of ``StoreHandle.map``; if the store was created with ``share_non_tensor=True``, its
+        non-tensor leaves are live. ``memmap_refresh_`` updates the rest. Writes into its tensors stay in this process.
 
         Raises:
             NotSupportedError: It has no entries of its own that could show a store (a sub-tensordict, a lazy view, an
-                HDF5 file, a handle), or is part of a locked tensordict. Nothing was created. ``memmap`` stores them.
+                HDF5 file, a handle), or is part of a locked tensordict. Nothing was created; ``memmap`` stores such
+                tensordicts.
         """
         advice = f"memmap() stores it, and client.load_memmap({name!r}) returns what the store holds"
         if isinstance(td, TensorDictCalls):
@@ -166,10 +167,10 @@ class MemmapClient(LoadingClient):
         """Creates a store of zeros with the structure of ``like``; returns its handle, or a future of it.
 
         Args:
-            like: TensorDict or tensorclass instance, of meta or fake tensors too; its content does not matter, but for
-                non-tensor values, which are kept. Rows of lazy stacks keep their sizes and keys.
-            copy_existing: Without effect, as in tensordict: no tensor is copied.
-            batch_size: Dimensions put in front of ``like``'s own; a number is one of them.
+            like: TensorDict or tensorclass instance, also of meta or fake tensors. Only non-tensor values of its
+                content are stored. Rows of lazy stacks keep their sizes and keys.
+            copy_existing: No effect, as in tensordict: no tensor is copied.
+            batch_size: Dimensions that precede ``like``'s own; a number is a single one.
             ragged: What differs from row to row, as in ``create_replay``; empty at first.
             exists_ok: True returns an existing store of the same structure.
             share_non_tensor, max_object_bytes, durability: As in ``init_remote``.
@@ -180,7 +181,7 @@ class MemmapClient(LoadingClient):
         check_no_archive(archive, None)
         captured = structure_of(capture(like, store=name, allow_pickle=self.allow_pickle, takes_structure=True))
         sizes = checked_sizes(batch_size)
-        has_rows = bool(sizes) or ragged is not None  # else it is all there is, and no row that others may differ from
+        has_rows = bool(sizes) or ragged is not None  # else it is no row, from which others may differ
         row = declare_ragged(captured.spec, captured.values, ragged, store=name) if has_rows else captured.spec
         known = declared_paths(captured.spec, captured.values, ragged) if has_rows else set()
         zeros: dict[Path, Any] = {}

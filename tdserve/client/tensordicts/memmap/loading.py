@@ -45,11 +45,11 @@ from tdserve.structure.tree import Path, Spec
 
 
 class LoadingClient(TensorDictClient):
-    """Adds ``load_memmap`` and the calls around it.
+    """A client with ``load_memmap`` and the calls around it.
 
-    They take tensordict's arguments in tensordict's order; those that files on a disk of one's own need have no effect
-    here: ``non_blocking`` (whoever uses what is on a GPU waits for it there), ``robust_key`` (keys of all kinds are
-    stored under safe names), ``num_threads`` (there is nothing to decompress).
+    The calls take tensordict's arguments in tensordict's order. Arguments that only matter for local files have no
+    effect: ``non_blocking`` (work on a GPU waits for the content there), ``robust_key`` (keys of all kinds are stored
+    under safe names), ``num_threads`` (there is nothing to decompress).
     """
 
     def load_memmap(
@@ -68,30 +68,30 @@ class LoadingClient(TensorDictClient):
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
-        """The content of a store as a local tensordict, or a future of it.
+        """Reads the content of a store into a local tensordict, or returns a future of it.
 
-        With ``device="meta"``, and under a ``FakeTensorMode``, it has meta or fake tensors: of the content only the
-        non-tensor values travel, and ragged tensors, whose sizes are not known before.
+        With ``device="meta"``, and under a ``FakeTensorMode``, it has meta or fake tensors. Then only non-tensor values
+        are fetched, and ragged tensors, whose sizes are unknown without their content.
 
         Args:
-            name: Of the store; waited for if it does not exist yet. ``"store/part"`` names a nested tensordict, as
+            name: Of the store; waits for it if it does not exist yet. ``"store/part"`` names a nested tensordict, as
                 ``subpath`` does.
-            device: Where the tensors go; None leaves them on the CPU.
-            out: Takes the content over: in place where it fits; otherwise its leaves are replaced, and keys that the
-                store lacks removed, as of tensordict. With a device of its own the content goes there.
+            device: Where the tensors are moved; None leaves them on the CPU.
+            out: Receives the content in place if it fits. Otherwise its leaves are replaced, and keys that the store
+                lacks are removed, as in tensordict. If it has a device, the content goes there.
             subpath: Of a nested tensordict, which alone is read and returned: a key, or parts joined by ``"/"``.
             mode: ``"r"`` and None return a copy. ``"r+"`` returns the store's memory, as of
-                ``StoreHandle.map(writable=True)``: it needs the transport shm.
-            allow_pickle: Whether pickled values are unpickled; None: as the client says.
-            pad: Fills ragged tensors up, as in ``from_remote_init``.
+                ``StoreHandle.map(writable=True)``, and needs the transport shm.
+            allow_pickle: Whether pickled values are unpickled; None: as set for the client.
+            pad: Pads ragged tensors, as in ``from_remote_init``.
 
         Raises:
-            StoreNotFoundError: With ``timeout_s=0``.
-            DeadlineExceededError: The store did not come in time.
-            InvalidRequestError: There is no tensordict at ``subpath``, ``mode`` is none, ``out`` is no tensordict, or
-                ``device`` is not that of ``out``.
+            StoreNotFoundError: It does not exist, with ``timeout_s=0``.
+            DeadlineExceededError: The store was not created in time.
+            InvalidRequestError: There is no tensordict at ``subpath``, ``mode`` is unknown, ``out`` is not a
+                tensordict, or ``device`` differs from that of ``out``.
             SpecMismatchError: ``out`` is of another kind (a tensorclass, a lazy stack). Nothing was written to it.
-            NotSupportedError: With ``mode="r+"``: this client may not write the server's memory.
+            NotSupportedError: With ``mode="r+"``: this client may not write to the server's memory.
         """
         name, path = split_name(name, subpath)
         check_mode(mode, device)
@@ -133,9 +133,9 @@ class LoadingClient(TensorDictClient):
         mode: str | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Makes a tensordict hold what a store holds, and returns it; as ``load_memmap`` with ``out=td``.
+        """Fills a tensordict with what a store holds, and returns it; as ``load_memmap`` with ``out=td``.
 
-        A tensordict of ``memmap_`` shows this store from then on, instead of the one that it has shown.
+        A tensordict from ``memmap_`` shows this store from then on, instead of its former one.
         """
         if isinstance(td, StoreHandle):
             return td.load_memmap_(name, allow_pickle=allow_pickle, timeout_s=timeout_s)
@@ -160,14 +160,14 @@ class LoadingClient(TensorDictClient):
     load_ = load_memmap_
 
     def memmap_refresh_(self, td: Any, *, allow_pickle: bool | None = None, timeout_s: float | None = None) -> Any:
-        """Makes a tensordict of ``memmap_`` show what its store holds now, new keys too; returns it, locked.
+        """Makes a tensordict from ``memmap_`` show what its store holds now, including new keys; returns it, locked.
 
-        Where the client shares memory with the server its tensors show that anyway, until somebody makes the store
-        anew, or adds to it.
+        If the client shares memory with the server its tensors show that anyway, until the store is created again, or
+        gets new keys.
 
         Raises:
-            WrongStateError: The tensordict shows no store; ``load_memmap_`` takes a name.
-            StoreNotFoundError: The store is gone. The tensordict is as it was.
+            WrongStateError: The tensordict shows no store; ``load_memmap_`` accepts a name.
+            StoreNotFoundError: The store was deleted. The tensordict is unchanged.
         """
         if isinstance(td, StoreHandle):
             return td.memmap_refresh_()
@@ -182,7 +182,7 @@ class LoadingClient(TensorDictClient):
         return ShownStores()
 
     def _store(self, name: str, deadline: Deadline, path: Path = ()) -> StoreHandle:
-        """The handle of a store that has a nested part at ``path``."""
+        """Returns the handle of a store that has a nested part at ``path``."""
         handle = self._handle(self.describe(name, timeout_s=deadline.remaining_s))
         if not isinstance(handle, StoreHandle):
             raise WrongStateError(state=f"store {name!r} is a replay", event="load_memmap()")
@@ -202,7 +202,7 @@ class LoadingClient(TensorDictClient):
         return require_content(self._fetch(name, deadline, keys=keys, device=device, allow_pickle=allow_pickle))
 
     def _receive_into(self, name: str, out: Any, deadline: Deadline, allow_pickle: bool | None) -> Any:
-        """Fills in place what fits, without another copy."""
+        """Receives the content in place where it fits, without another copy."""
         try:
             destination = Destination(out, store=name)
             self._fetch(name, deadline, destination=destination, allow_pickle=allow_pickle)
@@ -231,7 +231,7 @@ class LoadingClient(TensorDictClient):
 
 
 def _mapped_or_none(handle: StoreHandle, deadline: Deadline, *, writable: bool) -> Any:
-    """The store's memory, unlocked; None where there is no way to have that, and nobody asks to write it."""
+    """Maps the store's memory, unlocked; None if that is not possible, and no write access is asked for."""
     try:
         td = _unlock(handle.map(writable=writable, timeout_s=deadline.remaining_s))
     except NotSupportedError:
@@ -244,7 +244,7 @@ def _mapped_or_none(handle: StoreHandle, deadline: Deadline, *, writable: bool) 
 def _unlock(td: Any) -> Any:
     try:
         return td.unlock_()
-    except RuntimeError:  # parameters below that are locked by themselves
+    except RuntimeError:  # parameters below that have a lock of their own
         return td
 
 
@@ -255,7 +255,7 @@ def _show(td: Any, source: Any, store: StoreHandle, *, is_mapped: bool) -> None:
             take_over(td, source, store=store.name)
         else:
             _put(td, source, store=store.name)
-    except NotSupportedError:  # a TensorDictParams, say, which stays locked
+    except NotSupportedError:  # for example a TensorDictParams, which stays locked
         _put(td, source, store=store.name)
     if store.shares_non_tensor:
         with_live_leaves(td, store)
@@ -266,7 +266,7 @@ def _part(td: Any, path: Path) -> Any:
 
 
 def _put(out: Any, td: Any, *, store: str) -> Any:
-    """Copies into ``out`` what fits, and lets it take over what does not."""
+    """Copies into ``out`` what fits, and replaces what does not."""
     try:
         captured = capture(td, allow_pickle=True)
         fill(out, captured.spec, captured.tensors, captured.values)
@@ -276,9 +276,9 @@ def _put(out: Any, td: Any, *, store: str) -> Any:
 
 
 class ShownStores:
-    """Names of stores by the tensordicts that show them, which it does not keep alive. Threads: safe.
+    """Names of stores by the tensordicts that show them. Does not keep these alive. Threads: safe.
 
-    Tensordicts compare entry by entry, so they are known by identity.
+    Tensordicts compare entry by entry, so they are identified by ``id``.
     """
 
     def __init__(self) -> None:
@@ -286,19 +286,19 @@ class ShownStores:
         self._names: dict[int, tuple[ReferenceType[Any], str]] = {}
 
     def add(self, td: Any, name: str) -> None:
-        """From now on ``td`` shows the store of that name, and no other."""
+        """Makes ``td`` show the store of that name, and no other."""
         number = id(td)
         with self._lock:
             self._names[number] = (ref(td, lambda gone: self._forget(number, gone)), name)
 
     def name_of(self, td: Any) -> str | None:
-        """The store that it shows; None for one that shows none."""
+        """Returns the name of the store that it shows, if any."""
         with self._lock:
             found = self._names.get(id(td))
         return None if found is None or found[0]() is not td else found[1]
 
     def _forget(self, number: int, gone: ReferenceType[Any]) -> None:
-        # no lock: this runs wherever the last reference goes, also within add() of the same thread
+        # No lock: this runs wherever the last reference is dropped, perhaps within add() of the same thread.
         found = self._names.get(number)
         if found is not None and found[0] is gone:
             self._names.pop(number, None)
@@ -309,7 +309,7 @@ FetchValues = Callable[[Sequence[Path]], "dict[Path, Any]"]
 
 
 def is_imitation(device: torch.device | str | int | None, mode: FakeTensorMode | None) -> bool:
-    """Whether a tensordict on this device, under this mode, has tensors without content."""
+    """Returns whether a tensordict on this device, under this mode, has tensors without content."""
     return mode is not None or (device is not None and named_device(device).type == "meta")
 
 
@@ -321,13 +321,13 @@ def imitate(
     mode: FakeTensorMode | None,
     pad: Pad = None,
 ) -> Any:
-    """A tensordict whose tensors have no content; its non-tensor values are there.
+    """Returns a tensordict with tensors without content, and with its non-tensor values.
 
     Args:
         spec: The structure.
-        fetch_values: For non-tensor values, which are no tensors to imitate, and for ragged tensors: how large they are
-            is part of their content.
-        device: Where the tensors seem to be; None is the CPU.
+        fetch_values: Reads non-tensor values, which cannot be imitated, and ragged tensors, whose sizes are part of
+            their content.
+        device: Apparent device of the tensors; None is the CPU.
         mode: Makes fake tensors; without one ``device`` is ``"meta"``.
         pad: As in ``load_memmap``.
 
@@ -351,10 +351,10 @@ def imitate(
         if leaf.is_nested and mode.shape_env is None:
             reason = "its sizes are symbols: use FakeTensorMode(shape_env=ShapeEnv()), or device='meta'"
             raise NotSupportedError(feature="a jagged tensor under this FakeTensorMode", reason=reason)
-        content = leaf.detach()  # of which the sizes are known, but for those of a nested one
+        content = leaf.detach()  # its sizes are known, except those of a nested one
         return mark_tensor(mode.from_tensor(content, static_shapes=None if leaf.is_nested else True), *mark_of(leaf))
 
-    with unset_fake_temporarily():  # else what arrives would be made of fake memory
+    with unset_fake_temporarily():  # else received content would be in fake memory
         values = fetch_values([path for path, _ in spec.values]) if spec.values else {}
         shown = on_cpu(spec) if wanted is None else spec.with_device(str(wanted))
         columns = pad_ragged(shown, tensors, values, pad)
