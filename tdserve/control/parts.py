@@ -20,7 +20,7 @@ MIN_AHEAD_BYTES = PART_BYTES // 4
 """Shorter lists stay inside a message, even if the message is cut."""
 
 MAX_JOINED_BYTES = 256 * 1024 * 1024
-"""Specs of a hundred thousand leaves and the columns of millions of rows fit. Content above the inline limit never
+"""Specs of a hundred thousand leaves fit. Long lists go ahead of their message. Content above the inline limit never
 travels in messages."""
 
 

@@ -7,22 +7,31 @@ from pathlib import Path
 
 from tdserve.v1 import content_pb2, control_pb2
 
-LongList = content_pb2.IntArray | control_pb2.Rows
+LongList = content_pb2.IntArray | control_pb2.Rows | control_pb2.RowColumn
 
 
 def lists_in(message: control_pb2.ClientMessage) -> Sequence[LongList]:
-    """Returns the lists of a request that may be long: of its selection, or of rows to be deleted."""
+    """Returns the lists of a request that may be long: of its selection, of rows to be deleted, or one entry per new
+    row."""
     kind = message.WhichOneof("body")
     if kind == "read" or kind == "write":
         selection = message.read.selection if kind == "read" else message.write.selection
         return [item.positions for item in selection.items if item.HasField("positions")]
+    if kind == "extend":
+        return columns_in(message.extend)
     return [message.change.delete] if kind == "change" and message.change.HasField("delete") else []
 
 
-def read_list(rows: control_pb2.Rows) -> bytes:
-    """Returns encoded row numbers, from their file if they are in one. This reads the file: call it in a thread."""
-    if not rows.file:
-        return rows.data
-    with Path(rows.file).open("rb") as file:
-        file.seek(rows.offset)
-        return file.read(rows.nbytes_ahead)
+def columns_in(extend: control_pb2.ExtendRequest) -> Sequence[control_pb2.RowColumn]:
+    """Returns what an extend says of its rows beside their content."""
+    names = ("priorities", "ends", "policy_versions")
+    return [getattr(extend, name) for name in names if extend.HasField(name)]
+
+
+def read_list(asked: control_pb2.Rows | control_pb2.RowColumn) -> bytes:
+    """Returns what a list has, from its file if it is in one. This reads the file: call it in a thread."""
+    if not asked.file:
+        return asked.data
+    with Path(asked.file).open("rb") as file:
+        file.seek(asked.offset)
+        return file.read(asked.nbytes_ahead)

@@ -354,12 +354,24 @@ class ExtendRequest(_message.Message):
     content: Content
     timeout_s: float
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
-    priorities: bytes
-    ends: bytes
+    priorities: RowColumn
+    ends: RowColumn
     writer: int
-    policy_versions: bytes
+    policy_versions: RowColumn
     wished_claim: int
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., priorities: _Optional[bytes] = ..., ends: _Optional[bytes] = ..., writer: _Optional[int] = ..., policy_versions: _Optional[bytes] = ..., wished_claim: _Optional[int] = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., priorities: _Optional[_Union[RowColumn, _Mapping]] = ..., ends: _Optional[_Union[RowColumn, _Mapping]] = ..., writer: _Optional[int] = ..., policy_versions: _Optional[_Union[RowColumn, _Mapping]] = ..., wished_claim: _Optional[int] = ...) -> None: ...
+
+class RowColumn(_message.Message):
+    __slots__ = ("data", "nbytes_ahead", "file", "offset")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    nbytes_ahead: int
+    file: str
+    offset: int
+    def __init__(self, data: _Optional[bytes] = ..., nbytes_ahead: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("first_row", "uid", "structure", "path", "num")

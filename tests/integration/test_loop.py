@@ -134,6 +134,9 @@ def test_loop_when_a_table_has_very_many_rows_then_no_call_keeps_it_busy(
             calls = {
                 "change priorities": lambda: table.update_priority(torch.arange(256), torch.ones(256)),
                 "change very many priorities": lambda: table.update_priority(many, torch.ones(len(many))),
+                "extend with priorities": lambda: table.extend(
+                    row.expand(num_rows).clone(), priority=torch.rand(num_rows)
+                ),
                 **calls,
             }
         assert long_ones(watched, calls, limit_s) == {}
@@ -171,11 +174,11 @@ def test_loop_when_rows_leave_by_rules_of_their_own_then_no_call_keeps_it_busy(
 ) -> None:
     num_rows, limit_s = size
     row = TensorDict({"x": torch.zeros((), dtype=torch.uint8)}, [])
-    everything = row.expand(num_rows).clone()
+    everything, priorities = row.expand(num_rows).clone(), torch.rand(num_rows, dtype=torch.float64)
     with watched.client(transport="gloo", timeout_s=110.0) as client:
         lowest = client.create_replay("lowest", like=row, capacity=num_rows, remover=tdserve.LowestPriority())
         for _ in range(20):
-            lowest.extend(everything[: num_rows // 20], priority=torch.rand(num_rows // 20, dtype=torch.float64))
+            lowest.extend(everything[: num_rows // 20], priority=priorities[: num_rows // 20])
         twice = client.create_replay("twice", like=row, capacity=num_rows, max_times_sampled=2)
         queue = client.create_queue("queue", like=row, max_size=num_rows, policy="p")
         client.publish("p", row.expand(1).clone())
@@ -197,6 +200,9 @@ def test_loop_when_rows_leave_by_rules_of_their_own_then_no_call_keeps_it_busy(
         calls: dict[str, Callable[[], object]] = {
             "evict one row": lambda: lowest.extend(everything[:1]),
             "evict very many rows": lambda: lowest.extend(everything[: num_rows // 3]),
+            "evict very many rows by priorities": lambda: lowest.extend(
+                everything[: num_rows // 3], priority=priorities[: num_rows // 3]
+            ),
             "extend by all rows at once": lambda: twice.extend(everything),
             "sample rows that may leave for it": lambda: twice.sample(96_000),
             "fill a queue at once": lambda: queue.extend(everything[: num_rows - len(queue)]),

@@ -31,6 +31,7 @@ from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, Unknow
 from tdserve.client.tables.counts import ToldCounts
 from tdserve.client.tables.parts import ExtendPart, join_requests
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
+from tdserve.messages.long_lists import columns_in
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import Captured
@@ -272,7 +273,7 @@ class ExtendCoalescer:
         captured = [part.captured for part in parts]
 
         def make_outgoing(session: Session) -> Outgoing:
-            margin_nbytes = len(request.priorities) + len(request.ends) + len(request.policy_versions)
+            margin_nbytes = sum(len(column.data) for column in columns_in(request))
             return session.mover.prepare(captured, self._target, margin_nbytes=margin_nbytes)
 
         def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:

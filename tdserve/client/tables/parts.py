@@ -11,6 +11,7 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.client.content.value_blocks import joinable_nbytes
+from tdserve.messages.long_lists import columns_in
 from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2
 
@@ -63,7 +64,7 @@ class ExtendPart(NamedTuple):
     def is_plain(self) -> bool:
         """Whether its rows have no annotations."""
         said = self.request
-        return not (said.keys or said.priorities or said.ends or said.policy_versions)
+        return not (said.keys or columns_in(said))
 
     def fits(self, other: ExtendPart) -> bool:
         """Returns whether both may share a request."""
@@ -73,8 +74,8 @@ class ExtendPart(NamedTuple):
             and not other.is_alone
             and own.writer == its.writer
             and own.keys == its.keys
-            and bool(own.priorities) == bool(its.priorities)
-            and bool(own.policy_versions) == bool(its.policy_versions)
+            and own.HasField("priorities") == its.HasField("priorities")
+            and own.HasField("policy_versions") == its.HasField("policy_versions")
             and self.captured.spec.with_rows(1) == other.captured.spec.with_rows(1)
         )
 
@@ -88,12 +89,12 @@ def join_requests(requests: Sequence[control_pb2.ExtendRequest]) -> control_pb2.
         store=first.store, num_rows=sum(request.num_rows for request in requests), writer=first.writer
     )
     whole.keys.extend(first.keys)
-    if first.priorities:
-        whole.priorities = b"".join(_spread(request.priorities, request.num_rows, 8) for request in requests)
-    if first.policy_versions:
-        whole.policy_versions = b"".join(_spread(request.policy_versions, request.num_rows, 8) for request in requests)
-    if any(request.ends for request in requests):
-        whole.ends = b"".join(_spread(request.ends or b"\0", request.num_rows, 1) for request in requests)
+    if first.HasField("priorities"):
+        whole.priorities.data = b"".join(_spread(each.priorities.data, each.num_rows, 8) for each in requests)
+    if first.HasField("policy_versions"):
+        whole.policy_versions.data = b"".join(_spread(each.policy_versions.data, each.num_rows, 8) for each in requests)
+    if any(request.HasField("ends") for request in requests):
+        whole.ends.data = b"".join(_spread(each.ends.data or b"\0", each.num_rows, 1) for each in requests)
     return whole
 
 

@@ -28,12 +28,12 @@ def set_row_annotations(
         InvalidRequestError: One is invalid, has neither one element nor one per row, or is not supported by the table.
     """
     if priority is not None:
-        request.priorities = as_priorities(priority, request.num_rows).astype("<f8").tobytes()
+        request.priorities.data = as_priorities(priority, request.num_rows).astype("<f8").tobytes()
     if ends is not None:
-        request.ends = _flags(ends, request.num_rows)
+        request.ends.data = _flags(ends, request.num_rows)
     if policy_version is not None:
         check_policy(settings, request.store, POLICY_VERSION_KEY)
-        request.policy_versions = _versions(policy_version, request.num_rows).tobytes()
+        request.policy_versions.data = _versions(policy_version, request.num_rows).tobytes()
 
 
 def check_policy(settings: Settings, store: str, argument: str) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.messages.long_lists import columns_in, read_list
 from tdserve.messages.row_numbers import column_of
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, check_priorities
 from tdserve.server.opened_store import OpenedStore
@@ -23,10 +25,14 @@ class Coming:
     Attributes:
         arrival: What the request says of them.
         num_rows: How many there are.
+        versions: Versions of the policy that made them, one per row; None: the request does not say.
+        version_range: The least and the greatest of them.
     """
 
     arrival: Arrival
     num_rows: int
+    versions: NDArray[np.int64] | None = None
+    version_range: tuple[int, int] = (0, 0)
 
     def with_columns(self, entry: OpenedStore, found: Mapping[Path, bytes]) -> Arrival:
         """Adds what the worker found in the content, by the store's rule keys."""
@@ -53,22 +59,29 @@ def arriving(entry: OpenedStore, client_id: bytes, asked: control_pb2.ExtendRequ
     """
     num_rows = asked.num_rows
     table = entry.replay_table()
-    if not (asked.priorities or asked.ends or asked.keys) and table.columns.trajectories is None:
+    if not (asked.keys or columns_in(asked)) and table.columns.trajectories is None:
         return Coming(PLAIN_ARRIVAL, num_rows)
     ends = None
-    if asked.ends:
-        ends = column_of("ends", asked.ends, "?", num_rows)
+    if asked.HasField("ends"):
+        ends = column_of("ends", read_list(asked.ends), "?", num_rows)
     priorities = None
-    if asked.priorities:
+    if asked.HasField("priorities"):
         if "priority" not in table.settings.columns:
             reason = f"table {entry.name!r} has neither a sampler nor a remover that uses priorities"
             raise InvalidRequestError(argument="priority", reason=reason)
-        priorities = column_of("priority", asked.priorities, "<f8", num_rows)
-        check_priorities(np.frombuffer(asked.priorities, "<f8"))  # one of all rows may stand for very many
+        content = read_list(asked.priorities)
+        priorities = column_of("priority", content, "<f8", num_rows)
+        check_priorities(np.frombuffer(content, "<f8"))  # one of all rows may stand for very many
     keys = sorted(number for key in asked.keys for number in entry.numbers_of(tuple(key.parts)))
     missing = [path for path in entry.rule_keys if keys and not set(entry.numbers_of(path)) <= set(keys)]
     if missing:
         reason = f"table {entry.name!r} orders its rows by {'.'.join(missing[0])!r}: every row must have it"
         raise InvalidRequestError(argument="batch", reason=reason)
     writer = (client_id, asked.writer)
-    return Coming(Arrival(priorities=priorities, writer=writer, ends=ends, keys=keys or None), num_rows)
+    coming = Coming(Arrival(priorities=priorities, writer=writer, ends=ends, keys=keys or None), num_rows)
+    if not asked.HasField("policy_versions"):
+        return coming
+    content = read_list(asked.policy_versions)
+    versions = column_of("policy_version", content, "<i8", num_rows)
+    each = np.frombuffer(content, "<i8")
+    return replace(coming, versions=versions, version_range=(int(each.min(initial=0)), int(each.max(initial=0))))

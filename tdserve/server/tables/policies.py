@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, WrongStateError
-from tdserve.messages.row_numbers import column_of
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.staleness import UNKNOWN, Staleness
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
+from tdserve.server.tables.arrivals import Coming
 from tdserve.v1 import control_pb2
 
 
@@ -89,19 +89,18 @@ class MadeBy:
         WrongStateError: As of :func:`follow`.
     """
 
-    def __init__(self, stores: Stores, entry: OpenedStore, asked: control_pb2.ExtendRequest) -> None:
+    def __init__(self, stores: Stores, entry: OpenedStore, coming: Coming) -> None:
         self._stores = stores
         self._entry = entry
-        self._versions = None
+        self._versions = coming.versions
         staleness = follow(stores, entry)
         self._uid = "" if staleness is None else staleness.uid
-        if not asked.policy_versions:
+        if self._versions is None:
             return
         if staleness is None:
             reason = f"table {entry.name!r} was created without a policy"
             raise InvalidRequestError(argument="policy_version", reason=reason)
-        self._versions = column_of("policy_version", asked.policy_versions, "<i8", asked.num_rows)
-        low, high = int(self._versions.min(initial=0)), int(self._versions.max(initial=0))
+        low, high = coming.version_range
         if low < 0 or high > staleness.newest:
             policy = entry.replay_table().settings.policy
             reason = f"{low if low < 0 else high} is not from 0 to {staleness.newest}, the newest of {policy!r}"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from tdserve.base.deadline import Deadline
+from tdserve.messages.long_lists import columns_in
 from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import Selection, from_message
@@ -73,8 +74,11 @@ class Replays:
             return control_pb2.Done.FromString(answered)
         if asked.content.fingerprint != entry.spec_of_row().fingerprint:
             raise older_store(entry)
-        coming = arriving(entry, session.client_id, asked)
-        made_by = MadeBy(self._stores, entry, asked)
+        if any(column.file for column in columns_in(asked)):
+            coming = await asyncio.to_thread(arriving, entry, session.client_id, asked)
+        else:
+            coming = arriving(entry, session.client_id, asked)
+        made_by = MadeBy(self._stores, entry, coming)
         reservation = await reserve_rows(session, entry, asked.num_rows, deadline)
         if entry.lost:
             with self._stores.db.transaction(is_decided=True) as txn:

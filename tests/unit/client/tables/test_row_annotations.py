@@ -19,7 +19,7 @@ def said(version: Any, settings: Settings = POLICY) -> list[int]:
     """What a request says of two rows."""
     request = control_pb2.ExtendRequest(store="r", num_rows=2)
     set_row_annotations(request, settings, priority=None, ends=None, policy_version=version)
-    return [int(number) for number in np.frombuffer(request.policy_versions, "<i8")]
+    return [int(number) for number in np.frombuffer(request.policy_versions.data, "<i8")]
 
 
 @pytest.mark.parametrize("given", [3, np.int64(3), torch.tensor(3), np.array(3)])
@@ -52,7 +52,7 @@ def test_say_of_rows_when_the_table_has_no_policy_then_only_silence_is_right() -
 def test_say_of_rows_when_ends_are_no_flags_then_refused() -> None:
     request = control_pb2.ExtendRequest(store="r", num_rows=2)
     set_row_annotations(request, POLICY, priority=[1.0, 2.0], ends=torch.tensor([False, True]), policy_version=None)
-    assert (request.ends, len(request.priorities)) == (b"\0\1", 16)
+    assert (request.ends.data, len(request.priorities.data)) == (b"\0\1", 16)
     for ends in (torch.tensor([0, 1]), torch.tensor([True] * 3)):
         with pytest.raises(InvalidRequestError, match="ends"):
             set_row_annotations(request, POLICY, priority=None, ends=ends, policy_version=None)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import CorruptDataError, RemoteProtocolError
-from tdserve.messages.long_lists import read_list
+from tdserve.messages.long_lists import columns_in, read_list
 from tdserve.messages.selection.selection import from_message, parse
 from tdserve.server.sessions import long_list_file
 from tdserve.server.sessions.long_list_file import LongListFile, place_lists
@@ -48,6 +48,22 @@ def test_place_when_rows_are_to_be_deleted_then_they_are_read_from_the_file(tmp_
     place_lists(message, ahead)
     assert read_list(message.change.delete) == b"rows"
     assert read_list(control_pb2.Rows(data=b"few")) == b"few"
+
+
+def test_place_when_an_extend_says_much_of_its_rows_then_each_column_has_its_part(tmp_path: Path) -> None:
+    ahead = LongListFile(tmp_path)
+    ahead.add(b"prioritiesversions")
+    extend = control_pb2.ExtendRequest(
+        priorities=control_pb2.RowColumn(nbytes_ahead=10),
+        ends=control_pb2.RowColumn(data=b"few"),
+        policy_versions=control_pb2.RowColumn(nbytes_ahead=8),
+    )
+    message = control_pb2.ClientMessage(extend=extend)
+    place_lists(message, ahead)
+    assert [read_list(column) for column in columns_in(message.extend)] == [b"priorities", b"few", b"versions"]
+    message.extend.ends.file = str(tmp_path / "secret")
+    with pytest.raises(RemoteProtocolError, match="name of a file"):
+        place_lists(message, ahead)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 40, 56], ids=["none", "less", "more"])

@@ -24,9 +24,14 @@ def asked(num_rows: int = 3, **fields: Any) -> control_pb2.ExtendRequest:
     return control_pb2.ExtendRequest(store="r", num_rows=num_rows, **fields)
 
 
-def floats(*numbers: float) -> bytes:
+def floats(*numbers: float) -> control_pb2.RowColumn:
     """As requests have priorities."""
-    return np.array(numbers, "<f8").tobytes()
+    return control_pb2.RowColumn(data=np.array(numbers, "<f8").tobytes())
+
+
+def flags(content: bytes) -> control_pb2.RowColumn:
+    """As requests have ends."""
+    return control_pb2.RowColumn(data=content)
 
 
 @pytest.fixture
@@ -77,13 +82,13 @@ def test_arriving_when_some_leaves_are_given_then_their_numbers(prioritized: Ope
 
 def test_arriving_when_rows_form_trajectories_then_whose_they_are_and_where_they_end(world: World, run: Loop) -> None:
     entry = create(world, run, sampler=Slices(slice_len=2))
-    found = arriving(entry, CLIENT, asked(writer=4, ends=b"\0\1\0")).arrival
+    found = arriving(entry, CLIENT, asked(writer=4, ends=flags(b"\0\1\0"))).arrival
     assert found.writer == (CLIENT, 4)
     assert found.ends is not None
     assert found.ends.tolist() == [False, True, False]
     assert arriving(entry, bytes(16), asked()).arrival.writer != found.writer
     with pytest.raises(InvalidRequestError):
-        arriving(entry, CLIENT, asked(ends=b"\0\1"))
+        arriving(entry, CLIENT, asked(ends=flags(b"\0\1")))
 
 
 @pytest.mark.parametrize("keys", [[path("g")], [path("n"), path("g")]])
@@ -97,7 +102,7 @@ def test_arriving_when_a_leaf_that_orders_rows_is_lacking_then_refused(world: Wo
 def test_with_columns_when_an_end_key_is_set_then_ends_are_those_and_the_writers(world: World, run: Loop) -> None:
     entry = create(world, run, sampler=Slices(slice_len=2, end_key=("n", "w")))
     column = np.array([[0, 0, 0], [0, 0, 5], [0, 0, 0]], "<i8").tobytes()
-    found = arriving(entry, CLIENT, asked(ends=b"\1\0\0")).with_columns(entry, {("n", "w"): column})
+    found = arriving(entry, CLIENT, asked(ends=flags(b"\1\0\0"))).with_columns(entry, {("n", "w"): column})
     assert found.ends is not None
     assert found.ends.tolist() == [True, True, False]
     alone = arriving(entry, CLIENT, asked()).with_columns(entry, {("n", "w"): column})

@@ -15,6 +15,7 @@ from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.settings import Settings
 from tdserve.server import descriptions
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.tables.arrivals import arriving
 from tdserve.server.tables.policies import MadeBy, follow, wake_followers
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
@@ -37,9 +38,14 @@ def publish(world: World, run: Loop, num_versions: int = 1) -> None:
         run(world.publishing.publish(world.session(), 1, publishing()))
 
 
-def versions(*numbers: int) -> bytes:
+def versions(*numbers: int) -> control_pb2.RowColumn:
     """As messages have them."""
-    return np.array(numbers, "<i8").tobytes()
+    return control_pb2.RowColumn(data=np.array(numbers, "<i8").tobytes())
+
+
+def made_by(world: World, entry: OpenedStore, asked: control_pb2.ExtendRequest) -> MadeBy:
+    """What the rows of a request were made by."""
+    return MadeBy(world.stores, entry, arriving(entry, bytes(16), asked))
 
 
 def described(world: World, entry: OpenedStore) -> control_pb2.StoreDescription:
@@ -74,7 +80,7 @@ def test_extend_when_versions_are_given_then_checked_and_kept(world: World, run:
     extend(world, run, made, rows(3), request=2, policy_versions=versions(1))
     extend(world, run, made, rows(6, 1), request=3)
     assert made.replay_table().columns.array("policy_version", np.int64)[:7].tolist() == [2, 0, 1, 1, 1, 1, 2]
-    for bad in (versions(3), versions(-1), versions(1, 1), b"\0\0"):
+    for bad in (versions(3), versions(-1), versions(1, 1), control_pb2.RowColumn(data=b"\0\0")):
         with pytest.raises(InvalidRequestError, match="policy_version"):
             extend(world, run, made, rows(7, 1), request=4, policy_versions=bad)
     assert len(made.replay_table()) == 7
@@ -95,14 +101,17 @@ def test_settle_when_the_policy_was_made_anew_meanwhile_then_the_version_is_unkn
 ) -> None:
     publish(world, run, 2)
     asked = extending(made, rows(0), policy_versions=versions(1))
-    before, unaware = MadeBy(world.stores, made, asked), MadeBy(world.stores, made, extending(made, rows(0)))
+    before, unaware = (
+        made_by(world, made, asked),
+        made_by(world, made, extending(made, rows(0))),
+    )
     run(world.creation.delete("p"))
     publish(world, run, 3)
     settled = before.settle(PLAIN_ARRIVAL).policy_versions
     assert settled is not None
     assert settled.tolist() == [-1, -1, -1]
     assert unaware.settle(PLAIN_ARRIVAL).policy_versions is None
-    assert MadeBy(world.stores, made, asked).settle(PLAIN_ARRIVAL).policy_versions.tolist() == [1, 1, 1]  # type: ignore[union-attr]
+    assert made_by(world, made, asked).settle(PLAIN_ARRIVAL).policy_versions.tolist() == [1, 1, 1]  # type: ignore[union-attr]
 
 
 def test_sample_when_a_lag_is_asked_for_then_rows_that_are_too_old_are_left_out(
