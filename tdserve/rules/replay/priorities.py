@@ -20,9 +20,9 @@ _SHIFT = 4
 _BLOCK = 1 << _SHIFT
 # Up to this many numbers one pass over all of them is cheaper than one more level.
 _TOP_NUMBERS = 4096
-# Most blocks whose change waits; they are carried up in 2 ms. This bounds the list of them, and the time that a request
+# Most blocks whose change waits; they are carried up in 1 ms. This bounds the list of them, and the time that a request
 # may have to spend on it.
-_MAX_WAITING = 1 << 12
+_MAX_WAITING = 1 << 11
 # Targets that are searched at once: a block of numbers for each of them is in memory.
 _MAX_TARGETS = 1 << 14
 
