@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -184,8 +185,12 @@ def test_loop_when_rows_leave_by_rules_of_their_own_then_no_call_keeps_it_busy(
         client.publish("p", row.expand(1).clone())
 
         def take() -> None:
-            with queue.take(num_rows // 20):
+            with queue.take(num_rows // 10):
                 pass
+
+        def take_and_give_back() -> None:
+            with contextlib.suppress(RuntimeError), queue.take(num_rows // 10):
+                raise RuntimeError
 
         def discard() -> None:
             client.publish("p", row.expand(1).clone())
@@ -206,6 +211,7 @@ def test_loop_when_rows_leave_by_rules_of_their_own_then_no_call_keeps_it_busy(
             "extend by all rows at once": lambda: twice.extend(everything),
             "sample rows that may leave for it": lambda: twice.sample(96_000),
             "fill a queue at once": lambda: queue.extend(everything[: num_rows - len(queue)]),
+            "give very many rows back": take_and_give_back,
             "take very many rows": take,
             "have another policy": replace_policy,
             "discard all rows": discard,
@@ -229,6 +235,11 @@ def test_loop_when_a_sample_is_the_first_of_its_kind_then_it_looks_at_the_rows_a
         calls: dict[str, Callable[[], object]] = {
             "consumer": lambda: table.sample(16, consumer=f"number {next(count)}"),
             "groups": lambda: table.sample(64, group_by="x", group_size=2 ** next(count)),
+            "very many rows for a consumer": lambda: table.sample(num_rows // 10, consumer=f"number {next(count)}"),
+            "very many rows for the same consumer": lambda: table.sample(num_rows // 10, consumer="number 1"),
+            "very many groups for a consumer": lambda: table.sample(
+                48_000, group_by="x", group_size=64, consumer=f"number {next(count)}"
+            ),
             "very many groups": lambda: table.sample(48_000, group_by="x", group_size=64),
         }
         assert long_ones(watched, calls, limit_s) == {}

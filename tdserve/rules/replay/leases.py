@@ -101,10 +101,7 @@ class Leases:
         rows = each_once(rows)
         is_held = self.held_by(owner, rows, consumer)
         if not is_held.all():
-            lost = f"{np.count_nonzero(~is_held)} of these {len(rows)} rows are not held by this owner"
-            why = "acknowledged before, or given up with its session, as by a restart of the server, and come again"
-            state = f"{lost}: they were {why}"
-            raise WrongStateError(state=state, event="acknowledging rows")
+            raise not_held(int(np.count_nonzero(~is_held)), len(rows))
         self._end(consumer, rows)
         return rows
 
@@ -190,3 +187,10 @@ class Leases:
                 del self._of_owner[lease.owner][number]
                 if not self._of_owner[lease.owner]:
                     del self._of_owner[lease.owner]
+
+
+def not_held(num_lost: int, num_rows: int) -> WrongStateError:
+    """Returns the error for rows that their owner does not hold."""
+    lost = f"{num_lost} of these {num_rows} rows are not held by this owner"
+    why = "acknowledged before, or given up with its session, as by a restart of the server, and come again"
+    return WrongStateError(state=f"{lost}: they were {why}", event="acknowledging rows")

@@ -313,14 +313,9 @@ class ConditionalSelectors:
     def acknowledge(self, owner: int, consumer: str, rows: Rows) -> Rows:
         """Acknowledges rows of the owner's lease, each named once; returns those that leave the table for good.
 
-        Rows of a named consumer that were overwritten since are ignored, as long as it holds any.
-
         Raises:
             WrongStateError: It does not hold all of them. Nothing was changed.
         """
-        if consumer != OWN:
-            held = rows[self.leases.held_by(owner, rows, consumer)]
-            rows = held if len(held) else rows
         rows = self.leases.take(owner, rows, consumer)
         if consumer == OWN:
             return rows
@@ -387,8 +382,8 @@ class ConditionalSelectors:
     def make(self, key: SampleConditions) -> Selector:
         """Returns an empty selector, and makes the columns that its conditions read; for very many rows, call it in a
         thread."""
-        if key.consumer != OWN:
-            self._columns.array("consumed", np.uint64)
+        if key.consumer != OWN and not self.consumers:
+            self._consumed[:] = 0  # of no use to anybody else yet; the file gets its pages here, and not on the loop
         if key.group:
             ids = self._columns.array(key.group, np.int64)
             return GroupSelector(self._columns, ids, key.group_size)

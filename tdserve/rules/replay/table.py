@@ -14,7 +14,7 @@ from tdserve.base.errors import EndOfStreamError, InvalidRequestError, WrongStat
 from tdserve.messages.row_numbers import each_once
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.groups import GroupSelector
-from tdserve.rules.replay.limiter import Limiter
+from tdserve.rules.replay.leases import not_held
 from tdserve.rules.replay.live_rows import Rows, compact
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities, no_rows
 from tdserve.rules.replay.reservation import Reservation
@@ -401,23 +401,6 @@ class Table(TableState):
             self._reset_inserts = self.ring.inserts
         return self.delete_in_pieces(RowSet.run(0, self.ring.num_used).pieces())
 
-    def close(self) -> None:
-        """Closes the table: it accepts no more rows; those that are here can still be taken."""
-        self.take_back_claims()
-        self.is_closed = True
-
-    def set_limiter(self, limiter: Limiter) -> None:
-        """Replaces the limiter.
-
-        Raises:
-            InvalidRequestError: It could never let any row through. Nothing was changed.
-        """
-        settings = self.settings.with_limiter(limiter)
-        settings.check(self.ring.capacity)
-        self.take_back_claims()
-        self.settings = settings
-        self._changed_settings = settings.to_json()
-
     def acknowledge(self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None = None) -> int:
         """Acknowledges rows of an owner's lease; returns how many.
 
@@ -427,18 +410,33 @@ class Table(TableState):
         Raises:
             WrongStateError: It does not hold all of them (of a named consumer: any of them). Nothing was changed.
         """
-        self.check_numbers(rows)
-        is_same = self._is_same(rows, generations)
-        if consumer == OWN and not is_same.all():
-            state = f"{np.count_nonzero(~is_same)} of these {len(rows)} rows are others by now"
+        return sum(self.acknowledge_in_parts(owner, consumer, rows, generations))
+
+    def acknowledge_in_parts(
+        self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None
+    ) -> Iterator[int]:
+        """Like :meth:`acknowledge`, a part at a time: all parts are looked at before the first ends its leases. Between
+        two parts rows may come and go, but the owner may not give any back."""
+        num_same = num_held = 0
+        for same in self._same_in_parts(rows, generations):
+            num_same += len(same)
+            num_held += int(np.count_nonzero(self.selectors.leases.held_by(owner, same, consumer)))
+            yield 0
+        if consumer == OWN and num_same < len(rows):
+            state = f"{len(rows) - num_same} of these {len(rows)} rows are others by now"
             raise WrongStateError(state=state, event="acknowledging rows")
-        rows = each_once(rows[is_same])
-        if not len(rows):
+        if not num_same:
             raise WrongStateError(state="none of these rows is held", event="acknowledging rows")
-        leaving = self.selectors.acknowledge(owner, consumer, rows)
-        if len(leaving):
-            self.remove(leaving)
-        return len(rows)
+        if num_held < (num_same if consumer == OWN else 1):
+            raise not_held(num_same - num_held, num_same)
+        for same in self._same_in_parts(rows, generations):
+            named = each_once(same)
+            leaving = self.selectors.acknowledge(
+                owner, consumer, named[self.selectors.leases.held_by(owner, named, consumer)]
+            )
+            if len(leaving):
+                self.remove(leaving)
+            yield len(named)
 
     def give_back(self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None = None) -> None:
         """Gives rows of an owner's lease back: they are available to others again. Rows that it does not hold (any
@@ -447,9 +445,28 @@ class Table(TableState):
         Raises:
             SelectionError: A number is not that of a row. Nothing was changed.
         """
-        self.check_numbers(rows)
-        rows = each_once(rows[self._is_same(rows, generations)])
-        self.selectors.give_back(owner, consumer, rows[self.selectors.leases.held_by(owner, rows, consumer)])
+        for _ in self.give_back_in_parts(owner, consumer, rows, generations):
+            pass
+
+    def give_back_in_parts(
+        self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None
+    ) -> Iterator[int]:
+        """Like :meth:`give_back`, a part at a time; between two parts rows may come and go."""
+        for _ in self._same_in_parts(rows, generations):
+            yield 0
+        for same in self._same_in_parts(rows, generations):
+            named = each_once(same)
+            self.selectors.give_back(owner, consumer, named[self.selectors.leases.held_by(owner, named, consumer)])
+            yield len(named)
+
+    def _same_in_parts(self, rows: Rows, generations: NDArray[np.uint32] | None) -> Iterator[Rows]:
+        """Yields those rows that still have their generation."""
+        # What a consumer has had is in a file: each of its rows may need a page that was written to the disk meanwhile.
+        step_rows = self.step_rows if self.selectors.is_plain else self.step_rows // 2
+        for start in range(0, max(len(rows), 1), step_rows):
+            part = slice(start, start + step_rows)
+            self.check_numbers(rows[part])
+            yield rows[part][self._is_same(rows[part], None if generations is None else generations[part])]
 
     def _next_part(self, plan: RowsPlan, max_drawn: int, key: SampleConditions) -> tuple[int, int, int]:
         """Returns the rows of the next part of a batch, how many batches are drawn together, and how many rows of the
@@ -508,18 +525,3 @@ class Table(TableState):
         if not self.settings.limiter.can_insert(counts, num_rows):
             return self.settings.limiter.why_insert(counts, self.name, num_rows)
         return f"room for {num_rows} rows in {self.name!r} ({counts.reserved} are being written)"
-
-    def info(self) -> dict[str, int | str]:
-        """Returns figures for users and statistics."""
-        return {
-            "num_rows": len(self.ring),
-            "capacity": self.ring.capacity,
-            "num_held": self.ring.num_held,
-            "num_reserved": self.ring.num_reserved,
-            "num_holes": self.ring.num_holes,
-            "num_leased": self.selectors.leases.num_leased,
-            "cursor": self.ring.cursor,
-            "inserts": self.inserts,
-            "samples": self._samples,
-            "settings": self.settings.to_json(),
-        }

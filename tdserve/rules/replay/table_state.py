@@ -13,7 +13,7 @@ from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS
 from tdserve.rules.replay.claims import Claims
 from tdserve.rules.replay.columns import MakeColumn, RowColumns, in_memory
 from tdserve.rules.replay.drawing import Drawing
-from tdserve.rules.replay.limiter import LimiterCounts
+from tdserve.rules.replay.limiter import Limiter, LimiterCounts
 from tdserve.rules.replay.live_rows import LiveRows, Rows
 from tdserve.rules.replay.plans import no_rows
 from tdserve.rules.replay.reservation import Reservation
@@ -287,6 +287,38 @@ class TableState:
     def _count_too_old(self, max_lag: int) -> int:
         staleness = self.selectors.staleness
         return 0 if staleness is None else staleness.count(UNKNOWN, staleness.floor(max_lag))
+
+    def close(self) -> None:
+        """Closes the table: it accepts no more rows; those that are here can still be taken."""
+        self.take_back_claims()
+        self.is_closed = True
+
+    def set_limiter(self, limiter: Limiter) -> None:
+        """Replaces the limiter.
+
+        Raises:
+            InvalidRequestError: It could never let any row through. Nothing was changed.
+        """
+        settings = self.settings.with_limiter(limiter)
+        settings.check(self.ring.capacity)
+        self.take_back_claims()
+        self.settings = settings
+        self._changed_settings = settings.to_json()
+
+    def info(self) -> dict[str, int | str]:
+        """Returns figures for users and statistics."""
+        return {
+            "num_rows": len(self.ring),
+            "capacity": self.ring.capacity,
+            "num_held": self.ring.num_held,
+            "num_reserved": self.ring.num_reserved,
+            "num_holes": self.ring.num_holes,
+            "num_leased": self.selectors.leases.num_leased,
+            "cursor": self.ring.cursor,
+            "inserts": self.inserts,
+            "samples": self._samples,
+            "settings": self.settings.to_json(),
+        }
 
     def state(self) -> dict[str, Any]:
         """Returns the state that generations and columns do not have and that :meth:`restore` needs."""

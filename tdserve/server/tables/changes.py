@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -83,13 +83,9 @@ class Changes:
         elif kind == "close":
             table.close()
         elif kind == "acknowledge":
-            rows, generations = _find_leased(entry, asked.acknowledge)
-            consumer = asked.acknowledge.consumer
-            return control_pb2.Done(num_rows=table.acknowledge(session.number, consumer, rows, generations))
+            return await _end_leases(entry, table.acknowledge_in_parts, session, asked.acknowledge)
         elif kind == "give_back":
-            rows, generations = _find_leased(entry, asked.give_back)
-            table.give_back(session.number, asked.give_back.consumer, rows, generations)
-            return control_pb2.Done(num_rows=len(rows))
+            return await _end_leases(entry, table.give_back_in_parts, session, asked.give_back)
         else:
             raise RemoteProtocolError(expected="a change", received=str(kind))
         return control_pb2.Done()
@@ -135,9 +131,13 @@ async def _rows_of(entry: OpenedStore, asked: control_pb2.Rows) -> RowSet:
     return rows
 
 
-def _find_leased(entry: OpenedStore, asked: control_pb2.Leased) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
+async def _end_leases(
+    entry: OpenedStore, end: Callable[..., Iterator[int]], session: ClientSession, asked: control_pb2.Leased
+) -> control_pb2.Done:
     rows = decode_rows(asked.rows, max_rows=entry.record.capacity)
-    return rows, generations_of(asked.generations, len(rows))
+    parts = end(session.number, asked.consumer, rows, generations_of(asked.generations, len(rows)))
+    is_long = len(rows) > entry.replay_table().step_rows
+    return control_pb2.Done(num_rows=await sum_in_turns(parts) if is_long else sum(parts))
 
 
 def generations_of(content: bytes, num_rows: int) -> NDArray[Any] | None:

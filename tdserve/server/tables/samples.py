@@ -94,7 +94,7 @@ class Samples:
         def plan_some(num_batches: int) -> RowsPlan | None:
             if not self._discarding.refresh(entry, max_lag):
                 return None
-            max_drawn = 0 if num_failed else TREE_PIECE_ROWS
+            max_drawn = 0 if num_failed else _part_rows(key)
             return draw(num_batches, max_drawn=max_drawn, replaces=asked.replaces_torn)
 
         def plan() -> RowsPlan | None:
@@ -138,7 +138,7 @@ class Samples:
                 await asyncio.sleep(0)
                 entry.check_present()
                 _check_session(session)
-                more = table.draw_more(parts[-1], TREE_PIECE_ROWS, rng=self._rng, key=key)
+                more = table.draw_more(parts[-1], _part_rows(key), rng=self._rng, key=key)
                 if more is None:
                     await self._undo(entry, parts)
                     return None
@@ -241,6 +241,11 @@ class Samples:
             for _ in steps:
                 pass
             entry.changed.wake()
+
+
+def _part_rows(key: SampleConditions) -> int:
+    """Rows that are drawn in one turn; each that a consumer has for the first time may need a page of memory."""
+    return TREE_PIECE_ROWS // 2 if key.consumer else TREE_PIECE_ROWS
 
 
 def _check_session(session: ClientSession) -> None:

@@ -11,6 +11,7 @@ from tdserve.base.errors import (
     SelectionError,
     WrongStateError,
 )
+from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.sampler import Sampler
@@ -194,6 +195,31 @@ def test_draw_more_when_rows_are_taken_in_parts_then_other_takers_wait_and_all_o
     assert planned(table, 2, owner=2).rows.tolist() == [6, 7]
     assert table.acknowledge(1, "", numbers(0)) == 1
     assert sum(table.selectors.release_in_pieces(1, request=5)) == 5
+
+
+@pytest.mark.parametrize("consumer", ["", "a"])
+def test_acknowledge_when_in_parts_then_all_are_looked_at_first_and_others_come_in_between(consumer: str) -> None:
+    num_rows = 2 * PIECE_ROWS + 10
+    table = table_of(num_rows, sampler=Fifo())
+    write(table, num_rows)
+    key = SampleConditions(consumer=consumer)
+    held = planned(table, num_rows - 5, owner=7, key=key).rows
+    for named in (np.append(held, num_rows - 1), np.arange(num_rows)):
+        if not consumer:
+            with pytest.raises(WrongStateError, match="are not held by this owner"):
+                table.acknowledge(7, consumer, named)
+    with pytest.raises(SelectionError):
+        table.give_back(7, consumer, np.append(held, num_rows))
+    assert table.info()["num_leased"] == num_rows - 5
+    acknowledging = table.acknowledge_in_parts(7, consumer, held, None)
+    while not next(acknowledging):
+        assert table.info()["num_leased"] == num_rows - 5
+    table.delete(held[-2:])
+    assert planned(table, 2, owner=8, key=key).rows.tolist() == [num_rows - 5, num_rows - 4]
+    assert sum(acknowledging) > PIECE_ROWS
+    assert table.info()["num_leased"] == 2
+    assert len(table) == (5 if not consumer else num_rows - 2)
+    assert planned(table, 3, owner=8, key=key).rows.tolist() == [num_rows - 3, num_rows - 2, num_rows - 1]
 
 
 def test_draw_more_when_rows_have_left_meanwhile_then_none_and_undone_the_next_taker_gets_them() -> None:
