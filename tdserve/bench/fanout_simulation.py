@@ -1,10 +1,10 @@
-"""How long a version takes to reach many pullers, and what the server sends: a simulation, with the rule of the server.
+"""Simulates how long a version takes to reach many pullers, and what the server sends, with the rule of the server.
 
-The model. Every host has a full-duplex link of one rate, and the network between them is not the bottleneck. A host
-sends one chunk at a time, to its pullers in turn; a chunk arrives a latency after it was sent, and from then on is
-passed on. All pullers ask at once. The control process handles one request at a time. A pair of clients has to be
-formed before its first chunk, and what came is verified at the end. ``tdserve.rules.fanout`` decides who gets it from
-whom. Nothing fails, nobody is slower than others, and copies within a host cost nothing.
+The model: every host has a full-duplex link of the same rate, and the network between them is not the bottleneck. A
+host sends one chunk at a time, to its pullers in turn. A chunk arrives a latency after it was sent, and is passed on
+from then on. All pullers ask at once. The control process handles one request at a time. A pair of clients has to be
+formed before its first chunk, and a puller verifies what it received at the end. ``tdserve.rules.fanout`` decides who
+gets the version from whom. Nothing fails, no host is slower than others, and copies within a host cost nothing.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Network:
-    """What a simulation assumes; the defaults of the last five were measured with two cores on one host.
+    """What a simulation assumes. The defaults of the last five were measured with two cores on one host.
 
     Attributes:
-        nic_bytes_per_s: Of every host, in each direction; 10 Gb/s.
-        latency_s: From one host to another.
-        chunk_bytes: Of one message.
-        pair_s: To form a pair of two clients.
-        direct_s, relayed_s: Time of the control process for one pull.
-        verified_bytes_per_s: Checksums.
+        nic_bytes_per_s: The rate of every host in each direction; 10 Gb/s.
+        latency_s: Time from one host to another.
+        chunk_bytes: The size of one message.
+        pair_s: Time to form a pair of two clients.
+        direct_s, relayed_s: Time that the control process takes for one pull.
+        verified_bytes_per_s: The rate of checksums.
     """
 
     nic_bytes_per_s: float = 1.25e9
@@ -45,12 +45,12 @@ class Network:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it.
+    """The result of a simulation.
 
     Attributes:
         first_s, median_s, last_s: When pullers have the version, verified, after the publish.
         server_bytes: What the server has sent.
-        depth: Of the tree: ends between the server and the last puller.
+        depth: The depth of the tree: links between the server and the last puller.
     """
 
     first_s: float
@@ -62,25 +62,28 @@ class Outcome:
 
 @dataclass(eq=False)
 class _Host:
-    """A puller, or the server."""
+    """A puller, or the server. A puller gets its version over one link.
+
+    Attributes:
+        number: The server is 0.
+        num_chunks: Chunks that are here.
+        num_coming: Chunks that were sent to this puller.
+        link: The number of the link in the rule of the server.
+        keeps: Whether the puller passes the version on.
+        depth: Links between the server and this puller.
+        done_s: When the puller has the version, verified.
+        pullers: Those that this host still sends chunks to, the next one first.
+    """
 
     number: int
-    num_chunks: int = 0  # that are here
+    num_chunks: int = 0
+    num_coming: int = 0
+    link: int = 0
+    keeps: bool = False
     depth: int = 0
     done_s: float = 0.0
     is_sending: bool = False
-    links: deque[_Flow] = field(default_factory=deque)
-
-
-@dataclass(eq=False)
-class _Flow:
-    """A version on its way to one puller."""
-
-    number: int
-    puller: _Host
-    is_from_server: bool
-    keeps: bool
-    next_chunk: int = 0
+    pullers: deque[_Host] = field(default_factory=deque)
 
 
 class _Simulation:
@@ -99,7 +102,7 @@ class _Simulation:
         self._waiting = deque(self.hosts[1:])
 
     def run(self) -> None:
-        """To the end."""
+        """Simulates until every puller has the version."""
         self._after(self._network.latency_s, self._place)
         while self._events:
             self._now_s, _, event = heapq.heappop(self._events)
@@ -109,69 +112,68 @@ class _Simulation:
         heapq.heappush(self._events, (self._now_s + wait_s, next(self._order), event))
 
     def _place(self) -> None:
-        """Tells those at the head of the line whom they get it from."""
+        """Tells those at the head of the line from whom they get the version."""
+        network = self._network
         while self._waiting:
-            puller, network = self._waiting[0], self._network
-            if self._fanout is None:
-                source, flow = SERVER, _Flow(puller.number, puller, True, False)
-            else:
+            puller, source = self._waiting[0], self.hosts[SERVER]
+            if self._fanout is not None:
                 placed = self._fanout.place(1, 1, puller.number, num_waiting=len(self._waiting) - 1)
                 if placed is None:
                     return
-                source, flow = placed.relay, _Flow(placed.link, puller, placed.relay == SERVER, placed.keeps)
+                source, puller.link, puller.keeps = self.hosts[placed.relay], placed.link, placed.keeps
             self._waiting.popleft()
-            cost_s = network.direct_s if source == SERVER else network.relayed_s
+            puller.depth = source.depth + 1
+            cost_s, pair_s = network.relayed_s, network.pair_s + network.latency_s
+            if source.number == SERVER:
+                cost_s, pair_s = network.direct_s, 0.0
             self._control_free_s = max(self._control_free_s, self._now_s) + cost_s
-            pair_s = 0.0 if source == SERVER else network.pair_s + network.latency_s
-            puller.depth = self.hosts[source].depth + 1
             wait_s = self._control_free_s - self._now_s + pair_s
-            self._after(wait_s, partial(self._begin, self.hosts[source], flow))
+            self._after(wait_s, partial(self._begin, source, puller))
 
-    def _begin(self, source: _Host, flow: _Flow) -> None:
-        source.links.append(flow)
+    def _begin(self, source: _Host, puller: _Host) -> None:
+        source.pullers.append(puller)
         self._send(source)
 
     def _send(self, source: _Host) -> None:
-        """The next chunk that is here, to the next puller that lacks it."""
+        """Sends the next chunk that is here to the next puller that lacks it."""
         if source.is_sending:
             return
-        for _ in range(len(source.links)):
-            flow = source.links.popleft()
-            if flow.next_chunk < source.num_chunks:
-                flow.next_chunk += 1
-                if flow.next_chunk < self.num_chunks:
-                    source.links.append(flow)
+        for _ in range(len(source.pullers)):
+            puller = source.pullers.popleft()
+            can_send = puller.num_coming < source.num_chunks
+            puller.num_coming += can_send
+            if puller.num_coming < self.num_chunks:
+                source.pullers.append(puller)
+            if can_send:
                 source.is_sending = True
                 took_s = self._network.chunk_bytes / self._network.nic_bytes_per_s
-                self._after(took_s, partial(self._on_sent, source, flow))
+                self._after(took_s, partial(self._on_sent, source, puller))
                 return
-            source.links.append(flow)
 
-    def _on_sent(self, source: _Host, flow: _Flow) -> None:
+    def _on_sent(self, source: _Host, puller: _Host) -> None:
         source.is_sending = False
         self.sent_chunks += source.number == SERVER
-        is_last = flow.next_chunk == self.num_chunks
-        self._after(self._network.latency_s, partial(self._on_arrival, flow, is_last=is_last))
+        self._after(self._network.latency_s, partial(self._on_arrival, source, puller))
         self._send(source)
 
-    def _on_arrival(self, flow: _Flow, *, is_last: bool) -> None:
-        puller = flow.puller
+    def _on_arrival(self, source: _Host, puller: _Host) -> None:
         puller.num_chunks += 1
-        if flow.keeps and puller.num_chunks == 1:
-            self._after(self._network.latency_s, partial(self._tell, flow, is_over=False))
-        if is_last:
-            verify_s = 0.0 if flow.is_from_server else self._nbytes / self._network.verified_bytes_per_s
+        latency_s = self._network.latency_s
+        if puller.keeps and puller.num_chunks == 1:
+            self._after(latency_s, partial(self._tell, puller, is_over=False))
+        if puller.num_chunks == self.num_chunks:
+            verify_s = 0.0 if source.number == SERVER else self._nbytes / self._network.verified_bytes_per_s
             puller.done_s = self._now_s + verify_s
-            self._after(self._network.latency_s + verify_s, partial(self._tell, flow, is_over=True))
+            self._after(latency_s + verify_s, partial(self._tell, puller, is_over=True))
         self._send(puller)
 
-    def _tell(self, flow: _Flow, *, is_over: bool) -> None:
+    def _tell(self, puller: _Host, *, is_over: bool) -> None:
         if self._fanout is None:
             return
         if is_over:
-            self._fanout.end(flow.number, is_whole=True)
+            self._fanout.end(puller.link, is_whole=True)
         else:
-            self._fanout.holds(flow.puller.number, flow.number)
+            self._fanout.holds(puller.number, puller.link)
         self._place()
 
 
@@ -180,8 +182,8 @@ def simulate(num_pullers: int, nbytes: int, fanout: int, network: Network | None
 
     Args:
         num_pullers: At least 1.
-        nbytes: Of the version.
-        fanout: As of ``Client.publish``; 0: the server sends it to everybody.
+        nbytes: The size of the version.
+        fanout: That of ``Client.publish``; with 0 the server sends the version to everybody.
         network: What to assume.
     """
     simulation = _Simulation(num_pullers, nbytes, fanout, network or Network())
@@ -193,7 +195,7 @@ def simulate(num_pullers: int, nbytes: int, fanout: int, network: Network | None
 
 
 def table(*, num_pullers: int = 1000, nbytes: int = 256 * MIB, fanouts: Iterable[int] = (0, 1, 2, 4, 8)) -> list[str]:
-    """The lines of a table in Markdown."""
+    """Returns the lines of a table in Markdown."""
     lines = [
         "| fanout | median puller | last puller | sent by the server | depth |",
         "|---|---|---|---|---|",
