@@ -1,4 +1,4 @@
-"""Child processes of the benchmark, and the JSON lines that go to them and come back."""
+"""Child processes of the benchmark, and the JSON lines that both ends exchange."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from tdserve.base.errors import LocalProtocolError, PeerLostError
+from tdserve.base.errors import LocalProtocolError, PeerLostError, TDServeError
 from tdserve.transport.rendezvous import KVStore
 
 PACKAGE_FOLDER = Path(__file__).parents[2]
-"""Children start here, so that ``-m tdserve...`` finds this very package, installed or not."""
+"""Children start here, so that ``-m tdserve...`` finds this package, installed or not."""
 
 EXIT_TIMEOUT_S = 5.0
-"""A child ends when its input does; only one that is stuck needs longer, and is killed."""
+"""A child ends when its input ends. A child that is stuck needs longer, and is killed."""
 
 
 class LinePipe:
-    """JSON messages over a pair of pipes, one a line; a thread reads, so that a rendezvous can go on meanwhile.
+    """JSON messages over a pair of pipes, one per line. A thread reads them, so that a rendezvous can go on meanwhile.
 
-    Lines with ``key`` and ``value`` feed ``kv_store``, all others are for ``receive``. Threads: one caller.
+    Lines with ``key`` and ``value`` feed ``kv_store``; ``receive`` returns all others. Threads: one caller.
     """
 
     def __init__(self, incoming: IO[str], outgoing: IO[str]) -> None:
@@ -35,7 +36,11 @@ class LinePipe:
         self._reader.start()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Writes one message; PeerLostError when nobody reads any more."""
+        """Writes one message.
+
+        Raises:
+            PeerLostError: Nobody reads any more.
+        """
         try:
             self._outgoing.write(json.dumps(message) + "\n")
             self._outgoing.flush()
@@ -43,11 +48,11 @@ class LinePipe:
             raise PeerLostError(peer="the process at the other end", reason=str(error)) from error
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; ``None`` at the end of the input."""
+        """Waits for the next message and returns it; ``None`` at the end of the input."""
         return self._messages.get()
 
     def join(self) -> None:
-        """Waits for the reading thread, which ends with its input."""
+        """Waits for the reading thread, which ends when the input ends."""
         self._reader.join()
 
     def _publish(self, key: str, value: bytes) -> None:
@@ -67,9 +72,9 @@ class LinePipe:
 
 
 class Child:
-    """``python -m module arguments``, spoken to in JSON lines. ``close`` leaves no process behind.
+    """The process ``python -m module arguments``, which takes and answers orders in JSON lines.
 
-    Threads: one caller.
+    ``close`` leaves no process behind. Threads: one caller.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -80,7 +85,7 @@ class Child:
             stdout=subprocess.PIPE,
             text=True,
             cwd=PACKAGE_FOLDER,
-            start_new_session=True,  # Ctrl-C is the benchmark's: it ends its children in its own order
+            start_new_session=True,  # Ctrl-C reaches only the benchmark, which ends its children in its own order
         )
         if self._process.stdin is None or self._process.stdout is None:
             raise LocalProtocolError(reason="a child process was started without pipes")
@@ -89,7 +94,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The id of the process."""
         return self._process.pid
 
     def tell(self, message: dict[str, Any]) -> None:
@@ -97,18 +102,23 @@ class Child:
         self.pipe.send(message)
 
     def hear(self) -> dict[str, Any]:
-        """Waits for the next answer.
+        """Waits for the next answer and returns it.
 
         Raises:
-            PeerLostError: The process ended; its error is on standard error.
+            PeerLostError: The process ended. It wrote its error to standard error.
         """
         message = self.pipe.receive()
         if message is None:
             raise PeerLostError(peer=self._name, reason="the process ended; its error stands above")
         return message
 
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Sends an order and returns the answer."""
+        self.tell(message)
+        return self.hear()
+
     def close(self) -> None:
-        """Ends its input and reaps it; kills it where that does not help."""
+        """Ends the input of the process and waits for its end; kills it if it does not end."""
         try:
             self._stdin.close()
         except BrokenPipeError:
@@ -120,3 +130,20 @@ class Child:
             self._process.wait()
         self.pipe.join()
         self._stdout.close()
+
+
+def run_child(work: Callable[[LinePipe], None], *, ends: tuple[type[TDServeError], ...] = ()) -> int:
+    """Works with the pipe to the benchmark, in a child; returns the exit status.
+
+    Args:
+        work: Follows the orders until the input ends.
+        ends: Errors which mean that the benchmark ended in the middle of a round. They are not printed.
+    """
+    pipe = LinePipe(sys.stdin, sys.stdout)
+    status = 0
+    try:
+        work(pipe)
+    except ends:
+        status = 1
+    pipe.join()  # its thread must not hold standard input while the interpreter ends
+    return status

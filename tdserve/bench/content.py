@@ -1,4 +1,4 @@
-"""What the workloads write, made so that whatever is read back can be traced to the row it came from."""
+"""What the workloads write. Everything that is read back can be traced to the row that it came from."""
 
 from __future__ import annotations
 
@@ -7,21 +7,34 @@ from tensordict import TensorDict, TensorDictBase
 
 from tdserve.base.errors import CorruptDataError
 
-POOL_ROWS = 512
-"""Rows of random content that the workloads write again and again. A row names itself in one leaf."""
-
 LAYER_PARTS = ("query", "key", "value", "output")
 
 
 def transitions(num_rows: int) -> TensorDict:
-    """Rows of a control task; ``reward`` is the row's number in this pool."""
+    """Returns rows of a control task; ``reward`` is the row's number in this pool."""
     generator = torch.Generator().manual_seed(1)
     observation = torch.randn(num_rows + 1, 84, generator=generator)
+    action = torch.randn(num_rows, 6, generator=generator)
+    return _steps(observation, action, torch.arange(num_rows, dtype=torch.float32), generator)
+
+
+def pixels(num_rows: int) -> TensorDict:
+    """Returns rows of an Atari-like task; ``action`` is the row's number in this pool."""
+    generator = torch.Generator().manual_seed(2)
+    frames = torch.randint(256, (num_rows + 1, 4, 84, 84), dtype=torch.uint8, generator=generator)
+    return _steps(frames, torch.arange(num_rows), torch.randn(num_rows, generator=generator), generator)
+
+
+def _steps(
+    observation: torch.Tensor, action: torch.Tensor, reward: torch.Tensor, generator: torch.Generator
+) -> TensorDict:
+    """Returns a row for each action; ``observation`` has one row more."""
+    num_rows = len(action)
     return TensorDict(
         {
             "observation": observation[:-1].clone(),
-            "action": torch.randn(num_rows, 6, generator=generator),
-            "reward": torch.arange(num_rows, dtype=torch.float32),
+            "action": action,
+            "reward": reward,
             "done": torch.rand(num_rows, generator=generator) < 0.01,
             "next": TensorDict({"observation": observation[1:].clone()}, [num_rows]),
         },
@@ -29,24 +42,8 @@ def transitions(num_rows: int) -> TensorDict:
     )
 
 
-def pixels(num_rows: int) -> TensorDict:
-    """Rows of an Atari-like task; ``action`` is the row's number in this pool."""
-    generator = torch.Generator().manual_seed(2)
-    frames = torch.randint(256, (num_rows + 1, 4, 84, 84), dtype=torch.uint8, generator=generator)
-    return TensorDict(
-        {
-            "observation": frames[:-1].clone(),
-            "action": torch.arange(num_rows),
-            "reward": torch.randn(num_rows, generator=generator),
-            "done": torch.rand(num_rows, generator=generator) < 0.01,
-            "next": TensorDict({"observation": frames[1:].clone()}, [num_rows]),
-        },
-        [num_rows],
-    )
-
-
 def weights(num_tensors: int, nbytes: int) -> TensorDict:
-    """Equal float32 tensors, ``nbytes`` in all, nested as modules nest them: four in each layer."""
+    """Returns float32 tensors of equal size, ``nbytes`` in all, nested as modules nest them: four in each layer."""
     width = nbytes // num_tensors // 4
     generator = torch.Generator().manual_seed(3)
     tree = TensorDict({}, [])
@@ -57,32 +54,32 @@ def weights(num_tensors: int, nbytes: int) -> TensorDict:
 
 
 def stamp(tree: TensorDictBase, number: int) -> None:
-    """Writes ``number`` to both ends of every tensor of a tree of weights, so that two versions share no tensor."""
+    """Writes ``number`` to both ends of every tensor of a tree, so that two versions have no tensor in common."""
     for leaf in tensors(tree).values():
         leaf[0] = float(number)
         leaf[-1] = float(number)
 
 
 def tensors(td: TensorDictBase) -> dict[object, torch.Tensor]:
-    """The tensor leaves by nested key."""
+    """Returns the tensor leaves by nested key."""
     return {key: leaf for key, leaf in td.items(True, True) if isinstance(leaf, torch.Tensor)}
 
 
 def row_nbytes(pool: TensorDictBase) -> int:
-    """Tensor bytes of one row."""
+    """Returns the tensor bytes of one row."""
     return total_nbytes(pool) // len(pool)
 
 
 def total_nbytes(td: TensorDictBase) -> int:
-    """Tensor bytes of a whole tensordict."""
+    """Returns the tensor bytes of a whole tensordict."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tensors(td).values())
 
 
 def check_rows(batch: TensorDictBase, pool: TensorDictBase, *, source_key: str, what: str) -> None:
-    """Compares every leaf of every row with the pool's row that it says it is.
+    """Compares every leaf of every row with the pool's row whose number it holds in ``source_key``.
 
     Raises:
-        CorruptDataError: Some leaf differs, or a row is none of the pool.
+        CorruptDataError: A leaf differs, or the pool has no row of this number.
     """
     sources = batch.get(source_key).long()
     if not bool(((sources >= 0) & (sources < len(pool))).all()):
@@ -91,10 +88,10 @@ def check_rows(batch: TensorDictBase, pool: TensorDictBase, *, source_key: str, 
 
 
 def check_equal(actual: TensorDictBase, expected: TensorDictBase, *, what: str) -> None:
-    """Compares the leaves of ``expected`` with those of the same keys in ``actual``, which may have more.
+    """Compares the leaves of ``expected`` with those of the same keys in ``actual``, which may have more keys.
 
     Raises:
-        CorruptDataError: With the first key that differs.
+        CorruptDataError: A leaf differs; the error names the first such key.
     """
     found_leaves = tensors(actual)
     for key, leaf in tensors(expected).items():

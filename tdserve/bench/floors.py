@@ -7,7 +7,6 @@ does nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
@@ -15,110 +14,86 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from tdserve.bench.content import tensors
-from tdserve.bench.floor_link import REQUEST_NBYTES, WHOLE, FloorLink
+from tdserve.bench.floor_link import WHOLE, FloorLink
 from tdserve.bench.measure import Pacing, Round, Task, timed_round
 
 MEMCPY = "memcpy, touched pages"
-"""The name of copies into memory whose pages exist, among the floors of a figure."""
+"""Copies into memory whose pages exist. This name and those below are names of floors in the figures."""
+
+LOCAL_WRITE = "local memmap"
+LOCAL_GATHER = "local gather, fresh"
+"""``index_select`` leaf by leaf into new tensors, with one thread: the least that a sample has to do."""
+LOCAL_GATHER_TOUCHED = "local gather, reused"
+LOCAL_INDEXING = "local rows[index]"
+TORCHRL = "TorchRL in process"
+OVER_GLOO = "tdserve over gloo"
+SAMPLE = "sample"
 
 FIRST_NUM_OPS = 4
 """The first round of a floor only finds out how long one operation takes."""
 
 
-class GlooFloor:
-    """Rounds of one exchange over the raw link, as many operations each as fill the round by the last one's speed."""
+def gloo_floor(link: FloorLink, pacing: Pacing, *, out: int = 0, back: int = 0, message_nbytes: int = WHOLE) -> Task:
+    """Returns rounds of one exchange over the raw link. Each fills the round by the speed of the last one.
 
-    def __init__(
-        self, link: FloorLink, pacing: Pacing, *, nbytes_out: int, nbytes_in: int, message_nbytes: int = WHOLE
-    ) -> None:
-        self._link = link
-        self._pacing = pacing
-        self._sizes = (nbytes_out, nbytes_in)
-        self._message_nbytes = message_nbytes
-        self._num_ops = max(FIRST_NUM_OPS, pacing.min_ops)
+    Args:
+        link: To the other process.
+        pacing: The length of a round. Both ends agree on the number of operations before the first one.
+        out: Bytes to the other process in each operation.
+        back: Bytes back from it. Where ``out`` or ``back`` is 0, the operations are a stream.
+        message_nbytes: Size of the largest message.
+    """
+    num_ops = max(FIRST_NUM_OPS, pacing.min_ops)
 
-    def run_round(self) -> Round:
-        """Moves the bytes; both ends must agree on the number of operations before the first."""
-        done = self._link.exchange(*self._sizes, num_ops=self._num_ops, message_nbytes=self._message_nbytes)
-        wanted = int(self._pacing.round_s * done.ops_per_s)
-        self._num_ops = min(max(wanted, self._pacing.min_ops), self._pacing.max_ops)
+    def run_round() -> Round:
+        nonlocal num_ops
+        done = link.exchange(out, back, num_ops=num_ops, message_nbytes=message_nbytes)
+        num_ops = min(max(int(pacing.round_s * done.ops_per_s), pacing.min_ops), pacing.max_ops)
         return done
 
-
-@dataclass(frozen=True)
-class GlooFloors:
-    """The gloo floors that workloads ask for, as tasks."""
-
-    link: FloorLink
-    pacing: Pacing
-
-    def stream_out(self, nbytes: int, *, message_nbytes: int = WHOLE) -> Task:
-        """One message after the other to the peer: what pipelined writes can reach."""
-        return self._task(nbytes, 0, message_nbytes)
-
-    def stream_in(self, nbytes: int, *, message_nbytes: int = WHOLE) -> Task:
-        """One message after the other from the peer: what pipelined reads can reach."""
-        return self._task(0, nbytes, message_nbytes)
-
-    def fetch(self, nbytes: int, *, message_nbytes: int = WHOLE) -> Task:
-        """A small request, then the payload: what one read can reach."""
-        return self._task(REQUEST_NBYTES, nbytes, message_nbytes)
-
-    def store(self, nbytes: int, *, message_nbytes: int = WHOLE) -> Task:
-        """The payload, then a small acknowledgement: what one write can reach."""
-        return self._task(nbytes, REQUEST_NBYTES, message_nbytes)
-
-    def echo(self, nbytes: int) -> Task:
-        """The payload there and back: what passing it on through a third process can reach."""
-        return self._task(nbytes, nbytes, WHOLE)
-
-    def _task(self, nbytes_out: int, nbytes_in: int, message_nbytes: int) -> Task:
-        floor = GlooFloor(
-            self.link, self.pacing, nbytes_out=nbytes_out, nbytes_in=nbytes_in, message_nbytes=message_nbytes
-        )
-        return Task(floor.run_round)
+    return Task(run_round)
 
 
-def _local(run_round: Callable[[], Round]) -> Task:
-    """A floor that torch works at in this process, with one thread.
+def _local(operation: Callable[[], object], pacing: Pacing) -> Task:
+    """Returns a floor that torch works at in this process, with one thread.
 
-    Two are hardly faster on memory (17.4 against 16.6 GB/s, measured), and where another process wants a core, each of
-    their copies waits for a time slice: 50 ms for what takes 0.1 ms otherwise (measured).
+    Two threads are hardly faster on memory (17.4 against 16.6 GB/s, measured). Where another process wants a core, each
+    of their copies waits for a time slice: 50 ms for what otherwise takes 0.1 ms (measured).
     """
 
-    def run_with_one_thread() -> Round:
+    def run_round() -> Round:
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            return run_round()
+            return timed_round(operation, pacing)
         finally:
             torch.set_num_threads(num_threads)
 
-    return Task(run_with_one_thread)
+    return Task(run_round)
 
 
 def memcpy_touched(nbytes: int, pacing: Pacing) -> Task:
-    """A copy into memory whose pages exist."""
+    """Returns copies into memory whose pages exist."""
     source = torch.ones(nbytes, dtype=torch.uint8)
     target = torch.zeros(nbytes, dtype=torch.uint8)
-    return _local(lambda: timed_round(lambda: target.copy_(source), pacing))
+    return _local(lambda: target.copy_(source), pacing)
 
 
 def memcpy_fresh(nbytes: int, pacing: Pacing) -> Task:
-    """A copy into memory that the kernel still has to find and clear, as every call without ``out=`` needs it."""
+    """Returns copies into memory that the kernel still has to find and clear, as for every call without ``out=``."""
     source = torch.ones(nbytes, dtype=torch.uint8)
 
     def put() -> None:
         torch.empty(nbytes, dtype=torch.uint8).copy_(source)
 
-    return _local(lambda: timed_round(put, pacing))
+    return _local(put, pacing)
 
 
 def memcpy_ring(nbytes: int, *, source_nbytes: int, ring_nbytes: int, pacing: Pacing) -> Task:
-    """Copies of ``nbytes`` bytes, each from the next place of the source to the next of a ring whose pages exist.
+    """Returns copies of ``nbytes`` bytes, each from the next place of a source to the next place of a ring.
 
-    A copy from and to the same few megabytes again and again would run in the processor's caches, which no batch of a
-    replay does.
+    The pages of the ring exist. Copies between the same few megabytes would run in the processor's caches, which no
+    batch of a replay does.
     """
     source = torch.ones(max(source_nbytes, nbytes), dtype=torch.uint8)
     ring = torch.zeros(max(ring_nbytes, nbytes), dtype=torch.uint8)
@@ -129,11 +104,11 @@ def memcpy_ring(nbytes: int, *, source_nbytes: int, ring_nbytes: int, pacing: Pa
         start, place = next(sources), next(places)
         ring[place : place + nbytes].copy_(source[start : start + nbytes])
 
-    return _local(lambda: timed_round(put, pacing))
+    return _local(put, pacing)
 
 
 class MappedRows:
-    """A local memory-mapped tensordict: the rows of a pool, repeated until ``num_rows``."""
+    """A local memory-mapped tensordict of ``num_rows`` rows: those of a pool, repeated."""
 
     def __init__(self, pool: TensorDictBase, num_rows: int, folder: Path) -> None:
         self._rows: TensorDict = pool[:1].expand(num_rows).memmap_like(folder, existsok=False)
@@ -143,25 +118,25 @@ class MappedRows:
         self._generator = torch.Generator().manual_seed(0)
 
     def gather(self, num_rows: int, pacing: Pacing) -> Task:
-        """Reads random rows as users do, ``rows[index]``: torch's advanced indexing copies element by element."""
+        """Returns reads of random rows as users do them, ``rows[index]``: torch copies element by element."""
 
         def draw() -> None:
             _ = self._rows[self._draw(num_rows)]
 
-        return _local(lambda: timed_round(draw, pacing))
+        return _local(draw, pacing)
 
     def select(self, num_rows: int, pacing: Pacing) -> Task:
-        """Reads random rows leaf by leaf with ``index_select``, which copies row by row, into new tensors."""
+        """Returns reads of random rows into new tensors, by ``index_select`` for each leaf: it copies row by row."""
         leaves = [leaf for leaf, _ in self._leaves(0)]
 
         def draw() -> None:
             index = self._draw(num_rows)
             _ = [torch.index_select(leaf, 0, index) for leaf in leaves]
 
-        return _local(lambda: timed_round(draw, pacing))
+        return _local(draw, pacing)
 
     def select_into(self, num_rows: int, pacing: Pacing) -> Task:
-        """As ``select``, again and again into the same tensors, whose pages exist."""
+        """Returns the same reads, but into the same tensors each time, whose pages exist."""
         leaves = self._leaves(num_rows)
 
         def draw() -> None:
@@ -169,10 +144,10 @@ class MappedRows:
             for leaf, out in leaves:
                 torch.index_select(leaf, 0, index, out=out)
 
-        return _local(lambda: timed_round(draw, pacing))
+        return _local(draw, pacing)
 
     def write(self, batches: Callable[[], TensorDictBase], pacing: Pacing) -> Task:
-        """Writes batches one behind the other, around the ring."""
+        """Returns writes of batches, one behind the other, around the ring."""
         cursor = 0
 
         def put() -> None:
@@ -183,12 +158,12 @@ class MappedRows:
             self._rows[cursor : cursor + len(batch)] = batch
             cursor += len(batch)
 
-        return _local(lambda: timed_round(put, pacing))
+        return _local(put, pacing)
 
     def _draw(self, num_rows: int) -> torch.Tensor:
         return torch.randint(self._num_rows, (num_rows,), generator=self._generator)
 
     def _leaves(self, num_rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The leaves as plain tensors over the mapped memory, each with a touched tensor of so many rows."""
+        """Returns the leaves as plain tensors over the mapped memory, each with a touched tensor of so many rows."""
         plain = [leaf.as_subclass(torch.Tensor) for leaf in tensors(self._rows).values()]
         return [(leaf, torch.ones_like(leaf[:num_rows])) for leaf in plain]

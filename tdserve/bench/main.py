@@ -1,16 +1,16 @@
-"""``tdserve bench``: runs workloads, prints their figures as they come, and says which targets are reached."""
+"""``tdserve bench``: runs workloads, prints their figures as they come, and tells which targets are reached."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 
 from tdserve.base.errors import InvalidRequestError, TDServeError
-from tdserve.bench.figures import Figure, Scale, gigabytes, make_figure
+from tdserve.bench.figures import Figure, Scale, gigabytes
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.floors import memcpy_fresh, memcpy_touched
 from tdserve.bench.machine import describe_machine
@@ -19,25 +19,42 @@ from tdserve.bench.options import MIB, WORKLOAD_NAMES, BenchOptions
 from tdserve.bench.report import show_figures, show_machine, show_summary, write_json
 from tdserve.bench.stage import Stage, open_stage
 from tdserve.bench.torchrl_buffer import MISSING, has_torchrl
-from tdserve.bench.workloads import WORKLOADS
+from tdserve.bench.workloads.chat import measure_chat
+from tdserve.bench.workloads.dataset import measure_dataset
+from tdserve.bench.workloads.mixed import measure_mixed
+from tdserve.bench.workloads.replays import measure_pixels, measure_prioritized, measure_transitions
+from tdserve.bench.workloads.small import measure_small
+from tdserve.bench.workloads.weights import measure_weights
 
 __all__ = ["BenchOptions", "run"]
+
+WORKLOADS: dict[str, Callable[[Stage], Iterator[Figure]]] = {
+    "transitions": measure_transitions,
+    "pixels": measure_pixels,
+    "weights": measure_weights,
+    "small": measure_small,
+    "prioritized": measure_prioritized,
+    "mixed": measure_mixed,
+    "chat": measure_chat,
+    "dataset": measure_dataset,
+}
+"""By the names of ``tdserve.bench.options.WORKLOAD_NAMES``."""
 
 
 def run(options: BenchOptions, console: Console | None = None) -> int:
     """Measures and reports.
 
-    A workload that fails, also because it read something else than was written, is reported and the next one runs.
+    When a workload fails, or reads something else than was written, that is reported and the next workload runs.
 
     Args:
         options: What to run.
-        console: Where to print; standard output by default.
+        console: The console to print to; standard output by default.
 
     Returns:
-        The exit status: 0, or 1 when a workload failed. Missed targets are figures, not failures.
+        The exit status: 0, or 1 when a workload failed. A missed target is no failure.
 
     Raises:
-        InvalidRequestError: An unknown workload, or no rounds. Nothing was started.
+        InvalidRequestError: There is no such workload, or the rounds are less than 1. Nothing was started.
         TDServeError: The server did not start, or there is no such transport. Nothing is left behind.
     """
     _check(options)
@@ -88,18 +105,16 @@ def _check(options: BenchOptions) -> None:
 
 
 def _floors(stage: Stage) -> Iterator[Figure]:
-    """What the machine does by itself; the workloads measure their own floors again, beside what they judge."""
-    nbytes = stage.sizes.memcpy_nbytes
-    sizes = {"gloo stream, 64 MiB messages": 64 * MIB, "gloo stream, 1 MiB messages": MIB}
-    if stage.options.quick:
-        sizes = {"gloo stream, 1 MiB messages": MIB}
+    """Measures the machine by itself. The workloads measure their own floors again, beside what they judge."""
+    nbytes, pacing = stage.sizes.memcpy_nbytes, stage.pacing
     tasks = {
-        "memcpy into touched pages": memcpy_touched(nbytes, stage.pacing),
-        "memcpy into fresh pages": memcpy_fresh(nbytes, stage.pacing),
-        **{name: stage.gloo.stream_in(size) for name, size in sizes.items()},
-        "gloo round trip": stage.gloo.fetch(REQUEST_NBYTES),
+        "memcpy into touched pages": (Scale("GB/s", gigabytes(nbytes)), memcpy_touched(nbytes, pacing)),
+        "memcpy into fresh pages": (Scale("GB/s", gigabytes(nbytes)), memcpy_fresh(nbytes, pacing)),
     }
-    amounts = {**dict.fromkeys(tasks, nbytes), **sizes}
-    for name, series in alternate(tasks, stage.num_rounds).items():
-        scale = Scale("us") if name == "gloo round trip" else Scale("GB/s", gigabytes(amounts[name]))
-        yield make_figure("floors", name, scale, subject=series, floors={})
+    for size in (1,) if stage.options.quick else (64, 1):
+        stream = (Scale("GB/s", gigabytes(size * MIB)), stage.gloo(back=size * MIB))
+        tasks[f"gloo stream, {size} MiB messages"] = stream
+    tasks["gloo round trip"] = (Scale("us"), stage.gloo(out=REQUEST_NBYTES, back=REQUEST_NBYTES))
+    measured = alternate({name: task for name, (_, task) in tasks.items()}, stage.num_rounds)
+    for name, series in measured.items():
+        yield stage.judge("floors", name, tasks[name][0], series)

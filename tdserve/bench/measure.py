@@ -11,12 +11,12 @@ from typing import Any
 from tdserve.base.errors import InvalidRequestError
 
 SUBJECT = "tdserve"
-"""The name of what is measured against the floors, among the tasks that take turns."""
+"""Among the tasks that take turns, the name of the one that is measured against the floors."""
 
 
 @dataclass(frozen=True)
 class Pacing:
-    """How long one round lasts: until ``round_s`` seconds were spent in operations, within bounds on their number."""
+    """The length of a round: ``round_s`` seconds spent in operations, within bounds on their number."""
 
     round_s: float
     min_ops: int = 2
@@ -25,10 +25,12 @@ class Pacing:
 
 @dataclass(frozen=True)
 class Round:
-    """One round: the seconds of every operation, and of all of them with what had to be waited for at the end.
+    """One round.
 
     Attributes:
-        last: What the last operation returned, for the check; dropped after it.
+        op_s: Seconds of each operation.
+        elapsed_s: Seconds of all operations together, with the wait at the end.
+        last: What the last operation returned. It is dropped after the check.
     """
 
     op_s: tuple[float, ...]
@@ -37,12 +39,12 @@ class Round:
 
     @property
     def median_s(self) -> float:
-        """Median seconds of one operation."""
+        """The median seconds of one operation."""
         return median(self.op_s)
 
     @property
     def ops_per_s(self) -> float:
-        """Operations per second over the whole round."""
+        """The operations per second over the whole round."""
         return len(self.op_s) / self.elapsed_s
 
 
@@ -52,7 +54,7 @@ class Task:
 
     Attributes:
         run_round: Does one round.
-        check: Verifies what the last operation of a round has returned; not timed.
+        check: Verifies what the last operation of a round returned. It is not timed.
     """
 
     run_round: Callable[[], Round]
@@ -67,22 +69,17 @@ class Series:
 
     @property
     def median_s(self) -> float:
-        """Median seconds of an operation: the median of the rounds' medians, so that one bad round does not count."""
+        """The median of the rounds' medians, in seconds of an operation: one bad round does not count."""
         return median(each.median_s for each in self.rounds)
 
     @property
     def p99_s(self) -> float:
-        """99th percentile over the operations of all rounds."""
+        """The 99th percentile over the operations of all rounds."""
         return percentile([seconds for each in self.rounds for seconds in each.op_s], 99)
-
-    @property
-    def ops_per_s(self) -> float:
-        """Median of the rounds' rates."""
-        return median(each.ops_per_s for each in self.rounds)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest-rank percentile: one of the values, and the largest where they are too few."""
+    """Returns the nearest-rank percentile: one of the values, and the largest of them where they are too few."""
     if not values:
         raise InvalidRequestError(argument="values", reason="a percentile of nothing")
     ordered = sorted(values)
@@ -97,14 +94,14 @@ def timed_round(
     before: Callable[[], object] | None = None,
     finish: Callable[[], object] | None = None,
 ) -> Round:
-    """Repeats an operation.
+    """Repeats an operation and times each call.
 
     Args:
-        operation: What is timed, one by one.
+        operation: The operation.
         pacing: When to stop.
-        before: Done before every operation, not timed.
-        finish: Done once at the end and counted in ``elapsed_s``: waits for what is still under way, so that a
-            pipeline's last operations are not given away.
+        before: Called before every operation and not timed.
+        finish: Called once at the end and counted in ``elapsed_s``. It waits for what is still under way, so that the
+            last operations of a pipeline do not come for free.
     """
     op_s: list[float] = []
     elapsed_s = 0.0
@@ -123,10 +120,22 @@ def timed_round(
     return Round(tuple(op_s), elapsed_s, last)
 
 
-def alternate(tasks: Mapping[str, Task], num_rounds: int) -> dict[str, Series]:
-    """Runs every task in turn, ``num_rounds`` times, after one warm-up turn that is thrown away.
+def timed(
+    operation: Callable[[], object],
+    pacing: Pacing,
+    check: Callable[[Any], None] | None = None,
+    *,
+    before: Callable[[], object] | None = None,
+    finish: Callable[[], object] | None = None,
+) -> Task:
+    """Returns the task whose rounds are ``timed_round`` of the same arguments."""
+    return Task(lambda: timed_round(operation, pacing, before=before, finish=finish), check)
 
-    Whatever else the machine does then slows floors and subjects alike, and the ratio of a round's neighbours stays.
+
+def alternate(tasks: Mapping[str, Task], num_rounds: int) -> dict[str, Series]:
+    """Runs the tasks in turn, ``num_rounds`` times, after one warm-up turn that is thrown away.
+
+    What else the machine does slows floors and subjects alike, so the ratio of two neighbouring rounds stays the same.
     """
     rounds: dict[str, list[Round]] = {name: [] for name in tasks}
     for turn in range(num_rounds + 1):

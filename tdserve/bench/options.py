@@ -1,4 +1,4 @@
-"""What a run of ``tdserve bench`` is asked for, and how long it may measure. Imports neither torch nor tensordict."""
+"""What a run of ``tdserve bench`` is asked for, and how much it measures. Imports neither torch nor tensordict."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class BenchOptions:
     """The command line of ``tdserve bench``.
 
     Attributes:
-        workloads: Which to run, in this order.
+        workloads: The workloads to run, in this order.
         transport: What ``tdserve.connect`` is asked for.
-        repeats: Rounds of every floor and every subject; they alternate. ``None``: 5, or 2 when quick.
-        quick: Small sizes and short rounds, to see that everything works; targets are not judged.
-        json_path: Where to write all figures, each round included; ``None`` writes none.
-        parent: Folder that holds the server's root and the local floor's files while the run lasts. ``None``: the
-            temporary folder of the system, because that is where both sides get the same file system.
+        repeats: Rounds of every floor and every subject; they alternate. ``None`` means 5, or 2 when quick.
+        quick: Small sizes and short rounds, to see that everything works. Targets are not judged.
+        json_path: The file for all figures, each round included; ``None`` writes none.
+        parent: The folder that holds the server's root and the files of the local floors while the run lasts. ``None``
+            means the temporary folder of the system; there, both sides get the same file system.
     """
 
     workloads: tuple[str, ...] = WORKLOAD_NAMES
@@ -40,7 +40,7 @@ class BenchOptions:
 
     @property
     def num_rounds(self) -> int:
-        """Rounds per measurement."""
+        """The number of rounds of each measurement."""
         if self.repeats is not None:
             return self.repeats
         return 2 if self.quick else 5
@@ -48,34 +48,25 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class WorkloadSizes:
-    """How much data the workloads keep and how long a round lasts. What one operation moves is fixed by the workloads,
-    but for the trees of weights: (number of tensors, bytes in all).
+    """How much data the workloads keep and how long a round lasts; by default a whole run.
+
+    Apart from the trees of weights (number of tensors, bytes in all), the workloads themselves fix how much one
+    operation moves.
     """
 
-    round_s: float
-    replay_rows: int
-    pixel_rows: int
-    big_tree: tuple[int, int]
-    many_tree: tuple[int, int]
-    num_histories: int
-    num_items: int
-    num_stores: int
-    memcpy_nbytes: int
-    mixed_s: float
+    round_s: float = 0.15
+    replay_rows: int = 131_072
+    pixel_rows: int = 4_096
+    big_tree: tuple[int, int] = (100, 256 * MIB)
+    many_tree: tuple[int, int] = (2_000, 64 * MIB)
+    num_histories: int = 16_384
+    num_items: int = 10_000
+    num_stores: int = 300
+    memcpy_nbytes: int = 256 * MIB
+    mixed_s: float = 10.0
 
 
-FULL = WorkloadSizes(
-    round_s=0.15,
-    replay_rows=131_072,
-    pixel_rows=4_096,
-    big_tree=(100, 256 * MIB),
-    many_tree=(2_000, 64 * MIB),
-    num_histories=16_384,
-    num_items=10_000,
-    num_stores=300,
-    memcpy_nbytes=256 * MIB,
-    mixed_s=10.0,
-)
+FULL = WorkloadSizes()
 """About a hundred seconds in all on two cores: long enough for a p99, short enough for a coffee."""
 
 QUICK = WorkloadSizes(
@@ -90,3 +81,4 @@ QUICK = WorkloadSizes(
     memcpy_nbytes=32 * MIB,
     mixed_s=0.4,
 )
+"""Only enough to see that everything works."""

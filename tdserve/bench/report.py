@@ -1,4 +1,4 @@
-"""How the figures are shown: rich tables for people, one JSON file for programs."""
+"""Shows the figures: as rich tables for people, and as one JSON file for programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOTE = (
 
 
 def show_machine(console: Console, machine: Mapping[str, Fact]) -> None:
-    """Prints what the figures were measured on."""
+    """Prints what machine the figures were measured on."""
     console.print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in machine.items()), style="dim")
 
 
@@ -31,42 +31,39 @@ def show_figures(console: Console, figures: Iterable[Figure], *, title: str, is_
     """Prints one table.
 
     Args:
-        console: Where.
-        figures: Its rows.
-        title: Above it.
-        is_judged: Whether targets are compared; with quick sizes they would mean nothing.
+        console: Where to print.
+        figures: The rows of the table.
+        title: Stands above the table.
+        is_judged: Whether targets are compared; with quick sizes that would mean nothing.
     """
     found = list(figures)
     has_floors = any(figure.floors for figure in found)
     has_targets = any(figure.targets for figure in found)
+    columns: list[tuple[str, int | None, bool]] = [  # heading, least width of text, whether it is shown
+        ("measured", 14, True),
+        ("median", None, True),
+        ("reached", None, has_floors),  # beside the figure itself: the table is made for it
+        ("floor", 8, has_floors),
+        ("its median", None, has_floors),
+        ("p99/op", None, True),
+        ("target", 12, has_targets),
+    ]
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    table.add_column("measured", min_width=14)
-    table.add_column("median", justify="right", no_wrap=True)
-    if has_floors:  # beside the figure itself: it is what the table is for
-        table.add_column("reached", justify="right", no_wrap=True)
-        table.add_column("floor", min_width=8)
-        table.add_column("its median", justify="right", no_wrap=True)
-    table.add_column("p99/op", justify="right", no_wrap=True)
-    if has_targets:
-        table.add_column("target", min_width=12)
+    for heading, min_width, is_shown in columns:
+        if is_shown and min_width is None:
+            table.add_column(heading, justify="right", no_wrap=True)
+        elif is_shown:
+            table.add_column(heading, min_width=min_width)
     for figure in found:
         for number, floor in enumerate(figure.floors or (None,)):
-            is_first = number == 0
-            name, median, p99 = figure.name, _amount(figure.value, figure.unit), _duration(figure.op_p99_ms)
-            cells: list[Text | str] = [*((name, median) if is_first else ("", ""))]
-            if has_floors:
-                style = "" if is_first else "dim"
-                cells += [Text(cell, style=style) for cell in _floor_cells(floor, figure.unit)]
-            cells.append(p99 if is_first else "")
-            if has_targets:
-                cells.append(_verdicts(figure, floor, is_first, is_judged))
-            table.add_row(*cells)
+            cells = _make_cells(figure, floor, number == 0, is_judged)
+            table.add_row(*(cell for cell, (_, _, is_shown) in zip(cells, columns, strict=True) if is_shown))
     print_whole(console, table)
     console.print()
 
 
 def show_summary(console: Console, figures: Iterable[Figure], *, is_judged: bool, seconds: float) -> None:
-    """Prints how many targets are reached, and which are not."""
+    """Prints how many targets are reached, and which ones are not."""
     judged = [(figure, target) for figure in figures for target in figure.targets]
     missed = [(figure, target) for figure, target in judged if not figure.meets(target)]
     console.print(NOTE, style="dim")
@@ -84,7 +81,7 @@ def show_summary(console: Console, figures: Iterable[Figure], *, is_judged: bool
 def write_json(
     path: Path, *, machine: Mapping[str, Fact], options: BenchOptions, figures: Iterable[Figure], seconds: float
 ) -> None:
-    """Writes all that was measured, each round included.
+    """Writes everything that was measured, each round included.
 
     Raises:
         InvalidRequestError: The file cannot be written.
@@ -107,7 +104,7 @@ def write_json(
 
 
 def _amount(value: float, unit: str) -> str:
-    """Three significant digits; large rates with k or M, so that columns stay narrow."""
+    """Returns three significant digits, and large rates with k or M, so that columns stay narrow."""
     if unit == "rows/s" and value >= 1e3:
         return f"{value / 1e6:.2f} M{unit}" if value >= 1e6 else f"{value / 1e3:.3g} k{unit}"
     if unit == "us" and value >= 1e4:
@@ -119,12 +116,17 @@ def _duration(ms: float) -> str:
     return _amount(ms, "ms") if ms >= 1 else _amount(ms * 1e3, "us")
 
 
-def _floor_cells(floor: FloorFigure | None, unit: str) -> tuple[str, str, str]:
-    return ("", "", "") if floor is None else (f"{floor.ratio:.0%}", floor.name, _amount(floor.value, unit))
+def _make_cells(figure: Figure, floor: FloorFigure | None, is_first: bool, is_judged: bool) -> list[Text | str]:
+    """Returns the cells of one line: a figure beside one of its floors. Only the first line names the figure."""
+    name, median, p99 = figure.name, _amount(figure.median, figure.unit), _duration(figure.op_p99_ms)
+    beside = ("", "", "") if floor is None else (f"{floor.ratio:.0%}", floor.name, _amount(floor.median, figure.unit))
+    cells: list[Text | str] = [Text(cell, style="" if is_first else "dim") for cell in beside]
+    verdicts = _verdicts(figure, floor, is_first, is_judged)
+    return [name, median, *cells, p99, verdicts] if is_first else ["", "", *cells, "", verdicts]
 
 
 def _verdicts(figure: Figure, floor: FloorFigure | None, is_first: bool, is_judged: bool) -> Text:
-    """What stands beside one floor: the targets that mean it and, beside the first, those of the figure itself."""
+    """Returns the targets that mean this floor and, beside the first floor, those that bound the figure itself."""
     text = Text("")
     for target in figure.targets:
         meant = figure.floor_of(target)
@@ -142,7 +144,7 @@ def _verdicts(figure: Figure, floor: FloorFigure | None, is_first: bool, is_judg
 
 
 def _bound(target: Target, unit: str) -> str:
-    """Without the unit of a rate: the figure itself names it, and lines stay short."""
+    """Returns the bound without the unit of a rate: the figure itself names it, and lines stay short."""
     if target.kind == "of floor":
         return f">= {target.bound:.0%}"
     return f"< {_amount(target.bound, unit)}" if target.kind == "below" else f">= {target.bound:,.0f}"

@@ -1,8 +1,8 @@
 """TorchRL's own replay buffer over the same rows, in a process that has nothing else.
 
-``python -m tdserve.bench.torchrl_buffer CONTENT POOL_ROWS CAPACITY FOLDER``. In a process of its own because importing
-torchrl changes the one that does: the start method of its processes, its logging, torch's defaults. The buffer and
-whoever samples it are in one process all the same, as in a program that needs no server.
+``python -m tdserve.bench.torchrl_buffer CONTENT POOL_ROWS CAPACITY FOLDER``. The buffer has a process of its own,
+because importing torchrl changes the process that does so: the start method of its children, its logging, torch's
+defaults. The buffer and the code that samples from it are still in one process, as in a program that needs no server.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tensordict import TensorDict
 
-from tdserve.bench.child import Child, LinePipe
+from tdserve.bench.child import Child, LinePipe, run_child
 from tdserve.bench.content import pixels, transitions
 from tdserve.bench.measure import Pacing, Round, Task, timed_round
 
@@ -32,51 +33,45 @@ MISSING = (
 
 
 def has_torchrl() -> bool:
-    """Whether this Python could import it."""
+    """Returns whether this Python could import torchrl."""
     return importlib.util.find_spec("torchrl") is not None
 
 
-class TorchRLBuffer:
-    """``TensorDictReplayBuffer(LazyMemmapStorage)``, full of a pool's rows. ``close`` leaves no process behind.
+class TorchRLBuffer(Child):
+    """``TensorDictReplayBuffer(LazyMemmapStorage)``, full of the rows of a pool. ``close`` leaves no process behind.
 
-    The process starts and fills it while the caller goes on, until ``wait_until_full``.
+    The process starts and fills the buffer while the caller goes on, until ``wait_until_full``.
 
     Args:
         content: Which rows.
-        num_pool_rows: Different rows; repeated until the buffer is full.
+        num_pool_rows: Number of different rows; they are repeated until the buffer is full.
         capacity: Rows of the buffer.
         folder: Holds its files, and must be empty.
     """
 
     def __init__(self, content: ContentName, num_pool_rows: int, capacity: int, folder: Path) -> None:
-        arguments = (content, str(num_pool_rows), str(capacity), str(folder))
-        self._child = Child("tdserve.bench.torchrl_buffer", *arguments)
+        super().__init__("tdserve.bench.torchrl_buffer", content, str(num_pool_rows), str(capacity), str(folder))
 
     def wait_until_full(self) -> int:
-        """Returns its number of rows when they are there; from then on the process takes no time of others.
+        """Waits until all rows are there, and returns their number. From then on the process takes no time of others.
 
         Raises:
-            PeerLostError: It ended; its error is on standard error.
+            PeerLostError: The process ended. It wrote its error to standard error.
         """
-        return int(self._child.hear()["num_rows"])
+        return int(self.hear()["num_rows"])
 
     def sample(self, num_rows: int, pacing: Pacing) -> Task:
-        """One sample after the other, with as many threads as torch takes by itself."""
-        order = {"num_rows": num_rows, "pacing": [pacing.round_s, pacing.min_ops, pacing.max_ops]}
+        """Returns a task that takes one sample after the other, with as many threads as torch takes by itself."""
 
         def run_round() -> Round:
-            self._child.tell(order)
-            answer = self._child.hear()
+            answer = self.ask({"num_rows": num_rows, "pacing": astuple(pacing)})
             return Round(tuple(answer["op_s"]), answer["elapsed_s"])
 
         return Task(run_round)
 
-    def close(self) -> None:
-        """Ends the process."""
-        self._child.close()
 
-
-def _fill_buffer(content: str, num_pool_rows: int, capacity: int, folder: str) -> Any:
+def _sample_buffer(pipe: LinePipe, content: str, num_pool_rows: int, capacity: int, folder: str) -> None:
+    sys.stdout = sys.stderr  # torchrl logs to standard output, which is the pipe here
     from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
 
     logging.getLogger("torchrl").setLevel(logging.WARNING)
@@ -84,21 +79,12 @@ def _fill_buffer(content: str, num_pool_rows: int, capacity: int, folder: str) -
     pool = POOLS[content](num_pool_rows)
     for start in range(0, capacity, num_pool_rows):
         buffer.extend(pool[: capacity - start])
-    return buffer
-
-
-def main(content: str, num_pool_rows: str, capacity: str, folder: str) -> int:
-    """Follows orders until the input ends; returns the exit status."""
-    pipe = LinePipe(sys.stdin, sys.stdout)
-    sys.stdout = sys.stderr  # torchrl logs to standard output, which is the pipe here
-    buffer = _fill_buffer(content, int(num_pool_rows), int(capacity), folder)
     pipe.send({"num_rows": len(buffer)})
     while (order := pipe.receive()) is not None:
         done = timed_round(partial(buffer.sample, order["num_rows"]), Pacing(*order["pacing"]))
-        pipe.send({"op_s": list(done.op_s), "elapsed_s": done.elapsed_s})
-    pipe.join()  # its thread must not hold standard input while the interpreter ends
-    return 0
+        pipe.send({"op_s": done.op_s, "elapsed_s": done.elapsed_s})
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    content, num_pool_rows, capacity, folder = sys.argv[1:]
+    sys.exit(run_child(lambda pipe: _sample_buffer(pipe, content, int(num_pool_rows), int(capacity), folder)))

@@ -3,66 +3,80 @@
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from tdserve.base.config import TransportName, check_transport
 from tdserve.base.errors import CorruptDataError, LocalProtocolError, TDServeError
-from tdserve.bench.child import Child, LinePipe
+from tdserve.bench.child import Child, LinePipe, run_child
 from tdserve.bench.content import check_equal, stamp, weights
 from tdserve.client.client import connect
 
 WATCH_TIMEOUT_S = 60.0
 
 
-class Watcher:
+class Watcher(Child):
     """The process, seen from the benchmark. ``close`` leaves no process behind.
 
     Raises:
-        PeerLostError: It could not connect; its error is on standard error.
+        PeerLostError: The process could not connect. It wrote its error to standard error.
     """
 
     def __init__(self, address: str, transport: TransportName) -> None:
-        self._child = Child("tdserve.bench.watcher", address, transport)
+        super().__init__("tdserve.bench.watcher", address, transport)
         try:
-            self._child.hear()
+            self.hear()
         except TDServeError:
-            self._child.close()
+            self.close()
             raise
 
     def watch(self, name: str, newer_than: int | None) -> None:
-        """Lets it wait for a version; returns when it is about to ask."""
-        self._child.tell({"watch": name, "newer_than": newer_than})
-        self._child.hear()
+        """Lets the process wait for a version; returns when it is about to ask for it."""
+        self.ask({"watch": name, "newer_than": newer_than})
 
     def wait(self) -> int:
-        """Returns the version when the other process has it whole."""
-        return int(self._child.hear()["version"])
+        """Waits until the other process has the whole version, and returns its number."""
+        return int(self.hear()["version"])
 
     def check(self, num_tensors: int, nbytes: int, number: int) -> None:
-        """Lets it compare what it got with ``weights(num_tensors, nbytes)`` stamped with ``number``.
+        """Lets the process compare what it received with ``weights(num_tensors, nbytes)`` stamped with ``number``.
 
         Raises:
             CorruptDataError: They differ.
         """
-        self._child.tell({"check": [num_tensors, nbytes, number]})
-        difference = self._child.hear()["difference"]
+        difference = self.ask({"check": [num_tensors, nbytes, number]})["difference"]
         if difference is not None:
             raise CorruptDataError(path="weights seen elsewhere", expected=f"number {number}", actual=difference)
 
-    def close(self) -> None:
-        """Ends the process."""
-        self._child.close()
 
+def _follow(pipe: LinePipe, address: str, transport: TransportName) -> None:
+    """Follows orders until the input ends.
 
-@lru_cache(maxsize=1)
-def _make_expected(num_tensors: int, nbytes: int) -> TensorDict:
-    return weights(num_tensors, nbytes)
+    On one machine the process has a version as soon as it has mapped it. Over a wire it receives a version into the
+    tensors of the one before.
+    """
+    is_mapped = transport == "shm"
+    outs: dict[str, TensorDictBase] = {}
+    with connect(address, transport=transport) as client:
+        pipe.send({"ready": True})
+        while (order := pipe.receive()) is not None:
+            if "check" in order:
+                (data,) = outs.values()
+                pipe.send({"difference": _difference(data, *order["check"])})
+                continue
+            name, newer_than = order["watch"], order["newer_than"]
+            out = None if is_mapped else outs.get(name)
+            pipe.send({"waiting": True})
+            found = client.latest(name, newer_than=newer_than, timeout_s=WATCH_TIMEOUT_S, out=out, copy=not is_mapped)
+            if found is None:
+                raise LocalProtocolError(reason="latest() gave up before its timeout")
+            pipe.send({"version": found.version})
+            outs = {name: found.data}
 
 
 def _difference(found: TensorDictBase, num_tensors: int, nbytes: int, number: int) -> str | None:
-    expected = _make_expected(num_tensors, nbytes)
+    expected = _make_weights(num_tensors, nbytes)
     stamp(expected, number)
     try:
         check_equal(found, expected, what="weights")
@@ -71,34 +85,9 @@ def _difference(found: TensorDictBase, num_tensors: int, nbytes: int, number: in
     return None
 
 
-def main(address: str, transport: TransportName) -> int:
-    """Follows orders until the input ends; returns the exit status.
-
-    On one machine a version is had whole when it is mapped; over a wire it is received into the tensors of the last.
-    """
-    pipe = LinePipe(sys.stdin, sys.stdout)
-    outs: dict[str, TensorDictBase] = {}
-    watched = ""
-    with connect(address, transport=transport) as client:
-        pipe.send({"ready": True})
-        while (order := pipe.receive()) is not None:
-            if "watch" in order:
-                watched = order["watch"]
-                pipe.send({"waiting": True})
-                newer_than = order["newer_than"]
-                if transport == "shm":
-                    found = client.latest(watched, newer_than=newer_than, timeout_s=WATCH_TIMEOUT_S, copy=False)
-                else:
-                    out = outs.get(watched)
-                    found = client.latest(watched, newer_than=newer_than, timeout_s=WATCH_TIMEOUT_S, out=out)
-                if found is None:
-                    raise LocalProtocolError(reason="latest() gave up before its timeout")
-                pipe.send({"version": found.version})
-                outs = {watched: found.data}
-            else:
-                pipe.send({"difference": _difference(outs[watched], *order["check"])})
-    return 0
+_make_weights = lru_cache(maxsize=1)(weights)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], check_transport(sys.argv[2])))
+    address, wire = sys.argv[1:]
+    sys.exit(run_child(partial(_follow, address=address, transport=check_transport(wire))))

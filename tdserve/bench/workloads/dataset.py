@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import count
+from functools import partial
+from itertools import count, cycle, islice
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
 from tdserve.bench.content import check_rows, pixels, row_nbytes, transitions
-from tdserve.bench.figures import Figure, Scale, Target, gigabytes
+from tdserve.bench.figures import Figure, Scale, gigabytes
+from tdserve.bench.floors import SAMPLE
 from tdserve.bench.measure import Round, Task, timed_round
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.replay_rounds import single_samples
+from tdserve.bench.workloads.replay_rounds import Check, single_samples
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 
@@ -27,12 +29,9 @@ PREFETCH = 4
 BATCH_ROWS = 256
 POOL_ROWS = 512
 
-SAMPLE = "sample"
-OF_SAMPLE = Target("of floor", 0.7, SAMPLE)
-
 
 def measure_dataset(stage: Stage) -> Iterator[Figure]:
-    """Shuffled batches of 256 rows, of small rows and of large ones, through a DataLoader and without one."""
+    """Measures shuffled batches of 256 rows, of small rows and of large ones, with a DataLoader and without one."""
     small = transitions(POOL_ROWS)
     yield from _measure(stage, "transitions", small, "reward", stage.sizes.replay_rows, Scale("rows/s", BATCH_ROWS))
     large = pixels(POOL_ROWS)
@@ -43,38 +42,28 @@ def measure_dataset(stage: Stage) -> Iterator[Figure]:
 def _measure(
     stage: Stage, what: str, pool: TensorDict, source_key: str, num_rows: int, scale: Scale
 ) -> Iterator[Figure]:
-    """Beside each other: samples of a replay with the same rows, random rows of the store by one process, the loader
-    and ``store.batches``."""
-    name, replay_name = f"dataset-{what}", f"dataset-{what}-replay"
-    content = torch.cat([pool] * (num_rows // len(pool)))
-    store = stage.client.memmap(content, name)
-    replay = stage.client.create_replay(replay_name, pool[0], len(content))
-    for start in range(0, len(content), BATCH_ROWS):
-        replay.extend(content[start : start + BATCH_ROWS])
-    del content
-
-    def check(batch: TensorDict) -> None:
-        check_rows(batch, pool, source_key=source_key, what=f"a batch of {what}")
-
-    with closing(_Loading(store)) as loading:
-        floors = {
-            SAMPLE: single_samples(replay, BATCH_ROWS, stage.pacing, check),
-            "store[rows]": _reads(stage, lambda: store[torch.randint(len(store), (BATCH_ROWS,))], check),
-        }
-        what_loaded = f"{what}: DataLoader, {NUM_WORKERS} workers"
-        subject = _reads(stage, lambda: next(loading.batches), check, num_waiting=NUM_WORKERS * PREFETCH)
-        yield stage.measure("dataset", what_loaded, scale, subject, floors, targets=(OF_SAMPLE,))
-    epochs = _read_epochs(store)
-    subject = _reads(stage, lambda: next(epochs), check, num_waiting=PREFETCH)
-    yield stage.measure("dataset", f"{what}: store.batches", scale, subject, {SAMPLE: floors[SAMPLE]})
+    """Measures the loader and ``store.batches`` beside two floors: samples of a replay with the same rows, and random
+    rows of the store that this process reads.
+    """
+    name = f"dataset-{what}"
+    store = stage.client.memmap(torch.cat([pool] * (num_rows // len(pool))), name)
+    filling = islice(cycle(pool.split(BATCH_ROWS)), len(store) // BATCH_ROWS)
+    check = partial(check_rows, pool=pool, source_key=source_key, what=f"a batch of {what}")
+    with stage.open_replay(f"{name}-replay", pool[0], len(store), filling) as replay:
+        sample = single_samples(replay, BATCH_ROWS, stage.pacing, check)
+        with closing(_Loading(store)) as loading:
+            random_rows = _reads(stage, lambda: store[torch.randint(len(store), (BATCH_ROWS,))], check)
+            subject = _reads(stage, lambda: next(loading.batches), check, num_waiting=NUM_WORKERS * PREFETCH)
+            floors = {SAMPLE: sample, "store[rows]": random_rows}
+            yield stage.measure("dataset", f"{what}: DataLoader, {NUM_WORKERS} workers", scale, subject, floors)
+        epochs = _read_epochs(store)
+        subject = _reads(stage, lambda: next(epochs), check, num_waiting=PREFETCH)
+        yield stage.measure("dataset", f"{what}: store.batches", scale, subject, {SAMPLE: sample})
     stage.client.delete(name)
-    stage.client.delete(replay_name)
 
 
-def _reads(
-    stage: Stage, next_batch: Callable[[], TensorDict], check: Callable[[TensorDict], None], *, num_waiting: int = 0
-) -> Task:
-    """Batch after batch; those that were ready before the clock starts do not count."""
+def _reads(stage: Stage, next_batch: Callable[[], TensorDict], check: Check, *, num_waiting: int = 0) -> Task:
+    """Returns a task that reads batch after batch. Those that were ready before the clock starts do not count."""
 
     def run_round() -> Round:
         for _ in range(num_waiting):
@@ -97,33 +86,33 @@ class _Shuffled:
 
 
 class _Loading:
-    """A DataLoader with workers, iterated for ever."""
+    """A DataLoader with workers that is iterated for ever."""
 
     def __init__(self, store: StoreHandle) -> None:
         with warnings.catch_warnings():
-            # torch warns of more workers than cores, and Python of threads in a process that forks.
+            # torch warns of more workers than cores, and Python warns of threads in a process that forks
             warnings.simplefilter("ignore")
             loader: DataLoader[Any] = DataLoader(
-                store,  # type: ignore[arg-type] # what it needs is __getitems__, and no base class
+                store,  # type: ignore[arg-type] # it needs __getitems__, and no base class
                 batch_sampler=_Shuffled(len(store)),
                 num_workers=NUM_WORKERS,
                 prefetch_factor=PREFETCH,
-                collate_fn=_as_it_is,
+                collate_fn=_return_batch,
                 multiprocessing_context="fork",
             )
             self.batches = iter(loader)
 
     def close(self) -> None:
-        """Ends the workers: they do when their iterator is gone."""
+        """Ends the workers: they end when their iterator is gone."""
         del self.batches
 
 
 def _read_epochs(store: StoreHandle) -> Iterator[TensorDict]:
-    """``store.batches``, epoch after epoch."""
+    """Yields ``store.batches``, epoch after epoch."""
     for epoch in count():
         with store.batches(BATCH_ROWS, sampler=WithoutReplacement(1), epoch=epoch, prefetch=PREFETCH) as batches:
             yield from batches
 
 
-def _as_it_is(batch: Any) -> Any:
+def _return_batch(batch: Any) -> Any:
     return batch

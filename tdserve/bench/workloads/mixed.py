@@ -10,49 +10,40 @@ from tensordict import TensorDictBase
 
 from tdserve.bench.child import Child
 from tdserve.bench.content import check_rows, transitions
-from tdserve.bench.figures import Figure, Scale, Target, make_figure
+from tdserve.bench.figures import Figure, Scale
 from tdserve.bench.measure import Round, Series
 from tdserve.bench.mixed_writer import BATCH_ROWS, POOL_ROWS
 from tdserve.bench.stage import Stage
+from tdserve.client.tables.replay import ReplayHandle
 
 NUM_WRITERS = 4
 SAMPLE_ROWS = 256
 PREFETCH = 8
 
-SAMPLED_ROWS_PER_S = 104e3
-WRITTEN_ROWS_PER_S = 550e3
-"""Five times the best peer's, both at once."""
-
 STORE = "mixed"
 
 
 def measure_mixed(stage: Stage) -> Iterator[Figure]:
-    """Rows sampled and rows written per second, in the same seconds: ten in all."""
+    """Measures rows sampled and rows written per second, in the same seconds: ten in all."""
     pool = transitions(POOL_ROWS)
-    stage.client.create_replay(STORE, like=pool[0], capacity=stage.sizes.replay_rows)
-    try:
-        with ExitStack() as stack:
-            arguments = ("tdserve.bench.mixed_writer", stage.address, stage.wire, STORE)
-            writers = [stack.enter_context(closing(Child(*arguments))) for _ in range(NUM_WRITERS)]
-            for writer in writers:
-                writer.hear()
-            turns = [_turn(stage, writers, pool) for _ in range(stage.num_rounds + 1)][1:]  # the first warms up
-    finally:
-        stage.client.delete(STORE)
-    sampled = Series(tuple(turn[0] for turn in turns))
-    written = Series(tuple(turn[1] for turn in turns))
+    with ExitStack() as stack:
+        replay = stack.enter_context(stage.open_replay(STORE, pool[0], stage.sizes.replay_rows))
+        arguments = ("tdserve.bench.mixed_writer", stage.address, stage.wire, STORE)
+        writers = [stack.enter_context(closing(Child(*arguments))) for _ in range(NUM_WRITERS)]
+        for writer in writers:
+            writer.hear()
+        turns = [_turn(stage, replay, writers, pool) for _ in range(stage.num_rounds + 1)][1:]  # the first warms up
+    sampled, written = (Series(rounds) for rounds in zip(*turns, strict=True))
     name = f"sample {SAMPLE_ROWS} while {NUM_WRITERS} processes write"
-    targets = (Target("at least", SAMPLED_ROWS_PER_S),)
-    yield make_figure(STORE, name, Scale("rows/s", SAMPLE_ROWS), subject=sampled, floors={}, targets=targets)
+    yield stage.judge(STORE, name, Scale("rows/s", SAMPLE_ROWS), sampled)
     name = f"{NUM_WRITERS} processes extend {BATCH_ROWS} meanwhile"
-    targets = (Target("at least", WRITTEN_ROWS_PER_S),)
-    yield make_figure(STORE, name, Scale("rows/s", BATCH_ROWS), subject=written, floors={}, targets=targets)
+    yield stage.judge(STORE, name, Scale("rows/s", BATCH_ROWS), written)
 
 
-def _turn(stage: Stage, writers: list[Child], pool: TensorDictBase) -> tuple[Round, Round]:
-    """One round: what was sampled, and what was written meanwhile."""
+def _turn(stage: Stage, replay: ReplayHandle, writers: list[Child], pool: TensorDictBase) -> tuple[Round, Round]:
+    """Runs one round; returns what was sampled, and what was written meanwhile."""
     seconds = stage.sizes.mixed_s / stage.num_rounds
-    with closing(stage.client.replay(STORE).batches(SAMPLE_ROWS, prefetch=PREFETCH)) as batches:
+    with closing(replay.batches(SAMPLE_ROWS, prefetch=PREFETCH)) as batches:
         for _ in range(PREFETCH + 1):
             batch = next(batches)
         for writer in writers:

@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
-from tdserve.bench.measure import Pacing, Round, Task, timed_round
+from tdserve.bench.measure import Pacing, Round, Task, timed, timed_round
 from tdserve.client.tables.replay import ReplayHandle
 
 NUM_BATCHES_UNDER_WAY = 8
@@ -21,19 +22,24 @@ Batches = Callable[[], TensorDictBase]
 Check = Callable[[TensorDictBase], None]
 """Raises CorruptDataError unless a sample is what was written."""
 
+CheckWritten = Callable[[torch.Tensor, TensorDictBase], None]
+"""Raises CorruptDataError unless the rows with these numbers are those of the batch."""
+
+
+def single_extends(replay: ReplayHandle, next_batch: Batches, pacing: Pacing, check: CheckWritten) -> Task:
+    """Returns extends each of which waits for its acknowledgement."""
+
+    def put() -> tuple[torch.Tensor, TensorDictBase]:
+        batch = next_batch()
+        return replay.extend(batch), batch
+
+    return timed(put, pacing, lambda last: check(*last))
+
 
 def pipelined_extends(
-    replay: ReplayHandle,
-    next_batch: Batches,
-    window: int,
-    pacing: Pacing,
-    check: Callable[[torch.Tensor, TensorDictBase], None],
+    replay: ReplayHandle, next_batch: Batches, window: int, pacing: Pacing, check: CheckWritten
 ) -> Task:
-    """So many extends are under way; the round ends when all are acknowledged.
-
-    Args:
-        check: Gets the row numbers of the last batch, and the batch.
-    """
+    """Returns extends of which ``window`` are under way. The round ends when all are acknowledged."""
     under_way: deque[tuple[Future[torch.Tensor], TensorDictBase]] = deque()
     last: list[tuple[torch.Tensor, TensorDictBase]] = []
 
@@ -51,12 +57,12 @@ def pipelined_extends(
         while under_way:
             take()
 
-    return Task(lambda: timed_round(put, pacing, finish=drain), lambda _: check(*last[0]))
+    return timed(put, pacing, lambda _: check(*last[0]), finish=drain)
 
 
 def single_samples(replay: ReplayHandle, num_rows: int, pacing: Pacing, check: Check) -> Task:
-    """Each sample is asked for when the one before is there."""
-    return Task(lambda: timed_round(lambda: replay.sample(num_rows), pacing), check)
+    """Returns samples each of which is asked for when the one before is there."""
+    return timed(lambda: replay.sample(num_rows), pacing, check)
 
 
 def pipelined_samples(
@@ -67,10 +73,14 @@ def pipelined_samples(
     *,
     after_each: Callable[[TensorDictBase], object] | None = None,
 ) -> Task:
-    """The sampler keeps eight batches under way; those that were under way when the clock starts do not count.
+    """Returns samples of which eight are under way. Those under way when the clock starts do not count.
 
     Args:
-        after_each: Done with every batch, and timed with it.
+        replay: The store.
+        num_rows: Rows of a sample.
+        pacing: The length of a round.
+        check: Gets the last sample of a round.
+        after_each: Called with every sample, and timed with it.
     """
 
     def run_round() -> Round:
@@ -78,8 +88,8 @@ def pipelined_samples(
             for _ in range(NUM_BATCHES_UNDER_WAY + 1):
                 next(batches)
 
-            def draw() -> TensorDictBase:
-                batch: TensorDictBase = next(batches)
+            def draw() -> Any:
+                batch = next(batches)
                 if after_each is not None:
                     after_each(batch)
                 return batch

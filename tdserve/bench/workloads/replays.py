@@ -1,24 +1,50 @@
-"""Replay stores: small rows, where messages cost most, large rows, where bytes do, and what priorities add."""
+"""Replay stores: small rows, where messages cost most, large rows, where bytes do, and what priorities add.
+
+Every way to write or sample stands beside its floors: over a wire raw gloo, on one machine memory itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
-from tdserve.bench.content import pixels, transitions
-from tdserve.bench.figures import Figure, Scale, Target, gigabytes
-from tdserve.bench.floors import MEMCPY
-from tdserve.bench.measure import Task, timed_round
-from tdserve.bench.options import Wire
+from tdserve.bench.content import check_equal, check_rows, pixels, row_nbytes, total_nbytes, transitions
+from tdserve.bench.figures import Figure, Scale, gigabytes
+from tdserve.bench.floor_link import REQUEST_NBYTES
+from tdserve.bench.floors import (
+    LOCAL_GATHER,
+    LOCAL_GATHER_TOUCHED,
+    LOCAL_INDEXING,
+    LOCAL_WRITE,
+    MEMCPY,
+    OVER_GLOO,
+    TORCHRL,
+    MappedRows,
+    memcpy_ring,
+)
+from tdserve.bench.measure import Round, Task, timed, timed_round
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.replay_rounds import NUM_BATCHES_UNDER_WAY, pipelined_samples, single_samples
-from tdserve.bench.workloads.row_floors import LOCAL_GATHER, OVER_GLOO, TORCHRL
-from tdserve.bench.workloads.rows import MANY_EXTENDS_UNDER_WAY, open_rows
+from tdserve.bench.torchrl_buffer import ContentName, TorchRLBuffer, has_torchrl
+from tdserve.bench.workloads.replay_rounds import (
+    NUM_BATCHES_UNDER_WAY,
+    Batches,
+    Check,
+    pipelined_extends,
+    pipelined_samples,
+    single_extends,
+    single_samples,
+)
+from tdserve.client.tables.replay import ReplayHandle
 from tdserve.rules.replay.prioritized import Prioritized
-
-Targets = dict[Wire, dict[str, tuple[Target, ...]]]
 
 SAMPLE_ROWS = 256
 
@@ -30,90 +56,206 @@ LARGE_ROWS = 512
 
 BATCH_SIZES = (1, 64, 1_024)
 WRITER_BATCH = 64
-APPENDED_ROWS_PER_S = 5e4
-
-WRITTEN = Target("at least", 2e6)
-OF_TORCHRL = Target("of floor", 1 / 2, TORCHRL)
-"""At most twice TorchRL's time in a process of its own."""
-
-OF_TRANSITIONS: Targets = {
-    "gloo": {"write": (WRITTEN,), "sample": (Target("below", 600.0),), "stream in": (Target("at least", 1.5e6),)},
-    "shm": {"write": (WRITTEN,), "sample": (OF_TORCHRL,), "stream in": (OF_TORCHRL,)},
-}
-
 PIXEL_WRITE_ROWS = 64
 
-OF_FLOOR = Target("of floor", 0.7)
+NUM_EXTENDS_UNDER_WAY = 4
+"""As many as the peers' benchmark kept in flight."""
 
-SAMPLED_LOCALLY = (
-    Target("of floor", 0.7, LOCAL_GATHER),
-    Target("of floor", 1 / 1.3, TORCHRL),  # at most 1.3 times its time
-    Target("of floor", 4.0, OVER_GLOO),
-)
+MANY_EXTENDS_UNDER_WAY = 16
+"""Extends that wait for others share requests with their neighbours: this many show what that brings."""
 
-OF_PIXELS: Targets = {
-    "gloo": {"write": (OF_FLOOR,), "sample": (OF_FLOOR,)},
-    "shm": {"write": (Target("of floor", 0.7, MEMCPY),), "sample": SAMPLED_LOCALLY},
-}
+APPENDED_ROWS = 256
+"""The number of different rows that are appended one by one, again and again."""
 
-OF_UNIFORM: dict[Wire, tuple[Target, ...]] = {"gloo": (OF_FLOOR,), "shm": ()}
-"""Where a uniform sample is a gather and little more, the plan asks nothing."""
+FILL_ROWS = 256
+"""Rows per extend while a store is filled for the first time."""
 
 
 def measure_transitions(stage: Stage) -> Iterator[Figure]:
-    """Extends of 1, 64 and 1024 rows, single rows through a writer, samples of 256."""
-    targets, pool, capacity = OF_TRANSITIONS[stage.wire], transitions(SMALL_ROWS), stage.sizes.replay_rows
+    """Measures extends of 1, 64 and 1024 rows, single rows through a writer, and samples of 256 rows."""
+    pool, capacity = transitions(SMALL_ROWS), stage.sizes.replay_rows
     with open_rows(stage, "transitions", pool, source_key="reward", capacity=capacity, torchrl="transitions") as rows:
         for num_rows in BATCH_SIZES:
             yield rows.write_one_by_one(num_rows, Scale("us"))
             yield rows.write_pipelined(num_rows, Scale("rows/s", num_rows))
         most = max(BATCH_SIZES)
-        scale = Scale("rows/s", most)
-        yield rows.write_pipelined(most, scale, window=MANY_EXTENDS_UNDER_WAY, targets=targets["write"])
-        yield rows.append(WRITER_BATCH, Scale("rows/s"), targets=(Target("at least", APPENDED_ROWS_PER_S),))
-        yield rows.sample_one_by_one(SAMPLE_ROWS, Scale("us"), targets=targets["sample"])
-        yield rows.sample_pipelined(SAMPLE_ROWS, Scale("rows/s", SAMPLE_ROWS), targets=targets["stream in"])
+        yield rows.write_pipelined(most, Scale("rows/s", most), window=MANY_EXTENDS_UNDER_WAY)
+        yield rows.append(WRITER_BATCH)
+        yield rows.sample_one_by_one(SAMPLE_ROWS, Scale("us"))
+        yield rows.sample_pipelined(SAMPLE_ROWS, Scale("rows/s", SAMPLE_ROWS))
 
 
 def measure_pixels(stage: Stage) -> Iterator[Figure]:
-    """Extends of 64 rows (3.6 MB), samples of 256 (14.5 MB)."""
-    targets, pool, capacity = OF_PIXELS[stage.wire], pixels(LARGE_ROWS), stage.sizes.pixel_rows
+    """Measures extends of 64 rows (3.6 MB) and samples of 256 rows (14.5 MB)."""
+    pool, capacity = pixels(LARGE_ROWS), stage.sizes.pixel_rows
     with open_rows(stage, "pixels", pool, source_key="action", capacity=capacity, torchrl="pixels") as rows:
-        written = Scale("GB/s", gigabytes(rows.nbytes(PIXEL_WRITE_ROWS)))
-        sampled = Scale("GB/s", gigabytes(rows.nbytes(SAMPLE_ROWS)))
-        yield rows.write_one_by_one(PIXEL_WRITE_ROWS, written, targets=targets["write"])
-        yield rows.write_pipelined(PIXEL_WRITE_ROWS, written, targets=targets["write"])
-        yield rows.sample_one_by_one(SAMPLE_ROWS, sampled, targets=targets["sample"])
-        yield rows.sample_pipelined(SAMPLE_ROWS, sampled, targets=targets["sample"])
+        written, sampled = (Scale("GB/s", gigabytes(rows.nbytes(each))) for each in (PIXEL_WRITE_ROWS, SAMPLE_ROWS))
+        yield rows.write_one_by_one(PIXEL_WRITE_ROWS, written)
+        yield rows.write_pipelined(PIXEL_WRITE_ROWS, written)
+        yield rows.sample_one_by_one(SAMPLE_ROWS, sampled)
+        yield rows.sample_pipelined(SAMPLE_ROWS, sampled)
 
 
 def measure_prioritized(stage: Stage) -> Iterator[Figure]:
-    """Samples of 256 and updates of their priorities; the floor is the uniform sampler over the same rows."""
-    pool, capacity = transitions(SMALL_ROWS), stage.sizes.replay_rows
+    """Measures samples of 256 rows and updates of their priorities. The floor samples the same rows uniformly."""
+    pool, capacity, name = transitions(SMALL_ROWS), stage.sizes.replay_rows, "prioritized"
     with (
         open_rows(stage, "uniform", pool, source_key="reward", capacity=capacity) as uniform,
-        open_rows(
-            stage, "prioritized", pool, source_key="reward", capacity=capacity, sampler=Prioritized()
-        ) as prioritized,
+        open_rows(stage, name, pool, source_key="reward", capacity=capacity, sampler=Prioritized()) as prioritized,
     ):
         priorities = torch.rand(SAMPLE_ROWS)
-        for batch in prioritized.replay.batches(SAMPLE_ROWS, prefetch=1):
-            prioritized.replay.update_priority(batch, priorities)  # so that they differ
-            break
 
         def update(batch: TensorDictBase) -> None:
             prioritized.replay.update_priority(batch, priorities)
 
+        for batch in prioritized.replay.batches(SAMPLE_ROWS, prefetch=1):
+            update(batch)  # so that the priorities differ
+            break
         drawn, plain = ((rows.replay, SAMPLE_ROWS, stage.pacing, rows.check_sampled) for rows in (prioritized, uniform))
-        targets, scale = OF_UNIFORM[stage.wire], Scale("rows/s", SAMPLE_ROWS)
         floors = {"uniform": single_samples(*plain)}
-        name = f"sample {SAMPLE_ROWS}, one by one"
-        yield stage.measure("prioritized", name, Scale("us"), single_samples(*drawn), floors, targets=targets)
+        yield stage.measure(name, f"sample {SAMPLE_ROWS}, one by one", Scale("us"), single_samples(*drawn), floors)
+        what, scale = f"sample {SAMPLE_ROWS}, {NUM_BATCHES_UNDER_WAY} under way", Scale("rows/s", SAMPLE_ROWS)
         floors = {"uniform": pipelined_samples(*plain)}
-        name = f"sample {SAMPLE_ROWS}, {NUM_BATCHES_UNDER_WAY} under way"
-        yield stage.measure("prioritized", name, scale, pipelined_samples(*drawn), floors, targets=targets)
-        updated = pipelined_samples(*drawn, after_each=update)
-        yield stage.measure("prioritized", f"{name}, and update", scale, updated, floors)
+        yield stage.measure(name, what, scale, pipelined_samples(*drawn), floors)
+        yield stage.measure(name, f"{what}, and update", scale, pipelined_samples(*drawn, after_each=update), floors)
         batch = prioritized.replay.sample(SAMPLE_ROWS)
-        updates = Task(lambda: timed_round(lambda: update(batch), stage.pacing))
-        yield stage.measure("prioritized", f"update {SAMPLE_ROWS} priorities", Scale("us"), updates)
+        subject = timed(lambda: update(batch), stage.pacing)
+        yield stage.measure(name, f"update {SAMPLE_ROWS} priorities", Scale("us"), subject)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One replay store under test, and what its floors need.
+
+    Attributes:
+        stage: What it stands on.
+        workload: The workload's name in the figures.
+        pool: The rows that are written.
+        capacity: The number of rows of the store.
+        replay: The store.
+        check_sampled: Raises CorruptDataError unless a batch is rows of the pool.
+        mapped: The same rows, memory-mapped in this process.
+        torchrl: The same rows in TorchRL's buffer; ``None`` where it is not installed, or not compared with.
+    """
+
+    stage: Stage
+    workload: str
+    pool: TensorDictBase
+    capacity: int
+    replay: ReplayHandle
+    check_sampled: Check
+    mapped: MappedRows
+    torchrl: TorchRLBuffer | None
+
+    def batches(self, num_rows: int) -> Batches:
+        """Returns a function that returns the pool's batches of ``num_rows`` rows, one after the other, for ever."""
+        starts = range(0, len(self.pool) - num_rows + 1, num_rows)
+        return cycle([self.pool[start : start + num_rows] for start in starts]).__next__
+
+    def nbytes(self, num_rows: int) -> int:
+        """Returns the payload of so many rows."""
+        return row_nbytes(self.pool) * num_rows
+
+    def write_one_by_one(self, num_rows: int, scale: Scale) -> Figure:
+        """Measures extends each of which waits for its acknowledgement."""
+        subject = single_extends(self.replay, self.batches(num_rows), self.stage.pacing, self._check_written)
+        floors = self.write_floors(num_rows, is_acknowledged=True)
+        return self._measure(f"extend {num_rows}, one by one", scale, subject, floors)
+
+    def write_pipelined(self, num_rows: int, scale: Scale, *, window: int = NUM_EXTENDS_UNDER_WAY) -> Figure:
+        """Measures extends of which ``window`` are under way."""
+        subject = pipelined_extends(self.replay, self.batches(num_rows), window, self.stage.pacing, self._check_written)
+        floors = self.write_floors(num_rows, is_acknowledged=False)
+        return self._measure(f"extend {num_rows}, {window} under way", scale, subject, floors)
+
+    def append(self, batch: int) -> Figure:
+        """Measures single rows through a writer. The round ends when all are acknowledged."""
+        next_row = cycle([self.pool[number] for number in range(APPENDED_ROWS)]).__next__
+
+        def run_round() -> Round:
+            with self.replay.writer(batch=batch) as writer:
+                return timed_round(lambda: writer.append(next_row()), self.stage.pacing, finish=writer.flush)
+
+        return self._measure(f"append through writer({batch})", Scale("rows/s"), Task(run_round), {})
+
+    def sample_one_by_one(self, num_rows: int, scale: Scale) -> Figure:
+        """Measures samples each of which is asked for when the one before is there."""
+        return self._sample(num_rows, "one by one", scale, single_samples)
+
+    def sample_pipelined(self, num_rows: int, scale: Scale) -> Figure:
+        """Measures samples of which eight are under way."""
+        return self._sample(num_rows, f"{NUM_BATCHES_UNDER_WAY} under way", scale, pipelined_samples)
+
+    def write_floors(self, num_rows: int, *, is_acknowledged: bool) -> dict[str, Task]:
+        """Returns the floors of extends. Memory acknowledges nothing."""
+        stage, nbytes = self.stage, self.nbytes(num_rows)
+        if stage.wire == "shm":
+            whole, ring = total_nbytes(self.pool), self.nbytes(self.capacity)
+            first = {MEMCPY: memcpy_ring(nbytes, source_nbytes=whole, ring_nbytes=ring, pacing=stage.pacing)}
+        elif is_acknowledged:
+            first = {"gloo, acknowledged": stage.gloo(out=nbytes, back=REQUEST_NBYTES)}
+        else:
+            first = {"gloo stream": stage.gloo(out=nbytes)}
+        return {**first, LOCAL_WRITE: self.mapped.write(self.batches(num_rows), stage.pacing)}
+
+    def read_floors(self, num_rows: int, samples: Callable[..., Task]) -> dict[str, Task]:
+        """Returns the floors of one of the two ways to sample."""
+        stage, mapped, pacing, nbytes = self.stage, self.mapped, self.stage.pacing, self.nbytes(num_rows)
+        if stage.wire == "shm":
+            gloo_replay = stage.gloo_client.replay(self.workload)
+            return {
+                LOCAL_GATHER: mapped.select(num_rows, pacing),
+                LOCAL_GATHER_TOUCHED: mapped.select_into(num_rows, pacing),
+                LOCAL_INDEXING: mapped.gather(num_rows, pacing),
+                **({} if self.torchrl is None else {TORCHRL: self.torchrl.sample(num_rows, pacing)}),
+                OVER_GLOO: samples(gloo_replay, num_rows, pacing, self.check_sampled),
+            }
+        is_single = samples is single_samples
+        name, request = ("gloo, asked for", REQUEST_NBYTES) if is_single else ("gloo stream", 0)
+        return {name: stage.gloo(out=request, back=nbytes), "local memmap": mapped.gather(num_rows, pacing)}
+
+    def _sample(self, num_rows: int, way: str, scale: Scale, samples: Callable[..., Task]) -> Figure:
+        subject = samples(self.replay, num_rows, self.stage.pacing, self.check_sampled)
+        return self._measure(f"sample {num_rows}, {way}", scale, subject, self.read_floors(num_rows, samples))
+
+    def _measure(self, name: str, scale: Scale, subject: Task, floors: dict[str, Task]) -> Figure:
+        return self.stage.measure(self.workload, name, scale, subject, floors)
+
+    def _check_written(self, index: object, batch: TensorDictBase) -> None:
+        check_equal(self.replay[index], batch, what=f"rows of {self.workload} read back")
+
+
+@contextmanager
+def open_rows(
+    stage: Stage,
+    workload: str,
+    pool: TensorDictBase,
+    *,
+    source_key: str,
+    capacity: int,
+    sampler: Any = None,
+    torchrl: ContentName | None = None,
+) -> Iterator[Rows]:
+    """Creates the store and its local counterparts, all full: no page is touched for the first time while measured.
+
+    Args:
+        stage: What it stands on.
+        workload: The workload's name in the figures.
+        pool: The rows to write.
+        source_key: The leaf of the pool that holds a row's number in it.
+        capacity: The number of rows of the store.
+        sampler: The store's sampler.
+        torchrl: The content that TorchRL's buffer gets, to be compared with on one machine; ``None`` for none.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(dir=stage.folder)))
+        buffer = None
+        if stage.wire == "shm" and torchrl is not None and has_torchrl():
+            buffer = stack.enter_context(closing(TorchRLBuffer(torchrl, len(pool), capacity, folder / "torchrl")))
+        mapped = MappedRows(pool, capacity, folder / "mapped")
+        filling = islice(cycle(pool.split(FILL_ROWS)), capacity // FILL_ROWS)
+        replay = stack.enter_context(stage.open_replay(workload, pool[0], capacity, filling, sampler=sampler))
+        check = partial(check_rows, pool=pool, source_key=source_key, what=f"a sample of {workload}")
+        if buffer is not None:
+            buffer.wait_until_full()
+        yield Rows(stage, workload, pool, capacity, replay, check, mapped, buffer)

@@ -11,29 +11,24 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError
-from tdserve.bench.figures import Figure, Scale, Target
+from tdserve.bench.figures import Figure, Scale
 from tdserve.bench.floor_link import REQUEST_NBYTES
-from tdserve.bench.measure import Task, timed_round
-from tdserve.bench.options import Wire
+from tdserve.bench.measure import timed
 from tdserve.bench.stage import Stage
 
-GET_BELOW_US: dict[Wire, float] = {"gloo": 450.0, "shm": 60.0}
-LIST_BELOW_MS = 10.0
-
 KEY_STRIDE = 37
-"""Keys are asked for in steps of a prime: never the same one twice in a row, the same ones in every run."""
+"""Keys are asked for in steps of a prime: never the same one twice in a row, and the same ones in every run."""
 
 STORE = "items"
 
 
 def measure_small(stage: Stage) -> Iterator[Figure]:
-    """A store of scalars under many keys, and a few hundred stores."""
-    num_items = stage.sizes.num_items
-    names = [f"k{i}" for i in range(num_items)]
+    """Measures a store of scalars under many keys, and a few hundred stores."""
+    names = [f"k{i}" for i in range(stage.sizes.num_items)]
     items = TensorDict({name: torch.tensor(float(i)) for i, name in enumerate(names)}, [])
     stage.client.init_remote(items, STORE)
-    yield _get_one(stage, items)
-    yield _list(stage, names, f"keys of a store of {num_items:,}", lambda: stage.client.keys(STORE))
+    yield _get_one(stage, items, len(names))
+    yield _list(stage, names, f"keys of a store of {len(names):,}", lambda: stage.client.keys(STORE))
     stage.client.delete(STORE)
 
     names = [f"store-{i:05d}" for i in range(stage.sizes.num_stores)]
@@ -44,8 +39,7 @@ def measure_small(stage: Stage) -> Iterator[Figure]:
         stage.client.delete(name)
 
 
-def _get_one(stage: Stage, items: TensorDict) -> Figure:
-    num_items = len(list(items.keys()))
+def _get_one(stage: Stage, items: TensorDict, num_items: int) -> Figure:
     handle = stage.client[STORE]
     numbers = cycle([i * KEY_STRIDE % num_items for i in range(num_items)])
 
@@ -64,20 +58,21 @@ def _get_one(stage: Stage, items: TensorDict) -> Figure:
         def get_local() -> object:
             return local[f"k{next(numbers)}"].clone()
 
-        floors = {"gloo round trip": stage.gloo.fetch(REQUEST_NBYTES)} if stage.wire == "gloo" else {}
-        floors["local memmap"] = Task(lambda: timed_round(get_local, stage.pacing))
-        subject = Task(lambda: timed_round(get, stage.pacing), check)
-        targets = (Target("below", GET_BELOW_US[stage.wire]),)
-        return stage.measure("small", f"get one scalar of {num_items:,}", Scale("us"), subject, floors, targets=targets)
+        floors = {"gloo round trip": stage.gloo(out=REQUEST_NBYTES, back=REQUEST_NBYTES)}
+        if stage.wire == "shm":
+            floors = {}
+        floors["local memmap"] = timed(get_local, stage.pacing)
+        subject = timed(get, stage.pacing, check)
+        return stage.measure("small", f"get one scalar of {num_items:,}", Scale("us"), subject, floors)
 
 
 def _list(stage: Stage, expected: list[str], name: str, ask: Callable[[], Iterable[Any]]) -> Figure:
-    """Compares any collection of names with those expected, whatever their order."""
+    """Compares any collection of names with those expected, in whatever order."""
 
     def check(found: list[Any]) -> None:
         if sorted(found) != sorted(expected):
             raise CorruptDataError(path=name, expected=f"{len(expected)} names", actual=f"{len(found)}, other names")
 
-    subject = Task(lambda: timed_round(lambda: list(ask()), stage.pacing), check)
-    floors = {"gloo, as many bytes": stage.gloo.fetch(sum(len(each) + 1 for each in expected))}
-    return stage.measure("small", name, Scale("ms"), subject, floors, targets=(Target("below", LIST_BELOW_MS),))
+    nbytes = sum(len(each) + 1 for each in expected)
+    floors = {"gloo, as many bytes": stage.gloo(out=REQUEST_NBYTES, back=nbytes)}
+    return stage.measure("small", name, Scale("ms"), timed(lambda: list(ask()), stage.pacing, check), floors)

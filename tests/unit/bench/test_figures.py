@@ -29,7 +29,7 @@ def test_figure_when_made_in_any_unit_then_the_ratio_says_how_near_the_floor_it_
     scale: Scale, value: float, ratio: float
 ) -> None:
     figure = make_figure("w", "n", scale, subject=series(2.0), floors={"floor": series(0.5)})
-    assert figure.value == value
+    assert figure.median == value
     assert figure.floors[0].ratio == ratio
     assert figure.op_p99_ms == 2000.0
     assert figure.num_ops == 12

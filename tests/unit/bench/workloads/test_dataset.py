@@ -32,6 +32,6 @@ def test_dataset_when_measured_then_the_loader_is_judged_by_samples_and_nothing_
         ["sample", "store[rows]"],
         ["sample"],
     ] * 2
-    assert all(figure.value > 0 for figure in figures)
+    assert all(figure.median > 0 for figure in figures)
     assert memory_stage.client.stores() == names
     assert set(children_of(os.getpid())) <= before

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.bench.floors import MEMCPY
+from tdserve.bench.floors import LOCAL_GATHER, MEMCPY, OVER_GLOO, TORCHRL
 from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import has_torchrl
 from tdserve.bench.workloads.replays import measure_pixels
-from tdserve.bench.workloads.row_floors import LOCAL_GATHER, OVER_GLOO, TORCHRL
 
 pytestmark = pytest.mark.integration
 

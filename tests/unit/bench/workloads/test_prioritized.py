@@ -18,7 +18,7 @@ NAMES = [
 def test_prioritized_when_measured_then_stands_beside_uniform_and_no_store_is_left(stage: Stage) -> None:
     figures = list(measure_prioritized(stage))
     assert [figure.name for figure in figures] == NAMES
-    assert all(figure.value > 0 for figure in figures)
+    assert all(figure.median > 0 for figure in figures)
     assert [[floor.name for floor in figure.floors] for figure in figures] == [["uniform"]] * 3 + [[]]
     assert [[target.bound for target in figure.targets] for figure in figures] == [[0.7], [0.7], [], []]
     assert not {"uniform", "prioritized"} & set(stage.client.stores())

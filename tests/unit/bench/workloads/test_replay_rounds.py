@@ -10,7 +10,7 @@ from tdserve.bench import content
 from tdserve.bench.measure import Pacing, Task
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.replay_rounds import pipelined_samples, single_samples
-from tdserve.bench.workloads.rows import open_rows
+from tdserve.bench.workloads.replays import open_rows
 
 pytestmark = pytest.mark.integration
 

@@ -4,10 +4,11 @@ import pytest
 
 from tdserve.base.errors import CorruptDataError
 from tdserve.bench import content
-from tdserve.bench.figures import Scale, Target
+from tdserve.bench.figures import Scale
+from tdserve.bench.floors import LOCAL_GATHER, OVER_GLOO
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.row_floors import TORCHRL
-from tdserve.bench.workloads.rows import open_rows
+from tdserve.bench.workloads.replay_rounds import pipelined_samples, single_samples
+from tdserve.bench.workloads.replays import open_rows
 
 pytestmark = pytest.mark.integration
 
@@ -36,8 +37,19 @@ def test_batches_when_taken_on_and_on_then_start_again_and_are_always_whole(stag
 
 
 def test_rows_when_torchrl_is_not_compared_with_then_the_targets_that_mean_it_are_left_out(memory_stage: Stage) -> None:
-    pool = content.transitions(512)
-    targets = (Target("of floor", 0.5, TORCHRL), Target("below", 1e9))
-    with open_rows(memory_stage, "rows", pool, source_key="reward", capacity=1_024) as rows:
-        figure = rows.sample_one_by_one(8, Scale("us"), targets=targets)
-    assert figure.targets == targets[1:]
+    with open_rows(memory_stage, "pixels", content.pixels(512), source_key="action", capacity=512) as rows:
+        figure = rows.sample_one_by_one(8, Scale("us"))
+    assert [target.floor for target in figure.targets] == [LOCAL_GATHER, OVER_GLOO]
+
+
+def test_floors_when_the_wire_is_gloo_then_it_comes_first_and_every_one_runs(stage: Stage) -> None:
+    with open_rows(stage, "rows", content.transitions(512), source_key="reward", capacity=512) as rows:
+        found = [
+            rows.write_floors(8, is_acknowledged=True),
+            rows.write_floors(8, is_acknowledged=False),
+            rows.read_floors(8, single_samples),
+            rows.read_floors(8, pipelined_samples),
+        ]
+        assert all(task.run_round().op_s for tasks in found for task in tasks.values())
+    firsts = ["gloo, acknowledged", "gloo stream", "gloo, asked for", "gloo stream"]
+    assert [list(tasks) for tasks in found] == [[first, "local memmap"] for first in firsts]

@@ -2,18 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.bench.floors import MEMCPY
-from tdserve.bench.stage import Stage
-from tdserve.bench.torchrl_buffer import has_torchrl
-from tdserve.bench.workloads.replays import measure_transitions
-from tdserve.bench.workloads.row_floors import (
+from tdserve.bench.floors import (
     LOCAL_GATHER,
     LOCAL_GATHER_TOUCHED,
     LOCAL_INDEXING,
     LOCAL_WRITE,
+    MEMCPY,
     OVER_GLOO,
     TORCHRL,
 )
+from tdserve.bench.stage import Stage
+from tdserve.bench.torchrl_buffer import has_torchrl
+from tdserve.bench.workloads.replays import measure_transitions
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +34,7 @@ def test_transitions_when_measured_then_all_sizes_have_figures_and_the_plans_tar
 ) -> None:
     figures = list(measure_transitions(stage))
     assert [figure.name.partition(",")[0] for figure in figures] == NAMES
-    assert all(figure.value > 0 and len(figure.floors) == (0 if "writer" in figure.name else 2) for figure in figures)
+    assert all(figure.median > 0 and len(figure.floors) == (0 if "writer" in figure.name else 2) for figure in figures)
     targets = {figure.name: (target.kind, target.bound) for figure in figures for target in figure.targets}
     assert targets == TARGETS
     assert "transitions" not in stage.client.stores()
