@@ -44,7 +44,8 @@ class RowWriteHold:
         self._entry = entry
         self.rows = rows
         self._keys = keys
-        self._held: list[Rows] = []  # of a table, until they are hidden
+        self._held_before = RowSet.run(0, 0)  # of a table, as those that are lost
+        self._num_held = 0
         entry.writes.append(rows)
 
     @property
@@ -63,9 +64,13 @@ class RowWriteHold:
         table = self._entry.table
         if table is None:
             return
-        num_left = table.ring.num_left_held
+
+        def hold(rows: Rows) -> None:
+            self._num_held += len(table.hold(rows))
+
+        num_left, self._held_before = table.ring.num_left_held, table.ring.held_among(self.rows)
         try:
-            await look_at_rows(table, self.rows, check, lambda rows: self._held.append(table.hold(rows)))
+            await look_at_rows(table, self.rows, check, hold)
             while num_left != table.ring.num_left_held:  # one of these may have left since it was looked at
                 num_left = table.ring.num_left_held
                 await look_at_rows(table, self.rows, check)
@@ -76,9 +81,18 @@ class RowWriteHold:
     async def give_back(self) -> None:
         """Ends ``hold``, and that nobody else may write them."""
         if self._entry.table is not None:
-            await over_pieces(_drain(self._held), self._entry.table.let_go)
+            await over_pieces(self._held_rows(self._entry.table), self._entry.table.let_go)
         self.end()
         self._entry.changed.wake()
+
+    def _held_rows(self, table: Table) -> Iterator[Rows]:
+        """Those that ``hold`` has held so far: they are the first."""
+        num_missing = self._num_held
+        for rows in table.steps((self.rows - self._held_before).pieces()):
+            if not num_missing:
+                return
+            yield rows[:num_missing]
+            num_missing -= min(num_missing, len(rows))
 
     async def hide(self) -> None:
         """Makes them odd, of a table those that are held: the write is decided, and begins now."""
@@ -87,7 +101,7 @@ class RowWriteHold:
             values[-1] |= 1  # the store's own number
             await over_pieces(self.rows.pieces(), lambda piece: _make_odd(values, piece))
         else:
-            await over_pieces(_drain(self._held), table.ring.hide)
+            await over_pieces(table.steps(self.rows.pieces()), table.ring.hide)
 
     async def let_go(self, *, is_written: bool, then: Callable[[], None] = do_nothing) -> None:
         """Makes them readable again, under their next generation; but for those that are lost.
@@ -160,12 +174,6 @@ async def look_at_rows(table: Table, rows: RowSet, check: Check, then: Callable[
         then(some)
 
     await over_pieces(table.steps(rows.pieces()), look)
-
-
-def _drain(pieces: list[Rows]) -> Iterator[Rows]:
-    """Removes and yields them: to give the memory of all back at once takes long."""
-    while pieces:
-        yield pieces.pop()
 
 
 def _make_odd(values: NDArray[np.int64], piece: slice | NDArray[np.int64]) -> None:

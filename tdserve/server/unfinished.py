@@ -101,9 +101,9 @@ class Unfinished:
         come back, and are not given to others until the client is gone."""
         if entry.table is None or not (entry.writes or entry.lost):
             return
-        held = entry.table.ring.held_rows()
         for overwrite in Overwrite.load(self._db, entry.record.uid):
-            gone, kept = overwrite.rows - held, overwrite.rows & held
+            kept = entry.table.ring.held_among(overwrite.rows)
+            gone = overwrite.rows - kept
             if not gone:
                 continue
             key = overwrite.left(gone).key

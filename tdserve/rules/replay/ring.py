@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, TooLargeError, WrongStateError
+from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.live_rows import Rows, compact
 from tdserve.rules.replay.reservation import Reservation
@@ -183,9 +184,14 @@ class Ring:
         found: NDArray[np.bool_] = self._is_held[rows]
         return found
 
-    def held_rows(self) -> RowSet:
-        """Returns the numbers of the held rows."""
-        return RowSet.of_mask(self._is_held)
+    def held_among(self, rows: RowSet) -> RowSet:
+        """Returns those of these rows that are held, and have not left."""
+        if not self._num_held:
+            return RowSet.run(0, 0)
+        if len(rows) > PIECE_ROWS:
+            return rows & RowSet.of_mask(self._is_held)
+        numbers = rows.rows
+        return RowSet.of(numbers[self._is_held[numbers]])
 
     def names(self, rows: Rows) -> Rows:
         """Returns the lower parts of the rows' generations, which identify them, as they are when no part is being

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.server.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 
 
 def num_lost(entry: OpenedStore) -> int:
     """Rows that somebody has left half written: until it is proved that nobody writes to them they are nobody's."""
-    if not entry.lost:
-        return 0
-    rows, ring = entry.lost.row_set, entry.replay_table().ring
-    return int(np.count_nonzero(ring.is_held(rows.rows))) if len(rows) <= PIECE_ROWS else len(rows & ring.held_rows())
+    return len(entry.replay_table().ring.held_among(entry.lost.row_set)) if entry.lost else 0
 
 
 def counts_of(entry: OpenedStore, *, num_coming: int = 0) -> control_pb2.TableCounts:

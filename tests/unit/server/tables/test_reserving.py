@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import DeadlineExceededError
 from tdserve.messages.row_numbers import PIECE_ROWS, decode_rows
+from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
@@ -179,7 +180,7 @@ def test_extend_when_rows_are_held_too_long_then_it_gives_back_what_it_had(
 
     run(too_late())
     assert (table.ring.num_reserved, table.ring.num_holes) == (0, PIECE_ROWS)
-    table.let_go(table.ring.held_rows().rows)
+    table.let_go(table.ring.held_among(RowSet.run(0, CAPACITY)).rows)
     run(extend(world, entry, NUM_ROWS, request=4))
     assert len(table) == CAPACITY
 
