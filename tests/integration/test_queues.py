@@ -242,6 +242,21 @@ def test_queue_when_control_is_killed_then_only_what_was_acknowledged_is_gone(tm
             queue.take(1)
 
 
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_batches_when_the_server_is_away_while_one_waits_then_it_goes_on(tmp_path: Path, transport: str) -> None:
+    with Crashing(tmp_path) as crashing, crashing.server.client(transport=transport, timeout_s=60.0) as client:
+        queue: Any = client.create_queue("work", rows(0)[0], 12)
+        with ThreadPoolExecutor(1) as threads, queue.batches(2, timeout_s=60.0) as batches:
+            waiting = threads.submit(next, batches)
+            wait_for(lambda: queue.info()["num_waiting"] == 1, "the iterator")
+            crashing.kill()
+            with pytest.raises(TimeoutError):  # several attempts fail
+                waiting.result(2.0)
+            crashing.start()
+            queue.extend(rows(3, 4))
+            assert numbers(waiting.result(60.0)) == [3, 4]
+
+
 # ---------------------------------------------------------------- the end
 
 

@@ -17,6 +17,7 @@ from tdserve.base.errors import (
     EndOfStreamError,
     TDServeError,
     TransferAbortedError,
+    TransportError,
     WrongStateError,
 )
 from tdserve.client.content.devices import to_device
@@ -30,6 +31,9 @@ from tdserve.v1 import control_pb2
 
 POLL_S = 0.5
 """How soon a waiting iterator notices that it was closed."""
+
+RETRY_PAUSE_S = 0.1
+"""Pause of an iterator after an attempt that did not reach the server."""
 
 GIVE_BACK_TIMEOUT_S = 5.0
 """For giving rows back after their work has failed; if it takes longer, they are free when the session ends."""
@@ -173,10 +177,14 @@ class TakenBatches:
             remaining_s = deadline.remaining_s or 0.0
             try:
                 rows = take_rows(self._client, self._query, self._num_rows, Deadline.after(min(POLL_S, remaining_s)))
-            except DeadlineExceededError as error:
-                if remaining_s <= POLL_S:
+            except (DeadlineExceededError, TransportError) as error:
+                if remaining_s > POLL_S and error.retryable:
+                    if isinstance(error, TransportError):  # the server is away, perhaps only while it restarts
+                        self._closed.wait(RETRY_PAUSE_S)
+                    continue
+                if isinstance(error, DeadlineExceededError):
                     raise DeadlineExceededError(what=error.what, timeout_s=self._timeout_s) from None
-                continue
+                raise
             except EndOfStreamError:
                 raise StopIteration from None
             self._held = rows
