@@ -43,3 +43,38 @@ def test_batch_when_its_table_was_made_anew_or_cleared_then_new_rows_are_not_cha
     after = replay.sample(64)
     assert set(after["number"].tolist()) == {0, 1, 2, 3}
     assert set(after["priority"].tolist()) == {1.0}
+
+
+@pytest.mark.parametrize("capacity", [2, 8])
+@pytest.mark.parametrize("first", ["extend", "sample", "read"])
+def test_handle_when_its_table_was_made_anew_with_another_capacity_then_follows(
+    client: tdserve.Client, name: str, first: str, capacity: int
+) -> None:
+    replay = create(client, name)
+    replay.sample(2)
+    client.delete(name)
+    anew = client.create_replay(name, rows(0)[0], capacity)
+    anew.extend(rows(7))
+    calls: dict[str, Any] = {
+        "extend": lambda: replay.extend(rows(8)),
+        "sample": lambda: replay.sample(1),
+        "read": lambda: replay[:],
+    }
+    calls.pop(first)()
+    for call in calls.values():
+        call()
+    replay.extend(rows(9))
+    assert 9 in anew[:]["number"].tolist()
+    assert replay.capacity == capacity
+    with pytest.raises(tdserve.TooLargeError):
+        replay.extend(rows(*range(capacity + 1)))
+
+
+def test_handle_when_its_table_was_made_anew_for_other_rows_then_told_so(client: tdserve.Client, name: str) -> None:
+    replay = create(client, name)
+    client.delete(name)
+    client.create_replay(name, rows(0)[0].to(torch.float32), 8)
+    calls: list[Any] = [lambda: replay.extend(rows(8)), lambda: replay.sample(1), lambda: replay[:]]
+    for call in calls:
+        with pytest.raises(tdserve.SpecMismatchError, match="older table of this name; open it again"):
+            call()

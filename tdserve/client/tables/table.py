@@ -77,7 +77,7 @@ class TableHandle(TableRows, ByAddress):
     @OfProcess
     def _coalescer(self) -> ExtendCoalescer:
         """Sends rows; made again when the table is."""
-        target = WriteTarget(self.name, self.spec.fingerprint, self._stored, allow_pickle=self._client.allow_pickle)
+        target = WriteTarget(self.name, self._stored.fingerprint, self._stored, allow_pickle=self._client.allow_pickle)
         return ExtendCoalescer.of_table(self._client, target, self.settings, self.capacity, told=self._told)
 
     def _follow(self, description: StoreDescription) -> None:
@@ -170,7 +170,12 @@ class TableHandle(TableRows, ByAddress):
         if return_early or self._coalescer.is_waiting:  # these were first
             self._coalescer.submit(part)
             return part.future if return_early else part.future.result()
-        index = self._coalescer.send(part)
+        try:
+            index = self._coalescer.send(part)
+        except SpecMismatchError:
+            if not self._follow_recreated():
+                raise
+            index = self._coalescer.send(part._replace(number=None))  # nothing was stored under the first number
         self._is_in_use = True
         return index
 
@@ -310,7 +315,7 @@ class TableHandle(TableRows, ByAddress):
             asked = control_pb2.ReadRequest(
                 store=self.name,
                 selection=selection.to_message(),
-                fingerprint=self.spec.fingerprint,
+                fingerprint=self._stored.fingerprint,
                 timeout_s=deadline.remaining_s,
             )
             pending = session.send(request, read=asked)
@@ -370,17 +375,25 @@ class TableHandle(TableRows, ByAddress):
         )
 
     def _following(self, act: Callable[[], T]) -> T:
-        """Runs ``act``, once more if the table was recreated with ragged rows in between."""
+        """Runs ``act``, once more if the table was recreated in between, with another capacity or for ragged rows."""
         try:
             result = act()
-        except (StoreNotFoundError, SpecMismatchError):
-            description = None if self._is_in_use else current_description(self._client, self.name, self.spec)
-            if description is None:
+        except (StoreNotFoundError, SpecMismatchError) as error:
+            if not self._is_in_use and (found := current_description(self._client, self.name, self.spec)) is not None:
+                self._follow(found)
+            elif isinstance(error, StoreNotFoundError) or not self._follow_recreated():
                 raise
-            self._follow(description)
             result = act()
         self._is_in_use = True
         return result
+
+    def _follow_recreated(self) -> bool:
+        """Follows a table that was deleted and created again for the same rows; returns whether it was."""
+        found = self._client.describe(self.name, timeout_s=0)
+        is_recreated = found.spec == self.spec and found.capacity != self.capacity
+        if is_recreated:
+            self._follow(found)
+        return is_recreated
 
     def _capture_batch(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
         """Captures a batch; also returns the keys of its leaves, none if it has all of them.

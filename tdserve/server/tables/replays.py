@@ -72,7 +72,7 @@ class Replays:
         if (answered := self._answers.earlier(session.client_id, request)) is not None:
             session.discard(request, asked.content)  # the client had claimed and filled rows, as was seen just now
             return control_pb2.Done.FromString(answered)
-        if asked.content.fingerprint != entry.spec_of_row().fingerprint:
+        if asked.content.fingerprint != entry.spec.fingerprint:
             raise older_store(entry)
         if any(column.file for column in columns_in(asked)):
             coming = await asyncio.to_thread(arriving, entry, session.client_id, asked)
@@ -122,7 +122,7 @@ class Replays:
         while True:
             entry = self._stores.get(asked.store)
             table = entry.replay_table()
-            if asked.fingerprint != entry.spec_of_row().fingerprint:
+            if asked.fingerprint != entry.spec.fingerprint:
                 raise older_store(entry)
             numbers = await numbers_of(from_message(asked.selection), table, lost=entry.lost.row_set)
             if not (entry.lost or entry.writes):

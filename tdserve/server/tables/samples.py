@@ -272,7 +272,8 @@ def _releasing(entry: OpenedStore, table: Table, session: int, request: int = 0)
 
 def older_store(entry: OpenedStore) -> SpecMismatchError:
     """For a client that means an earlier store of this name."""
-    expected, actual = "the structure of its rows", "that of an older store of this name"
+    expected = "the structure and the capacity that it has now"
+    actual = "those of an older table of this name; open it again"
     return SpecMismatchError(store=entry.name, key="", expected=expected, actual=actual)
 
 

@@ -45,8 +45,7 @@ def create(world: World, run: Loop, capacity: int = 8, **parts: Any) -> OpenedSt
 
 def extending(entry: OpenedStore, td: Any, **fields: Any) -> control_pb2.ExtendRequest:
     """A request to extend by these rows; ``keys`` if they lack some."""
-    assert entry.row_spec is not None
-    content = content_of(td, entry.row_spec.fingerprint)
+    content = content_of(td, entry.spec.fingerprint)
     common = {"store": entry.name, "num_rows": len(td), "content": content, "timeout_s": 0.05}
     return control_pb2.ExtendRequest(**{**common, **fields})
 

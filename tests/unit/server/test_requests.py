@@ -43,9 +43,8 @@ def extending(request: int, fingerprint: bytes) -> control_pb2.ClientMessage:
 def test_write_when_retried_by_any_session_of_its_client_then_stored_once(
     world: World, run: Loop, requests: Requests, replay: OpenedStore
 ) -> None:
-    assert replay.row_spec is not None
     first = world.session()
-    message = extending(7, replay.row_spec.fingerprint)
+    message = extending(7, replay.spec.fingerprint)
     run(requests.serve(first, message))
     again = world.session_of(first.hello, 2)
     run(requests.serve(again, message))
@@ -59,9 +58,8 @@ def test_write_when_retried_by_any_session_of_its_client_then_stored_once(
 def test_change_when_its_client_asks_for_it_no_more_then_refused_and_nothing_is_changed(
     world: World, run: Loop, requests: Requests, replay: OpenedStore, kind: str
 ) -> None:
-    assert replay.row_spec is not None
     session = world.session()
-    message = extending(7, replay.row_spec.fingerprint)
+    message = extending(7, replay.spec.fingerprint)
     run(requests.serve(session, message))
     world.answers.forget(session.client_id, control_pb2.Answered(below=10, but_for=[8]))
     if kind == "change":
@@ -116,7 +114,7 @@ def test_request_when_it_came_by_mail_then_only_until_it_is_answered(
 ) -> None:
     session = world.session()
     session.mailed_requests.add(7)
-    run(requests.serve(session, extending(7, replay.row_spec.fingerprint if replay.row_spec else b"")))
+    run(requests.serve(session, extending(7, replay.spec.fingerprint)))
     assert outbox(session).messages == []
     assert session.mailed_requests == set()
     run(requests.serve(session, sampling(7, num_rows=1)))
@@ -154,8 +152,7 @@ def test_read_when_of_weights_then_says_what_the_store_is(world: World, run: Loo
 def test_request_when_its_number_is_under_way_then_it_begins_when_that_has_ended(
     world: World, run: Loop, requests: Requests, replay: OpenedStore
 ) -> None:
-    assert replay.row_spec is not None
-    fingerprint = replay.row_spec.fingerprint
+    fingerprint = replay.spec.fingerprint
 
     async def scenario() -> ClientSession:
         session = world.session()
@@ -244,9 +241,8 @@ def test_request_when_cancelled_with_rows_on_lease_then_only_those_are_given_bac
     settings = Settings(limiter=Queue(4), sampler=Fifo(), is_queue=True).to_json()
     kind = control_pb2.STORE_KIND_REPLAY
     queue = run(world.create("q", ROWS[0], kind=kind, capacity=4, settings=settings))
-    assert queue.row_spec is not None
     filling = control_pb2.ExtendRequest(
-        store="q", num_rows=3, content=content_of(ROWS, queue.row_spec.fingerprint), timeout_s=5.0
+        store="q", num_rows=3, content=content_of(ROWS, queue.spec.fingerprint), timeout_s=5.0
     )
 
     async def scenario() -> ClientSession:

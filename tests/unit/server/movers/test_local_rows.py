@@ -47,8 +47,7 @@ def here(
     entry: OpenedStore, num_rows: int = 3, *, values: bytes = b"", timeout_s: float = 20.0
 ) -> control_pb2.ExtendRequest:
     """A request of a local client: its tensors come another way."""
-    assert entry.row_spec is not None
-    found = control_pb2.Content(fingerprint=entry.row_spec.fingerprint, values=values)
+    found = control_pb2.Content(fingerprint=entry.spec.fingerprint, values=values)
     return control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, content=found, timeout_s=timeout_s)
 
 
@@ -311,7 +310,7 @@ def test_sample_when_the_client_cannot_read_values_then_they_come_along(world: W
 
     async def scenario(*, lacks_values: bool) -> control_pb2.Accepted:
         async with LocalPeer(world, lacks_values=lacks_values) as peer:
-            asked = control_pb2.ReadRequest(store="v", fingerprint=entry.spec_of_row().fingerprint)
+            asked = control_pb2.ReadRequest(store="v", fingerprint=entry.spec.fingerprint)
             done = await world.replays.read(peer.session, 1, asked)
             assert done is not None
             return done.accepted
@@ -386,7 +385,7 @@ def test_read_when_rows_were_lost_then_error_also_for_a_local_client(
             with pytest.raises(PeerLostError):
                 await write
             reading = control_pb2.ReadRequest(
-                store="r", fingerprint=entry.spec_of_row().fingerprint, selection=parse([1, 2]).to_message()
+                store="r", fingerprint=entry.spec.fingerprint, selection=parse([1, 2]).to_message()
             )
             with pytest.raises(CorruptDataError, match="rows 1: "):
                 await world.replays.read(reader.session, 1, reading)

@@ -22,7 +22,7 @@ from tests.unit.server.world import Loop, World, content_of
 
 def here(entry: OpenedStore, num_rows: int, *, values: bytes) -> control_pb2.ExtendRequest:
     """A request of a local client."""
-    found = control_pb2.Content(fingerprint=entry.spec_of_row().fingerprint, values=values)
+    found = control_pb2.Content(fingerprint=entry.spec.fingerprint, values=values)
     return control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, content=found, timeout_s=20.0)
 
 

@@ -50,10 +50,7 @@ def links(entry: OpenedStore) -> Trajectories:
 
 def extend(world: World, entry: OpenedStore, num_rows: int, request: int) -> Coroutine[Any, Any, control_pb2.Done]:
     """An extend of one writer by so many rows of one trajectory."""
-    assert entry.row_spec is not None
-    content = content_of(
-        TensorDict({"a": torch.ones(num_rows, dtype=torch.int64)}, [num_rows]), entry.row_spec.fingerprint
-    )
+    content = content_of(TensorDict({"a": torch.ones(num_rows, dtype=torch.int64)}, [num_rows]), entry.spec.fingerprint)
     asked = control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, content=content, timeout_s=30.0)
     session = world.session_of(control_pb2.Hello(client_id=bytes(16), transport="gloo"), 1)
     return world.replays.extend(session, request, asked)

@@ -38,8 +38,7 @@ def entry(world: World, run: Loop) -> OpenedStore:
 
 def asked(entry: OpenedStore, td: TensorDict, **fields: Any) -> control_pb2.ExtendRequest:
     """A request to extend by these rows."""
-    assert entry.row_spec is not None
-    content = content_of(td, entry.row_spec.fingerprint)
+    content = content_of(td, entry.spec.fingerprint)
     return control_pb2.ExtendRequest(
         **{"store": entry.name, "num_rows": len(td), "content": content, "timeout_s": 0.05, **fields}
     )
@@ -53,8 +52,7 @@ def extend(world: World, run: Loop, entry: OpenedStore, td: TensorDict, request:
 
 def read(world: World, run: Loop, entry: OpenedStore, index: Any = ()) -> control_pb2.Done:
     """The answer to a read of live rows."""
-    assert entry.row_spec is not None
-    fingerprint = entry.row_spec.fingerprint
+    fingerprint = entry.spec.fingerprint
     asked = control_pb2.ReadRequest(store=entry.name, selection=parse(index).to_message(), fingerprint=fingerprint)
     done = run(world.replays.read(world.session(), 1, asked))
     assert done is not None

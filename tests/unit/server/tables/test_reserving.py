@@ -36,9 +36,8 @@ def extend(
     world: World, entry: OpenedStore, num_rows: int, *, request: int = 1, timeout_s: float = 30.0
 ) -> Coroutine[Any, Any, control_pb2.Done]:
     """An extend by so many rows, by a client of its own."""
-    assert entry.row_spec is not None
     rows = TensorDict({"a": torch.full((num_rows,), request, dtype=torch.uint8)}, [num_rows])
-    content = content_of(rows, entry.row_spec.fingerprint)
+    content = content_of(rows, entry.spec.fingerprint)
     asked = control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, content=content, timeout_s=timeout_s)
     return world.replays.extend(world.session(request), request, asked)
 
@@ -90,9 +89,8 @@ def test_extend_when_it_is_cut_short_while_it_is_shown_then_all_rows_are_there_a
 ) -> None:
     table = entry.replay_table()
     session = world.session(7)
-    assert entry.row_spec is not None
     td = TensorDict({"a": torch.ones(NUM_ROWS, dtype=torch.uint8)}, [NUM_ROWS])
-    content = content_of(td, entry.row_spec.fingerprint)
+    content = content_of(td, entry.spec.fingerprint)
     asked = control_pb2.ExtendRequest(store="r", num_rows=NUM_ROWS, content=content, timeout_s=30.0)
 
     async def cut_short() -> None:
