@@ -4,7 +4,6 @@ waits."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -241,15 +240,19 @@ class Table(TableState):
             self.selectors.lease(owner, consumer, rows, request=request)
         if plan.is_alone:
             self._is_drawing = num_missing > 0
-        return replace(
-            plan,
-            rows=rows,
-            generations=self._generations[rows],
-            columns=draw.drawn.columns,
+        return RowsPlan(
+            rows,
+            self._generations[rows],
+            draw.drawn.columns,
             spent=draw.spent,
             spent_generations=self._generations[draw.spent],
             sequence=self.columns.sequence[rows],
+            lease=lease,
             num_missing=num_missing,
+            batch_rows=plan.batch_rows,
+            is_alone=plan.is_alone,
+            num_clears=plan.num_clears,
+            is_counted=plan.is_counted,
         )
 
     def finish(self, plan: RowsPlan) -> bool:
@@ -417,8 +420,9 @@ class Table(TableState):
     ) -> Iterator[int]:
         """Like :meth:`acknowledge`, a part at a time: all parts are looked at before the first ends its leases. Between
         two parts rows may come and go, but the owner may not give any back."""
-        num_same = num_held = 0
+        num_parts = num_same = num_held = 0
         for same in self._same_in_parts(rows, generations):
+            num_parts += 1
             num_same += len(same)
             num_held += int(np.count_nonzero(self.selectors.leases.held_by(owner, same, consumer)))
             yield 0
@@ -429,11 +433,11 @@ class Table(TableState):
             raise WrongStateError(state="none of these rows is held", event="acknowledging rows")
         if num_held < (num_same if consumer == OWN else 1):
             raise not_held(num_same - num_held, num_same)
-        for same in self._same_in_parts(rows, generations):
-            named = each_once(same)
-            leaving = self.selectors.acknowledge(
-                owner, consumer, named[self.selectors.leases.held_by(owner, named, consumer)]
-            )
+        is_held = num_held == num_same and num_parts == 1  # nothing came in between
+        for part in [same] if num_parts == 1 else self._same_in_parts(rows, generations):
+            named = each_once(part)
+            held = named if is_held else named[self.selectors.leases.held_by(owner, named, consumer)]
+            leaving = self.selectors.acknowledge(owner, consumer, held)
             if len(leaving):
                 self.remove(leaving)
             yield len(named)
