@@ -1,7 +1,7 @@
-"""An actor: steps environments with the newest policy, and sends what happened to the server.
+"""An actor: steps environments with the newest policy, and sends to the server what happened.
 
-``act`` is a process of the whole demo. ``act_alone`` is ``tdserve demo --role actor``, which outlives server, network
-and learner.
+``act`` is a process of the whole demo. ``act_alone`` is ``tdserve demo --role actor``: it goes on while the server, the
+network or the learner is away.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tdserve.examples.demo.dqn import epsilon, make_network
 from tdserve.examples.demo.options import DemoOptions, parse
 from tdserve.examples.demo.patience import BORNE, Patience
 from tdserve.examples.demo.processes import end_with_parent
-from tdserve.examples.demo.rollout import Actions, Observations, Rollout, to_tensordict
+from tdserve.examples.demo.rollout import Actions, Observations, Rollout, to_episode_rows, to_transition_rows
 from tdserve.examples.demo.stores import PATIENCE_S, POLICY, WARMUP_ROWS, open_stores, sizes
 
 NUM_ENVS = 4
 STEPS_PER_VERSION = 8
-"""Steps of every environment with one policy. With the learner's updates per version this fixes how often a transition
-is learned from, however fast the machine is: nobody outruns the other."""
+"""Steps of every environment with one policy. Together with the learner's updates per version, this fixes how often a
+transition is learned from, however fast the machine is: neither side outruns the other."""
 
 WARMUP_CALLS = WARMUP_ROWS // (NUM_ENVS * STEPS_PER_VERSION)
-"""Of ``Actor.act``, before there is a policy."""
+"""Calls of ``Actor.act`` before there is a policy."""
 
 
 class Actor:
@@ -40,9 +40,9 @@ class Actor:
         options: Environment, seed and number of this actor.
 
     Attributes:
-        version: Of the policy that it follows; 0 before the first.
-        is_over: Whether the learner has said with that version that it was its last.
-        num_sent: Transitions.
+        version: The version of the policy that it follows; 0 before the first.
+        is_over: Whether the learner published that version as its last.
+        num_sent: The number of transitions sent.
     """
 
     def __init__(self, client: tdserve.Client, options: DemoOptions) -> None:
@@ -58,10 +58,10 @@ class Actor:
         self.num_sent = 0
 
     def follow_policy(self, timeout_s: float | None = None) -> float:
-        """Waits for a newer policy and takes it; with 0 seconds, takes it if there is one.
+        """Waits for a newer policy and takes it. With 0 seconds, takes one only if it is there.
 
         Returns:
-            The share of random actions to go with the policy; 1 where there was none.
+            The share of random actions that goes with the policy; 1 where there was none.
         """
         policy = self._client.latest(
             POLICY,
@@ -79,26 +79,15 @@ class Actor:
         """Takes a few steps and sends what happened; ``exploration`` is the share of random actions."""
         transitions, returns = self._rollout.collect(STEPS_PER_VERSION, self._greedy, epsilon=exploration)
         if transitions:
-            self._stores.transitions.extend(to_tensordict(transitions, policy_version=self.version))
+            self._stores.transitions.extend(to_transition_rows(transitions, policy_version=self.version))
             self.num_sent += len(transitions)
         if returns:
-            self._stores.episodes.extend(self._episodes(returns))
+            rows = to_episode_rows(returns, actor=self._index, policy_version=self.version, ended_s=time.time())
+            self._stores.episodes.extend(rows)
 
     @torch.no_grad()
     def _greedy(self, observations: Observations) -> Actions:
         return np.asarray(self._network(torch.from_numpy(observations)).argmax(1))
-
-    def _episodes(self, returns: list[float]) -> TensorDict:
-        num_rows = len(returns)
-        return TensorDict(
-            {
-                "actor": torch.full((num_rows,), self._index),
-                "episode_return": torch.tensor(returns),
-                "policy_version": torch.full((num_rows,), self.version),
-                "ended_s": torch.full((num_rows,), time.time(), dtype=torch.float64),
-            },
-            [num_rows],
-        )
 
 
 def act(options: DemoOptions) -> int:
@@ -115,11 +104,11 @@ def act(options: DemoOptions) -> int:
 
 
 GONE_S = 300.0
-"""Without any success for so long, the server or the learner will not come back by itself."""
+"""After this long without any success, the server or the learner will not come back by itself."""
 
 
 def act_alone(options: DemoOptions) -> int:
-    """Acts until the learner says that the run is over, or ``max_seconds`` and a minute are over.
+    """Acts until the learner says that the run is over, or until ``max_seconds`` and a minute are over.
 
     Returns:
         The exit code: 0.
@@ -169,14 +158,14 @@ def _act(actor: Actor, patience: Patience, *, max_seconds: float, say: Callable[
 
 
 def _another_begins(actor: Actor, linger_s: float, *, say: Callable[[str], None]) -> bool:
-    """Stays for another run; returns whether one began. False at once when nobody wants it to stay."""
+    """Waits for another run and returns whether one began. With 0 seconds it does not wait."""
     if linger_s == 0:
         return False
     say(f"the run is over; stays {linger_s:g} s for another one")
     try:
         actor.follow_policy(linger_s)
     except BORNE:
-        return False  # nobody began one, or the server went away first
+        return False  # no learner began one, or the server went away first
     return not actor.is_over
 
 

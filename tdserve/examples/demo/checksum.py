@@ -1,4 +1,4 @@
-"""A number for the content of a replay, as anybody reads it: equal before and after whatever must not change it."""
+"""A number for the content of a replay as clients read it. It tells whether the content has changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tdserve
 
 
 class Checksum(NamedTuple):
-    """Of the live rows of a replay."""
+    """A checksum of the live rows of a replay."""
 
     crc32: int
     num_rows: int
@@ -19,10 +19,10 @@ class Checksum(NamedTuple):
 
 
 def checksum(replay: tdserve.ReplayHandle) -> Checksum:
-    """Reads all rows through the service: leaf by leaf in the order of their names, each with rows 0 to n.
+    """Returns the checksum of all rows, leaf by leaf in the order of their names.
 
     Raises:
-        TDServeError: They could not be read.
+        TDServeError: The rows could not be read.
     """
     if not len(replay):
         return Checksum(0, 0)

@@ -1,4 +1,4 @@
-"""The learning rule, free of tdserve: Q network, double-DQN loss on n-step transitions, soft target, exploration."""
+"""The learning rule, without tdserve: Q network, double-DQN loss on n-step transitions, soft target, exploration."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ MAX_GRADIENT_NORM = 10.0
 
 GAMMA = 0.99
 NUM_STEPS = 3
-"""Steps per transition: three times as fast as one here, and steadier than ten, which left seeds stuck at 400."""
+"""Steps per transition. Three learn three times as fast as one here; ten are less steady and left seeds at 400."""
 
 TARGET_RATE = 0.02
-"""Share of the network that the target takes over per update. The target is also the policy that is published: an
+"""The share of the network that the target takes over per update. The target is also the policy that is published: an
 average of many updates acts more steadily than any single one."""
 
 EXPLORED_ROWS = 10_000
 """Transitions over which exploration falls from everything random to the actor's final share."""
 
 FINAL_EPSILONS = (0.0, 0.02)
-"""Final share of random actions, by the actor's number in turn: a greedy one shows what was learned."""
+"""The final share of random actions, by the actor's number in turn. A greedy actor shows what was learned."""
 
 
 def make_network(num_observations: int, num_actions: int) -> nn.Sequential:
-    """A value per action. LayerNorm keeps bootstrapped values from running away, and inputs of any scale usable."""
+    """Returns a network with a value per action.
+
+    LayerNorm keeps bootstrapped values from running away, and makes inputs of any scale usable.
+    """
     return nn.Sequential(
         nn.Linear(num_observations, NUM_HIDDEN), nn.LayerNorm(NUM_HIDDEN), nn.ReLU(),
         nn.Linear(NUM_HIDDEN, NUM_HIDDEN), nn.LayerNorm(NUM_HIDDEN), nn.ReLU(),
@@ -35,7 +38,7 @@ def make_network(num_observations: int, num_actions: int) -> nn.Sequential:
 
 
 def loss(network: nn.Module, target: nn.Module, batch: TensorDictBase) -> Tensor:
-    """Double DQN: the network chooses the next action, the target says what it is worth."""
+    """Returns the loss of double DQN: the network chooses the next action, and the target gives its value."""
     chosen = network(batch["observation"]).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
     with torch.no_grad():
         observation = batch["next", "observation"]
@@ -53,6 +56,6 @@ def follow(target: nn.Module, network: nn.Module) -> None:
 
 
 def epsilon(num_rows: int, actor: int) -> float:
-    """Share of random actions of an actor, when so many transitions have been collected by all."""
+    """Returns the share of random actions of an actor when all actors together have collected so many transitions."""
     final = FINAL_EPSILONS[actor % len(FINAL_EPSILONS)]
     return final + (1.0 - final) * max(0.0, 1.0 - num_rows / EXPLORED_ROWS)

@@ -1,7 +1,7 @@
 """The learner: samples transitions, improves the network, publishes the policy.
 
-``learn`` is a process of the whole demo. ``learn_alone`` is ``tdserve demo --role learner``, which also watches the run
-and sums it up.
+``learn`` is a process of the whole demo. ``learn_alone`` is ``tdserve demo --role learner``: it also watches the run
+and prints the result.
 """
 
 from __future__ import annotations
@@ -24,25 +24,17 @@ from tdserve.examples.demo.dqn import LEARNING_RATE, MAX_GRADIENT_NORM, follow, 
 from tdserve.examples.demo.options import DemoOptions, parse
 from tdserve.examples.demo.patience import BORNE, Patience
 from tdserve.examples.demo.processes import end_with_parent
-from tdserve.examples.demo.report import (
-    SOLVED,
-    Ending,
-    Goal,
-    ProgressDisplay,
-    Result,
-    print_summary,
-    summary,
-    write_json,
-)
+from tdserve.examples.demo.report import Ending, Goal, ProgressDisplay, Result, print_summary, summary, write_json
 from tdserve.examples.demo.stores import PATIENCE_S, POLICY, DemoStores, open_stores, sizes
 from tdserve.examples.demo.watch import Begun, Watch
 
 BATCH_SIZE = 256
 UPDATES_PER_VERSION = 16
-"""Updates between two published policies: with two actors' 32 rows each per version, a row is learned from 64 times."""
+"""Updates between two published policies. With two actors that write 32 rows each per version, the learner learns from
+each row 64 times."""
 
 MIN_TRANSITIONS_PER_UPDATE = 2
-"""The learner waits for slower actors rather than learn the same rows by heart."""
+"""Below this the learner waits for slower actors; otherwise it would learn the same rows by heart."""
 
 
 class Learner:
@@ -53,9 +45,9 @@ class Learner:
         options: Environment and seed.
 
     Attributes:
-        transitions: Where its samples come from.
-        num_updates: So far.
-        num_transitions: Written by all actors when it last looked.
+        transitions: The store that its samples come from.
+        num_updates: The number of updates so far.
+        num_transitions: The rows written by all actors when it last looked.
     """
 
     def __init__(self, client: tdserve.Client, options: DemoOptions) -> None:
@@ -70,12 +62,11 @@ class Learner:
         self.num_transitions = 0
 
     def batches(self, *, timeout_s: float = PATIENCE_S) -> tdserve.Batches | tdserve.TakenBatches:
-        """Samples for ``step``; the caller closes it. A wait for rows ends after ``timeout_s``."""
+        """Returns samples for ``step``; the caller closes them. A wait for rows ends after ``timeout_s``."""
         return self.transitions.batches(BATCH_SIZE, prefetch=4, timeout_s=timeout_s)
 
     def step(self, batches: tdserve.Batches | tdserve.TakenBatches, **progress: Any) -> None:
-        """Makes a few updates and publishes what came of them, with further ``progress`` beside; or lets slower actors
-        catch up for a moment.
+        """Makes a few updates and publishes the policy with further ``progress``, or waits a moment for slower actors.
 
         Raises:
             TDServeError: The server did not answer, or no rows came. The updates made so far stay.
@@ -90,13 +81,13 @@ class Learner:
         self.publish(**progress)
 
     def publish(self, **progress: Any) -> int:
-        """Publishes the policy as it is now; returns its version."""
+        """Publishes the policy as it is now, and returns its version."""
         told = {"num_updates": self.num_updates, "num_transitions": self.num_transitions, "loss": self._error}
         version: int = self._client.publish(POLICY, TensorDict.from_module(self._target), metadata={**told, **progress})
         return version
 
     def resume(self, policy: tdserve.Weights) -> None:
-        """Goes on from a published policy."""
+        """Continues from a published policy."""
         for network in (self._network, self._target):
             TensorDict.from_module(network).data.update_(policy.data)
         self.num_updates = policy.metadata["num_updates"]
@@ -116,7 +107,7 @@ def learn(options: DemoOptions) -> int:
 
 
 def update(network: nn.Module, target: nn.Module, optimizer: torch.optim.Optimizer, *, batch: TensorDictBase) -> float:
-    """Improves the network on one batch, and lets the target follow. Returns the loss."""
+    """Improves the network on one batch, lets the target follow, and returns the loss."""
     optimizer.zero_grad()
     error = loss(network, target, batch)
     error.backward()  # type: ignore[no-untyped-call]
@@ -127,24 +118,24 @@ def update(network: nn.Module, target: nn.Module, optimizer: torch.optim.Optimiz
 
 
 GONE_S = 120.0
-"""A server that has not answered for so long will not come back by itself."""
+"""A server that has not answered for this long will not come back by itself."""
 
 ROWS_TIMEOUT_S = 2.0
-"""Nobody may be there who writes rows: progress is shown, and the time is up, all the same."""
+"""How long samples wait for rows. There may be no actor; progress and the end of the time are shown all the same."""
 
 POLL_INTERVAL_S = 1.0
 
 QUIET_S = 1.0
-"""When nothing was written for so long, the actors have heard that it is over."""
+"""When nothing was written for this long, the actors know that the run is over."""
 
 QUIET_TIMEOUT_S = 15.0
-"""An actor that waits for a server or a network may write until then; its last rows are not waited for longer."""
+"""The longest wait for the last rows of an actor that itself waits for a server or a network."""
 
 
 def learn_alone(options: DemoOptions) -> int:
-    """Learns until the mean return is high enough or ``max_seconds`` are over, and prints what came of it.
+    """Learns until the mean return is high enough or ``max_seconds`` are over, and prints the result.
 
-    A run that another learner has begun and not ended is taken up where its last published policy says.
+    When another learner has begun a run and not ended it, this one continues it from the last published policy.
 
     Returns:
         The exit code: 0.
@@ -168,21 +159,21 @@ def learn_alone(options: DemoOptions) -> int:
         begun, line = patience.call(lambda: _begin(client, learner, stores))
         say(line)
         watch = Watch(client, stores, begun)
-        with ProgressDisplay(console, title=f"{options.env}, seed {options.seed}", target=goal.target) as progress:
+        with ProgressDisplay(console, title=options.title, target=goal.target) as progress:
             ending = _learn(learner, watch, progress, patience, goal=goal, begun=begun)
         patience.call(lambda: learner.publish(is_over=True, **_said(watch, begun)))
         found = patience.call(lambda: _checksum_of_quiet(stores.transitions))
         patience.call(watch.poll)
-    result = Result(options, goal.target, ending.reason, ending == SOLVED, watch.newest, watch.episodes)
+    result = Result(options, goal.target, ending.reason, watch.newest, watch.episodes)
     if options.json_path is not None:
         write_json(result, options.json_path)
-    print_summary(console, "tdserve demo", summary(result))
+    print_summary(console, summary(result))
     console.print(f"data checksum: {found}", soft_wrap=True, highlight=False)
     return ending.exit_code
 
 
 def _begin(client: tdserve.Client, learner: Learner, stores: DemoStores) -> tuple[Begun, str]:
-    """Takes up the run of the newest policy, or begins one; says so to the actors at once."""
+    """Continues the run of the newest policy, or begins one, and tells the actors at once; returns it with a line."""
     policy = client.latest(POLICY, newer_than=0, timeout_s=0)
     begun = Begun.now(client, stores)
     line = "begins"
@@ -212,18 +203,18 @@ def _learn(
             try:
                 learner.step(batches, is_over=False, **_said(watch, begun))
             except DeadlineExceededError:
-                continue  # no rows yet; whether the server still answers, the next poll shows
+                continue  # no rows yet; the next poll shows whether the server still answers
             except BORNE as error:
                 patience.bear(error)
 
 
 def _said(watch: Watch, begun: Begun) -> dict[str, float]:
-    """What each published policy says, for a process that takes the run up."""
+    """Returns what each published policy says, for a learner that continues the run."""
     return begun._replace(seconds=watch.seconds)._asdict()
 
 
 def _checksum_of_quiet(replay: tdserve.ReplayHandle) -> Checksum:
-    """The checksum once nothing is written any more."""
+    """Returns the checksum once nothing is written any more."""
     deadline_s = time.monotonic() + QUIET_TIMEOUT_S
     num_rows = -1
     while num_rows != (now := replay.info()["inserts"]) and time.monotonic() < deadline_s:

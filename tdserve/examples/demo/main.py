@@ -1,4 +1,4 @@
-"""The demo's parent process: starts the server, the actors and the learner, watches them, and leaves nothing behind."""
+"""The parent process of the demo: starts server, actors and learner, watches them, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,16 +15,7 @@ from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.machine import own_command
 from tdserve.examples.demo.options import DemoOptions
 from tdserve.examples.demo.processes import Processes, Signals
-from tdserve.examples.demo.report import (
-    SOLVED,
-    Ending,
-    Goal,
-    ProgressDisplay,
-    Result,
-    print_summary,
-    summary,
-    write_json,
-)
+from tdserve.examples.demo.report import Ending, Goal, ProgressDisplay, Result, print_summary, summary, write_json
 from tdserve.examples.demo.stores import open_stores, sizes
 from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, Begun, Watch
 
@@ -37,8 +28,8 @@ def run(options: DemoOptions) -> int:
     """Runs the whole demo.
 
     Returns:
-        The exit code: 0 when it was solved or the time was up, 1 when a process died, 128 + signal when one stopped it.
-        In every case no process, socket or temporary file is left.
+        The exit code: 0 when the run was solved or the time was up, 1 when a process died, 128 + signal when a signal
+        stopped it. In every case no process, socket or temporary file is left.
 
     Raises:
         NotSupportedError: The environment is not one that the demo can learn.
@@ -60,34 +51,28 @@ def _run_all(options: DemoOptions, folder: Path, signals: Signals) -> int:
             f"server {server.address}; look inside: {own_command()} ls --address {server.address}", highlight=False
         )
         try:
-            # connected first: a data worker that starts beside three more processes that import torch takes long
+            # connect first: a data worker takes long to start beside three more processes that import torch
             with tdserve.connect(server.address, transport=options.transport) as client:
                 stores = open_stores(client, options.env)
                 watch = Watch(client, stores, Begun.now(client, stores)._replace(seconds=time.time() - started_s))
-                _start_all(processes, options, server.address)
+                module = "tdserve.examples.demo"
+                for index in range(options.num_actors):
+                    arguments = options.arguments(address=server.address, index=index)
+                    processes.start(f"actor {index}", f"{module}.actor", arguments)
+                processes.start("learner", f"{module}.learner", options.arguments(address=server.address))
                 console.print(STARTING.format(options.num_actors), highlight=False, soft_wrap=True)
-                with ProgressDisplay(
-                    console, title=f"{options.env}, seed {options.seed}", target=goal.target
-                ) as progress:
+                with ProgressDisplay(console, title=options.title, target=goal.target) as progress:
                     ending = _follow(watch, progress, server, processes=processes, signals=signals, goal=goal)
         finally:
             processes.stop()
-    result = Result(options, goal.target, ending.reason, ending == SOLVED, watch.newest, watch.episodes)
+    result = Result(options, goal.target, ending.reason, watch.newest, watch.episodes)
     write_json(result, options.figures_path)
     draw(result, options.curve_path)
-    print_summary(console, "tdserve demo", summary(result))
+    print_summary(console, summary(result))
     if ending.details:
         Console(stderr=True).print(ending.details, markup=False, highlight=False, soft_wrap=True)
     console.print(f"{options.curve_path}\n{options.figures_path}", soft_wrap=True, highlight=False)
     return ending.exit_code
-
-
-def _start_all(processes: Processes, options: DemoOptions, address: str) -> None:
-    for index in range(options.num_actors):
-        processes.start(
-            f"actor {index}", "tdserve.examples.demo.actor", options.arguments(address=address, index=index)
-        )
-    processes.start("learner", "tdserve.examples.demo.learner", options.arguments(address=address))
 
 
 def _follow(
@@ -102,7 +87,7 @@ def _follow(
     while True:
         death = processes.death()
         fault = _poll(watch) if server.is_alive else "its process ended"
-        # A signal to the whole group may end the server, and that the others: causes are named before effects.
+        # A signal to the whole group may end the server, and its end may end the others: name the cause first.
         if signals.received is not None:
             return Ending(f"stopped by {signals.received.name}", 128 + signals.received)
         if fault is not None:
@@ -133,7 +118,7 @@ def _make_folders(options: DemoOptions) -> None:
 
 
 def draw(result: Result, path: Path) -> None:
-    """Draws the learning curve: every episode a dot, the mean of the last 20 a line."""
+    """Draws the learning curve: a dot for every episode, and a line for the mean of the last 20."""
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)  # needs no display, and no state of pyplot
     axes = figure.add_subplot()
@@ -146,8 +131,7 @@ def draw(result: Result, path: Path) -> None:
         axes.plot(seconds, means, "k-", label=f"mean of the last {NUM_EPISODES_OF_MEAN}")
     if result.target is not None:
         axes.axhline(result.target, color="tab:green", linestyle="--", label=f"solved: {result.target:g}")
-    title = f"{result.options.env}, seed {result.options.seed}: {result.ending}"
-    axes.set(xlabel="seconds", ylabel="return", title=title)
+    axes.set(xlabel="seconds", ylabel="return", title=f"{result.options.title}: {result.ending}")
     axes.legend(loc="upper left")
     axes.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)

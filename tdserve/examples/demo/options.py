@@ -1,4 +1,4 @@
-"""What one may ask of the demo, and how the parent hands it on to the processes that it starts."""
+"""The options of the demo, and how the parent hands them on to the processes that it starts."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ class DemoOptions:
     Attributes:
         seed: Fixes the randomness of environments, exploration and network. Two runs still differ, because messages of
             several processes arrive in another order, and because the server draws the samples.
-        max_seconds: The demo ends after these seconds, solved or not. As a role of its own a learner counts them over
-            its restarts, and an actor ends a minute later if the learner has not said before that it is over.
+        max_seconds: The demo ends after these seconds, solved or not. A learner that is a role of its own counts them
+            over its restarts. An actor that is a role of its own ends a minute later, if the learner does not end it
+            before.
         transport: How content travels.
-        env: Name of a gymnasium environment with flat observations and discrete actions.
-        num_actors: Actor processes.
-        out: Folder for the figures; made when absent.
-        root: The server's root, kept at the end; None is a temporary folder, removed at the end.
-        json_path: The figures as JSON; None is ``figures.json`` in ``out``.
-        png_path: The learning curve; None is ``learning-curve.png`` in ``out``.
-        role: Be only this part, of a server that runs elsewhere; None is the whole demo.
+        env: The name of a gymnasium environment with flat observations and discrete actions.
+        num_actors: The number of actor processes.
+        out: The folder for the figures; it is made when absent.
+        root: The server's root, kept at the end. None means a temporary folder, removed at the end.
+        json_path: The file for the figures as JSON; None means ``figures.json`` in ``out``.
+        png_path: The file for the learning curve; None means ``learning-curve.png`` in ``out``.
+        role: Run only this part, with a server that runs elsewhere; None means the whole demo.
         address: ``host:port`` of that server.
-        index: Number of this actor, from 0.
-        token: What opens that server, kept out of ``repr``.
+        index: The number of this actor, from 0.
+        token: The token of that server, kept out of ``repr``.
         local_root: Where this process sees that server's root, if elsewhere than the server does.
-        target: Mean return of the last episodes that counts as solved; None is the environment's own.
-        linger_s: So long an actor waits for another run when one is over; 0 ends it at once.
+        target: The mean return of the last episodes that counts as solved; None means the environment's own.
+        linger_s: How long an actor waits for another run when one is over; 0 ends it at once.
     """
 
     seed: int = 0
@@ -73,7 +74,7 @@ class DemoOptions:
 
     @property
     def server_address(self) -> str:
-        """Where an actor or learner connects to.
+        """The address that an actor or learner connects to.
 
         Raises:
             InvalidRequestError: These are the options of the whole demo, which starts a server of its own.
@@ -83,35 +84,36 @@ class DemoOptions:
         return self.address
 
     def connect(self, *, timeout_s: float = 30.0) -> tdserve.Client:
-        """A client of that server."""
-        return tdserve.connect(
-            self.server_address,
-            transport=self.transport,
-            token=self.token,
-            timeout_s=timeout_s,
-            root=self.local_root,
-        )
+        """Returns a client of that server."""
+        address, token, root = self.server_address, self.token, self.local_root
+        return tdserve.connect(address, transport=self.transport, token=token, timeout_s=timeout_s, root=root)
+
+    @property
+    def title(self) -> str:
+        """The name of the run, for people."""
+        return f"{self.env}, seed {self.seed}"
 
     @property
     def figures_path(self) -> Path:
-        """Where the JSON file goes."""
+        """The path of the JSON file."""
         return self.json_path or self.out / "figures.json"
 
     @property
     def curve_path(self) -> Path:
-        """Where the PNG file goes."""
+        """The path of the PNG file."""
         return self.png_path or self.out / "learning-curve.png"
 
     def arguments(self, *, address: str, index: int = 0) -> list[str]:
-        """The command line of an actor or learner of this run; ``parse`` reads it."""
+        """Returns the command line of an actor or learner of this run; ``parse`` reads it."""
         shared = {name: getattr(self, name) for name in ("seed", "max_seconds", "transport", "env")}
         return [json.dumps({**shared, "address": address, "index": index})]
 
 
 def index_of_host(hostname: str) -> int:
-    """A number for an actor that was told none: the one at the end of ``actor-3``, one made of a container's id, or 0.
+    """Returns the number of an actor that was given none.
 
-    Actors of one service in containers differ in nothing but this name, and are to explore differently.
+    It is the one at the end of ``actor-3``, one made of a container's id, or 0. The actors of one service in containers
+    differ only in this name, and have to explore differently.
     """
     numbered = re.fullmatch(r".*[-_.](\d{1,6})", hostname)
     if numbered:
@@ -120,6 +122,6 @@ def index_of_host(hostname: str) -> int:
 
 
 def parse(role: Role, arguments: Sequence[str] | None = None) -> DemoOptions:
-    """Reads the command line of ``python -m tdserve.examples.demo.actor`` or ``.learner``, as a run has written it."""
+    """Reads the command line of ``python -m tdserve.examples.demo.actor`` or ``.learner``, written by ``arguments``."""
     (options,) = sys.argv[1:] if arguments is None else arguments
     return DemoOptions(role=role, **json.loads(options))

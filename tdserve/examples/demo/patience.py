@@ -1,4 +1,4 @@
-"""How a role that runs by itself bears a server that is not there: it tries again until nothing came for too long."""
+"""Lets a role that runs by itself bear a server that is away: it tries again until nothing succeeded for too long."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TypeVar
 from tdserve.base.errors import DeadlineExceededError, ServerBusyError, TransportError
 
 BORNE = (TransportError, DeadlineExceededError, ServerBusyError)
-"""What a server that starts again, a network that is cut, or partners that are not there yet look like."""
+"""The errors of a server that restarts, of a network that is cut, or of partners that are not there yet."""
 
 PAUSE_S = 0.5
-"""Between two attempts; the calls themselves wait for most of the time."""
+"""The pause between two attempts. Most of the time passes in the calls themselves."""
 
 LINE_INTERVAL_S = 5.0
-"""Between two lines that say what is waited for: a log wants few."""
+"""The time between two lines that say what the role waits for: a log wants few."""
 
 _Result = TypeVar("_Result")
 
@@ -24,9 +24,9 @@ class Patience:
     """Counts the seconds since anything succeeded. Threads: one.
 
     Args:
-        limit_s: So long without any success is borne.
-        say: Takes the lines that say what is waited for.
-        clock: Seconds on a clock that never goes back.
+        limit_s: The longest time without any success.
+        say: Prints the lines that say what the role waits for.
+        clock: Returns seconds on a clock that never goes back.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Patience:
         self._said_s = -LINE_INTERVAL_S
 
     def renew(self) -> None:
-        """Something succeeded."""
+        """Counts from now on: something succeeded."""
         self._last_s = self._clock()
 
     def bear(self, error: Exception) -> None:
-        """Takes a failure and pauses; to be called in its ``except`` clause.
+        """Pauses after a failure. Call it in the ``except`` clause of the failure.
 
         Raises:
-            Exception: The failure itself, when nothing succeeded for too long, or when trying again does not help.
+            Exception: The failure itself, when nothing succeeded for too long, or when another attempt cannot help.
         """
         now_s = self._clock()
         is_hopeless = isinstance(error, TransportError) and not error.retryable
@@ -58,10 +58,10 @@ class Patience:
         time.sleep(PAUSE_S)
 
     def call(self, work: Callable[[], _Result]) -> _Result:
-        """Calls until it succeeds.
+        """Calls ``work`` until it succeeds, and returns its result.
 
         Raises:
-            TDServeError: It is not one that is borne, or nothing succeeded for too long.
+            TDServeError: The error is none of ``BORNE``, or nothing succeeded for too long.
         """
         while True:
             try:

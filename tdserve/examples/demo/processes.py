@@ -1,4 +1,4 @@
-"""The demo's child processes: start, notice a death, end every one of them."""
+"""Starts the child processes of the demo, notices a death, and ends all of them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from threading import Thread
 from typing import NamedTuple
 
 STOP_TIMEOUT_S = 5.0
-"""Seconds between SIGTERM and SIGKILL: a child answers as soon as its present call returns."""
+"""Seconds between SIGTERM and SIGKILL: a child ends as soon as its present call returns."""
 
 NUM_LOG_LINES = 12
-"""Last lines of a dead child's output that are shown: a traceback's interesting end."""
+"""So many of the last lines of a dead child are shown: the interesting end of a traceback."""
 
 
 class Death(NamedTuple):
-    """A child that ended although nobody asked it to."""
+    """The unexpected end of a child."""
 
     name: str
     exit_code: int
@@ -32,10 +32,10 @@ class Death(NamedTuple):
 
 
 class Processes:
-    """Child processes, each in a session of its own, so that Ctrl-C reaches the parent only, which ends them in order.
+    """Child processes, each in a session of its own: Ctrl-C reaches only the parent, which ends them in order.
 
     Args:
-        logs: Existing folder for their output, a file each.
+        logs: An existing folder for their output, with a file for each.
     """
 
     def __init__(self, logs: Path) -> None:
@@ -55,7 +55,7 @@ class Processes:
         return self._children[name].pid
 
     def death(self) -> Death | None:
-        """The first child found dead, or None while all live."""
+        """Returns the first child found dead, or None while all live."""
         for name, child in self._children.items():
             exit_code = child.poll()
             if exit_code is not None:
@@ -64,7 +64,7 @@ class Processes:
         return None
 
     def stop(self) -> None:
-        """Ends all children, first politely; returns when every one is gone."""
+        """Ends all children, politely at first, and returns when all are gone."""
         for child in self._children.values():
             child.terminate()
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
@@ -83,7 +83,7 @@ class Processes:
 
 
 class Signals:
-    """SIGINT, SIGTERM and SIGHUP as a value to look at, so that no signal tears a clean-up apart. A context manager."""
+    """Keeps SIGINT, SIGTERM or SIGHUP as a value, so that no signal interrupts a clean-up. A context manager."""
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -103,7 +103,7 @@ class Signals:
 
 
 def end_with_parent() -> None:
-    """In a child: SIGTERM unwinds the stack, so that ``with`` closes the client; so does a parent that dies unseen."""
+    """Lets SIGTERM and the death of the parent unwind the stack of a child, so that ``with`` closes its client."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     def wait_for_parent() -> None:

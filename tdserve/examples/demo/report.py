@@ -1,6 +1,6 @@
-"""When a run ends, and what is shown of it: progress, the table at its end, its figures as JSON.
+"""Decides when a run ends, and shows it: progress, the table at its end, its figures as JSON.
 
-Needs no matplotlib: roles run without.
+This module does not import matplotlib: roles run without it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REFRESHES_PER_S = 4
 
 
 class Ending(NamedTuple):
-    """Why a run ended."""
+    """Why a run ended, and the exit code that says so."""
 
     reason: str
     exit_code: int
@@ -45,25 +45,28 @@ class Goal(NamedTuple):
 
     @classmethod
     def of(cls, options: DemoOptions) -> Goal:
-        """The goal of a run: the target that it was given, or the environment's own."""
+        """Returns the goal of a run: the target that it was given, or the environment's own."""
         target = options.target
         if target is None:
             target = gymnasium.spec(options.env).reward_threshold
         return cls(target, options.max_seconds)
 
     def ending(self, seen: Snapshot) -> Ending | None:
-        """The ending that has been reached, if any."""
+        """Returns the ending that has been reached, if any."""
         if self.target is not None and seen.mean_return is not None and seen.mean_return >= self.target:
             return SOLVED
         return TIME_IS_UP if seen.seconds >= self.max_seconds else None
 
 
 class ProgressDisplay:
-    """Shows snapshots as they come: a table that renews itself on a terminal, plain lines elsewhere. A context manager.
+    """Shows snapshots as they come: in a table that renews itself on a terminal, in plain lines elsewhere.
+
+    A context manager.
 
     Args:
-        console: Where to; whether it is a terminal decides the form.
-        target: Mean return that ends the run; None where the environment names none.
+        console: The console to print to; whether it is a terminal decides the form.
+        title: The title of the table.
+        target: The mean return that ends the run; None where the environment names none.
     """
 
     def __init__(self, console: Console, *, title: str, target: float | None) -> None:
@@ -83,7 +86,7 @@ class ProgressDisplay:
             self._live.stop()
 
     def show(self, snapshot: Snapshot, rates: Rates) -> None:
-        """Renews the table, or prints a line if the last one is two seconds old."""
+        """Renews the table, or prints a line if the last line is two seconds old."""
         figures = describe(snapshot, rates, target=self._target)
         if self._live is not None:
             self._live.update(_table(self._title, figures))
@@ -94,7 +97,7 @@ class ProgressDisplay:
 
 
 def describe(snapshot: Snapshot, rates: Rates, *, target: float | None) -> dict[str, str]:
-    """The figures as text, by their names."""
+    """Returns the figures as text, by their names."""
     mean = "-" if snapshot.mean_return is None else f"{snapshot.mean_return:.1f}"
     stale = "-" if snapshot.staleness is None else f"{snapshot.staleness:.1f} behind"
     return {
@@ -116,19 +119,23 @@ class Result:
     options: DemoOptions
     target: float | None
     ending: str
-    solved: bool
     last: Snapshot
     episodes: list[Episode]
 
     @property
+    def is_solved(self) -> bool:
+        """Whether the mean return reached its target."""
+        return self.ending == SOLVED.reason
+
+    @property
     def curve(self) -> list[tuple[float, float]]:
-        """Seconds, and the mean return of the last 20 episodes at that time; from the 20th episode on."""
+        """Pairs of seconds and the mean return of the last 20 episodes at that time, from the 20th episode on."""
         means = ((seen.seconds, mean_return(self.episodes[: end + 1])) for end, seen in enumerate(self.episodes))
         return [(seconds, mean) for seconds, mean in means if mean is not None]
 
 
 def write_json(result: Result, path: Path) -> None:
-    """Writes the figures there; makes the folder.
+    """Writes the figures to a file, and makes its folder.
 
     Raises:
         OSError: A folder or file cannot be written.
@@ -136,7 +143,7 @@ def write_json(result: Result, path: Path) -> None:
     options = result.options
     figures: dict[str, Any] = {
         **{name: getattr(options, name) for name in ("env", "seed", "transport", "num_actors")},
-        "solved": result.solved,
+        "solved": result.is_solved,
         "ending": result.ending,
         "target_return": result.target,
         **asdict(result.last),
@@ -149,7 +156,7 @@ def write_json(result: Result, path: Path) -> None:
 
 
 def summary(result: Result) -> dict[str, str]:
-    """The rows of the table that ends a run."""
+    """Returns the rows of the table that ends a run."""
     last = result.last
     rates = Rates.between(Snapshot(), last)
     return {
@@ -168,13 +175,13 @@ def summary(result: Result) -> dict[str, str]:
     }
 
 
-def print_summary(console: Console, title: str, figures: Mapping[str, str]) -> None:
+def print_summary(console: Console, figures: Mapping[str, str]) -> None:
     """Prints the table that ends a run."""
-    console.print(_table(title, figures), soft_wrap=not console.is_terminal)
+    console.print(_table("tdserve demo", figures), soft_wrap=not console.is_terminal)
 
 
 def _megabytes(num_bytes: Mapping[str, float], per: str = "") -> str:
-    """Bytes by transport as text, in units of 10^6; transports that moved nothing are left out."""
+    """Returns bytes by transport as text, in units of 10^6. Transports that moved nothing are left out."""
     return ", ".join(f"{name} {count / 1e6:,.1f} MB{per}" for name, count in num_bytes.items() if count)
 
 

@@ -1,4 +1,4 @@
-"""Stepping environments: exploration, n-step transitions, finished episodes. Knows neither tdserve nor the network."""
+"""Steps environments: exploration, n-step transitions, finished episodes. Knows neither tdserve nor the network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ Actions = NDArray[np.int64]
 
 
 class Transition(NamedTuple):
-    """One row of training data: ``num_steps`` steps of one environment joined."""
+    """One row of training data: up to ``num_steps`` steps of one environment, joined.
+
+    Attributes:
+        observation, action: Those of the first step.
+        next_observation: What followed the last step.
+        reward: The discounted sum of the rewards.
+        discount: gamma**n after n steps. It is 0 where the episode terminated, but not where it was cut short.
+    """
 
     observation: Observations
     action: int
@@ -42,9 +49,13 @@ class StepJoiner:
         """Takes one step and returns the transitions that it completes.
 
         Args:
-            after: Observation that followed; at the end of an episode its last one, not the next episode's first.
-            terminated: Later rewards are zero. They are not where an episode was only cut short.
-            done: The episode ended, either way.
+            before: The observation that the action answered.
+            action: The action.
+            reward: The reward of this step.
+            after: The observation that followed. At the end of an episode this is its last observation, not the first
+                one of the next episode.
+            terminated: Whether later rewards are zero. They are not where an episode was only cut short.
+            done: Whether the episode ended in either way.
         """
         self._steps.append((before, action, reward))
         complete = []
@@ -60,8 +71,8 @@ class Rollout:
     """Several copies of one environment in one process: one forward pass of the policy serves them all.
 
     Args:
-        env: gymnasium name.
-        num_envs: Copies.
+        env: The gymnasium name of the environment.
+        num_envs: The number of copies.
         rng: Decides starts and exploration.
     """
 
@@ -106,8 +117,8 @@ class Rollout:
         return transitions, returns
 
 
-def to_tensordict(transitions: list[Transition], *, policy_version: int) -> TensorDict:
-    """Rows as ``stores.open_stores`` declares them, batch size ``[len(transitions)]``."""
+def to_transition_rows(transitions: list[Transition], *, policy_version: int) -> TensorDict:
+    """Returns the rows of the store of transitions."""
     observation, action, next_observation, reward, discount = zip(*transitions, strict=True)
     num_rows = len(transitions)
     return TensorDict(
@@ -120,6 +131,20 @@ def to_tensordict(transitions: list[Transition], *, policy_version: int) -> Tens
                 "reward": torch.tensor(reward),
                 "discount": torch.tensor(discount),
             },
+        },
+        [num_rows],
+    )
+
+
+def to_episode_rows(returns: list[float], *, actor: int, policy_version: int, ended_s: float) -> TensorDict:
+    """Returns the rows of the store of episodes; ``ended_s`` counts from the epoch."""
+    num_rows = len(returns)
+    return TensorDict(
+        {
+            "actor": torch.full((num_rows,), actor),
+            "episode_return": torch.tensor(returns),
+            "policy_version": torch.full((num_rows,), policy_version),
+            "ended_s": torch.full((num_rows,), ended_s, dtype=torch.float64),
         },
         [num_rows],
     )

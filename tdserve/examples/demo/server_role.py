@@ -20,16 +20,16 @@ def serve(address: str | None, root: Path | None) -> int:
 
 
 def settings(address: str | None, root: Path | None, environ: Mapping[str, str] | None = None) -> ServerConfig:
-    """The server's settings: what ``TDSERVE_*`` variables say, and what the others call it by.
+    """Returns the server's settings, from ``TDSERVE_*`` variables and from the address that the other roles use.
 
     Args:
-        address: ``host:port`` that the other roles are told. A name or address of this machine that others can reach
-            means every interface, since a container's health check comes over loopback. None: ``127.0.0.1:7707``.
-        root: The folder that it owns; None reads ``TDSERVE_ROOT``.
-        environ: The variables; None reads the process's own.
+        address: ``host:port`` of the server for the other roles. A name or address that other machines can reach means
+            every interface, because a container's health check comes over loopback. None means ``127.0.0.1:7707``.
+        root: The folder that the server owns; None reads ``TDSERVE_ROOT``.
+        environ: The variables; None reads those of the process.
 
     Raises:
-        InvalidRequestError: Something cannot be, or nothing says the root.
+        InvalidRequestError: A setting is not possible, or there is no root.
     """
     defaults = {}
     if address is not None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import gymnasium
-import torch
+import numpy as np
 from gymnasium.spaces import Box, Discrete
-from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import NotSupportedError
+from tdserve.examples.demo.rollout import Transition, to_episode_rows, to_transition_rows
 
 POLICY = "policy"
 
@@ -27,11 +27,11 @@ MIN_ROWS = 256
 """Transitions that learning waits for."""
 
 WARMUP_ROWS = 2 * MIN_ROWS
-"""Steps that each actor takes at random before it waits for a first policy: enough for learning to begin, although the
+"""Steps that each actor takes at random before it waits for a first policy. Learning can begin with them, although the
 last steps of unfinished episodes have not been joined and sent yet."""
 
 PATIENCE_S = 60.0
-"""Seconds that actors and learner wait for one another; who needs longer is gone."""
+"""Seconds that actors and learner wait for one another. A process that needs longer is gone."""
 
 
 class EnvironmentSizes(NamedTuple):
@@ -42,17 +42,17 @@ class EnvironmentSizes(NamedTuple):
 
 
 class DemoStores(NamedTuple):
-    """The two replays; the policy has no handle, it is published and fetched by name."""
+    """The two replays. The policy has no handle: it is published and fetched by name."""
 
     transitions: tdserve.ReplayHandle
     episodes: tdserve.ReplayHandle
 
 
 def sizes(env: str) -> EnvironmentSizes:
-    """Observation and action sizes of an environment, by its gymnasium name.
+    """Returns the sizes of an environment, by its gymnasium name.
 
     Raises:
-        NotSupportedError: It is unknown, its observations are not flat, or its actions not discrete.
+        NotSupportedError: The environment is unknown, its observations are not flat, or its actions are not discrete.
     """
     try:
         made = gymnasium.make(env)
@@ -66,31 +66,13 @@ def sizes(env: str) -> EnvironmentSizes:
 
 
 def open_stores(client: tdserve.Client, env: str) -> DemoStores:
-    """Opens the replays of a run, made by whichever process comes first."""
-    observation = torch.zeros(sizes(env).num_observations)
-    transition = TensorDict(
-        {
-            "observation": observation,
-            "action": torch.tensor(0),
-            "policy_version": torch.tensor(0),
-            "next": {
-                "observation": observation,  # n steps later
-                "reward": torch.tensor(0.0),  # discounted sum of the n rewards
-                "discount": torch.tensor(0.0),  # gamma**n; 0 where the episode terminated, not where it was cut short
-            },
-        }
-    )
-    episode = TensorDict(
-        {
-            "actor": torch.tensor(0),
-            "episode_return": torch.tensor(0.0),
-            "policy_version": torch.tensor(0),
-            "ended_s": torch.tensor(0.0, dtype=torch.float64),  # since the epoch
-        }
-    )
+    """Opens the replays of a run; the process that comes first makes them."""
+    observation = np.zeros(sizes(env).num_observations, np.float32)
+    transitions = to_transition_rows([Transition(observation, 0, observation, 0.0, 0.0)], policy_version=0)
+    episodes = to_episode_rows([0.0], actor=0, policy_version=0, ended_s=0.0)
     return DemoStores(
         client.create_replay(
-            "transitions", like=transition, capacity=TRANSITIONS_CAPACITY, min_size=MIN_ROWS, exists_ok=True
+            "transitions", like=transitions[0], capacity=TRANSITIONS_CAPACITY, min_size=MIN_ROWS, exists_ok=True
         ),
-        client.create_replay("episodes", like=episode, capacity=EPISODES_CAPACITY, exists_ok=True),
+        client.create_replay("episodes", like=episodes[0], capacity=EPISODES_CAPACITY, exists_ok=True),
     )

@@ -1,4 +1,4 @@
-"""What the parent sees of a run, read from the server like any client could from a second terminal."""
+"""Watches a run: reads from the server what any client could read from a second terminal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import tdserve
 from tdserve.examples.demo.stores import EPISODES_CAPACITY, POLICY, TRANSITIONS_CAPACITY, DemoStores
 
 NUM_EPISODES_OF_MEAN = 20
-"""Episodes that the mean return is taken over."""
+"""The mean return is that of so many episodes."""
 
 NUM_RECENT_ROWS = 64
-"""Newest transitions that tell which policy the actors follow: one message of each of two actors."""
+"""So many of the newest transitions tell which policy the actors follow: one message of each of two actors."""
 
 NUM_POLLS_OF_RATES = 4
-"""Rates are taken over these polls (2 s): shorter spans jump with every pause of a busy machine."""
+"""Rates are those of so many polls (2 s). Over a shorter time they jump with every pause of a busy machine."""
 
 
 class Episode(NamedTuple):
@@ -32,7 +32,7 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. Counts are since its beginning."""
+    """A run at one moment. All counts begin with the run."""
 
     seconds: float = 0.0
     num_episodes: int = 0
@@ -56,7 +56,7 @@ class Rates:
 
     @classmethod
     def between(cls, first: Snapshot, last: Snapshot) -> Rates:
-        """The rates; all 0 when no time passed."""
+        """Returns the rates; all are 0 when no time passed."""
         span_s = last.seconds - first.seconds
 
         def rate(before: float, after: float) -> float:
@@ -71,7 +71,7 @@ class Rates:
 
 
 class Begun(NamedTuple):
-    """How far a run is, and what earlier runs left in its stores: numbers of the first things that count."""
+    """How far a run is, and which rows, samples and updates are its first: earlier ones belong to earlier runs."""
 
     seconds: float = 0.0
     first_episode: int = 0
@@ -81,7 +81,7 @@ class Begun(NamedTuple):
 
     @classmethod
     def now(cls, client: tdserve.Client, stores: DemoStores) -> Begun:
-        """A run that begins with what the stores hold."""
+        """Returns a run that begins now, after everything that the stores hold."""
         policy = client.latest(POLICY, newer_than=0, timeout_s=0)
         transitions = stores.transitions.info()
         return cls(
@@ -96,8 +96,8 @@ class Watch:
     """Follows a run.
 
     Args:
-        client: The parent's own.
-        stores: The run's replays.
+        client: The parent's own client.
+        stores: The replays of the run.
         begun: How far the run is, and what does not belong to it.
     """
 
@@ -115,24 +115,24 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
+        """The seconds since the run began."""
         return time.time() - self._started_s
 
     @property
     def newest(self) -> Snapshot:
-        """What the last poll saw."""
+        """The snapshot of the last poll."""
         return self._polls[-1] if self._polls else Snapshot(seconds=self._begun.seconds)
 
     @property
     def rates(self) -> Rates:
-        """Of the last two seconds or so; 0 until the second poll."""
+        """The rates of about the last two seconds; 0 until the second poll."""
         return Rates.between(self._polls[0] if self._polls else self.newest, self.newest)
 
     def poll(self) -> Snapshot:
-        """Asks the server.
+        """Asks the server, and returns what it said.
 
         Raises:
-            TDServeError: It did not answer.
+            TDServeError: The server did not answer.
         """
         self.episodes = self._read_episodes()
         info = self._stores.transitions.info()
@@ -165,7 +165,7 @@ class Watch:
         return {name: moved["bytes_in"] + moved["bytes_out"] for name, moved in transports.items()}
 
     def _count_bytes(self) -> dict[str, int]:
-        """What was moved since the watch began, over restarts of the server too, which counts from 0 again."""
+        """Returns the bytes moved since the watch began. A server that restarted counts from 0 again."""
         before, self._server_bytes = self._server_bytes, self._read_bytes()
         for name, num_bytes in self._server_bytes.items():
             first = before.get(name, 0)
@@ -186,13 +186,13 @@ class Watch:
 
 
 def mean_return(episodes: list[Episode]) -> float | None:
-    """Of the last 20 episodes; None before there are so many."""
+    """Returns the mean return of the last 20 episodes; None before there are so many."""
     returns = [episode.episode_return for episode in episodes[-NUM_EPISODES_OF_MEAN:]]
     return fmean(returns) if len(returns) == NUM_EPISODES_OF_MEAN else None
 
 
 def parts(first: int, end: int, capacity: int) -> list[slice]:
-    """Where rows number ``first`` to ``end - 1`` of a ring lie, those that were overwritten left out, oldest first."""
+    """Returns where rows ``first`` to ``end - 1`` of a ring lie, oldest first, without those that were overwritten."""
     first = max(first, end - capacity)
     if first >= end:
         return []

@@ -27,7 +27,7 @@ from tdserve.examples.demo.watch import Episode, Rates, Snapshot
 def result(folder: Path, num_episodes: int = 30, ending: str = "solved") -> Result:
     episodes = [Episode(float(number), number % 2, 10.0 * number, number) for number in range(num_episodes)]
     last = Snapshot(seconds=40.0, num_transitions=8000, num_samples=80_000, num_bytes={"gloo": 4_000_000})
-    return Result(DemoOptions(out=folder / "new", seed=3), 475.0, ending, ending == "solved", last, episodes)
+    return Result(DemoOptions(out=folder / "new", seed=3), 475.0, ending, last, episodes)
 
 
 def test_curve_begins_with_the_twentieth_episode(tmp_path: Path) -> None:
@@ -139,5 +139,5 @@ def test_progress_on_a_terminal_draws_a_table_with_the_newest_figures() -> None:
 
 def test_summary_keeps_long_values_whole() -> None:
     text = io.StringIO()
-    print_summary(Console(file=text, width=60), "tdserve demo", {"ending": "x" * 100})
+    print_summary(Console(file=text, width=60), {"ending": "x" * 100})
     assert text.getvalue().count("x") == 100

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tdserve.examples.demo.rollout import Observations, Rollout, StepJoiner, Transition, to_tensordict
+from tdserve.examples.demo.rollout import Observations, Rollout, StepJoiner, Transition, to_transition_rows
 
 GAMMA = 0.5
 
@@ -91,8 +91,8 @@ def test_rows_keep_their_observation_when_the_environment_goes_on() -> None:
     assert tuple(transitions[0].next_observation) == observations[3]
 
 
-def test_to_tensordict_makes_one_row_per_transition() -> None:
-    rows = to_tensordict(drive(4, 3), policy_version=7)
+def test_to_transition_rows_makes_one_row_per_transition() -> None:
+    rows = to_transition_rows(drive(4, 3), policy_version=7)
     assert rows.batch_size == (2,)
     assert rows["policy_version"].tolist() == [7, 7]
     assert rows["next", "observation"].tolist() == [[3.0], [4.0]]
