@@ -135,11 +135,13 @@ class Syncing:
             wanted, self._wanted = self._wanted, set()
             try:
                 failures = await self._pass(is_all=is_due, wanted=wanted)
-                reason = "; ".join(failures[uid] for uid in wanted if uid in failures)
+                failed = [uid for uid in wanted if uid in failures]
+                reason = "; ".join(failures[uid] for uid in failed)
+                has_failed &= any(not self._has_changed(uid) for uid in failed)
             except Exception as error:  # noqa: BLE001 (the outermost frame: waiters go on waiting)
                 reason = repr(error)
             if reason:
-                if has_failed:  # else a file may have been renamed meanwhile, with a key of the store
+                if has_failed:  # else a version may have been retired meanwhile, which does not happen again
                     _log.warning("stores could not be synced, and will be later: %s", reason)
                 has_failed = True
                 self._waiting, self._wanted = waiting + self._waiting, wanted | self._wanted
@@ -148,6 +150,13 @@ class Syncing:
                 has_failed = False
                 _tell(waiting)
             rest_s = MIN_REST * (time.monotonic() - started_s)
+
+    def _has_changed(self, uid: str) -> bool:
+        """Returns whether keys of a store came, went or were renamed during the pass, and their files with them."""
+        known, name = self._known.get(uid), self._stores.catalog.name_of(uid)
+        if known is None or name is None:
+            return False
+        return known.structure != self._stores.catalog.get(name, with_loading=True).structure
 
     async def _wait(self, timeout_s: float | None) -> bool:
         """Waits until a pass is due or requested; returns whether it is due."""

@@ -209,12 +209,16 @@ def sync_store(store: SyncedStore) -> int:
         Number of rows that had changed.
 
     Raises:
-        CorruptDataError: The store's files are missing or damaged, for example because it was deleted meanwhile.
+        CorruptDataError: The store's files are missing or damaged, for example because it was deleted meanwhile; or its
+            structure is another by now.
         CapacityError: The disk is full.
     """
     generations = Generations.open(Path(store.folder, GENERATION_FILE), uid=store.uid)
-    if generations.is_deleted or generations.structure != store.structure:
+    if generations.is_deleted:
         return 0
+    if generations.structure != store.structure:  # those who wait for this store must go on waiting
+        expected, actual = f"structure {store.structure}", f"structure {generations.structure}"
+        raise CorruptDataError(path=str(generations.path), expected=expected, actual=actual)
     watermark = Watermark.open(store, makes=True)
     before = generations.values.copy()
     moved = np.flatnonzero(before != watermark.generations)
