@@ -207,7 +207,7 @@ class Client(WeightsClient):
         """
         handle = self._handle(self.describe(name, timeout_s=timeout_s))
         if not isinstance(handle, QueueHandle):
-            raise WrongStateError(state=f"store {name!r} is no queue", event="queue()")
+            raise WrongStateError(state=f"store {name!r} is not a queue", event="queue()")
         return handle
 
     def _create_table(
@@ -227,7 +227,7 @@ class Client(WeightsClient):
         )
         for path, leaf in captured.spec.values:
             if leaf.is_unbatched:
-                reason = "it belongs to no row; give it a store of its own"
+                reason = "all rows share it; put it into a store of its own"
                 raise NotSupportedError(
                     feature=f"an UnbatchedTensor at key {quote(path)} of table {name!r}", reason=reason
                 )
@@ -263,7 +263,7 @@ class Client(WeightsClient):
         """
         handle = self._handle(self.describe(name, timeout_s=timeout_s))
         if not isinstance(handle, ReplayHandle):
-            raise WrongStateError(state=f"store {name!r} is no replay", event="replay()")
+            raise WrongStateError(state=f"store {name!r} is not a replay", event="replay()")
         return handle
 
     # ------------------------------------------------------------ groups

@@ -103,7 +103,9 @@ class _Tree:
         if old == new:
             return
         if new[: len(old)] == old or old[: len(new)] == new:
-            raise InvalidRequestError(argument="new key", reason=f"{quote(new)} and {quote(old)} lie in one another")
+            raise InvalidRequestError(
+                argument="new key", reason=f"{quote(new)} and {quote(old)} are inside one another"
+            )
         is_there = self._has(new)
         if is_there and asked.is_safe:
             raise KeyExistsError(store=self._store, key=show(new))
@@ -192,7 +194,7 @@ class _Tree:
         if node.inner is not None:
             raise NotSupportedError(feature=what, reason="its rows differ in structure; write whole rows")
         if node.tensorclass is not None and not is_added:
-            reason = f"it is a {node.tensorclass}, whose class says which keys it has"
+            reason = f"it is a {node.tensorclass}, whose class fixes its keys"
             raise NotSupportedError(feature=what, reason=reason)
 
     def _find(self, path: Path) -> Entry:

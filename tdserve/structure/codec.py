@@ -101,7 +101,7 @@ def from_content(content: bytes) -> Spec:
     try:
         return decode(spec_pb2.Spec.FromString(content))
     except DecodeError:
-        raise InvalidSpecError(reason="its description is no message") from None
+        raise InvalidSpecError(reason="its description is not a message") from None
 
 
 def _node(message: spec_pb2.Node, path: Path, parent: tuple[int, ...]) -> Node:
@@ -134,7 +134,7 @@ def _members(message: spec_pb2.Node, path: Path, node: Node) -> tuple[Node, ...]
     at = node.stack_dim
     around = node.batch_size
     if node.inner is None or at is None:
-        raise InvalidSpecError(reason=f"{_show(path)} has members, and says that it is no packed stack")
+        raise InvalidSpecError(reason=f"{_show(path)} has members, but is not marked as a packed stack")
     is_around = 0 <= at < len(around)
     wanted = around[at] if is_around else 1 if at < 0 else len(message.members)
     if wanted != len(message.members):
@@ -168,11 +168,11 @@ def _entry(message: spec_pb2.Entry, path: Path, batch_size: tuple[int, ...]) -> 
         own = _shape(value.batch_size, path, batch_size, itemsize=1)
         is_unbatched = bool(value.is_unbatched)
         if is_unbatched and (ragged is not None or value.per_row):
-            raise InvalidSpecError(reason=f"key {_show(path)} is one for all rows, and says that rows differ")
+            raise InvalidSpecError(reason=f"key {_show(path)} has one value for all rows, but is marked as one per row")
         return ValueLeaf(own, bool(value.per_row), ragged, bool(value.requires_grad), is_unbatched)
     if kind == "node":
         return _node(message.node, path, batch_size)
-    raise InvalidSpecError(reason=f"key {_show(path)} holds nothing that this version knows")
+    raise InvalidSpecError(reason=f"key {_show(path)} has content that this version does not know")
 
 
 def _shape(sizes: object, path: Path, parent: tuple[int, ...], *, itemsize: int) -> tuple[int, ...]:
@@ -192,7 +192,7 @@ def _shape(sizes: object, path: Path, parent: tuple[int, ...], *, itemsize: int)
 def _names(message: spec_pb2.Node, path: Path, num_dims: int) -> DimNames | None:
     if not message.has_names:
         if message.names:
-            raise InvalidSpecError(reason=f"{_show(path)} says it has no names, and has them")
+            raise InvalidSpecError(reason=f"{_show(path)} has names, but is marked as having none")
         return None
     names = tuple(item.name if item.HasField("name") else None for item in message.names)
     if len(names) != num_dims:
@@ -231,7 +231,7 @@ def _inner(message: spec_pb2.Node, path: Path) -> tuple[int, ...] | None:
     if message.is_packed:
         return _wild_shape(message.inner, path)
     if message.inner:
-        raise InvalidSpecError(reason=f"{_show(path)} has dimensions of elements, and says that it is not packed")
+        raise InvalidSpecError(reason=f"{_show(path)} has dimensions of elements, but is not marked as packed")
     return None
 
 

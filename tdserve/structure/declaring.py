@@ -225,10 +225,10 @@ def _list_paths(ragged: Declared) -> dict[Path, tuple[int, ...]]:
     for key, dims in items:
         path = (key,) if isinstance(key, str) else key
         if not isinstance(path, tuple) or not all(isinstance(part, str) for part in path):
-            raise InvalidRequestError(argument="ragged", reason=f"{key!r} is no key")
+            raise InvalidRequestError(argument="ragged", reason=f"{key!r} is not a key")
         sizes = (dims,) if isinstance(dims, int) else tuple(dims)
         if not sizes or any(isinstance(dim, bool) or not isinstance(dim, int) for dim in sizes):
-            raise InvalidRequestError(argument="ragged", reason=f"{dims!r} of {key!r} are no dimensions")
+            raise InvalidRequestError(argument="ragged", reason=f"{dims!r} of {key!r} are not dimensions")
         found[path] = sizes
     return found
 
@@ -241,7 +241,7 @@ def _ragged_tensor(
     for dim in dims:
         at = dim + len(leaf.shape) if dim < 0 else dim
         if not len(batch_size) <= at < len(leaf.shape):
-            where = f" behind its batch dimensions {list(batch_size)}" if batch_size else ""
+            where = f" after its batch dimensions {list(batch_size)}" if batch_size else ""
             raise _refusal(path, f"a tensor of shape {list(leaf.shape)} has no dimension {dim}{where}")
         free.add(at)
     shape = tuple(-1 if dim in free else size for dim, size in enumerate(leaf.shape))[len(batch_size) :]

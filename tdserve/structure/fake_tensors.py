@@ -38,7 +38,7 @@ def without_content(captured: Captured, *, store: str) -> Captured | None:
     if not blank:
         return None
     if len(blank) < len(captured.tensors):
-        feature = f"a meta tensor at key {quote(blank[0])} of store {store!r}, beside tensors that have content,"
+        feature = f"a meta tensor at key {quote(blank[0])} of store {store!r}, besides tensors with content,"
         raise NotSupportedError(feature=feature, reason="make the store with memmap_like(), and write what there is")
     return captured._replace(spec=captured.spec.with_device(META), tensors={})
 

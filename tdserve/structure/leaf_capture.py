@@ -140,7 +140,7 @@ class LeafReader:
     def _blank(self, item: torch.Tensor, path: Path) -> torch.Tensor:
         what = "a meta tensor" if item.is_meta else "a fake tensor"
         if not self.takes_structure:
-            reason = "it has no content; init_remote(), memmap_like() and create_replay() take its structure"
+            reason = "it has no content; init_remote(), memmap_like() and create_replay() accept its structure"
             raise self._refusal(what, path, reason)
         found = as_meta(item)
         if found is None:
@@ -210,10 +210,10 @@ def _what(item: torch.Tensor) -> str:
 
 def _remedy(item: torch.Tensor) -> str:
     if item.layout is not torch.strided:
-        return "only dense and nested tensors with memory travel; send its .to_dense()"
+        return "only dense and nested tensors with memory can be sent; send its .to_dense()"
     if item.is_quantized:
         return "its scale is not among its bytes; send its .dequantize()"
-    return "only elements of whole bytes that torch can copy travel; send its .view(torch.uint8)"
+    return "only elements of whole bytes that torch can copy can be sent; send its .view(torch.uint8)"
 
 
 def _has_rows(value: Any, batch_size: tuple[int, ...]) -> bool:

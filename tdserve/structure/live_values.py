@@ -96,7 +96,7 @@ class LiveEntry:
             WrongStateError: The tensordict around it is locked, and ``inplace`` is false.
         """
         if not inplace and self.is_locked:  # type: ignore[attr-defined]
-            raise WrongStateError(state="the tensordict is locked", event="update(); say inplace=True")
+            raise WrongStateError(state="the tensordict is locked", event="update(); pass inplace=True")
         self._put(value)
         return self
 

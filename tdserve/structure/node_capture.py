@@ -150,7 +150,7 @@ class NodeReader(LeafReader):
         parameters."""
         kind = type(td)
         if isinstance(td, type):
-            raise self._refusal(f"the class {td.__qualname__}", path, "instances travel")
+            raise self._refusal(f"the class {td.__qualname__}", path, "only instances can be sent")
         if kind is TensorDict or (shows_others(kind) and not self.is_destination):
             return td, {}, None, None
         if kind is TensorDictParams:
@@ -167,7 +167,9 @@ class NodeReader(LeafReader):
             if issubclass(kind, NonTensorData):
                 raise self._refusal(f"a {kind.__name__} by itself", path, "put it into a tensordict, under a key")
             if is_transparent_class(kind):
-                raise self._refusal(f"a {kind.__name__}", path, "only NonTensorData and NonTensorStack entries travel")
+                raise self._refusal(
+                    f"a {kind.__name__}", path, "only NonTensorData and NonTensorStack entries can be sent"
+                )
             inner, _, _, params = self._unwrap(content_of(td), path)
             params = None if params is None else params._replace(is_in_class=True)
             return inner, stored_fields(td) or {}, class_name(kind), params
@@ -284,7 +286,7 @@ class NodeReader(LeafReader):
         is_locked = self._is_lock_told(bool(td.is_locked), path)
         found = annotate(td, elements, wanted, look=look, is_locked=is_locked)
         if found is None:
-            expected = "members as the store has them, since there are no elements that could tell of others"
+            expected = "members like those of the store, since there are no elements to record others"
             raise SpecMismatchError(store=self.store, key=show(path), expected=expected, actual="others")
         self.values[path] = found
 
@@ -379,7 +381,7 @@ def _remedy(item: Any) -> str:
     if isinstance(item, Mapping):
         return "make a tensordict of it: TensorDict(it, batch_size=[...])"
     if isinstance(item, (list, tuple)):
-        return "make one tensordict of them: torch.stack(them), or lazy_stack(them) where they differ"
+        return "make one tensordict of them: torch.stack(them), or lazy_stack(them) if they differ"
     if isinstance(item, torch.nn.Module):
         return "make a tensordict of it: TensorDict.from_module(it); latest(into=it) fills it"
-    return "tensordicts and tensorclasses travel"
+    return "only tensordicts and tensorclasses can be sent"

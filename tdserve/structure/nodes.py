@@ -19,8 +19,8 @@ DimNames = tuple[str | None, ...]
 """One name per batch dimension, None where it has none."""
 
 MAX_DEPTH = 40
-"""Tensordicts inside one another, the root included. Protobuf's parser stops at 100 nested messages, a level takes two,
-and the messages around a spec need some of them too."""
+"""Levels of nested tensordicts, including the root. Protobuf's parser stops at 100 nested messages; a level takes two,
+and the messages around a spec need some too."""
 
 MAX_NBYTES = 2**62
 """Bytes of a leaf or of a whole structure: offsets and sums stay far inside int64."""

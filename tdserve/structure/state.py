@@ -42,7 +42,7 @@ def mark_of(tensor: torch.Tensor) -> tuple[TensorKind, bool]:
         return TensorKind.BUFFER if is_persistent else TensorKind.NON_PERSISTENT_BUFFER, tensor.requires_grad
     if kind in _PLAIN_CLASSES or tensor.is_nested:
         return TensorKind.PLAIN, tensor.requires_grad
-    reason = "tensors, parameters and buffers travel; convert it with .as_subclass(torch.Tensor)"
+    reason = "only tensors, parameters and buffers can be sent; convert it with .as_subclass(torch.Tensor)"
     raise NotSupportedError(feature=f"a tensor of class {kind.__name__}", reason=reason)
 
 
@@ -64,7 +64,7 @@ def params_of(td: TensorDictParams, *, is_in_class: bool = False) -> Params:
         NotSupportedError: It has hooks, which are code.
     """
     if has_hooks(td):
-        reason = "hooks are code, which does not travel; send what is inside of it, .to_tensordict()"
+        reason = "hooks are code, which cannot be sent; send its content, .to_tensordict()"
         raise NotSupportedError(feature="a TensorDictParams with hooks", reason=reason)
     return Params(td.no_convert, locks_content(td), bool(params_content(td).is_locked), not td.training, is_in_class)
 

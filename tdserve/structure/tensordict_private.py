@@ -35,8 +35,8 @@ content_of: Callable[[Any], Any] = attrgetter("_tensordict")
 """The tensordict inside of an instance of a tensorclass."""
 
 stored_fields: Callable[[Any], Any] = attrgetter("_non_tensordict")
-"""The non-tensor fields of an instance of a tensorclass, which lie beside its tensordict; an entry of non-tensor data
-is such an instance. A dict, or None."""
+"""The non-tensor fields of an instance of a tensorclass, which it keeps beside its tensordict; an entry of non-tensor
+data is such an instance. A dict, or None."""
 
 names_of: Callable[[Any], list[str | None] | None] = attrgetter("_td_dim_names")
 """Names of the dimensions of a TensorDict; None if none has one, which ``names`` shows only after a search."""

@@ -35,8 +35,8 @@ copy_all: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._fore
 """Copies many tensors in one call: one by one the calls cost more than the copies."""
 
 nothing_noted: Any = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", None)
-"""Under it torch does not note what a view is a view of: that takes a third of the time in which the view is made, and
-to take ``.data`` of it as long as the view itself (measured). None where torch lacks it."""
+"""In it torch does not record what a view is a view of. That record takes a third of the time of making a view, and
+``.data`` takes as long as the view itself (measured). None if torch lacks it."""
 
 num_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """Modes of the calling thread, in 30 ns, so that every read can ask."""
@@ -51,8 +51,8 @@ TO_COPY: Any = torch.ops.aten._to_copy.default
 """The operator that ``__torch_dispatch__`` gets for ``.to()`` and ``.cpu()``."""
 
 jagged_parts: Callable[[Any], tuple[Any, Any, Any, int]] = attrgetter("_values", "_offsets", "_lengths", "_ragged_idx")
-"""Values, offsets, lengths and ragged dimension of a NestedTensor: its methods take ten times as long, since they go
-through torch's dispatcher."""
+"""Values, offsets, lengths and ragged dimension of a NestedTensor: its methods take ten times as long, because they use
+torch's dispatcher."""
 
 
 def is_buffer(tensor: torch.Tensor) -> bool:

@@ -18,7 +18,9 @@ def to_value(tensor: torch.Tensor) -> list[Any]:
     """Returns the stored form of an ``UnbatchedTensor``: its dtype by name, its shape, and its bytes in C order."""
     plain = tensor.detach().as_subclass(torch.Tensor)
     if plain.is_nested or plain.layout is not torch.strided or plain.is_meta:
-        raise NotSupportedError(feature=f"a {plain.layout} UnbatchedTensor", reason="dense ones with memory travel")
+        raise NotSupportedError(
+            feature=f"a {plain.layout} UnbatchedTensor", reason="only dense ones with memory can be sent"
+        )
     return [from_torch(plain.dtype), *content_of_tensor(plain)]
 
 
@@ -46,6 +48,6 @@ def find_shared_value(values: Any, leaf: ValueLeaf) -> Any:
     """
     found = flat_elements(values, len(leaf.batch_size))
     if not found or any(value != found[0] for value in found):
-        reason = "one unbatched tensor is for all rows; write it whole, not by rows"
+        reason = "all rows share one UnbatchedTensor; write it with set(), not by rows"
         raise NotSupportedError(feature="rows that differ in an UnbatchedTensor, or none", reason=reason)
     return found[0]

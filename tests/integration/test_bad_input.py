@@ -240,7 +240,7 @@ def test_timeout_when_it_is_no_time_then_invalid_request(client: tdserve.Client,
 
 
 def test_publish_when_metadata_is_no_dict_then_invalid_request(client: tdserve.Client, name: str) -> None:
-    with pytest.raises(tdserve.InvalidRequestError, match="metadata: a int is no dict"):
+    with pytest.raises(tdserve.InvalidRequestError, match="metadata: a int is not a dict"):
         client.publish(name, example(), metadata=5)  # type: ignore[arg-type]
     assert name not in client
 

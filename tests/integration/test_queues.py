@@ -362,7 +362,7 @@ def test_take_when_rows_have_values_then_they_come_along(client: tdserve.Client,
 
 
 def test_queue_when_it_is_asked_for_by_another_kind_then_refused(client: tdserve.Client, queue: Any) -> None:
-    with pytest.raises(tdserve.WrongStateError, match="no replay"):
+    with pytest.raises(tdserve.WrongStateError, match="not a replay"):
         client.replay(queue.name)
     assert len(client.create_queue(queue.name, rows(0)[0], 12, exists_ok=True)) == 8
     with pytest.raises(tdserve.StoreExistsError):

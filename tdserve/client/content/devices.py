@@ -227,7 +227,7 @@ def resolve_device(device: torch.device | str | int | None) -> torch.device | No
     try:
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     except (RuntimeError, TypeError) as fault:
-        raise InvalidRequestError(argument="device", reason=f"{device!r} is no device of torch") from fault
+        raise InvalidRequestError(argument="device", reason=f"{device!r} is not a device of torch") from fault
     if wanted.type != "cuda":
         return wanted
     num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -50,7 +50,7 @@ def named_gpu(device: torch.device | str | int | None, *, transport: str) -> Gpu
             raise
         raise NotSupportedError(feature="transport 'nccl'", reason=str(error.fields["reason"])) from error
     if wanted is None or wanted.type != "cuda":
-        raise InvalidRequestError(argument="device", reason=f"{str(wanted)!r} is no CUDA device")
+        raise InvalidRequestError(argument="device", reason=f"{str(wanted)!r} is not a CUDA device")
     if transport not in ("auto", "nccl"):
         return Gpu(str(wanted), "", f"{transport!r} was asked for")
     try:
@@ -82,7 +82,7 @@ def choose_device(welcome: control_pb2.Welcome, gpu: Gpu, *, transport: str, add
         if not why_not:
             return gpu.device, ""
     if transport == "nccl":
-        raise NcclUnavailableError(address=address, reason=why_not or "the server does not say why")
+        raise NcclUnavailableError(address=address, reason=why_not or "the server gives no reason")
     return "", why_not
 
 

@@ -49,7 +49,7 @@ def pad_ragged(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping
         Leaf ``[*batch, *sizes]`` with the largest sizes of its elements; mask bool ``[*batch, *sizes that differ]``.
 
     Raises:
-        InvalidRequestError: ``pad`` is no number, or names a missing key; or there is a key ``"masks"`` already.
+        InvalidRequestError: ``pad`` is not a number, or names a missing key; or there is a key ``"masks"`` already.
     """
     columns = Columns(spec, dict(tensors), dict(values))
     if pad is None:
@@ -100,7 +100,7 @@ def _fills(spec: Spec, pad: Any) -> Any:
 def _number(value: Any) -> Any:
     if isinstance(value, (bool, int, float)):
         return value
-    raise InvalidRequestError(argument="pad", reason=f"{value!r} is no number")
+    raise InvalidRequestError(argument="pad", reason=f"{value!r} is not a number")
 
 
 def _fill_up(elements: Any, leaf: ValueLeaf, ragged: Ragged, fill: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -186,7 +186,7 @@ class TableRows(_DatasetRows):
 
 def _add_index(td: Any, rows: Any) -> Any:
     if not isinstance(td, TensorDictBase):
-        raise InvalidRequestError(argument="with_index", reason=f"a {type(td).__name__} takes no more keys")
+        raise InvalidRequestError(argument="with_index", reason=f"a {type(td).__name__} accepts no further keys")
     numbers = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else torch.from_numpy(rows)
     numbers = numbers.reshape(-1, *[1] * (td.ndim - 1)).expand(td.batch_size).clone()
     if not td.is_locked:

@@ -122,7 +122,7 @@ class Known:
         """Returns a structure. Raises RemoteProtocolError if it was never exchanged."""
         spec = self.specs.get(fingerprint)
         if spec is None:
-            raise RemoteProtocolError(expected="a structure that was told before", received=fingerprint.hex())
+            raise RemoteProtocolError(expected="a structure that was sent before", received=fingerprint.hex())
         return spec
 
 

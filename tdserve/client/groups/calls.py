@@ -146,14 +146,14 @@ class GroupCalls:
         try:
             for argument, rank in ranks.items():
                 if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
-                    raise InvalidRequestError(argument=argument, reason=f"{rank!r} is no rank of {self!r}")
+                    raise InvalidRequestError(argument=argument, reason=f"{rank!r} is not a rank of {self!r}")
             return make(), None
         except TDServeError as error:
             return None, error
 
     def _check_peer(self, argument: str, rank: int) -> None:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size or rank == self.rank:
-            raise InvalidRequestError(argument=argument, reason=f"{rank!r} is no other member of {self!r}")
+            raise InvalidRequestError(argument=argument, reason=f"{rank!r} is not another member of {self!r}")
 
     def _mover(self, epoch: GroupEpoch, deadline: Deadline) -> GroupMover:
         return HostMover() if epoch.nccl is None else DeviceMover(epoch.nccl, deadline)

@@ -25,11 +25,11 @@ from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2
 
 LOST_GRACE_S = 0.25
-"""A call under way may still have all that it needs when a member goes: it sees a broken connection by itself, but for
-a message that was half on its way. And whose connection breaks waits so long to be told who has gone."""
+"""How long a call under way may go on after a member has left, which it may not need. And how long a member whose
+connection breaks waits for the report of who has left."""
 
 _open: WeakSet[GroupEpoch] = WeakSet()
-"""After leaving in good order at the exit of the interpreter: the others may still be in a call that is over here."""
+"""Epochs to leave in good order when the interpreter exits: the others may still be in a call that is over here."""
 
 
 def _leave_all() -> None:

@@ -271,7 +271,7 @@ def join_group(
     """Joins a group; see ``Client.group``."""
     world_size = check_integer("world_size", world_size, 1)
     if rank is not None and (integer_of(rank) is None or not 0 <= rank < world_size):
-        raise InvalidRequestError(argument="rank", reason=f"{rank!r} is no rank of {world_size} members")
+        raise InvalidRequestError(argument="rank", reason=f"{rank!r} is not a rank of {world_size} members")
     deadline = client.deadline(timeout_s)
     ask = GroupAsk(client, name, backend=backend, device=device, interface=interface)
     epoch = ask.join(world_size=world_size, rank=rank, last=None, deadline=deadline)

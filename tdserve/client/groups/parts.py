@@ -38,7 +38,9 @@ def check_device(captured: Captured, device: torch.device | None) -> None:
     for path, tensor in captured.tensors.items():
         if device is not None and tensor.device != device:
             feature = f"key {show(path)!r} on {tensor.device} in a group with backend 'nccl'"
-            raise NotSupportedError(feature=feature, reason=f"its tensors lie on {device}; move it there with .to()")
+            raise NotSupportedError(
+                feature=feature, reason=f"its tensors must be on {device}; move them there with .to()"
+            )
 
 
 class GivenPart:

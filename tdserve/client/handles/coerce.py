@@ -272,7 +272,7 @@ class _Fitting:
             raise self.mismatch(path, describe(leaf), type(value).__name__) from None
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
             raise NotSupportedError(
-                feature=f"such a tensor at key {quote(path)}", reason="only dense ones with memory travel"
+                feature=f"this kind of tensor at key {quote(path)}", reason="only dense tensors with memory can be sent"
             )
         actual = TensorLeaf(from_torch(tensor.dtype), tuple(tensor.shape))
         if actual.dtype != leaf.dtype:

@@ -326,7 +326,7 @@ class TensorDictCalls(ViewCalls, Operators):
         if kind is None and not name.startswith("_") and self._is_field(name):
             return self._field(name)
         if kind is None and hasattr(TensorDictBase, name):
-            what = "a store where tensordict wants a local one" if name.startswith("_") else f"{name} of a store"
+            what = "a store where tensordict needs a local tensordict" if name.startswith("_") else f"{name} of a store"
             reason = "pass what its to_tensordict() returns, and write a result back with its update_()"
             raise UnsupportedAttributeError(feature=what, reason=reason)
         if kind is None:

@@ -29,8 +29,8 @@ from tdserve.transport.sources_sinks import RowEnd, Source, as_bytes
 from tdserve.v1 import control_pb2
 
 PIECE_BYTES = 2 * 1024 * 1024
-"""Of a copy that several threads share, about 100 microseconds: of pieces of a quarter of that the threads take the
-interpreter's lock from one another so often that half of the gain is lost (measured)."""
+"""Of a copy that several threads share, about 100 microseconds. With pieces of a quarter of that, the threads contend
+for the interpreter's lock so often that half of the gain is lost (measured)."""
 
 MAX_CLONED_BYTES = 4096
 """A few small tensors are cloned faster than a buffer for all of them is made."""

@@ -22,8 +22,8 @@ from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
 
 MAX_EXPECTED_BYTES = 16 * 1024 * 1024
-"""Of content that is waited for before it is announced: of more the announcement takes a hundredth of the time, and as
-many bytes would come void where the store has changed."""
+"""Content up to this size is awaited before it is announced. For larger content the announcement takes only a hundredth
+of the time, and if the store has changed, as many bytes would be sent in vain."""
 
 
 class RemoteMover(ClientMover):
@@ -107,6 +107,6 @@ class RemoteMover(ClientMover):
 
     def check_maps(self, what: str, *, writable: bool) -> None:
         """Raises NotSupportedError: a remote client cannot map stores."""
-        why = self._session.why_not_local or "this client was told to use gloo"
-        reason = f"it needs transport 'shm', and there is none here: {why}; read the store instead"
+        why = self._session.why_not_local or "this client was set to use gloo"
+        reason = f"it needs transport 'shm', which is not available here: {why}; read the store instead"
         raise NotSupportedError(feature=what, reason=reason)

@@ -67,7 +67,7 @@ class Kept:
         with self._changed:
             self._changed.wait_for(lambda: self._is_dropped or self._num_here > number, max(end - time.monotonic(), 0))
             if self._is_dropped or self._num_here <= number:
-                raise PeerLostError(peer="the relay before", reason=f"message {number} of a version does not come")
+                raise PeerLostError(peer="the relay before", reason=f"message {number} of a version did not arrive")
 
 
 def checksums(layout: Layout, buffer: torch.Tensor, spec: Spec) -> bytes:

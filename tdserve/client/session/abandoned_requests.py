@@ -15,8 +15,8 @@ from typing import Any
 from tdserve.v1 import control_pb2
 
 SILENT_S = 10.0
-"""A server that still owes an answer so long after the deadline will not send it: the next call opens another session.
-One whose connection is gone is found out by its own means."""
+"""A server that still owes an answer this long after the deadline will not send it: the next call opens another
+session. A lost connection is detected without this."""
 
 
 class Brings(Enum):

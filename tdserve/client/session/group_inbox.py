@@ -12,10 +12,7 @@ MAX_EARLY_EVENTS = 65_536
 """Of epochs that this client does not know yet: entries of the other members' rendezvous, one each."""
 
 MAX_NAMES = 1024
-"""Groups for which the last epoch that is over is remembered.
-
-One group for each client that joins and leaves, in some programs.
-"""
+"""Groups whose last finished epoch is remembered; some programs use one group for each client that joins and leaves."""
 
 OnEvent = Callable[[control_pb2.GroupEvent], None]
 OnLost = Callable[[TDServeError], None]

@@ -115,7 +115,7 @@ class Pending:
         """Writes the content where the server permits it. Raises what ``place`` raises."""
         with self._placing:
             if self._place is None:
-                raise TransferAbortedError(transfer=0, reason="nobody waits for this write any more")
+                raise TransferAbortedError(transfer=0, reason="the caller has stopped waiting for this write")
             return self._place(accepted)
 
     def withdraw(self) -> None:

@@ -421,7 +421,7 @@ class Session:
         if brings is Brings.PLACE:
             self._give_up()
         elif brings is Brings.CONTENT:
-            self._lose_channel(message.accepted.channel, "nobody takes the content of a call that was given up")
+            self._lose_channel(message.accepted.channel, "the caller of its content has stopped waiting")
         return brings is not Brings.NOTHING
 
     def _on_rendezvous(self, entry: control_pb2.Rendezvous) -> None:
@@ -439,7 +439,7 @@ class Session:
             self._tell(request, error)
         except Exception:  # noqa: BLE001 (the outermost frame: what was written of it, nobody knows)
             _log.exception("content could not be written in place")
-            self._lose(LocalProtocolError(reason="content could not be written in place; the log says why"))
+            self._lose(LocalProtocolError(reason="content could not be written in place; see the log"))
         else:
             self.answer(request, written)
 

@@ -39,7 +39,7 @@ def composite(root: Node) -> Any:
         import torch  # imported late: a mere description needs neither
         from torchrl.data import Composite, NonTensor, Unbounded
     except ImportError:
-        reason = "install torchrl (pip install --no-deps torchrl, where it asks for an older tensordict)"
+        reason = "install torchrl (pip install --no-deps torchrl, if it requires an older tensordict)"
         raise NotSupportedError(feature="a Composite without torchrl", reason=reason) from None
 
     def spec_of(entry: Entry, device: str | None) -> Any:

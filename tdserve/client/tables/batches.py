@@ -31,7 +31,7 @@ from tdserve.client.tables.row_annotations import newest_version, oldest_version
 from tdserve.client.tables.sampling import Asked, Query, ask, replace_torn, take
 
 REQUESTS_UNDER_WAY = 2
-"""While the rows of one request arrive, those of the next are gathered; each asks for half of what may be
+"""While the rows of one request are received, those of the next are gathered; each asks for half of what may be
 prefetched."""
 
 JOIN_TIMEOUT_S = 5.0

@@ -58,17 +58,17 @@ def row_numbers(rows: Any) -> NDArray[np.int64]:
     """Returns row numbers that are given as a sampled batch, a tensor, an array, a list, or one number.
 
     Raises:
-        InvalidRequestError: They are no row numbers.
+        InvalidRequestError: They cannot be row numbers.
         SelectionError: One is negative.
     """
     if is_batch(rows):
         found = rows.get(INDEX_KEY, None)  # a lazy stack does not list it among its keys
         if found is None:
-            raise InvalidRequestError(argument="rows", reason=f"a batch without {INDEX_KEY!r} is no sampled one")
+            raise InvalidRequestError(argument="rows", reason=f"a batch without {INDEX_KEY!r} was not sampled")
         rows = found
     array = np.asarray(rows.detach().cpu() if hasattr(rows, "detach") else rows)
     if array.dtype == np.bool_ or (array.size and array.dtype.kind not in "iu"):
-        raise InvalidRequestError(argument="rows", reason=f"{array.dtype} are no row numbers")
+        raise InvalidRequestError(argument="rows", reason=f"{array.dtype} cannot be row numbers")
     numbers = np.ascontiguousarray(array.reshape(-1).astype(np.int64))
     if len(numbers) and int(numbers.min()) < 0:  # negative numbers have another meaning in messages
         raise SelectionError(selection=str(int(numbers.min())), reason="row numbers begin at 0")
@@ -139,7 +139,7 @@ def as_priorities(priority: Any, num_rows: int) -> NDArray[np.float64]:
     try:
         array = np.asarray(given, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError) as fault:
-        raise InvalidRequestError(argument="priority", reason=f"{priority!r} is no number") from fault
+        raise InvalidRequestError(argument="priority", reason=f"{priority!r} is not a number") from fault
     if len(array) != num_rows and np.ndim(given) > 0:
         raise InvalidRequestError(argument="priority", reason=f"{len(array)} priorities for {num_rows} rows")
     check_priorities(array)

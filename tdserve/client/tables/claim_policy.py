@@ -27,11 +27,11 @@ MIN_EXTENDS = 8
 """A claim was worth it if it was used this often."""
 
 AHEAD = 32
-"""Extends that a writer may be ahead of the server,"""
+"""Extends that a writer may be ahead of the server."""
 
 AHEAD_ROWS = 1 << 14
-"""if they have no more rows together: the server commits at once what it finds, and that takes milliseconds. Extends of
-more than half as many are asked for one by one."""
+"""Rows that these extends may have together: the server commits at once what it finds, which takes milliseconds. An
+extend of more than half as many is requested by itself."""
 
 
 @dataclass

@@ -44,8 +44,8 @@ SENDING_POLL_S = 0.001
 """For parts that another thread is sending: longer than sending most of them takes."""
 
 MAX_UNDER_WAY = 2
-"""While the content of one request arrives, the next one's is put together. Those that cannot be joined are as many as
-the client may have under way."""
+"""While the content of one request is received, the next one is prepared. Requests that cannot be joined are limited
+only by the client's window."""
 
 
 class ExtendCoalescer:

@@ -209,7 +209,7 @@ def _path(key: Key | None, argument: str) -> Path | None:
         return None
     path = (key,) if isinstance(key, str) else key
     if not isinstance(path, tuple) or not path or not all(isinstance(part, str) for part in path):
-        raise InvalidRequestError(argument=argument, reason=f"{key!r} is no key: a string, or a tuple of strings")
+        raise InvalidRequestError(argument=argument, reason=f"{key!r} is not a key: a string, or a tuple of strings")
     return path
 
 

@@ -12,7 +12,7 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.structure.tree import Spec
 
 MIN_RING_BATCHES = 16
-"""Part of a ring that joined rows may fill: rows that are being overwritten cannot be read."""
+"""Joined rows fill at most one part in so many of a ring: rows that are being overwritten cannot be read."""
 
 
 class RowDestination(Protocol):

@@ -35,8 +35,8 @@ PROBE_S = 2.0
 """A batch under way for this long may wait for the table's limiter, or for a server that is gone: find out which."""
 
 GIVE_WAY_S = 0.001
-"""An actor that computes in Python keeps the interpreter from the threads that send for 5 ms at a time (measured: 17 ms
-per batch instead of 1). Where batches are not joined, it pauses once per batch, as long as it is ahead."""
+"""An actor that computes in Python keeps the interpreter from the sending threads for 5 ms at a time (measured: 17 ms
+per batch instead of 1). If batches are not joined, it pauses once per batch, as long as it is ahead."""
 
 EXIT_FLUSH_S = 3.0
 """For the rows of writers that were not closed, when the interpreter exits."""

@@ -265,7 +265,7 @@ def take(
         if content is not None:
             return Sampled(content, query)
         if is_over():
-            raise TransferAbortedError(transfer=request, reason="nothing was granted yet, and nobody waits any more")
+            raise TransferAbortedError(transfer=request, reason="the wait was cancelled before rows were granted")
         pending = _ask_again(session, request, message, deadline)
         if is_over():  # checked after asking: end() either saw this request, or is seen here
             session.cancel(request)

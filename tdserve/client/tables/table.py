@@ -352,7 +352,7 @@ class TableHandle(TableRows, ByAddress):
         for path in (*(required or ()), *(() if group is None else (group,))):
             self.spec.find(path, store=self.name)
         if not isinstance(consumer, str):
-            raise InvalidRequestError(argument="consumer", reason=f"{consumer!r} is no str")
+            raise InvalidRequestError(argument="consumer", reason=f"{consumer!r} is not a str")
         check_text("consumer", consumer)
         if group is not None:
             group_size = check_integer("group_size", group_size, 1)

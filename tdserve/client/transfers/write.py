@@ -36,8 +36,8 @@ MakeBody = Callable[[Session, Outgoing, Deadline], "dict[str, Any]"]
 
 
 SHORT_S = 3.0
-"""A call with less time waits for a channel before it asks: to end a session whose channel does not form takes most of
-that. Others ask meanwhile."""
+"""A call with less time waits for a channel before its request: ending a session whose channel does not open takes most
+of that. Other calls send their requests meanwhile."""
 
 
 def write(

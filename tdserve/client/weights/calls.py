@@ -172,7 +172,7 @@ class WeightsClient(MemmapClient):
         """
         description = self.describe(name, timeout_s=timeout_s)
         if description.kind != "weights":
-            raise WrongStateError(state=f"store {name!r} holds no weights", event="versions()")
+            raise WrongStateError(state=f"store {name!r} does not hold weights", event="versions()")
         return list(description.versions)
 
     def subscribe(

@@ -6,8 +6,8 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 MAX_NAMES = 256
-"""A process follows or publishes a few kinds of weights, or some hundred adapters. Of others it is told again what it
-has forgotten."""
+"""A process follows or publishes a few kinds of weights, or some hundred adapters. For others the server sends again
+what was forgotten."""
 
 _Kept = TypeVar("_Kept")
 

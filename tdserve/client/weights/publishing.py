@@ -135,7 +135,7 @@ def publish(
 def _check_named(td: Any) -> None:
     if isinstance(td, dict):
         reason = (
-            f"a {type(td).__qualname__} does not say how its names are nested; give the module itself, publish(name, "
+            f"a {type(td).__qualname__} does not show how its names are nested; give the module itself, publish(name, "
             "module), which latest(into=module) takes, or TensorDict(state_dict) for keys such as '0.weight'"
         )
         raise InvalidRequestError(argument="td", reason=reason)
@@ -155,7 +155,7 @@ def _encode_metadata(metadata: Any) -> bytes:
     try:
         said = encode_bytes(dict(metadata or {}), key="metadata")
     except (TypeError, ValueError) as fault:
-        raise InvalidRequestError(argument="metadata", reason=f"a {type(metadata).__name__} is no dict") from fault
+        raise InvalidRequestError(argument="metadata", reason=f"a {type(metadata).__name__} is not a dict") from fault
     check_metadata(said)
     return said
 

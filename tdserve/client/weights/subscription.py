@@ -13,8 +13,8 @@ from tdserve.client.session.session import Session
 from tdserve.client.weights.versions import Pulls, Wanted, Weights
 
 STEP_S = 5.0
-"""A request waits so long at most, and is followed by another: so soon at the latest a closing is noticed when there is
-no server that could be asked to give the request up."""
+"""Longest wait of one request, which another follows. If no server is there to cancel the request, a closed
+subscription is noticed after this time."""
 
 MIN_STEP_S = 0.001
 

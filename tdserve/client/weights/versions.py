@@ -46,8 +46,8 @@ from tdserve.v1 import control_pb2
 from tdserve.values.codec import decode_bytes
 
 MAX_RETIRED = 20
-"""So many versions may be retired, one after the other, before a slow reader on this machine has opened them: one that
-asks once without waiting gets the next too."""
+"""Versions that may be retired in a row, before a slow reader on this machine has opened them, until its call fails. A
+call without waiting may go on to the next version, too."""
 
 
 class Weights(NamedTuple):
@@ -94,7 +94,9 @@ class Wanted:
         if self.out is not None and self.into is not None:
             raise InvalidRequestError(argument="into", reason="out= is given too")
         if self.into is not None and not isinstance(self.into, nn.Module):
-            raise InvalidRequestError(argument="into", reason=f"{type(self.into).__name__} is no nn.Module; use out=")
+            raise InvalidRequestError(
+                argument="into", reason=f"{type(self.into).__name__} is not an nn.Module; use out="
+            )
         for argument, version in (("version", self.version), ("newer_than", self.newer_than)):
             if version is not None:
                 check_version(argument, version)

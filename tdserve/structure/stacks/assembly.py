@@ -202,7 +202,7 @@ def _entries(elements: Any, batch_size: tuple[int, ...], device: torch.device | 
         return NonTensorStack(make_single_value(None, batch_size[1:], device, None))[0:0]
     if all(is_value_class(type(row)) for row in rows):
         return NonTensorStack(*rows)
-    raise NotSupportedError(feature="a stack of such entries", reason="read one row at a time")
+    raise NotSupportedError(feature="a stack of these entries", reason="read one row at a time")
 
 
 def _merge(elements: Any, depth: int) -> list[torch.Tensor]:
@@ -211,8 +211,8 @@ def _merge(elements: Any, depth: int) -> list[torch.Tensor]:
     for row in elements:
         flat = flat_elements(row, depth - 1)
         if len({tuple(element.shape) for element in flat}) > 1:
-            reason = "elements differ in shape along a batch dimension behind the first; index one dimension only"
-            raise NotSupportedError(feature="such a nested tensor", reason=reason)
+            reason = "elements differ in shape along a batch dimension after the first; index one dimension only"
+            raise NotSupportedError(feature="this nested tensor", reason=reason)
         found.append(_stack(row, depth - 1))
     return found
 

@@ -45,7 +45,7 @@ def test_replay_when_it_exists_then_the_same_table(client: tdserve.Client, name:
     assert len(client.create_replay(name, ROW, 5, min_size=2, exists_ok=True)) == 3
     assert len(client.replay(name)) == 3
     client.init_remote(ROW, f"{name}.td")
-    with pytest.raises(WrongStateError, match="is no replay"):
+    with pytest.raises(WrongStateError, match="is not a replay"):
         client.replay(f"{name}.td")
 
 

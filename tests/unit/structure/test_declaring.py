@@ -75,7 +75,7 @@ def test_declared_when_key_is_unknown_then_names_it() -> None:
 
 
 def test_declared_when_a_batch_dimension_of_the_row_is_named_then_says_so() -> None:
-    with pytest.raises(InvalidRequestError, match="behind its batch dimensions"):
+    with pytest.raises(InvalidRequestError, match="after its batch dimensions"):
         made(TensorDict({"t": torch.zeros(2, 3)}, [2]), ["t"])
 
 

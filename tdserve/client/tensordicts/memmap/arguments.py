@@ -63,7 +63,9 @@ def checked_sizes(batch_size: Sequence[int] | int) -> tuple[int, ...]:
     given = tuple(batch_size) if isinstance(batch_size, Iterable) else (batch_size,)
     sizes = tuple(number for size in given if (number := integer_of(size)) is not None and number >= 0)
     if len(sizes) != len(given):
-        raise InvalidRequestError(argument="batch_size", reason=f"{batch_size!r} has a size that is no natural number")
+        raise InvalidRequestError(
+            argument="batch_size", reason=f"{batch_size!r} has a size that is not a natural number"
+        )
     return sizes
 
 

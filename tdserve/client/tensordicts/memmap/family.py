@@ -121,7 +121,9 @@ class MemmapClient(LoadingClient):
         """
         advice = f"memmap() stores it, and client.load_memmap({name!r}) returns what the store holds"
         if isinstance(td, TensorDictCalls):
-            raise NotSupportedError(feature="memmap_() of a handle", reason=f"its entries lie elsewhere: {advice}")
+            raise NotSupportedError(
+                feature="memmap_() of a handle", reason=f"its entries are stored elsewhere: {advice}"
+            )
         check_own_entries(td, call="memmap_()", advice=advice)
 
         def share() -> Any:

@@ -88,7 +88,7 @@ class LoadingClient(TensorDictClient):
         Raises:
             StoreNotFoundError: It does not exist, with ``timeout_s=0``.
             DeadlineExceededError: The store was not created in time.
-            InvalidRequestError: There is no tensordict at ``subpath``, ``mode`` is unknown, ``out`` is not a
+            InvalidRequestError: There is not a tensordict at ``subpath``, ``mode`` is unknown, ``out`` is not a
                 tensordict, or ``device`` differs from that of ``out``.
             SpecMismatchError: ``out`` is of another kind (a tensorclass, a lazy stack). Nothing was written to it.
             NotSupportedError: With ``mode="r+"``: this client may not write to the server's memory.
@@ -98,7 +98,9 @@ class LoadingClient(TensorDictClient):
         if allow_pickle is not None and not isinstance(allow_pickle, bool):
             raise InvalidRequestError(argument="allow_pickle", reason=f"{allow_pickle!r} is neither a bool nor None")
         if out is not None and not is_tensor_collection(out):
-            raise InvalidRequestError(argument="out", reason=f"an object of {type(out).__qualname__} is no tensordict")
+            raise InvalidRequestError(
+                argument="out", reason=f"an object of {type(out).__qualname__} is not a tensordict"
+            )
         wanted = device if out is None else device_of(out, device)
         deadline = self.deadline(timeout_s)
         fake = fake_mode()
@@ -173,7 +175,7 @@ class LoadingClient(TensorDictClient):
             return td.memmap_refresh_()
         name = self._shows.name_of(td)
         if name is None:
-            state = "the tensordict is none that this client's memmap_() has returned (load_memmap_() takes a name)"
+            state = "the tensordict was not returned by memmap_() of this client (load_memmap_() takes a name)"
             raise WrongStateError(state=state, event="memmap_refresh_()")
         return self.load_memmap_(td, name, allow_pickle=allow_pickle, timeout_s=timeout_s)
 

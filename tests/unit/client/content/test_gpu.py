@@ -28,7 +28,7 @@ def test_named_gpu_when_none_is_named_then_none() -> None:
 
 @pytest.mark.parametrize("transport", ["auto", "nccl"])
 def test_named_gpu_when_it_is_none_then_refused(transport: str) -> None:
-    with pytest.raises(InvalidRequestError, match="'cpu' is no CUDA device"):
+    with pytest.raises(InvalidRequestError, match="'cpu' is not a CUDA device"):
         named_gpu("cpu", transport=transport)
 
 

@@ -164,7 +164,7 @@ def test_batches_when_of_a_class_or_of_rows_that_differ_then_these(client: tdser
     frames = Frame(pixels=torch.rand(6, 2), label="x", batch_size=[6])  # type: ignore[call-arg]
     for batch in client.memmap(frames, name).batches(4, sampler=SHUFFLED):
         assert type(batch) is Frame
-    with pytest.raises(tdserve.InvalidRequestError, match="Frame takes no more keys"):
+    with pytest.raises(tdserve.InvalidRequestError, match="Frame accepts no further keys"):
         next(client[name].batches(4, with_index=True))
     ragged = LazyStackedTensorDict(*[TensorDict({"a": torch.arange(i)}, []) for i in range(1, 5)])
     batches = list(client.memmap(ragged, f"{name}-2").batches(2, pad=0))

@@ -55,5 +55,5 @@ def test_map_when_the_client_is_not_local_then_refused_with_the_reason(
     remote_client: tdserve.Client, name: str
 ) -> None:
     remote_client.init_remote(TD, name)
-    with pytest.raises(NotSupportedError, match="told to use gloo"):
+    with pytest.raises(NotSupportedError, match="set to use gloo"):
         mapped(remote_client, name)

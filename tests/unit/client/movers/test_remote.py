@@ -40,5 +40,5 @@ def test_permit_when_content_takes_the_network_then_the_server_is_wrong(
 def test_mover_when_content_takes_the_network_then_nothing_is_mapped(mover: ClientMover) -> None:
     assert mover.transport == "gloo"
     assert mover.find_known("x", SPEC) is None
-    with pytest.raises(NotSupportedError, match="was told to use gloo"):
+    with pytest.raises(NotSupportedError, match="was set to use gloo"):
         mover.check_maps("mapping store 'x'", writable=False)

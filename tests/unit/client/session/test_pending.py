@@ -154,7 +154,7 @@ def test_grant_when_the_caller_gave_up_before_then_nothing_is_written() -> None:
     pending.withdraw()
     pending.withdraw()
     assert pending.is_write  # a grant that comes now is still answered
-    with pytest.raises(TransferAbortedError, match="nobody waits"):
+    with pytest.raises(TransferAbortedError, match="stopped waiting"):
         pending.grant(control_pb2.Accepted())
     assert seen == []
 

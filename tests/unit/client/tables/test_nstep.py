@@ -243,8 +243,8 @@ def test_nstep_when_numbers_are_out_of_range_then_error(arguments: Any) -> None:
         (NStep(2, 0.9, reward_key="payoff"), {}, "payoff"),
         (NStep(2, 0.9, done_key=("next", "done")), {}, "('next', 'done')"),
         (NStep(2, 0.9, next_key="after"), {}, "after"),
-        (NStep(2, 0.9, next_key=()), {}, "no key"),
-        (NStep(2, 0.9, reward_key=("a", 1)), {}, "no key"),  # type: ignore[arg-type]
+        (NStep(2, 0.9, next_key=()), {}, "not a key"),
+        (NStep(2, 0.9, reward_key=("a", 1)), {}, "not a key"),  # type: ignore[arg-type]
     ],
 )
 def test_window_when_rows_lack_what_it_needs_then_error_says_which_argument_helps(

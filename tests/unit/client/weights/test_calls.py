@@ -67,7 +67,7 @@ def test_versions_when_there_are_no_weights_then_error(client: tdserve.Client, n
     with pytest.raises(DeadlineExceededError):
         client.versions(name, timeout_s=0.01)
     client.init_remote(weights(1), name)
-    with pytest.raises(WrongStateError, match="no weights"):
+    with pytest.raises(WrongStateError, match="not hold weights"):
         client.versions(name)
     with pytest.raises(WrongStateError):
         client.version(name, 1)

@@ -68,7 +68,7 @@ def test_load_when_under_a_fake_mode_then_fake_and_no_tensor_travels(client: tds
 
 @pytest.mark.parametrize("out", [5, {"big": torch.zeros(1)}, torch.zeros(2)], ids=["int", "dict", "tensor"])
 def test_load_when_out_is_no_tensordict_then_refused(client: tdserve.Client, stored: str, out: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=r"out.*no tensordict"):
+    with pytest.raises(InvalidRequestError, match=r"out.*not a tensordict"):
         client.load_memmap(stored, out=out)
 
 
