@@ -33,6 +33,7 @@ pytestmark = pytest.mark.integration
 ROW_ITEMS = 4096
 
 CAPACITY = 20_000
+ANSWERS_CAPACITY = 100
 
 MAX_LOST_WRITES = 4
 """Whose rows were granted when a server was killed, and one whose rows are half overwritten."""
@@ -210,7 +211,7 @@ class HandMade:
     def extend(self, name: str, number: int, *, request: int) -> bytes:
         """One row, inside the request; the row numbers it got, as they were sent."""
         captured = capture(rows(number, 1))
-        fingerprint = capture(rows(number, 1)[0]).spec.fingerprint
+        fingerprint = capture(rows(number, 1)[0]).spec.prepend((ANSWERS_CAPACITY,)).fingerprint
         content = content_of(captured, fingerprint=fingerprint)
         asked = control_pb2.ExtendRequest(store=name, num_rows=1, content=content, timeout_s=10.0)
         return self.session.send(request, extend=asked).wait(20.0, "extend").done.indices
@@ -226,7 +227,7 @@ class HandMade:
 def test_request_when_it_is_repeated_after_a_lost_answer_then_it_is_answered_and_not_repeated(
     crashing: Crashing, client: tdserve.Client
 ) -> None:
-    replay = client.create_replay("answers", like=rows(0, 1)[0], capacity=100)
+    replay = client.create_replay("answers", like=rows(0, 1)[0], capacity=ANSWERS_CAPACITY)
     client_id = new_client_id()
     with HandMade(crashing.server.address, client_id) as first:
         answer = first.extend("answers", 1, request=5)

@@ -32,6 +32,9 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 ROW = TensorDict({"x": torch.zeros(4096)}, [])
 BATCH = ROW.expand(64).clone()
+CAPACITY = 1000
+STORED_FINGERPRINT = capture(ROW).spec.prepend((CAPACITY,)).fingerprint
+"""Of the table of such rows."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
 def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
     """A client that means well."""
     with server.client(transport="gloo", timeout_s=30.0) as connected:
-        connected.create_replay("replay", like=ROW, capacity=1000).extend(BATCH)
+        connected.create_replay("replay", like=ROW, capacity=CAPACITY).extend(BATCH)
         connected.init_remote(BATCH, "store")
         yield connected
 
@@ -101,8 +104,7 @@ def attacker(server: tdserve.Server, client: tdserve.Client) -> Iterator[Attacke
 
 def content(batch: Any = BATCH, *, inline: bool = False) -> control_pb2.Content:
     """An honest content of an extend."""
-    fingerprint = capture(ROW).spec.fingerprint
-    return content_of(capture(batch), fingerprint=fingerprint, is_inline=inline)
+    return content_of(capture(batch), fingerprint=STORED_FINGERPRINT, is_inline=inline)
 
 
 def extend(**changes: Any) -> control_pb2.ExtendRequest:
@@ -218,7 +220,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "values that are none": {
         "extend": extend(
             content=control_pb2.Content(
-                fingerprint=capture(ROW).spec.fingerprint, inline=content(inline=True).inline, values=b"\xff\xff"
+                fingerprint=STORED_FINGERPRINT, inline=content(inline=True).inline, values=b"\xff\xff"
             )
         )
     },
@@ -259,7 +261,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
         "publish": control_pb2.PublishRequest(
             store="a/b",
             spec=codec.encode(capture(ROW).spec),
-            content=control_pb2.Content(fingerprint=capture(ROW).spec.fingerprint, inline=b""),
+            content=control_pb2.Content(fingerprint=STORED_FINGERPRINT, inline=b""),
         )
     },
     "publish that keeps too few": {
@@ -267,7 +269,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
             store="keep",
             spec=codec.encode(capture(ROW).spec),
             keep=2**32 - 1,
-            content=control_pb2.Content(fingerprint=capture(ROW).spec.fingerprint, inline=b"short"),
+            content=control_pb2.Content(fingerprint=STORED_FINGERPRINT, inline=b"short"),
         )
     },
     "create by content": {"write": control_pb2.WriteRequest(store="never made", creates=True, content=content())},

@@ -157,7 +157,7 @@ def test_request_when_it_contradicts_the_store_then_fails_and_changes_nothing(
 def test_extend_request_when_it_contradicts_the_ring_then_fails_and_changes_nothing(
     wire: ControlConnection, replay: Any
 ) -> None:
-    fingerprint = replay.spec.fingerprint
+    fingerprint = replay.spec.prepend((replay.capacity,)).fingerprint
     for num_rows, inline, values in [
         (0, b"", b""),
         (2, b"short", b""),

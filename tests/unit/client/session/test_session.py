@@ -231,7 +231,7 @@ def test_local_write_when_its_caller_gave_up_before_it_was_let_then_the_rows_are
 ) -> None:
     queue = local_client.create_queue(name, ROWS[0], 4)
     queue.extend(ROWS)  # full: what follows is let when there is room again
-    content = control_pb2.Content(fingerprint=capture(ROWS[0]).spec.fingerprint)
+    content = control_pb2.Content(fingerprint=capture(ROWS[0]).spec.prepend((4,)).fingerprint)
     asked = control_pb2.ExtendRequest(store=name, num_rows=4, content=content, timeout_s=10.0)
     given_up = local_session.send(4_000, extend=asked, place=lambda accepted: control_pb2.Written())
     given_up.withdraw()
@@ -270,7 +270,7 @@ def test_local_write_when_it_cannot_be_done_then_the_caller_is_told_why_and_the_
         raise CapacityError(what="a disk", asked=2, free=1)
 
     table = local_client.create_replay(name, ROWS[0], 4)
-    content = control_pb2.Content(fingerprint=capture(ROWS[0]).spec.fingerprint)
+    content = control_pb2.Content(fingerprint=capture(ROWS[0]).spec.prepend((4,)).fingerprint)
     asked = control_pb2.ExtendRequest(store=name, num_rows=4, content=content, timeout_s=10.0)
     with pytest.raises(CapacityError, match="a disk"):
         local_session.send(4_000, extend=asked, place=full).wait(10.0, "an extend")
@@ -284,7 +284,7 @@ def test_local_write_when_it_fails_by_a_fault_of_ours_then_the_session_ends_and_
         raise ZeroDivisionError
 
     table = local_client.create_replay(name, ROWS[0], 4)
-    content = control_pb2.Content(fingerprint=capture(ROWS[0]).spec.fingerprint)
+    content = control_pb2.Content(fingerprint=capture(ROWS[0]).spec.prepend((4,)).fingerprint)
     asked = control_pb2.ExtendRequest(store=name, num_rows=4, content=content, timeout_s=10.0)
     pending = local_session.send(4_000, extend=asked, place=broken)
     with pytest.raises(LocalProtocolError, match="see the log"):
