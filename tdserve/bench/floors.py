@@ -33,35 +33,39 @@ FIRST_NUM_OPS = 4
 """The first round of a floor only finds out how long one operation takes."""
 
 
-def gloo_floor(link: FloorLink, pacing: Pacing, *, out: int = 0, back: int = 0, message_nbytes: int = WHOLE) -> Task:
-    """Returns rounds of one exchange over the raw link. Each fills the round by the speed of the last one.
+def gloo_floor(link: FloorLink, *, out: int = 0, back: int = 0, message_nbytes: int = WHOLE) -> Task:
+    """Returns exchanges over the raw link.
+
+    Both ends agree on their number before a round, so each round is as long as the speed of the last one tells.
 
     Args:
         link: To the other process.
-        pacing: The length of a round. Both ends agree on the number of operations before the first one.
         out: Bytes to the other process in each operation.
         back: Bytes back from it. Where ``out`` or ``back`` is 0, the operations are a stream.
         message_nbytes: Size of the largest message.
     """
-    num_ops = max(FIRST_NUM_OPS, pacing.min_ops)
+    ops_per_s: float | None = None
 
-    def run_round() -> Round:
-        nonlocal num_ops
+    def run_round(pacing: Pacing) -> Round:
+        nonlocal ops_per_s
+        num_ops = max(FIRST_NUM_OPS, pacing.min_ops)
+        if ops_per_s is not None:
+            num_ops = min(max(int(pacing.round_s * ops_per_s), pacing.min_ops), pacing.max_ops)
         done = link.exchange(out, back, num_ops=num_ops, message_nbytes=message_nbytes)
-        num_ops = min(max(int(pacing.round_s * done.ops_per_s), pacing.min_ops), pacing.max_ops)
+        ops_per_s = done.ops_per_s
         return done
 
     return Task(run_round)
 
 
-def _local(operation: Callable[[], object], pacing: Pacing) -> Task:
+def _local(operation: Callable[[], object]) -> Task:
     """Returns a floor that torch works at in this process, with one thread.
 
     Two threads are hardly faster on memory (17.4 against 16.6 GB/s, measured). Where another process wants a core, each
     of their copies waits for a time slice: 50 ms for what otherwise takes 0.1 ms (measured).
     """
 
-    def run_round() -> Round:
+    def run_round(pacing: Pacing) -> Round:
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -72,24 +76,24 @@ def _local(operation: Callable[[], object], pacing: Pacing) -> Task:
     return Task(run_round)
 
 
-def memcpy_touched(nbytes: int, pacing: Pacing) -> Task:
+def memcpy_touched(nbytes: int) -> Task:
     """Returns copies into memory whose pages exist."""
     source = torch.ones(nbytes, dtype=torch.uint8)
     target = torch.zeros(nbytes, dtype=torch.uint8)
-    return _local(lambda: target.copy_(source), pacing)
+    return _local(lambda: target.copy_(source))
 
 
-def memcpy_fresh(nbytes: int, pacing: Pacing) -> Task:
+def memcpy_fresh(nbytes: int) -> Task:
     """Returns copies into memory that the kernel still has to find and clear, as for every call without ``out=``."""
     source = torch.ones(nbytes, dtype=torch.uint8)
 
     def put() -> None:
         torch.empty(nbytes, dtype=torch.uint8).copy_(source)
 
-    return _local(put, pacing)
+    return _local(put)
 
 
-def memcpy_ring(nbytes: int, *, source_nbytes: int, ring_nbytes: int, pacing: Pacing) -> Task:
+def memcpy_ring(nbytes: int, *, source_nbytes: int, ring_nbytes: int) -> Task:
     """Returns copies of ``nbytes`` bytes, each from the next place of a source to the next place of a ring.
 
     The pages of the ring exist. Copies between the same few megabytes would run in the processor's caches, which no
@@ -104,7 +108,7 @@ def memcpy_ring(nbytes: int, *, source_nbytes: int, ring_nbytes: int, pacing: Pa
         start, place = next(sources), next(places)
         ring[place : place + nbytes].copy_(source[start : start + nbytes])
 
-    return _local(put, pacing)
+    return _local(put)
 
 
 class MappedRows:
@@ -117,15 +121,15 @@ class MappedRows:
         self._num_rows = num_rows
         self._generator = torch.Generator().manual_seed(0)
 
-    def gather(self, num_rows: int, pacing: Pacing) -> Task:
+    def gather(self, num_rows: int) -> Task:
         """Returns reads of random rows as users do them, ``rows[index]``: torch copies element by element."""
 
         def draw() -> None:
             _ = self._rows[self._draw(num_rows)]
 
-        return _local(draw, pacing)
+        return _local(draw)
 
-    def select(self, num_rows: int, pacing: Pacing) -> Task:
+    def select(self, num_rows: int) -> Task:
         """Returns reads of random rows into new tensors, by ``index_select`` for each leaf: it copies row by row."""
         leaves = [leaf for leaf, _ in self._leaves(0)]
 
@@ -133,9 +137,9 @@ class MappedRows:
             index = self._draw(num_rows)
             _ = [torch.index_select(leaf, 0, index) for leaf in leaves]
 
-        return _local(draw, pacing)
+        return _local(draw)
 
-    def select_into(self, num_rows: int, pacing: Pacing) -> Task:
+    def select_into(self, num_rows: int) -> Task:
         """Returns the same reads, but into the same tensors each time, whose pages exist."""
         leaves = self._leaves(num_rows)
 
@@ -144,9 +148,9 @@ class MappedRows:
             for leaf, out in leaves:
                 torch.index_select(leaf, 0, index, out=out)
 
-        return _local(draw, pacing)
+        return _local(draw)
 
-    def write(self, batches: Callable[[], TensorDictBase], pacing: Pacing) -> Task:
+    def write(self, batches: Callable[[], TensorDictBase]) -> Task:
         """Returns writes of batches, one behind the other, around the ring."""
         cursor = 0
 
@@ -158,7 +162,7 @@ class MappedRows:
             self._rows[cursor : cursor + len(batch)] = batch
             cursor += len(batch)
 
-        return _local(put, pacing)
+        return _local(put)
 
     def _draw(self, num_rows: int) -> torch.Tensor:
         return torch.randint(self._num_rows, (num_rows,), generator=self._generator)

@@ -106,15 +106,15 @@ def _check(options: BenchOptions) -> None:
 
 def _floors(stage: Stage) -> Iterator[Figure]:
     """Measures the machine by itself. The workloads measure their own floors again, beside what they judge."""
-    nbytes, pacing = stage.sizes.memcpy_nbytes, stage.pacing
+    nbytes = stage.sizes.memcpy_nbytes
     tasks = {
-        "memcpy into touched pages": (Scale("GB/s", gigabytes(nbytes)), memcpy_touched(nbytes, pacing)),
-        "memcpy into fresh pages": (Scale("GB/s", gigabytes(nbytes)), memcpy_fresh(nbytes, pacing)),
+        "memcpy into touched pages": (Scale("GB/s", gigabytes(nbytes)), memcpy_touched(nbytes)),
+        "memcpy into fresh pages": (Scale("GB/s", gigabytes(nbytes)), memcpy_fresh(nbytes)),
     }
     for size in (1,) if stage.options.quick else (64, 1):
         stream = (Scale("GB/s", gigabytes(size * MIB)), stage.gloo(back=size * MIB))
         tasks[f"gloo stream, {size} MiB messages"] = stream
     tasks["gloo round trip"] = (Scale("us"), stage.gloo(out=REQUEST_NBYTES, back=REQUEST_NBYTES))
-    measured = alternate({name: task for name, (_, task) in tasks.items()}, stage.num_rounds)
+    measured = alternate({name: task for name, (_, task) in tasks.items()}, stage.num_rounds, stage.pacing)
     for name, series in measured.items():
         yield stage.judge("floors", name, tasks[name][0], series)

@@ -53,11 +53,11 @@ class Task:
     """One thing to measure: a floor or a subject.
 
     Attributes:
-        run_round: Does one round.
+        run_round: Does one round of the given length.
         check: Verifies what the last operation of a round returned. It is not timed.
     """
 
-    run_round: Callable[[], Round]
+    run_round: Callable[[Pacing], Round]
     check: Callable[[Any], None] | None = None
 
 
@@ -122,17 +122,16 @@ def timed_round(
 
 def timed(
     operation: Callable[[], object],
-    pacing: Pacing,
     check: Callable[[Any], None] | None = None,
     *,
     before: Callable[[], object] | None = None,
     finish: Callable[[], object] | None = None,
 ) -> Task:
     """Returns the task whose rounds are ``timed_round`` of the same arguments."""
-    return Task(lambda: timed_round(operation, pacing, before=before, finish=finish), check)
+    return Task(lambda pacing: timed_round(operation, pacing, before=before, finish=finish), check)
 
 
-def alternate(tasks: Mapping[str, Task], num_rounds: int) -> dict[str, Series]:
+def alternate(tasks: Mapping[str, Task], num_rounds: int, pacing: Pacing) -> dict[str, Series]:
     """Runs the tasks in turn, ``num_rounds`` times, after one warm-up turn that is thrown away.
 
     What else the machine does slows floors and subjects alike, so the ratio of two neighbouring rounds stays the same.
@@ -140,7 +139,7 @@ def alternate(tasks: Mapping[str, Task], num_rounds: int) -> dict[str, Series]:
     rounds: dict[str, list[Round]] = {name: [] for name in tasks}
     for turn in range(num_rounds + 1):
         for name, task in tasks.items():
-            done = task.run_round()
+            done = task.run_round(pacing)
             if task.check is not None:
                 task.check(done.last)
             if turn > 0:

@@ -58,12 +58,12 @@ class Stage:
 
     @property
     def pacing(self) -> Pacing:
-        """The length of a round."""
+        """The usual length of a round."""
         return Pacing(self.sizes.round_s)
 
-    def gloo(self, *, out: int = 0, back: int = 0, message_nbytes: int = WHOLE, pacing: Pacing | None = None) -> Task:
+    def gloo(self, *, out: int = 0, back: int = 0, message_nbytes: int = WHOLE) -> Task:
         """Returns a floor over the raw link; see ``gloo_floor``."""
-        return gloo_floor(self.link, pacing or self.pacing, out=out, back=back, message_nbytes=message_nbytes)
+        return gloo_floor(self.link, out=out, back=back, message_nbytes=message_nbytes)
 
     def measure(
         self,
@@ -73,11 +73,12 @@ class Stage:
         subject: Task,
         floors: Mapping[str, Task] | None = None,
         *,
+        pacing: Pacing | None = None,
         max_rounds: int | None = None,
     ) -> Figure:
         """Runs a subject and its floors in turn and returns their figure."""
         num_rounds = self.num_rounds if max_rounds is None else min(self.num_rounds, max_rounds)
-        series = alternate({**(floors or {}), SUBJECT: subject}, num_rounds)
+        series = alternate({**(floors or {}), SUBJECT: subject}, num_rounds, pacing or self.pacing)
         return self.judge(workload, name, scale, series.pop(SUBJECT), series)
 
     def judge(

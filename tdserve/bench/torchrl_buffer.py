@@ -60,10 +60,10 @@ class TorchRLBuffer(Child):
         """
         return int(self.hear()["num_rows"])
 
-    def sample(self, num_rows: int, pacing: Pacing) -> Task:
+    def sample(self, num_rows: int) -> Task:
         """Returns a task that takes one sample after the other, with as many threads as torch takes by itself."""
 
-        def run_round() -> Round:
+        def run_round(pacing: Pacing) -> Round:
             answer = self.ask({"num_rows": num_rows, "pacing": astuple(pacing)})
             return Round(tuple(answer["op_s"]), answer["elapsed_s"])
 

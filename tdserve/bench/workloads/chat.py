@@ -162,7 +162,7 @@ def _measure_histories(stage: Stage, histories: list[History], pacing: Pacing) -
         written, read = {"gloo stream": stage.gloo(out=nbytes)}, {"gloo stream": stage.gloo(back=nbytes)}
     else:
         ring = nbytes * len(batches)
-        written = read = {MEMCPY: memcpy_ring(nbytes, source_nbytes=ring, ring_nbytes=ring, pacing=pacing)}
+        written = read = {MEMCPY: memcpy_ring(nbytes, source_nbytes=ring, ring_nbytes=ring)}
     capacity = stage.sizes.num_histories
     filling = islice(cycle(batches), capacity // BATCH_ROWS)
     with stage.open_replay(STORE, histories[0].row(), capacity, filling, ragged=list(RAGGED_KEYS)) as replay:
@@ -174,14 +174,14 @@ def _measure_histories(stage: Stage, histories: list[History], pacing: Pacing) -
             if prompts != expected:
                 raise CorruptDataError(path="chat histories read back", expected=expected[0], actual=str(prompts[0]))
 
-        extends = pipelined_extends(replay, cycle(batches).__next__, NUM_EXTENDS_UNDER_WAY, pacing, check_written)
-        sampled = (replay, BATCH_ROWS, pacing, check)
+        extends = pipelined_extends(replay, cycle(batches).__next__, NUM_EXTENDS_UNDER_WAY, check_written)
+        sampled = (replay, BATCH_ROWS, check)
         for what, subject, floors in (
             (f"extend {BATCH_ROWS} histories, {NUM_EXTENDS_UNDER_WAY} under way", extends, written),
             (f"sample {BATCH_ROWS} histories, one by one", single_samples(*sampled), read),
             (f"sample {BATCH_ROWS} histories, {NUM_BATCHES_UNDER_WAY} under way", pipelined_samples(*sampled), read),
         ):
-            yield stage.measure(STORE, what, Scale("rows/s", BATCH_ROWS), subject, floors)
+            yield stage.measure(STORE, what, Scale("rows/s", BATCH_ROWS), subject, floors, pacing=pacing)
 
 
 def _read_dialogues(stage: Stage, dialogues: Sequence[Dialogue], pacing: Pacing) -> Figure:
@@ -206,5 +206,5 @@ def _read_dialogues(stage: Stage, dialogues: Sequence[Dialogue], pacing: Pacing)
                     expected, actual = str(dialogues[number])[:200], str(found)[:200]
                     raise CorruptDataError(path="dialogues", expected=expected, actual=actual)
 
-        what, subject = f"read {BATCH_ROWS} by number, every value forced", timed(read, pacing, check)
-        return stage.measure(STORE, what, Scale("rows/s", BATCH_ROWS), subject)
+        what, subject = f"read {BATCH_ROWS} by number, every value forced", timed(read, check)
+        return stage.measure(STORE, what, Scale("rows/s", BATCH_ROWS), subject, pacing=pacing)

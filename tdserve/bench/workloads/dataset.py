@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from tdserve.bench.content import check_rows, pixels, row_nbytes, transitions
 from tdserve.bench.figures import Figure, Scale, gigabytes
 from tdserve.bench.floors import SAMPLE
-from tdserve.bench.measure import Round, Task, timed_round
+from tdserve.bench.measure import Pacing, Round, Task, timed_round
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.replay_rounds import Check, single_samples
 from tdserve.client.handles.handle import StoreHandle
@@ -50,25 +50,25 @@ def _measure(
     filling = islice(cycle(pool.split(BATCH_ROWS)), len(store) // BATCH_ROWS)
     check = partial(check_rows, pool=pool, source_key=source_key, what=f"a batch of {what}")
     with stage.open_replay(f"{name}-replay", pool[0], len(store), filling) as replay:
-        sample = single_samples(replay, BATCH_ROWS, stage.pacing, check)
+        sample = single_samples(replay, BATCH_ROWS, check)
         with closing(_Loading(store)) as loading:
-            random_rows = _reads(stage, lambda: store[torch.randint(len(store), (BATCH_ROWS,))], check)
-            subject = _reads(stage, lambda: next(loading.batches), check, num_waiting=NUM_WORKERS * PREFETCH)
+            random_rows = _reads(lambda: store[torch.randint(len(store), (BATCH_ROWS,))], check)
+            subject = _reads(lambda: next(loading.batches), check, num_waiting=NUM_WORKERS * PREFETCH)
             floors = {SAMPLE: sample, "store[rows]": random_rows}
             yield stage.measure("dataset", f"{what}: DataLoader, {NUM_WORKERS} workers", scale, subject, floors)
         epochs = _read_epochs(store)
-        subject = _reads(stage, lambda: next(epochs), check, num_waiting=PREFETCH)
+        subject = _reads(lambda: next(epochs), check, num_waiting=PREFETCH)
         yield stage.measure("dataset", f"{what}: store.batches", scale, subject, {SAMPLE: sample})
     stage.client.delete(name)
 
 
-def _reads(stage: Stage, next_batch: Callable[[], TensorDict], check: Check, *, num_waiting: int = 0) -> Task:
+def _reads(next_batch: Callable[[], TensorDict], check: Check, *, num_waiting: int = 0) -> Task:
     """Returns a task that reads batch after batch. Those that were ready before the clock starts do not count."""
 
-    def run_round() -> Round:
+    def run_round(pacing: Pacing) -> Round:
         for _ in range(num_waiting):
             next_batch()
-        return timed_round(next_batch, stage.pacing)
+        return timed_round(next_batch, pacing)
 
     return Task(run_round, check)
 

@@ -26,19 +26,17 @@ CheckWritten = Callable[[torch.Tensor, TensorDictBase], None]
 """Raises CorruptDataError unless the rows with these numbers are those of the batch."""
 
 
-def single_extends(replay: ReplayHandle, next_batch: Batches, pacing: Pacing, check: CheckWritten) -> Task:
+def single_extends(replay: ReplayHandle, next_batch: Batches, check: CheckWritten) -> Task:
     """Returns extends each of which waits for its acknowledgement."""
 
     def put() -> tuple[torch.Tensor, TensorDictBase]:
         batch = next_batch()
         return replay.extend(batch), batch
 
-    return timed(put, pacing, lambda last: check(*last))
+    return timed(put, lambda last: check(*last))
 
 
-def pipelined_extends(
-    replay: ReplayHandle, next_batch: Batches, window: int, pacing: Pacing, check: CheckWritten
-) -> Task:
+def pipelined_extends(replay: ReplayHandle, next_batch: Batches, window: int, check: CheckWritten) -> Task:
     """Returns extends of which ``window`` are under way. The round ends when all are acknowledged."""
     under_way: deque[tuple[Future[torch.Tensor], TensorDictBase]] = deque()
     last: list[tuple[torch.Tensor, TensorDictBase]] = []
@@ -57,18 +55,17 @@ def pipelined_extends(
         while under_way:
             take()
 
-    return timed(put, pacing, lambda _: check(*last[0]), finish=drain)
+    return timed(put, lambda _: check(*last[0]), finish=drain)
 
 
-def single_samples(replay: ReplayHandle, num_rows: int, pacing: Pacing, check: Check) -> Task:
+def single_samples(replay: ReplayHandle, num_rows: int, check: Check) -> Task:
     """Returns samples each of which is asked for when the one before is there."""
-    return timed(lambda: replay.sample(num_rows), pacing, check)
+    return timed(lambda: replay.sample(num_rows), check)
 
 
 def pipelined_samples(
     replay: ReplayHandle,
     num_rows: int,
-    pacing: Pacing,
     check: Check,
     *,
     after_each: Callable[[TensorDictBase], object] | None = None,
@@ -78,12 +75,11 @@ def pipelined_samples(
     Args:
         replay: The store.
         num_rows: Rows of a sample.
-        pacing: The length of a round.
         check: Gets the last sample of a round.
         after_each: Called with every sample, and timed with it.
     """
 
-    def run_round() -> Round:
+    def run_round(pacing: Pacing) -> Round:
         with closing(replay.batches(num_rows, prefetch=NUM_BATCHES_UNDER_WAY)) as batches:
             for _ in range(NUM_BATCHES_UNDER_WAY + 1):
                 next(batches)

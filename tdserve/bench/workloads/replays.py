@@ -31,7 +31,7 @@ from tdserve.bench.floors import (
     MappedRows,
     memcpy_ring,
 )
-from tdserve.bench.measure import Round, Task, timed, timed_round
+from tdserve.bench.measure import Pacing, Round, Task, timed, timed_round
 from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import ContentName, TorchRLBuffer, has_torchrl
 from tdserve.bench.workloads.replay_rounds import (
@@ -111,7 +111,7 @@ def measure_prioritized(stage: Stage) -> Iterator[Figure]:
         for batch in prioritized.replay.batches(SAMPLE_ROWS, prefetch=1):
             update(batch)  # so that the priorities differ
             break
-        drawn, plain = ((rows.replay, SAMPLE_ROWS, stage.pacing, rows.check_sampled) for rows in (prioritized, uniform))
+        drawn, plain = ((rows.replay, SAMPLE_ROWS, rows.check_sampled) for rows in (prioritized, uniform))
         floors = {"uniform": single_samples(*plain)}
         yield stage.measure(name, f"sample {SAMPLE_ROWS}, one by one", Scale("us"), single_samples(*drawn), floors)
         what, scale = f"sample {SAMPLE_ROWS}, {NUM_BATCHES_UNDER_WAY} under way", Scale("rows/s", SAMPLE_ROWS)
@@ -119,7 +119,7 @@ def measure_prioritized(stage: Stage) -> Iterator[Figure]:
         yield stage.measure(name, what, scale, pipelined_samples(*drawn), floors)
         yield stage.measure(name, f"{what}, and update", scale, pipelined_samples(*drawn, after_each=update), floors)
         batch = prioritized.replay.sample(SAMPLE_ROWS)
-        subject = timed(lambda: update(batch), stage.pacing)
+        subject = timed(lambda: update(batch))
         yield stage.measure(name, f"update {SAMPLE_ROWS} priorities", Scale("us"), subject)
 
 
@@ -158,13 +158,13 @@ class Rows:
 
     def write_one_by_one(self, num_rows: int, scale: Scale) -> Figure:
         """Measures extends each of which waits for its acknowledgement."""
-        subject = single_extends(self.replay, self.batches(num_rows), self.stage.pacing, self._check_written)
+        subject = single_extends(self.replay, self.batches(num_rows), self._check_written)
         floors = self.write_floors(num_rows, is_acknowledged=True)
         return self._measure(f"extend {num_rows}, one by one", scale, subject, floors)
 
     def write_pipelined(self, num_rows: int, scale: Scale, *, window: int = NUM_EXTENDS_UNDER_WAY) -> Figure:
         """Measures extends of which ``window`` are under way."""
-        subject = pipelined_extends(self.replay, self.batches(num_rows), window, self.stage.pacing, self._check_written)
+        subject = pipelined_extends(self.replay, self.batches(num_rows), window, self._check_written)
         floors = self.write_floors(num_rows, is_acknowledged=False)
         return self._measure(f"extend {num_rows}, {window} under way", scale, subject, floors)
 
@@ -172,9 +172,9 @@ class Rows:
         """Measures single rows through a writer. The round ends when all are acknowledged."""
         next_row = cycle([self.pool[number] for number in range(APPENDED_ROWS)]).__next__
 
-        def run_round() -> Round:
+        def run_round(pacing: Pacing) -> Round:
             with self.replay.writer(batch=batch) as writer:
-                return timed_round(lambda: writer.append(next_row()), self.stage.pacing, finish=writer.flush)
+                return timed_round(lambda: writer.append(next_row()), pacing, finish=writer.flush)
 
         return self._measure(f"append through writer({batch})", Scale("rows/s"), Task(run_round), {})
 
@@ -191,31 +191,31 @@ class Rows:
         stage, nbytes = self.stage, self.nbytes(num_rows)
         if stage.wire == "shm":
             whole, ring = total_nbytes(self.pool), self.nbytes(self.capacity)
-            first = {MEMCPY: memcpy_ring(nbytes, source_nbytes=whole, ring_nbytes=ring, pacing=stage.pacing)}
+            first = {MEMCPY: memcpy_ring(nbytes, source_nbytes=whole, ring_nbytes=ring)}
         elif is_acknowledged:
             first = {"gloo, acknowledged": stage.gloo(out=nbytes, back=REQUEST_NBYTES)}
         else:
             first = {"gloo stream": stage.gloo(out=nbytes)}
-        return {**first, LOCAL_WRITE: self.mapped.write(self.batches(num_rows), stage.pacing)}
+        return {**first, LOCAL_WRITE: self.mapped.write(self.batches(num_rows))}
 
     def read_floors(self, num_rows: int, samples: Callable[..., Task]) -> dict[str, Task]:
         """Returns the floors of one of the two ways to sample."""
-        stage, mapped, pacing, nbytes = self.stage, self.mapped, self.stage.pacing, self.nbytes(num_rows)
+        stage, mapped = self.stage, self.mapped
         if stage.wire == "shm":
             gloo_replay = stage.gloo_client.replay(self.workload)
             return {
-                LOCAL_GATHER: mapped.select(num_rows, pacing),
-                LOCAL_GATHER_TOUCHED: mapped.select_into(num_rows, pacing),
-                LOCAL_INDEXING: mapped.gather(num_rows, pacing),
-                **({} if self.torchrl is None else {TORCHRL: self.torchrl.sample(num_rows, pacing)}),
-                OVER_GLOO: samples(gloo_replay, num_rows, pacing, self.check_sampled),
+                LOCAL_GATHER: mapped.select(num_rows),
+                LOCAL_GATHER_TOUCHED: mapped.select_into(num_rows),
+                LOCAL_INDEXING: mapped.gather(num_rows),
+                **({} if self.torchrl is None else {TORCHRL: self.torchrl.sample(num_rows)}),
+                OVER_GLOO: samples(gloo_replay, num_rows, self.check_sampled),
             }
         is_single = samples is single_samples
         name, request = ("gloo, asked for", REQUEST_NBYTES) if is_single else ("gloo stream", 0)
-        return {name: stage.gloo(out=request, back=nbytes), "local memmap": mapped.gather(num_rows, pacing)}
+        return {name: stage.gloo(out=request, back=self.nbytes(num_rows)), "local memmap": mapped.gather(num_rows)}
 
     def _sample(self, num_rows: int, way: str, scale: Scale, samples: Callable[..., Task]) -> Figure:
-        subject = samples(self.replay, num_rows, self.stage.pacing, self.check_sampled)
+        subject = samples(self.replay, num_rows, self.check_sampled)
         return self._measure(f"sample {num_rows}, {way}", scale, subject, self.read_floors(num_rows, samples))
 
     def _measure(self, name: str, scale: Scale, subject: Task, floors: dict[str, Task]) -> Figure:

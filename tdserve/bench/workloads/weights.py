@@ -88,24 +88,24 @@ class WeightsTree:
         """Reads what was published last, and compares."""
         self.check(self.pull())
 
-    def floors(self, *, is_read: bool, is_fresh: bool = False, pacing: Pacing | None = None) -> dict[str, Task]:
+    def floors(self, *, is_read: bool, is_fresh: bool = False) -> dict[str, Task]:
         """Returns raw gloo where a wire is between, and memcpy.
 
         Fresh pages are only a floor of large payloads. Smaller ones get memory back from the heap, with its pages.
         """
-        stage, nbytes, pacing = self.stage, self.nbytes, pacing or self.stage.pacing
+        stage, nbytes = self.stage, self.nbytes
         is_large = nbytes > MESSAGE_NBYTES
         floors = {}
         if stage.wire == "gloo":
             out, back = (REQUEST_NBYTES, nbytes) if is_read else (nbytes, REQUEST_NBYTES)
-            gloo = partial(stage.gloo, out=out, back=back, pacing=pacing)
+            gloo = partial(stage.gloo, out=out, back=back)
             floors["gloo, one message"] = gloo()
             if is_large:
                 floors["gloo, 64 MiB messages"] = gloo(message_nbytes=MESSAGE_NBYTES)
         if not is_fresh:
-            floors[MEMCPY] = memcpy_touched(nbytes, pacing)
+            floors[MEMCPY] = memcpy_touched(nbytes)
         elif is_large:
-            floors["memcpy, fresh pages"] = memcpy_fresh(nbytes, pacing)
+            floors["memcpy, fresh pages"] = memcpy_fresh(nbytes)
         return floors
 
     def measure(
@@ -115,6 +115,7 @@ class WeightsTree:
         floors: Mapping[str, Task],
         *,
         scale: Scale | None = None,
+        pacing: Pacing | None = None,
         max_rounds: int | None = None,
     ) -> Figure:
         """Measures the subject, by default in gigabytes per second.
@@ -123,7 +124,7 @@ class WeightsTree:
         """
         num_tensors, nbytes = self.shape
         label, scale = f"{nbytes // MIB} MiB in {num_tensors}: {name}", scale or Scale("GB/s", gigabytes(self.nbytes))
-        figure = self.stage.measure("weights", label, scale, subject, floors, max_rounds=max_rounds)
+        figure = self.stage.measure("weights", label, scale, subject, floors, pacing=pacing, max_rounds=max_rounds)
         gloo_first = sorted(figure.floors, key=lambda floor: -floor.median if floor.name.startswith("gloo") else 0.0)
         return replace(figure, floors=tuple(gloo_first))
 
@@ -137,20 +138,20 @@ def measure_weights(stage: Stage) -> Iterator[Figure]:
             tree.change()
             for _ in range(VERSIONS_KEPT + 1):
                 tree.publish()
-            publishes = timed(tree.publish, stage.pacing, tree.check_published, before=tree.change)
+            publishes = timed(tree.publish, tree.check_published, before=tree.change)
             yield tree.measure("publish, recycled", publishes, tree.floors(is_read=False))
             yield _latest_into(tree)
-            pulls = timed(tree.pull, stage.pacing, tree.check, before=tree.renew)
+            pulls = timed(tree.pull, tree.check, before=tree.renew)
             yield tree.measure("latest()", pulls, tree.floors(is_read=True, is_fresh=True))
             if stage.wire == "shm":  # the version's own memory, nothing copied
-                maps = timed(partial(tree.pull, copy=False), stage.pacing, tree.check)
+                maps = timed(partial(tree.pull, copy=False), tree.check)
                 yield tree.measure("latest(copy=False)", maps, {}, scale=Scale("ms"))
             elif shape == stage.sizes.big_tree:
                 yield _latest_together(tree)
             yield _publish_until_seen(tree, watcher)
             stage.client.delete(tree.name)
     policy = WeightsTree(stage, POLICY_SHAPE)
-    publishes = timed(policy.publish, stage.pacing, policy.check_published, before=policy.change)
+    publishes = timed(policy.publish, policy.check_published, before=policy.change)
     floors = policy.floors(is_read=False)
     if stage.wire == "gloo":
         del floors[MEMCPY]
@@ -173,17 +174,17 @@ def _publish_first(tree: WeightsTree) -> Figure:
         tree.check(tree.pull(name))
         client.delete(name)
 
-    floors = tree.floors(is_read=False, is_fresh=True, pacing=ONCE)
-    return tree.measure("first publish", timed(put, ONCE, check), floors, max_rounds=MAX_FIRST_ROUNDS)
+    floors = tree.floors(is_read=False, is_fresh=True)
+    return tree.measure("first publish", timed(put, check), floors, pacing=ONCE, max_rounds=MAX_FIRST_ROUNDS)
 
 
 def _latest_into(tree: WeightsTree) -> Figure:
     """Measures reads into existing tensors."""
-    stage = tree.stage
+    client = tree.stage.client
 
-    def run_round() -> Round:
+    def run_round(pacing: Pacing) -> Round:
         tree.out.zero_()  # so that the check sees what this round has brought
-        return timed_round(lambda: stage.client.latest(tree.name, out=tree.out), stage.pacing, before=tree.renew)
+        return timed_round(lambda: client.latest(tree.name, out=tree.out), pacing, before=tree.renew)
 
     subject = Task(run_round, lambda _: tree.check(tree.out))
     return tree.measure("latest(out=)", subject, tree.floors(is_read=True))
@@ -193,11 +194,10 @@ def _latest_together(tree: WeightsTree) -> Figure:
     """Measures several readers of one version at once, beside as many payloads over one link."""
     stage, nbytes = tree.stage, tree.nbytes
     outs = [tree.data.clone() for _ in range(NUM_READERS)]
-    all_at_once = Pacing(0.0, min_ops=NUM_READERS, max_ops=NUM_READERS)
-    floor = stage.gloo(out=REQUEST_NBYTES, back=nbytes, pacing=all_at_once)
+    floor = stage.gloo(out=REQUEST_NBYTES, back=nbytes)
 
-    def one_link() -> Round:
-        done = floor.run_round()
+    def one_link(_: Pacing) -> Round:
+        done = floor.run_round(Pacing(0.0, min_ops=NUM_READERS, max_ops=NUM_READERS))
         return Round((done.elapsed_s,), done.elapsed_s)
 
     with ExitStack() as stack:
@@ -212,8 +212,8 @@ def _latest_together(tree: WeightsTree) -> Figure:
                 tree.check(out)
 
         name, scale = f"latest(out=), {NUM_READERS} at once", Scale("GB/s", gigabytes(NUM_READERS * nbytes))
-        subject = timed(pull, ONCE, check, before=tree.renew)
-        return tree.measure(name, subject, {"gloo, one link": Task(one_link)}, scale=scale)
+        subject = timed(pull, check, before=tree.renew)
+        return tree.measure(name, subject, {"gloo, one link": Task(one_link)}, scale=scale, pacing=ONCE)
 
 
 def _publish_until_seen(tree: WeightsTree, watcher: Watcher) -> Figure:
@@ -230,6 +230,6 @@ def _publish_until_seen(tree: WeightsTree, watcher: Watcher) -> Figure:
 
     floors = {"gloo, there and back": stage.gloo(out=nbytes, back=nbytes)}
     if stage.wire == "shm":
-        floors = {MEMCPY: memcpy_touched(nbytes, stage.pacing)}
-    subject = timed(put, stage.pacing, lambda _: watcher.check(*tree.shape, tree.number), before=before)
+        floors = {MEMCPY: memcpy_touched(nbytes)}
+    subject = timed(put, lambda _: watcher.check(*tree.shape, tree.number), before=before)
     return tree.measure("publish until seen elsewhere", subject, floors, scale=Scale("ms"))

@@ -70,13 +70,13 @@ def test_alternate_when_run_then_floors_and_subject_take_turns_and_the_first_tur
     events: list[str] = []
 
     def task(name: str) -> Task:
-        def run_round() -> Round:
+        def run_round(_: Pacing) -> Round:
             events.append(name)
             return Round((float(len(events)),), 1.0)
 
         return Task(run_round, lambda _: events.append(f"check {name}"))
 
-    found = alternate({"floor": task("floor"), "own": task("own")}, 2)
+    found = alternate({"floor": task("floor"), "own": task("own")}, 2, Pacing(0.0))
     assert events == ["floor", "check floor", "own", "check own"] * 3
     assert [each.op_s for each in found["own"].rounds] == [(7.0,), (11.0,)]
 

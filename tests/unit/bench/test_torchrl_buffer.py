@@ -19,8 +19,8 @@ pytestmark = [
 def test_buffer_when_sampled_then_times_every_sample_and_keeps_its_rows_in_the_folder(tmp_path: Path) -> None:
     with closing(TorchRLBuffer("transitions", 32, 96, tmp_path / "rows")) as buffer:
         assert buffer.wait_until_full() == 96
-        task = buffer.sample(16, Pacing(0.0, min_ops=3))
-        assert [len(task.run_round().op_s) for _ in range(2)] == [3, 3]
+        task = buffer.sample(16)
+        assert [len(task.run_round(Pacing(0.0, min_ops=3)).op_s) for _ in range(2)] == [3, 3]
         assert list((tmp_path / "rows").iterdir()) != []
 
 

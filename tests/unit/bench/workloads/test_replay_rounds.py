@@ -26,8 +26,8 @@ def test_samples_when_a_round_is_done_then_every_one_is_timed_and_the_last_is_ch
     stage: Stage, way: Callable[..., Task]
 ) -> None:
     with open_rows(stage, "sampled", content.transitions(512), source_key="reward", capacity=512) as rows:
-        task = way(rows.replay, 8, PACING, refuse)
-        done = task.run_round()
+        task = way(rows.replay, 8, refuse)
+        done = task.run_round(PACING)
         assert len(done.op_s) == 3
         assert task.check is not None
         with pytest.raises(CorruptDataError, match="found 8"):
@@ -37,5 +37,5 @@ def test_samples_when_a_round_is_done_then_every_one_is_timed_and_the_last_is_ch
 def test_samples_when_something_is_done_after_each_then_gets_every_batch(stage: Stage) -> None:
     found: list[TensorDictBase] = []
     with open_rows(stage, "sampled", content.transitions(512), source_key="reward", capacity=512) as rows:
-        pipelined_samples(rows.replay, 8, PACING, refuse, after_each=found.append).run_round()
+        pipelined_samples(rows.replay, 8, refuse, after_each=found.append).run_round(PACING)
     assert [len(batch) for batch in found] == [8, 8, 8]

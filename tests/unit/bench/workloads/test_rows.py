@@ -50,6 +50,6 @@ def test_floors_when_the_wire_is_gloo_then_it_comes_first_and_every_one_runs(sta
             rows.read_floors(8, single_samples),
             rows.read_floors(8, pipelined_samples),
         ]
-        assert all(task.run_round().op_s for tasks in found for task in tasks.values())
+        assert all(task.run_round(stage.pacing).op_s for tasks in found for task in tasks.values())
     firsts = ["gloo, acknowledged", "gloo stream", "gloo, asked for", "gloo stream"]
     assert [list(tasks) for tasks in found] == [[first, "local memmap"] for first in firsts]
