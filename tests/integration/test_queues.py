@@ -146,7 +146,7 @@ def test_ack_when_it_is_not_due_then_refused_and_nothing_changed(
     assert queue.info()["num_leased"] == 3
     queue.ack(taken[:1])
     queue.ack(taken[1:])
-    with pytest.raises(tdserve.WrongStateError):
+    with pytest.raises(tdserve.WrongStateError, match="3 of these 3 rows have left the table"):
         queue.ack(taken)
     assert take_all(queue) == [3, 4, 5, 6, 7]
 

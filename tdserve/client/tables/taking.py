@@ -118,6 +118,9 @@ class Taken:
         self._query = query
         self._timeout_s = timeout_s
 
+    def __repr__(self) -> str:
+        return f"<Taken: {len(self._rows)} rows of {self._query.name!r} on lease; use it in a with block or take .rows>"
+
     @property
     def rows(self) -> Any:
         """The tensordict. From now on the caller must acknowledge the rows or give them back."""

@@ -135,8 +135,8 @@ def publish(
 def _check_named(td: Any) -> None:
     if isinstance(td, dict):
         reason = (
-            f"a {type(td).__qualname__} does not show how its names are nested; give the module itself, publish(name, "
-            "module), which latest(into=module) takes, or TensorDict(state_dict) for keys such as '0.weight'"
+            f"{type(td).__qualname__} does not show how its names are nested; give the module itself, publish(name, "
+            "module), or TensorDict(state_dict).unflatten_keys('.'), both of which latest(into=module) takes"
         )
         raise InvalidRequestError(argument="td", reason=reason)
 

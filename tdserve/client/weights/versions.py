@@ -336,6 +336,11 @@ class ModuleDestination(Destination):
         came: Mapping[Path, Entry] = dict((*spec.tensors, *spec.values))
         mine: Mapping[Path, Entry] = dict(self._captured.spec.tensors)
         self._is_converted = False
+        flat = next((path for path in came if len(path) == 1 and path not in mine and _unflatten(path) in mine), None)
+        if flat is not None:
+            expected = f"nested keys such as {_unflatten(flat)}, as the module itself has when it is published"
+            actual = "a flat key; TensorDict(state_dict).unflatten_keys('.') nests them"
+            raise SpecMismatchError(store=self._store, key=flat[0], expected=expected, actual=actual)
         for path in sorted(came.keys() | mine.keys()):
             theirs, own = came.get(path), mine.get(path)
             if theirs != own and _is_convertible(theirs, own):
@@ -363,3 +368,7 @@ def _is_convertible(theirs: Entry | None, own: Entry | None) -> bool:
     if not isinstance(theirs, TensorLeaf) or not isinstance(own, TensorLeaf):
         return False
     return theirs.shape == own.shape and {theirs.dtype, own.dtype} <= set(FLOATING)
+
+
+def _unflatten(path: Path) -> Path:
+    return tuple(path[0].split("."))

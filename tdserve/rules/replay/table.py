@@ -427,7 +427,7 @@ class Table(TableState):
             num_held += int(np.count_nonzero(self.selectors.leases.held_by(owner, same, consumer)))
             yield 0
         if consumer == OWN and num_same < len(rows):
-            state = f"{len(rows) - num_same} of these {len(rows)} rows are others by now"
+            state = f"{len(rows) - num_same} of these {len(rows)} rows have left the table, perhaps acknowledged before"
             raise WrongStateError(state=state, event="acknowledging rows")
         if not num_same:
             raise WrongStateError(state="none of these rows is held", event="acknowledging rows")

@@ -79,6 +79,10 @@ def next_of(batches: Any) -> Any:
     return wait_for(look, "a batch")
 
 
+def test_taken_when_shown_then_says_how_to_get_the_rows(queue: tdserve.QueueHandle) -> None:
+    assert repr(queue.take(2)) == f"<Taken: 2 rows of {queue.name!r} on lease; use it in a with block or take .rows>"
+
+
 def test_taken_when_the_block_raises_then_the_rows_are_in_front_again(queue: tdserve.QueueHandle) -> None:
     with pytest.raises(KeyError), queue.take(3):
         raise KeyError

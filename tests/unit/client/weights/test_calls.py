@@ -152,6 +152,19 @@ def test_latest_when_into_a_module_then_its_parameters_are_filled_and_it_is_the_
     assert (module.weight.requires_grad, module.bias.requires_grad) == (True, False)
 
 
+def test_latest_when_a_flat_state_dict_was_published_then_error_says_how_to_nest_it(
+    client: tdserve.Client, name: str
+) -> None:
+    source, module = (torch.nn.Sequential(torch.nn.Linear(3, 2)) for _ in range(2))
+    flat = TensorDict(source.state_dict(), [])
+    client.publish(name, flat)
+    with pytest.raises(SpecMismatchError, match=r"'0\.\w+'.*\('0', '\w+'\).*unflatten_keys"):
+        client.latest(name, into=module)
+    client.publish(name, flat.unflatten_keys("."))
+    client.latest(name, into=module)
+    assert torch.equal(module.state_dict()["0.weight"], flat["0.weight"])
+
+
 def test_latest_when_the_module_does_not_fit_then_error_names_the_parameter_and_nothing_is_written(
     client: tdserve.Client, name: str
 ) -> None:
