@@ -1,4 +1,4 @@
-"""Rows that are unreadable while a write is applied to them."""
+"""The rows of a write, which are unreadable while it is applied to them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from tdserve.server.turns import over_pieces
 from tdserve.structure.tree import Path
 
 Check = Callable[[Rows, slice], None]
-"""Gets some rows of a write, and which of all its rows in order they are; raises where they cannot be written."""
+"""Gets some rows of a write, and their positions among all its rows in order; raises if they cannot be written."""
 
 
 def do_nothing(*_: object) -> None:
-    """What follows where nothing does."""
+    """Does nothing: the default of calls that are optional."""
 
 
 class RowWriteHold:
-    """The rows of a write, also of one that a crash has cut short: from here on nobody else's; odd after ``hide``.
+    """The rows of a write, also of one that a crash has cut short. No other write may have them; odd after ``hide``.
 
-    Those of a table are held from before the write is on record until its record has gone: no sample has them, and no
-    writer gets them. They may leave the table all the while. Of very many some are handled in each turn.
+    Rows of a table are held from before the write is on record until its record is deleted: no sample gets them, and no
+    writer. They may leave the table all the while. A write of very many rows handles some in each turn of the event
+    loop.
 
     Args:
         entry: The store.
-        rows: That are written, and by nobody else: see :func:`wait_for_others`.
+        rows: Rows that are written; no other write may have them: see :func:`wait_for_others`.
         keys: Leaves or nodes that are written; none: all.
 
     Attributes:
@@ -44,22 +45,22 @@ class RowWriteHold:
         self._entry = entry
         self.rows = rows
         self._keys = keys
-        self._held_before = RowSet.run(0, 0)  # of a table, as those that are lost
+        self._held_before = RowSet.run(0, 0)  # rows of a table that were held already, such as lost ones
         self._num_held = 0
         entry.writes.append(rows)
 
     @property
     def next_version(self) -> int:
-        """The content version of the store when they are readable again."""
+        """The content version of the store once the rows are readable again."""
         if self._entry.table is not None:
             return self._entry.content_version
         return self._entry.content_version + 1
 
     async def hold(self, check: Check = do_nothing) -> None:
-        """Holds rows of a table. In the turn in which it ends all of them are there, and can be written.
+        """Holds rows of a table. In the turn in which it returns, all of them are live and can be written.
 
         Raises:
-            SelectionError: A row is not live, or what ``check`` raises. None is held, and others may write them.
+            SelectionError: A row is not live, or what ``check`` raises. No row is held then, and others may write them.
         """
         table = self._entry.table
         if table is None:
@@ -71,7 +72,7 @@ class RowWriteHold:
         num_left, self._held_before = table.ring.num_left_held, table.ring.held_among(self.rows)
         try:
             await look_at_rows(table, self.rows, check, hold)
-            while num_left != table.ring.num_left_held:  # one of these may have left since it was looked at
+            while num_left != table.ring.num_left_held:  # one of the rows may have left since it was checked
                 num_left = table.ring.num_left_held
                 await look_at_rows(table, self.rows, check)
         except BaseException:
@@ -79,14 +80,14 @@ class RowWriteHold:
             raise
 
     async def give_back(self) -> None:
-        """Ends ``hold``, and that nobody else may write them."""
+        """Undoes ``hold``; other writes may have the rows."""
         if self._entry.table is not None:
             await over_pieces(self._held_rows(self._entry.table), self._entry.table.let_go)
         self.end()
         self._entry.changed.wake()
 
     def _held_rows(self, table: Table) -> Iterator[Rows]:
-        """Those that ``hold`` has held so far: they are the first."""
+        """Yields the rows that ``hold`` itself has held so far: the first of those that were not held before."""
         num_missing = self._num_held
         for rows in table.steps((self.rows - self._held_before).pieces()):
             if not num_missing:
@@ -95,7 +96,7 @@ class RowWriteHold:
             num_missing -= min(num_missing, len(rows))
 
     async def hide(self) -> None:
-        """Makes them odd, of a table those that are held: the write is decided, and begins now."""
+        """Makes the rows odd (rows of a table are held before): the write is decided, and begins now."""
         values, table = self._entry.generation_values(), self._entry.table
         if table is None:
             values[-1] |= 1  # the store's own number
@@ -104,10 +105,11 @@ class RowWriteHold:
             await over_pieces(table.steps(self.rows.pieces()), table.ring.hide)
 
     async def let_go(self, *, is_written: bool, then: Callable[[], None] = do_nothing) -> None:
-        """Makes them readable again, under their next generation; but for those that are lost.
+        """Makes the rows readable again, under their next generation, except those that are lost.
 
         Args:
-            then: Called when they are, before another writer or a sample may have rows of a table.
+            is_written: Whether the write was applied to them.
+            then: Called once they are readable, before another writer or a sample may have rows of a table.
         """
         entry, table = self._entry, self._entry.table
         # Other leaves of a row may be lost.
@@ -129,10 +131,10 @@ class RowWriteHold:
             self.end()
 
     async def drop(self, then: Callable[[], None]) -> None:
-        """Has hidden rows leave their table, since they will never be whole.
+        """Removes hidden rows from their table, since they will never be whole.
 
         Args:
-            then: Called when they have, before another writer may have them.
+            then: Called once they are removed, before another writer may have them.
         """
         table = self._entry.replay_table()
         await over_pieces(table.steps(self.rows.pieces()), lambda rows: table.remove(rows[table.is_live(rows)]))
@@ -141,7 +143,7 @@ class RowWriteHold:
         self.end()
 
     def end(self) -> None:
-        """Nobody writes them any more; they stay unreadable."""
+        """Ends the write; its rows stay unreadable."""
         self._entry.writes[:] = [rows for rows in self._entry.writes if rows is not self.rows]
 
 
@@ -149,8 +151,11 @@ class RowWriteHold:
 async def holding(
     entry: OpenedStore, rows: RowSet, keys: Sequence[Path], check: Check = do_nothing
 ) -> AsyncIterator[RowWriteHold]:
-    """A block that puts a write on record; it waits for nothing. From its end on the rows are hidden. Where it raises,
-    nothing has become of them. Arguments and errors as of :class:`RowWriteHold` and its ``hold``."""
+    """A block that puts a write on record; it must not wait. The rows are hidden from its end on; if it raises, they
+    stay as they were.
+
+    Arguments and errors as for :class:`RowWriteHold` and its ``hold``.
+    """
     held = RowWriteHold(entry, rows, keys)
     await held.hold(check)
     try:
@@ -162,8 +167,11 @@ async def holding(
 
 
 async def look_at_rows(table: Table, rows: RowSet, check: Check, then: Callable[[Rows], object] = do_nothing) -> None:
-    """Raises where rows of a table are not live, or ``check`` does, some rows at a time; ``then`` gets each that may be
-    written."""
+    """Checks rows of a table, some at a time: raises if one is not live, or what ``check`` raises.
+
+    Args:
+        then: Called with rows that may be written.
+    """
     num_seen = 0
 
     def look(some: Rows) -> None:
@@ -185,15 +193,15 @@ def _count_up(values: NDArray[np.int64], piece: slice | NDArray[np.int64]) -> No
 
 
 def is_free(entry: OpenedStore, rows: RowSet) -> bool:
-    """Whether nobody is writing one of these rows."""
+    """Returns whether no write has one of these rows."""
     return not any(rows.overlaps(others) for others in entry.writes)
 
 
 async def wait_for_others(session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline) -> None:
-    """Waits until nobody else is writing one of these rows. Whoever waited for them too may have them by now.
+    """Waits until no other write has one of these rows. Another caller that waited may have them by then.
 
     Raises:
-        DeadlineExceededError: Somebody still is: a local client, perhaps a stopped one.
+        DeadlineExceededError: Another write still has some, for example that of a stopped local client.
     """
     if entry.writes:
         await session.wait(

@@ -1,4 +1,4 @@
-"""Long work on the event loop, done piece by piece: whoever else is there is served in between."""
+"""Long work on the event loop, done piece by piece, so that other requests are served in between."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _Piece = TypeVar("_Piece")
 
 
 async def in_turns(steps: Iterable[object]) -> None:
-    """Takes step after step, with a turn for everybody else between two of them.
+    """Takes the steps of some work, with a turn of the event loop between two of them.
 
-    What a step leaves behind must be right for whoever comes in between. The last step is followed by no turn, so that
-    work of one step waits for nobody.
+    Other coroutines run in between, so each step must leave a consistent state. No turn follows the last step: work of
+    one step waits for nobody.
 
     Args:
-        steps: Do the work when they are asked for; a generator that yields *between* two pieces of its work.
+        steps: Does the work as it is iterated: a generator that yields *between* two pieces of its work.
     """
     for _ in steps:
         await asyncio.sleep(0)
 
 
 async def sum_in_turns(steps: Iterable[int]) -> int:
-    """The sum of what the steps of some work give, with a turn for others after each."""
+    """Returns the sum of what the steps of some work yield, with a turn of the event loop after each."""
     total = 0
     for number in steps:
         total += number
@@ -36,11 +36,11 @@ async def sum_in_turns(steps: Iterable[int]) -> int:
 
 
 async def over_pieces(pieces: Iterable[_Piece], do: Callable[[_Piece], object]) -> None:
-    """Does something to piece after piece, with turns for others in between.
+    """Calls ``do`` with each piece, with a turn of the event loop between two of them.
 
     Args:
-        pieces: As many at a time as take little time.
-        do: Gets a piece.
+        pieces: Pieces that are small enough to take little time.
+        do: Handles a piece.
     """
     for number, piece in enumerate(pieces):
         if number:
@@ -49,13 +49,14 @@ async def over_pieces(pieces: Iterable[_Piece], do: Callable[[_Piece], object]) 
 
 
 def at_once(work: Coroutine[Any, Any, None]) -> None:
-    """Does work that waits for nothing but its turns without them: of a store that nobody knows yet."""
+    """Runs work that waits for nothing but its turns, without them: little work, or work on a store that is not in
+    use."""
     for _ in work.__await__():
         pass
 
 
 async def row_set_of(selection: Selection, batch_size: Sequence[int]) -> RowSet:
-    """``Selection.row_set``, in a thread where it takes long."""
+    """Returns ``Selection.row_set``, computed in a thread if it takes long."""
     num_rows = batch_size[0] if batch_size else 1
     is_strided = any(isinstance(item, slice) and item.step not in (None, 1, -1) for item in selection.items[:1])
     if not (selection.is_long or (is_strided and num_rows > RUN_PIECE_ROWS)):
@@ -64,12 +65,11 @@ async def row_set_of(selection: Selection, batch_size: Sequence[int]) -> RowSet:
 
 
 def free_apart(last_references: list[Any], *, num_rows: int) -> None:
-    """Lets go of what was made of rows, in a thread where they are very many: the kernel takes milliseconds to get a
-    hundred megabytes back.
+    """Frees what was made of rows, in a thread if they are very many: the kernel needs milliseconds for 100 MB.
 
     Args:
-        last_references: Emptied, by then.
-        num_rows: How many rows they are made of.
+        last_references: The last references to it; emptied, sooner or later.
+        num_rows: Number of rows that it is made of.
     """
     if num_rows > RUN_PIECE_ROWS:
         asyncio.get_running_loop().run_in_executor(None, last_references.clear)

@@ -137,13 +137,13 @@ class DataWorker:
         """Sends an order; its report becomes the result of the future.
 
         Args:
-            rest: As of ``ControlSocket.order``.
+            rest: As for ``ControlSocket.order``.
             on_prepared: Called when the worker is about to send the content of a read, with its description of the
                 values.
 
         Raises (from the future):
             PeerLostError: The worker is down, or died before it reported.
-            TooLargeError: As of ``ControlSocket.order``.
+            TooLargeError: The order is longer than any frame.
             TDServeError: The worker reported a failure.
         """
         future: asyncio.Future[worker_pb2.Worked] = asyncio.get_running_loop().create_future()
@@ -154,7 +154,7 @@ class DataWorker:
         order.order = self._last_order
         try:
             self._socket.order(order, rest)
-        except (PeerLostError, TooLargeError) as error:  # the first: it died in this moment
+        except (PeerLostError, TooLargeError) as error:  # the first: it has just died
             future.set_exception(error)
             return future
         self._pending[order.order] = _Pending(future, on_prepared)
