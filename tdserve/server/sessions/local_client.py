@@ -101,7 +101,7 @@ class LocalClient:
             raise NotSupportedError(feature=doing, reason="this client said that it only reads")
 
     async def send(self, message: control_pb2.ServerMessage, rest: bytes = b"") -> None:
-        """Sends a message, without waiting for anything. ``rest``, and errors, as of ``LocalLink.send``."""
+        """Sends a message, without waiting for anything. ``rest`` and errors are those of ``LocalLink.send``."""
         self._link.send(message, rest)
 
     def let_write(

@@ -49,7 +49,7 @@ class Traffic:
             announces: Whether Accepted is sent together with the order. Otherwise the worker first determines the size
                 (non-tensor values, selections): it returns small content, which is sent inline, and Accepted announces
                 larger content.
-            rest: As of ``DataWorker.order``.
+            rest: As in ``DataWorker.order``.
 
         Returns:
             The answer with inline content; None when Accepted was sent and the content follows over the channel.

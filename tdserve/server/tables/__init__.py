@@ -1,1 +1,1 @@
-"""Replays and queues: their rows come or are claimed, are committed, drawn, and changed."""
+"""Replay tables and queues: their rows are written or claimed, committed, drawn, and changed."""

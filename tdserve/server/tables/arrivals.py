@@ -1,4 +1,4 @@
-"""What an extend says of its rows beside their content: priorities, ends of trajectories, which leaves it has."""
+"""The data that an extend has for its rows beside their content: priorities, ends of trajectories, written leaves."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tdserve.v1 import control_pb2
 
 @dataclass(frozen=True)
 class Coming:
-    """An extend's rows before their content has come.
+    """The rows of an extend whose content has not arrived.
 
     Attributes:
-        arrival: What the request says of them.
-        num_rows: How many there are.
-        versions: Versions of the policy that made them, one per row; None: the request does not say.
-        version_range: The least and the greatest of them.
+        arrival: The rows' data in the request.
+        num_rows: Number of the rows.
+        versions: Policy versions that made the rows, one per row; None if the request has none.
+        version_range: Lowest and highest of these versions.
     """
 
     arrival: Arrival
@@ -35,7 +35,7 @@ class Coming:
     version_range: tuple[int, int] = (0, 0)
 
     def with_columns(self, entry: OpenedStore, found: Mapping[Path, bytes]) -> Arrival:
-        """Adds what the worker found in the content, by the store's rule keys."""
+        """Returns the rows' data, with the columns found in their content, by path."""
         if not found and not entry.group_keys:
             return self.arrival
         sampler = entry.replay_table().settings.sampler
@@ -51,11 +51,12 @@ class Coming:
 
 
 def arriving(entry: OpenedStore, client_id: bytes, asked: control_pb2.ExtendRequest) -> Coming:
-    """Reads what a request says of its rows.
+    """Returns the data that a request has for its rows.
 
     Raises:
-        InvalidRequestError: A column has another length than there are rows, or a priority cannot be one.
-        KeyNotFoundError: The content is said to have a leaf that rows have not.
+        InvalidRequestError: A column has neither one entry nor one per row, a priority is invalid, or a leaf that the
+            table's rules need is missing.
+        KeyNotFoundError: The request names a leaf that the table does not have.
     """
     num_rows = asked.num_rows
     table = entry.replay_table()
@@ -71,7 +72,7 @@ def arriving(entry: OpenedStore, client_id: bytes, asked: control_pb2.ExtendRequ
             raise InvalidRequestError(argument="priority", reason=reason)
         content = read_list(asked.priorities)
         priorities = column_of("priority", content, "<f8", num_rows)
-        check_priorities(np.frombuffer(content, "<f8"))  # one of all rows may stand for very many
+        check_priorities(np.frombuffer(content, "<f8"))  # one entry for all rows may stand for very many
     keys = sorted(number for key in asked.keys for number in entry.numbers_of(tuple(key.parts)))
     missing = [path for path in entry.rule_keys if keys and not set(entry.numbers_of(path)) <= set(keys)]
     if missing:

@@ -1,4 +1,4 @@
-"""Changes of replay tables that have no content: priorities, deletions, limiters, acknowledgements."""
+"""Changes of replay tables without content: priorities, deletions, limiters, acknowledgements."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tdserve.v1 import control_pb2
 
 
 class Changes:
-    """What sessions ask of replay tables beside rows.
+    """Serves the changes of replay tables that bring no rows.
 
     Args:
-        stores: The book.
-        answers: Of requests that were committed, for their retries.
+        stores: All stores of the server.
+        answers: Answers to committed requests, for their retries.
     """
 
     def __init__(self, stores: Stores, answers: CommittedAnswers) -> None:
@@ -44,20 +44,20 @@ class Changes:
         entry = self._stores.get(asked.store)
         entry.replay_table()
         kind = asked.WhichOneof("change")
-        if kind == "priorities":  # to set one twice does no harm, so nothing is written down
+        if kind == "priorities":  # it is safe to repeat, so nothing is recorded
             done = await _set_priorities(entry, asked.priorities)
             if not asked.priorities.checks_only:
                 entry.changed.wake()
             return done
-        async with entry.write_lock:  # no row is half written
+        async with entry.write_lock:  # no row is half written meanwhile
             entry.check_present()
             if (answered := self._answers.earlier(session.client_id, request)) is not None:
-                return control_pb2.Done.FromString(answered)  # by a session that has ended since
+                return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
             self._stores.db.check_room()
             done = await self._apply(session, entry, kind, asked)
             entry.check_present()
             done.counts.CopyFrom(counts_of(entry))
-            # The rows go first, the record second: after a crash in between, what was consumed does not come back. So
+            # Rows leave first, then the record is written: after a crash in between, consumed rows do not come back. So
             # all is decided by now.
             answer = done.SerializeToString()
             with self._answers.transaction(session.client_id, request, answer, is_decided=True) as txn:
@@ -99,7 +99,7 @@ async def _set_priorities(entry: OpenedStore, asked: control_pb2.Priorities) -> 
     part_rows = max(TREE_PIECE_ROWS // len(table.selectors), 64)  # each may have a tree
     parts = [slice(at, at + part_rows) for at in range(0, len(rows), part_rows)]
     skips_gone = asked.is_checked or len(parts) > 1
-    if asked.checks_only or len(parts) > 1:  # all of them are looked at before the first is changed
+    if asked.checks_only or len(parts) > 1:  # all are checked before the first is changed
 
         def check() -> Iterator[None]:
             for part in parts:
@@ -120,7 +120,7 @@ async def _set_priorities(entry: OpenedStore, asked: control_pb2.Priorities) -> 
 
 
 async def _rows_of(entry: OpenedStore, asked: control_pb2.Rows) -> RowSet:
-    """Rows that a client names, in a thread where they are very many."""
+    """Returns the rows that a client names, decoded in a thread if they are very many."""
     capacity, content = entry.record.capacity, asked.data
     if asked.file or len(content) > PIECE_ROWS or has_runs(content):
         rows = await asyncio.to_thread(lambda: RowSet.decode(read_list(asked), max_rows=capacity))
@@ -141,9 +141,9 @@ async def _end_leases(
 
 
 def generations_of(content: bytes, num_rows: int) -> NDArray[Any] | None:
-    """Lower halves of generations as messages carry them; None when there are none.
+    """Returns the lower halves of generations in a message; None if there are none.
 
     Raises:
-        InvalidRequestError: There are neither as many as rows nor one.
+        InvalidRequestError: Their number is neither one nor that of the rows.
     """
     return column_of("generation", content, "<u4", num_rows) if content else None

@@ -1,8 +1,9 @@
-"""Rows that a local client takes by itself, and says in its claim file what it has put there: followed and committed.
+"""Claims of local clients: rows that a client takes by itself, and whose content it records in its claim file.
 
-The rows are the next of the ring. Whoever looks at the table looks at the file first, so that nobody sees less than
-what the client was told; its messages only say when to look. Before anybody else changes which rows are whose, the
-claim is taken back: the client asks for rows again, as every other does, and may wish for another claim.
+The rows are the next ones of the ring. Every access to the table reads the file first, so that nobody sees less than
+the client has been promised; the client's messages only say when to read it. Before anyone else changes which rows
+belong to whom, the claim is taken back: the client asks for rows again, like every other, and may ask for another
+claim.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ _log = logging.getLogger("tdserve.server")
 
 
 class TableClaims:
-    """The claim of one client (``tdserve.rules.replay.claims.Claims``). A table has one at most.
+    """The claim of one client (``tdserve.rules.replay.claims.Claims``). A table has at most one.
 
     Args:
-        claiming: Who lets it claim.
+        claiming: The claims of all clients.
         entry: The table.
         file: Its claim file.
         record: What the client may claim; saved already.
-        session: The client's, which is ended when the file contradicts itself: nothing of it is believed any more; None
-            for a claim of before a restart.
-        window: Rows that it may be ahead.
-        unfilled: Rows that were claimed before a restart, an array per claim.
+        session: Session of the client. It is ended if the file contradicts itself, which invalidates the file. None for
+            a claim from before a restart.
+        window: Rows that the client may be ahead.
+        unfilled: Rows that were claimed before a restart, one reservation per claim.
     """
 
     def __init__(
@@ -77,13 +78,14 @@ class TableClaims:
         self._ring_when_needed()
 
     def catch_up(self) -> None:
-        """Commits what was filled, and takes what was claimed out of every sample."""
+        """Commits the rows that were filled, and takes claimed rows out of every sample."""
         if self._is_looking or self._is_broken:
             return
         self._is_looking = True
         self._failure = None
         try:
-            # The claims first: but for the last of them, what was claimed by now is filled, and its record is there.
+            # num_claimed is read first: every claim that it counts, but for the last, is filled, and num_written counts
+            # its record.
             num_claimed, num_written = self._file.num_claimed, self._file.num_written
             if self._record.num_taken < num_written:
                 self._take_records(num_written)
@@ -91,7 +93,7 @@ class TableClaims:
                 self._claim(num_claimed - self._num_claimed)
             if self._is_listening and not self._entry.changed.num_waiting:
                 self._ring_when_needed()
-        except CapacityError as error:  # tried again when somebody looks next
+        except CapacityError as error:  # the next call tries again
             self._failure = error
             _log.error("rows that were claimed of store %r are not committed yet: %s", self._entry.name, error)
         except StoreNotFoundError:
@@ -106,19 +108,19 @@ class TableClaims:
         self._settle()
 
     def check_committed(self) -> None:
-        """Raises CapacityError when rows that were filled could not be committed when somebody looked last."""
+        """Raises CapacityError if rows that were filled could not be committed at the last attempt."""
         if self._failure is not None:
             raise self._failure
 
     def take_back(self) -> None:
-        """Ends the claim: rows that are being filled are all that the client still has."""
+        """Ends the claim: the client keeps only the rows that it is filling."""
         if not self._is_over:
             self._is_over = True
             self._file.end()
         self.catch_up()
 
     def abandon(self) -> None:
-        """Ends the claim; the client fills nothing more."""
+        """Ends the claim of a client that fills nothing more."""
         self.take_back()
         while self._pending:
             self._table.abort(self._pending.pop())
@@ -126,12 +128,12 @@ class TableClaims:
 
     @property
     def num(self) -> int:
-        """Tells it from other claims of its client."""
+        """Number that distinguishes it from other claims of its client."""
         return self._record.num
 
     @property
     def is_settled(self) -> bool:
-        """Whether the claim is over, and nothing of it is open."""
+        """Whether the claim is over and all of its rows are committed or free."""
         return self._is_over and not self._pending
 
     def _settle(self) -> None:
@@ -156,7 +158,8 @@ class TableClaims:
         return reservation
 
     def _take_records(self, num_written: int) -> None:
-        """Commits what was filled: of several extends together, but for those that were claimed before they were."""
+        """Commits the rows of new records: several extends together, but for rows that were claimed before they were
+        filled."""
         if num_written - self._record.num_taken > MAX_RECORDS:
             raise RemoteProtocolError(expected=f"at most {MAX_RECORDS} records", received=f"{num_written}")
         num_rows, last = 0, (0, 0)
@@ -172,12 +175,12 @@ class TableClaims:
         self._ring_when_needed()
 
     def _commit(self, num_rows: int, last: tuple[int, int], num_taken: int) -> None:
-        """Commits the rows of some records, and in the same transaction that these were taken: each is committed once,
-        whatever becomes of answers.
+        """Commits the rows of some records. The same transaction records that they were taken, so each is committed
+        once, whether or not its answer arrives.
 
         Args:
-            last: The last of them: only what was written last is ever tried again, and finds its answer here.
-            num_taken: Records up to there.
+            last: The last of them. Only the last request that was written is ever retried, and finds its answer here.
+            num_taken: Number of records taken so far, these included.
         """
         if not num_rows:
             return
@@ -204,12 +207,12 @@ class TableClaims:
             also=record.save,
         )
         self._pending.popleft()
-        self._traffic.count_received("shm", control_pb2.Content())  # as of a request that several extends share
+        self._traffic.count_received("shm", control_pb2.Content())  # one transfer, as for coalesced extends
         self._record, self._last_request = record, request
         self._file.take(num_taken, num_allowed)
 
     def listen(self) -> None:
-        """Somebody waits for the table: the client tells of every record."""
+        """Makes the client report every record, because somebody waits for the table."""
         self._ring_when_needed()
         self.catch_up()
 
@@ -219,12 +222,12 @@ class TableClaims:
 
 
 class Claiming:
-    """Lets local clients claim rows, and follows them to their end, over a restart too.
+    """Lets local clients claim rows, and follows the claims to their end, also over a restart.
 
     Attributes:
-        stores: The book.
-        answers: Of requests that were committed.
-        traffic: Counts what is committed.
+        stores: All stores of the server.
+        answers: Answers to committed requests.
+        traffic: Counts transfers.
         active: Claims that are not settled.
     """
 
@@ -238,15 +241,15 @@ class Claiming:
     def offer(
         self, session: ClientSession, entry: OpenedStore, asked: control_pb2.ExtendRequest
     ) -> control_pb2.Claim | None:
-        """What a client that has just extended a table may claim; None where it goes on asking for rows."""
+        """Returns a claim for a client that has just extended a table; None if the client goes on asking for rows."""
         mover, table = session.mover, entry.replay_table()
         if not mover.lock_name or table.claims is not None or session.ended.is_set():
             return None
         if entry.spec.values or entry.group_keys or entry.lost or entry.record.read_only or entry.record.adopted:
             return None
-        if entry.record.durability == "disk":  # its writers are answered one by one
+        if entry.record.durability == "disk":  # its writes are answered one by one
             return None
-        window = min(asked.wished_claim, table.step_rows)  # what is found filled is committed in one turn
+        window = min(asked.wished_claim, table.step_rows)  # rows found filled are committed in one turn
         num_allowed = table.num_claimable(window)
         if num_allowed < asked.num_rows:
             return None
@@ -255,7 +258,7 @@ class Claiming:
         path = _path_of(entry, record)
         try:
             file = ClaimFile.create(path, num_allowed)
-        except TDServeError as error:  # such as a full disk: it is let extend all the same
+        except TDServeError as error:  # for example a full disk; the client extends without a claim
             _log.warning("rows of store %r cannot be claimed: %s", entry.name, error)
             return None
         record.save(self.stores.db)
@@ -265,7 +268,7 @@ class Claiming:
         return claim
 
     def on_claimed(self, session: ClientSession, claimed: control_pb2.Claimed) -> None:
-        """A client has filled rows, or will not."""
+        """Handles a client's report that it has filled rows, or will not fill them."""
         claims = session.mover.claims.get(claimed.uid)
         if claims is None or claims.num != claimed.num:
             return
@@ -275,19 +278,21 @@ class Claiming:
             claims.catch_up()
 
     def catch_up(self) -> None:
-        """Commits all that was filled."""
+        """Commits all rows that were filled."""
         for claims in tuple(self.active):
             claims.catch_up()
 
     def on_session_ended(self, session: ClientSession) -> None:
-        """Its claims are taken back: what it may still be filling waits for the proof that it is gone."""
+        """Takes back the claims of an ended session. Rows that the client may still be filling wait for the proof that
+        it is gone."""
         for claims in list(session.mover.claims.values()):
             claims.take_back()
-            if not claims.is_settled:  # what it has filled by the time it is gone is committed, the rest is free
+            if not claims.is_settled:  # then its filled rows are committed, and the rest are free
                 self._wait_for_end(session.mover.lock_name, claims.abandon)
 
     def restore(self) -> None:
-        """After a restart: commits what was filled, and waits for those who may still fill the others."""
+        """Takes up claims after a restart: commits the rows that were filled, and waits for clients that may still fill
+        others."""
         for uid in ClaimRecord.uids(self.stores.db):
             try:
                 entry = self.stores.find_uid(uid)
@@ -302,7 +307,7 @@ class Claiming:
         table = entry.replay_table()
         try:
             file = ClaimFile.open(_path_of(entry, record))
-        except TDServeError:  # what was filled, nobody knows
+        except TDServeError:  # nobody knows which rows were filled
             self._wait_for_end(record.lock_name, partial(self._free, entry, record, unfilled))
             return
         for reservation in unfilled:

@@ -1,5 +1,5 @@
-"""The commit of rows that were filled: on record, then visible; within one turn of the event loop, or of very many
-rows in several."""
+"""The commit of filled rows: recorded, then visible. It takes one turn of the event loop, or several for very many
+rows."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ def commit_rows(
 ) -> control_pb2.Done:
     """Makes the rows of an extend live.
 
-    The record goes first, then the generations: a crash between the two is repaired from the record.
+    The record is written first, then the generations: a crash between the two is repaired from the record.
 
     Args:
-        reservation: Its rows, filled.
-        arrival: What is known of them.
-        client_id, request: Whose extend it is; a retry gets the same answer.
-        instead_of: A request of this client whose answer is not asked for any more.
-        num_last: Of several extends together: rows of the last, whose number ``request`` is.
-        also: What changes on record with it.
+        reservation: The filled rows.
+        arrival: The rows' data.
+        client_id, request: Client and number of the extend; a retry gets the same answer.
+        instead_of: Earlier request of this client whose answer is not needed any more.
+        num_last: Number of rows of the last extend, if the rows are those of several; ``request`` is the number of the
+            last.
+        also: Makes further changes in the same transaction.
 
     Raises:
         StoreNotFoundError: The store was deleted. Nothing was changed.
@@ -83,13 +84,13 @@ async def commit_in_turns(
     request: int,
     also: Callable[[Transaction], None],
 ) -> control_pb2.Done:
-    """Makes the rows of a long extend live, a part at a time; whole or not at all, over a crash too.
+    """Makes the rows of a long extend live, a part at a time; whole or not at all, also after a crash.
 
-    The caller sees to it that nobody begins to group the table's rows meanwhile. Arguments and errors as of
+    The caller makes sure that nobody begins to group the table's rows meanwhile. Arguments and errors are those of
     ``commit_rows``.
 
     Args:
-        settle: What is known of the rows, as of now.
+        settle: Returns the rows' data, as of now.
     """
     entry.check_present()
     table = entry.replay_table()
@@ -102,7 +103,7 @@ async def commit_in_turns(
                 arrived.append((reservation.rows[part], settle().of(part)))
                 table.arrive(*arrived[-1], is_on_record_later=True)
                 await asyncio.sleep(0)
-            redo = await asyncio.to_thread(_redo_of, entry, table, reservation)  # nobody may change what it looks at
+            redo = await asyncio.to_thread(_redo_of, entry, table, reservation)  # nobody changes what it reads
             entry.check_present()
             table.forget_arriving()
             done = control_pb2.Done(counts=counts_of(entry, num_coming=len(reservation)), indices=reservation.encoded)
@@ -129,7 +130,7 @@ async def commit_in_turns(
 
 
 def _redo_of(entry: OpenedStore, table: Table, reservation: Reservation) -> Redo:
-    """Of a long commit, with its record made."""
+    """Returns the redo log entry of a long commit, already encoded."""
     generations = table.ring.committed_generations(reservation)
     redo = Redo(entry.record.uid, reservation.rows, generations, reservation.encoded, is_long=True)
     _ = redo.record

@@ -1,4 +1,4 @@
-"""Non-tensor values of rows that have left their table: they stay until the next rows come to their places."""
+"""Non-tensor values of rows that have left their table: they stay until other rows take their places."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _log = logging.getLogger("tdserve.server")
 
 
 class DeadValues:
-    """Lets go of them where there is no room for others.
+    """Drops such values when there is no room for others.
 
-    To do so at once would cost a commit for every row that is consumed; as it is, most are replaced for nothing.
+    To drop them at once would cost a commit for every consumed row; like this, most are replaced at no cost.
 
     Args:
-        stores: The book.
-        values_worker: The one that writes non-tensor values.
+        stores: All stores of the server.
+        values_worker: The worker that writes non-tensor values.
     """
 
     def __init__(self, stores: Stores, values_worker: DataWorker) -> None:
@@ -30,7 +30,8 @@ class DeadValues:
         self._under_way: dict[str, asyncio.Task[bool]] = {}
 
     async def make_room(self, name: str) -> bool:
-        """After a write to a store that has found no room and left nothing behind: whether there is more now."""
+        """Drops dead values after a write that found no room and left nothing behind. Returns whether there is more
+        room now."""
         try:
             entry = self._stores.find(name)
         except CorruptDataError:
@@ -45,7 +46,8 @@ class DeadValues:
         return await asyncio.shield(task)  # others may wait for it too
 
     async def _drop(self, entry: OpenedStore) -> bool:
-        """Whether there were any. Nobody gets the rows meanwhile, whose new values would go too."""
+        """Drops them; returns whether there were any. The rows are reserved meanwhile, since values of new rows would
+        be dropped too."""
         reservation = entry.replay_table().reserve_holes()
         if reservation is None:
             return False

@@ -1,4 +1,4 @@
-"""Rows that are too old leave queues: of very many some at a time, while those who wait for rows stay in line."""
+"""Discards rows that are too old from queues: very many a piece at a time, while samples that wait stay in line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tdserve.server.waiting import hear
 
 
 class Discarding:
-    """Discards before rows of at most some lag are drawn.
+    """Discards rows that are too old before a sample with a maximum lag is drawn.
 
     Args:
-        stores: The book.
+        stores: All stores of the server.
     """
 
     def __init__(self, stores: Stores) -> None:
@@ -26,7 +26,7 @@ class Discarding:
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
     async def finish(self, session: ClientSession, entry: OpenedStore, max_lag: int | None) -> None:
-        """Does it, however many rows that are, before a sample gets in line.
+        """Discards all rows that are too old, however many, before a sample gets in line.
 
         Raises:
             StoreNotFoundError: The table was deleted.
@@ -40,10 +40,13 @@ class Discarding:
             entry.check_present()
 
     def refresh(self, entry: OpenedStore, max_lag: int | None) -> bool:
-        """What is too old leaves a queue, and is drawn of no other table; None is drawn in any case.
+        """Updates the table's newest policy version and, in a queue, discards the rows that are too old.
+
+        Args:
+            max_lag: Largest lag that is not too old; None: any, and nothing is done.
 
         Returns:
-            Whether it has left. Where it is very much, that takes many turns, after which those who wait are woken.
+            Whether that is done. For very many rows it goes on for many turns, and then wakes those who wait.
         """
         if max_lag is None:
             return True

@@ -1,4 +1,4 @@
-"""Which rows of a table an index means, found a few at a time: a table may have very many."""
+"""Finds the rows of a table that an index means, a piece at a time: a table may have very many rows."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ NONE = RowSet.run(0, 0)
 NO_ROWS = np.empty(0, np.int64)
 
 _FOUND_ROWS = 2 * PIECE_ROWS
-"""Numbers that are looked at in one turn for those of live rows, which are noted."""
+"""Row numbers that are checked in one turn, where those of live rows are collected."""
 
 _READ_ROWS = PIECE_ROWS // 4
-"""Rows all over a table that are looked at in one turn; a millisecond, where memory has to be fetched for each."""
+"""Rows, scattered over a table, that are read in one turn; a millisecond, since each needs a fetch from memory."""
 
 
 async def numbers_of(selection: Selection, table: TableState, *, lost: RowSet = NONE) -> Rows:
-    """Row numbers that an index means: integers are row numbers, slices and masks choose among the live rows.
+    """Returns the row numbers that an index means: integers are row numbers, slices and masks choose among the live
+    rows.
 
-    Negative positions count from behind the last live row, so that ``[-1]`` is the live row of the highest number.
-    ``lost`` rows are as good as gone, unless an integer names them. While it looks, rows may come and go: each row is
-    live when it is looked at.
+    Negative positions count from behind the last live row, so that ``[-1]`` is the live row with the highest number.
+    ``lost`` rows count as gone, unless an integer names them. Rows may come and go meanwhile: each row is live when it
+    is checked.
 
     Raises:
         SelectionError: The index does not fit, or has more than one dimension.
@@ -62,8 +63,8 @@ async def numbers_of(selection: Selection, table: TableState, *, lost: RowSet = 
 
 
 async def plan_read(table: Table, rows: Rows) -> RowsPlan:
-    """As ``Table.plan_read``, a piece at a time: each row is live, and has its generation, when it is looked at. Who
-    copies a row that has changed since sees that it has, as with every plan."""
+    """Like ``Table.plan_read``, a piece at a time: each row is live, and has its generation, when it is visited. As
+    with every plan, a reader notices that a row has changed since."""
     if len(rows) <= _READ_ROWS:
         return table.plan_read(rows)
     generations = np.empty(len(rows), np.int64)
@@ -79,14 +80,15 @@ async def plan_read(table: Table, rows: Rows) -> RowsPlan:
 
 
 def _join(pieces: list[Rows]) -> Rows:
-    """All rows together. The pieces go here: to give their memory back takes long as well."""
+    """Returns all rows in one array, and empties ``pieces``: freeing their memory takes long as well."""
     joined = np.concatenate([NO_ROWS, *pieces])
     pieces.clear()
     return joined
 
 
 def _needs_last_row(selection: Selection) -> bool:
-    """Whether it counts from behind: what else it means does not depend on how many rows there are."""
+    """Whether an index counts from the end or is a mask; the meaning of others does not depend on the number of
+    rows."""
     for item in selection.items:
         if is_mask(item):
             return True
@@ -101,7 +103,7 @@ def _needs_last_row(selection: Selection) -> bool:
 
 
 def _find_last_live(table: TableState, found: list[int]) -> Iterator[None]:
-    """Puts the number of the last live row into ``found``, -1 where there is none."""
+    """Puts the number of the last live row into ``found``, or -1 if there is none."""
     for end in range(table.ring.num_used, 0, -RUN_PIECE_ROWS):
         begin = max(end - RUN_PIECE_ROWS, 0)
         live = np.flatnonzero(table.is_live(slice(begin, end)))
@@ -113,7 +115,7 @@ def _find_last_live(table: TableState, found: list[int]) -> Iterator[None]:
 
 
 def _find_live(table: TableState, item: object, num_numbers: int, lost: RowSet, pieces: list[Rows]) -> Iterator[None]:
-    """Puts the live rows that a slice or mask names into ``pieces``, in its order."""
+    """Puts the live rows that a slice or mask selects into ``pieces``, in its order."""
     chosen = range(*item.indices(num_numbers)) if isinstance(item, slice) else range(num_numbers)
     for begin in range(0, len(chosen), _FOUND_ROWS):
         part = chosen[begin : begin + _FOUND_ROWS]
@@ -129,7 +131,7 @@ def _find_live(table: TableState, item: object, num_numbers: int, lost: RowSet, 
 
 
 def encode_plan(plan: RowsPlan) -> tuple[bytes, bytes]:
-    """The numbers and generations of rows as messages carry them; for very many rows, call it in a thread."""
+    """Returns the numbers and generations of rows, encoded for a message. For very many rows, call it in a thread."""
     if len(plan.rows) <= PIECE_ROWS:
         return encode_rows(plan.rows), plan.generations.tobytes()
     return encode_rows(plan.rows), encode_repeats(plan.generations)

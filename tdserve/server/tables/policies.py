@@ -1,7 +1,7 @@
-"""Tables whose rows are made by versions of a policy: they are told which version is the newest when it matters.
+"""Tables whose rows are made by versions of a policy: they get the number of the newest version when they need it.
 
-A table asks whenever rows come, are drawn with a greatest lag, or are described. So a publish costs nothing here, but
-that callers who wait look again: what is too old now makes room in a queue.
+A table needs it whenever rows come, are drawn with a maximum lag, or the table is described. So a publish costs nothing
+here, except that waiting callers look again: rows that are too old now make room in a queue.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tdserve.v1 import control_pb2
 
 
 def check_policy(stores: Stores, record: StoreRecord) -> None:
-    """Refuses a table that names a policy which cannot be one; it need not exist yet.
+    """Checks that a table's policy can be one; it need not exist yet.
 
     Raises:
-        InvalidRequestError: It names itself.
-        WrongStateError: The store of this name is no weights store.
+        InvalidRequestError: The table is its own policy.
+        WrongStateError: The store of this name is not a weights store.
     """
     policy = Settings.from_json(record.settings).policy
     if policy == record.name:
@@ -37,13 +37,13 @@ def check_policy(stores: Stores, record: StoreRecord) -> None:
 
 
 def follow(stores: Stores, entry: OpenedStore) -> Staleness | None:
-    """Tells a table which version of its policy is the newest.
+    """Sets the newest version of a table's policy in the table.
 
     Returns:
-        What it knows of versions; None for one without a policy.
+        The table's policy versions; None for a table without a policy.
 
     Raises:
-        WrongStateError: It is no replay; or the store of the policy's name is no weights store.
+        WrongStateError: The store is not a replay, or the policy's store is not a weights store.
     """
     table = entry.replay_table()
     policy = table.settings.policy
@@ -58,7 +58,7 @@ def follow(stores: Stores, entry: OpenedStore) -> Staleness | None:
 
 
 def wake_followers(stores: Stores, policy: str) -> None:
-    """A version was published, or all are gone: whoever waits for a table of this policy looks again."""
+    """Wakes callers that wait for a table of this policy: a version was published, or all are gone."""
     for name in tuple(stores.followers.get(policy, ())):
         entry = stores.find(name)
         if entry is None:
@@ -68,7 +68,7 @@ def wake_followers(stores: Stores, policy: str) -> None:
 
 
 def check_max_lag(entry: OpenedStore, asked: control_pb2.SampleRequest) -> int | None:
-    """The greatest lag that a sample asks for.
+    """Returns the maximum lag of a sample; None if it has none.
 
     Raises:
         InvalidRequestError: The table has no policy.
@@ -81,12 +81,12 @@ def check_max_lag(entry: OpenedStore, asked: control_pb2.SampleRequest) -> int |
 
 
 class MadeBy:
-    """The versions that an extend's rows were made by, read when it begins and settled when it is committed.
+    """The policy versions that made an extend's rows: read when it begins, settled when it is committed.
 
     Raises:
-        InvalidRequestError: The table has no policy, or there are more or fewer versions than rows, or one is above the
-            newest.
-        WrongStateError: As of :func:`follow`.
+        InvalidRequestError: The table has no policy, the number of versions is not that of the rows, or a version is
+            above the newest.
+        WrongStateError: As in :func:`follow`.
     """
 
     def __init__(self, stores: Stores, entry: OpenedStore, coming: Coming) -> None:
@@ -107,7 +107,7 @@ class MadeBy:
             raise InvalidRequestError(argument="policy_version", reason=reason)
 
     def settle(self, arrival: Arrival) -> Arrival:
-        """Adds the versions, as of now; rows of a policy that was deleted meanwhile are of an unknown one."""
+        """Adds the versions, as of now. If the policy was deleted meanwhile, they are unknown."""
         staleness = follow(self._stores, self._entry)
         if staleness is None:
             return arrival
@@ -118,7 +118,7 @@ class MadeBy:
 
 
 def describe_policy(stores: Stores, entry: OpenedStore, description: control_pb2.StoreDescription) -> None:
-    """Adds what is known of a table's policy; a damaged or wrong store of its name keeps no table from being shown."""
+    """Adds a table's policy figures to its description. A damaged or wrong store with the policy's name is no error."""
     try:
         staleness = follow(stores, entry)
     except (CorruptDataError, WrongStateError):

@@ -1,4 +1,4 @@
-"""Extending replays: decisions of a table, carried out by the session's worker, committed here."""
+"""Extends of replay tables: the table decides, the session's mover fills the rows, and they are committed here."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from tdserve.v1 import control_pb2
 
 
 class Replays:
-    """What writers ask of replay stores, and who reads rows by their numbers.
+    """Serves the writers of replay tables, and readers of rows by number.
 
     Args:
-        stores: The book.
-        answers: Of requests that were committed, for their retries.
+        stores: All stores of the server.
+        answers: Answers to committed requests, for their retries.
         samples: Sends rows.
-        rule_keys: Finds what rules look at.
+        rule_keys: Reads what the tables' rules need.
         claiming: Lets local writers claim rows.
     """
 
@@ -58,19 +58,19 @@ class Replays:
         self._claiming = claiming
 
     async def extend(self, session: ClientSession, request: int, asked: control_pb2.ExtendRequest) -> control_pb2.Done:
-        """Reserves rows, has them filled, commits. See ``ClientSession`` for what happens to refused content.
+        """Reserves rows, has them filled, and commits them. For refused content see ``ClientSession.discard``.
 
         Raises:
             SpecMismatchError, CapacityError, DeadlineExceededError: Nothing was reserved.
-            PeerLostError: The writer or its worker went away; its rows are free again.
+            PeerLostError: The writer or its worker was lost; its rows are free again.
         """
         deadline = Deadline.after(asked.timeout_s)
         entry = self._stores.get(asked.store)
         table = entry.replay_table()
         if table.claims is not None:
-            table.claims.check_committed()  # this may be a retry of what they still have to bring
+            table.claims.check_committed()  # this may be a retry of an extend that they have not committed yet
         if (answered := self._answers.earlier(session.client_id, request)) is not None:
-            session.discard(request, asked.content)  # the client had claimed and filled rows, as was seen just now
+            session.discard(request, asked.content)  # the client had claimed and filled the rows, as was seen just now
             return control_pb2.Done.FromString(answered)
         if asked.content.fingerprint != entry.spec.fingerprint:
             raise older_store(entry)
@@ -91,15 +91,16 @@ class Replays:
             else:
                 arrival = coming.with_columns(entry, found)
             is_long = len(reservation) > table.step_rows
-            # The first is needed by those who ask for other groups; the second others hold while they link rows.
+            # write_lock keeps new groups out; link_lock waits for a long extend that links its rows.
             has_links = table.columns.trajectories is not None
             async with entry.write_lock if is_long else entry.link_lock if has_links else nullcontext():
-                # Asked for since these rows began to come, or no tensor; meanwhile others are asked for, or given up.
+                # Groups that were requested while these rows were filled, and groups by values. During a read, more may
+                # be requested or given up.
                 while lacking := [path for path in entry.group_keys if group_column(path) not in arrival.groups]:
                     ids = await self._rule_keys.read_ids(entry, lacking[0], reservation.rows, session)
                     arrival = replace(arrival, groups={**arrival.groups, group_column(lacking[0]): ids})
                 if (answered := self._answers.earlier(session.client_id, request)) is not None:
-                    session.mover.give_up_rows(request, rows)  # it was tried over another session
+                    session.mover.give_up_rows(request, rows)  # a retry: it was committed over another session
                     return control_pb2.Done.FromString(answered)
                 settle = partial(made_by.settle, arrival)
                 done = await self._commit(session, request, rows, settle, is_long=is_long)
@@ -116,8 +117,8 @@ class Replays:
     async def read(
         self, session: ClientSession, request: int, asked: control_pb2.ReadRequest
     ) -> control_pb2.Done | None:
-        """Sends live rows by their numbers, without counting them as sampled; those that are written to when that is
-        over."""
+        """Sends live rows by number, without counting them as sampled. If some are being written, waits for the end of
+        that."""
         deadline = Deadline.after(asked.timeout_s)
         while True:
             entry = self._stores.get(asked.store)
@@ -131,7 +132,7 @@ class Replays:
             entry.lost.check(rows, store=entry.name, remedy="they leave the table: extend it by others")
             if is_free(entry, rows):
                 break
-            await wait_for_others(session, entry, rows, deadline)  # by then it may mean other rows
+            await wait_for_others(session, entry, rows, deadline)  # by then the index may mean other rows
         plans = [await plan_read(table, numbers)]
         del numbers
         try:

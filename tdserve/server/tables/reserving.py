@@ -1,4 +1,4 @@
-"""Rows for extends: of very many they are reserved a part at a time, and others are served in between."""
+"""Reserves rows for extends: very many a part at a time, while others are served in between."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tdserve.server.turns import free_apart
 
 
 async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int, deadline: Deadline) -> Reservation:
-    """Waits for so many rows, and makes them the writer's.
+    """Waits for free rows and reserves them. If it raises, none are reserved.
 
     Raises:
         InvalidRequestError, TooLargeError: There can never be so many.
         WrongStateError, StoreNotFoundError: The table was closed or deleted.
-        DeadlineExceededError: They were not free in time. In any case nothing is reserved.
+        DeadlineExceededError: They were not free in time.
     """
     table = entry.replay_table()
     line = ("extend", num_rows)
@@ -67,6 +67,7 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
 
 
 def _join(parts: list[Reservation], *, is_sorted: bool) -> NDArray[np.int64]:
-    """The rows of all parts. Those that no ring has put into an order are sorted: they are few bytes then."""
+    """Returns the rows of all parts; sorts them if they are not in the order of a ring, so that they encode to few
+    bytes."""
     rows = np.concatenate([part.rows for part in parts])
     return np.sort(rows) if is_sorted else rows

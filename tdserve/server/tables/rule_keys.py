@@ -1,4 +1,4 @@
-"""Leaves that a table's rules look at: their bytes are reported by the worker that received the rows."""
+"""Leaves that a table's rules need: the process that fills the rows reports their bytes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tdserve.v1 import worker_pb2
 _ID_BYTES = 8
 
 CLAIMS_TIMEOUT_S = 30.0
-"""Rows that were claimed are filled within the time of a copy; of a writer that is stopped the session ends."""
+"""Longest wait for writes of others: they take the time of a copy, and the session of a stopped writer ends."""
 
 
 class RuleKeys:
-    """Learns by what rows are grouped when somebody first asks for groups, and keeps it up from then on."""
+    """Groups rows by a leaf once a sample first asks for that, and from then on."""
 
     async def learn_group(self, entry: OpenedStore, path: Path, session: ClientSession) -> str:
-        """The name of the column that groups rows by a leaf; filled for all rows that are there.
+        """Returns the name of the column that groups rows by a leaf; fills it for all existing rows.
 
         Raises:
-            KeyNotFoundError: Rows have no such leaf.
+            KeyNotFoundError: The table has no such leaf.
             NotSupportedError: A row has several values there.
         """
         column = group_column(path)
@@ -42,22 +42,22 @@ class RuleKeys:
             return column
         if path not in dict((*entry.spec.tensors, *entry.spec.values)):
             raise KeyNotFoundError(store=entry.name, key=".".join(path))
-        async with entry.write_lock:  # one after the other, and no row is half written meanwhile
+        async with entry.write_lock:  # one at a time, and no row is half written meanwhile
             if path not in entry.known_groups:
                 await self._look_at_rows(entry, path, session)
         return column
 
     async def _look_at_rows(self, entry: OpenedStore, path: Path, session: ClientSession) -> None:
-        """Fills the column of a leaf, a piece at a time: rows that are committed meanwhile bring theirs themselves,
-        and what was read of a row that is another by then does not count."""
+        """Fills the column of a leaf, a piece at a time. Rows that are committed meanwhile bring their own entry; an
+        entry read from a row that was replaced meanwhile is dropped."""
         name = group_column(path)
         if entry.record.capacity >= LONG_ROWS:
             await asyncio.to_thread(entry.replay_table().columns.array, name, np.int64)
         table = await _without_claims(entry, session)
         entry.group_keys.append(path)  # rows that are committed from here on bring it, and none is claimed
         try:
-            # Who writes the leaf itself began before it was refused; also of rows that may come back because a sample
-            # fails.
+            # Writes to the leaf are refused by now; those that began earlier must end. That includes rows of a sample
+            # that may fail and bring them back.
             num_used = table.ring.num_used
             await wait_for_others(session, entry, RowSet.run(0, num_used), Deadline.after(CLAIMS_TIMEOUT_S))
             column, num_read = table.columns.array(name, np.int64), self._rows_at_a_time(entry, path)
@@ -76,7 +76,7 @@ class RuleKeys:
         entry.known_groups.add(path)
 
     def _rows_at_a_time(self, entry: OpenedStore, path: Path) -> int:
-        """Rows that are read in one order: of long leaves fewer, each of whose rows is digested by itself."""
+        """Returns how many rows are read by one order: fewer for long leaves, whose rows are digested one by one."""
         leaf = dict(entry.spec.tensors).get(path)
         is_short = leaf is not None and leaf.nbytes <= _ID_BYTES * entry.record.capacity
         return PIECE_ROWS if is_short else TREE_PIECE_ROWS
@@ -84,7 +84,7 @@ class RuleKeys:
     async def read_ids(
         self, entry: OpenedStore, path: Path, rows: NDArray[np.int64], session: ClientSession
     ) -> NDArray[np.int64]:
-        """What rows are grouped by: a number per row; of very many, some are read at a time."""
+        """Returns a number per row by which rows are grouped; reads very many rows in parts."""
         num_read = self._rows_at_a_time(entry, path)
         if len(rows) > num_read:
             parts = [rows[start : start + num_read] for start in range(0, len(rows), num_read)]
@@ -93,7 +93,7 @@ class RuleKeys:
         return as_ids(content, len(rows)) if path in dict(entry.spec.tensors) else _ids_of_values(content, path, rows)
 
     async def read(self, entry: OpenedStore, path: Path, rows: NDArray[np.int64], session: ClientSession) -> bytes:
-        """The bytes of a leaf of rows whose content is in its place."""
+        """Returns the bytes of a leaf of filled rows."""
         order = worker_pb2.Order()
         order.read_columns.store.CopyFrom(entry.ref(session.worker.known_specs))
         order.read_columns.rows = encode_rows(rows)
@@ -103,7 +103,7 @@ class RuleKeys:
 
 
 async def _without_claims(entry: OpenedStore, session: ClientSession) -> Table:
-    """The table, once nobody fills rows by himself: such rows would not bring what they are grouped by."""
+    """Returns the table once nobody has a claim: claimed rows bring no entry for a group."""
     deadline = Deadline.after(CLAIMS_TIMEOUT_S)
     while (table := entry.replay_table()).claims is not None:
         table.take_back_claims()
@@ -131,17 +131,17 @@ def _digest(content: bytes) -> bytes:
 
 
 def group_column(path: Path) -> str:
-    """Name of the column that holds what rows are grouped by."""
+    """Returns the name of the column that groups rows by a leaf."""
     return "group-" + _digest(repr(path).encode("utf-8", "surrogatepass")).hex()
 
 
 def as_bools(content: bytes, num_rows: int) -> NDArray[np.bool_]:
-    """Which rows have a byte that is not zero."""
+    """Returns which rows have a byte that is not zero."""
     return np.asarray(np.frombuffer(content, np.uint8).reshape(num_rows, -1).any(axis=1))
 
 
 def as_ids(content: bytes, num_rows: int) -> NDArray[np.int64]:
-    """A number per row: equal where the rows' bytes are equal, and hardly ever otherwise."""
+    """Returns a number per row: equal for equal bytes, and hardly ever otherwise."""
     table = np.frombuffer(content, np.uint8).reshape(num_rows, len(content) // max(num_rows, 1))
     if table.shape[1] <= _ID_BYTES:
         padded = np.zeros((num_rows, _ID_BYTES), np.uint8)

@@ -1,4 +1,4 @@
-"""Sampling: rows drawn by a replay's table, sent by the session's worker."""
+"""Sampling: the table draws rows, and the session's mover sends them."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from tdserve.v1 import control_pb2
 
 
 class _Granted(NamedTuple):
-    """A sample that was drawn: what is sent, and the parts in which it is finished, or undone."""
+    """A sample that was drawn: the rows to send, and the parts in which it is finished or undone."""
 
     plan: RowsPlan
     parts: Sequence[RowsPlan]
 
 
 class Samples:
-    """What readers ask of replay stores.
+    """Serves the readers of replay tables.
 
     Args:
-        stores: The book.
-        rule_keys: Learns what rows are grouped by.
+        stores: All stores of the server.
+        rule_keys: Groups rows by a leaf.
     """
 
     def __init__(self, stores: Stores, *, rule_keys: RuleKeys) -> None:
@@ -53,18 +53,18 @@ class Samples:
         self._discarding = Discarding(stores)
         self._rng = np.random.default_rng()
         self._settling: set[asyncio.Task[None]] = set()
-        self._leasing: dict[int, dict[str, OpenedStore]] = {}  # by session, and by uid: tables that it has rows of
+        self._leasing: dict[int, dict[str, OpenedStore]] = {}  # by session, then uid: tables that it has leases of
 
     async def sample(
         self, session: ClientSession, request: int, asked: control_pb2.SampleRequest
     ) -> control_pb2.Done | None:
-        """Draws rows and has them sent. None: Accepted was sent, the content follows over the channel.
+        """Draws rows and has them sent. Returns None if Accepted was sent and the content follows over the channel.
 
         Raises:
-            StoreNotFoundError: It was deleted: who samples has seen it.
-            KeyNotFoundError: A required key, or the one to group by, is none of the rows'.
-            DeadlineExceededError: Nothing was let through in time; the message says what it waits for.
-            EndOfStreamError: The queue was closed, and is drained.
+            StoreNotFoundError: The store was deleted; it is not waited for, since a client that samples has seen it.
+            KeyNotFoundError: The table has no such key to require or to group by.
+            DeadlineExceededError: No sample was possible in time; the message names what was missing.
+            EndOfStreamError: The queue was closed and is drained.
         """
         deadline = Deadline.after(asked.timeout_s)
         entry = self._stores.get(asked.store)
@@ -79,7 +79,7 @@ class Samples:
         num_rows, num_batches = _size_of(asked)
         max_lag = check_max_lag(entry, asked)
         key = await self._view(session, entry, asked)
-        if max_lag is not None and not table.settings.is_queue:  # from which goes what is too old
+        if max_lag is not None and not table.settings.is_queue:  # a queue discards rows that are too old
             key = key._replace(max_lag=max_lag)
         await self._view_building.ready(session, entry, key, deadline)
         await self._discarding.finish(session, entry, max_lag)
@@ -98,12 +98,12 @@ class Samples:
             return draw(num_batches, max_drawn=max_drawn, replaces=asked.replaces_torn)
 
         def plan() -> RowsPlan | None:
-            # Who waits gets one batch as soon as there is one: a limiter may never let through several.
+            # A caller that waits gets one batch as soon as there is one: a limiter may never let several through.
             return plan_some(num_batches) or (plan_some(1) if num_batches > 1 else None)
 
         line = ("sample", num_rows, num_batches, key, max_lag, owner is not None, asked.replaces_torn)
         if asked.message_nbytes:
-            # What waits in line goes first.
+            # Callers that wait in line go first.
             begun = None if entry.changed.has_line(line) else plan_some(num_batches)
             found = None if begun is None else await self._complete(session, entry, begun, key)
             return await self._send_expected(session, request, entry, found, asked)
@@ -118,7 +118,7 @@ class Samples:
                 give_back=table.undo,
             )
             granted = await self._complete(session, entry, begun, key)
-            num_failed += granted is None  # rows that may be drawn so often did not suffice: all are looked at next
+            num_failed += granted is None  # there were too few such rows: the next attempt draws all at once
         rows = granted.plan
         return await self._sending(
             entry, granted, lambda: self.send(session, request, entry, rows, tells_spec=not asked.fingerprint)
@@ -127,8 +127,8 @@ class Samples:
     async def _complete(
         self, session: ClientSession, entry: OpenedStore, plan: RowsPlan, key: SampleConditions
     ) -> _Granted | None:
-        """All rows of a plan, which are drawn a few at a time; None, and it is undone, where too many rows have left
-        the table meanwhile."""
+        """Draws the missing rows of a plan, a few at a time. If too many rows have left the table meanwhile, undoes the
+        plan and returns None."""
         if not plan.num_missing:
             return _Granted(plan, (plan,))
         parts, table = [plan], entry.replay_table()
@@ -145,7 +145,7 @@ class Samples:
                 parts.append(more)
             joined = await asyncio.to_thread(RowsPlan.join, parts)
             if plan.is_alone and plan.lease is None and await asyncio.to_thread(joined.has_repeated_rows):
-                await self._undo(entry, parts)  # a row has left, and has come again
+                await self._undo(entry, parts)  # a row has left, come back, and been drawn again
                 return None
         except BaseException:
             await self._undo(entry, parts)
@@ -153,13 +153,14 @@ class Samples:
         return _Granted(joined, parts)
 
     async def release(self, session: int) -> None:
-        """Gives back what a session that has ended held on lease."""
+        """Gives back all rows that an ended session has on lease."""
         for entry in self._leasing.pop(session, {}).values():
             if entry.table is not None:
                 await in_turns(_releasing(entry, entry.table, session))
 
     async def give_back(self, session: int, request: int) -> None:
-        """Gives back what a session was handed on lease for one request, if it was: the answer has not reached it."""
+        """Gives back the rows that a session has on lease for one request, if any: the answer has not reached the
+        client."""
         for entry in list(self._leasing.get(session, {}).values()):
             if entry.table is not None:
                 await in_turns(_releasing(entry, entry.table, session, request))
@@ -167,7 +168,7 @@ class Samples:
     async def send(
         self, session: ClientSession, request: int, entry: OpenedStore, plan: RowsPlan, *, tells_spec: bool
     ) -> control_pb2.Done | None:
-        """Sends rows, inline or behind an Accepted."""
+        """Sends rows, inline or after an Accepted."""
         row_spec = entry.spec_of_row()
         accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=row_spec.fingerprint)
         if tells_spec:
@@ -199,7 +200,7 @@ class Samples:
         granted: _Granted | None,
         asked: control_pb2.SampleRequest,
     ) -> control_pb2.Done | None:
-        """Sends what the client already waits for; void, when there is nothing to grant now."""
+        """Sends the content that the client already waits for; void content if no sample is possible now."""
         if granted is None:
             session.send_void(request, asked.message_nbytes)
             return control_pb2.Done(must_wait=True)
@@ -215,8 +216,8 @@ class Samples:
     async def _sending(
         self, entry: OpenedStore, granted: _Granted, send: Callable[[], Awaitable[control_pb2.Done | None]]
     ) -> control_pb2.Done | None:
-        """Has a plan carried out; what it used up is there again when that fails."""
-        entry.changed.wake()  # it may be what a writer has waited for
+        """Has a sample sent. If that fails, what it used up is available again."""
+        entry.changed.wake()  # a writer may wait for what it used up
         try:
             done = await send()
         except BaseException:
@@ -230,7 +231,7 @@ class Samples:
         await self._settle(entry, entry.replay_table().undo_in_parts(parts), is_long=len(parts) > 1)
 
     async def _settle(self, entry: OpenedStore, steps: Iterable[object], *, is_long: bool) -> None:
-        """Takes all steps of what ends a sample, even if the caller is cancelled meanwhile."""
+        """Takes all steps that end a sample, even if the caller is cancelled meanwhile."""
         if is_long:
             task = asyncio.create_task(in_turns(steps), name="tdserve-settling")
             self._settling.add(task)
@@ -244,18 +245,19 @@ class Samples:
 
 
 def _part_rows(key: SampleConditions) -> int:
-    """Rows that are drawn in one turn; each that a consumer has for the first time may need a page of memory."""
+    """Returns how many rows are drawn in one turn: fewer for a named consumer, to which each new row may cost a page of
+    memory."""
     return TREE_PIECE_ROWS // 2 if key.consumer else TREE_PIECE_ROWS
 
 
 def _check_session(session: ClientSession) -> None:
-    """Raises PeerLostError if the session has ended: what it would get on lease nobody would give back."""
+    """Raises PeerLostError if the session has ended: nobody would give back its leases."""
     if session.ended.is_set():
         raise PeerLostError(peer=f"session {session.number}", reason="it has ended")
 
 
 def _size_of(asked: control_pb2.SampleRequest) -> tuple[int, int]:
-    """Rows of a batch, and batches."""
+    """Returns the rows per batch and the number of batches."""
     num_rows, num_batches = asked.num_rows, max(asked.num_batches, 1)
     if num_rows * num_batches > MAX_SAMPLE_ROWS:
         reason = f"{num_rows} rows in {num_batches} batches are more than {MAX_SAMPLE_ROWS}"
@@ -271,13 +273,13 @@ def _releasing(entry: OpenedStore, table: Table, session: int, request: int = 0)
 
 
 def older_store(entry: OpenedStore) -> SpecMismatchError:
-    """For a client that means an earlier store of this name."""
+    """Returns the error for a client with the structure or capacity of an earlier store of this name."""
     expected = "the structure and the capacity that it has now"
     actual = "those of an older table of this name; open it again"
     return SpecMismatchError(store=entry.name, key="", expected=expected, actual=actual)
 
 
 def _is_expected(entry: OpenedStore, plan: RowsPlan, message_nbytes: Sequence[int]) -> bool:
-    """Whether the client waits for just the messages that these rows make."""
+    """Whether these rows make exactly the messages that the client waits for."""
     layout = rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
     return layout.message_nbytes == tuple(message_nbytes)

@@ -1,4 +1,4 @@
-"""Selectors of conditions that samples ask for first, made while others are served."""
+"""Builds selectors for conditions that no sample has requested before, while others are served."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tdserve.server.waiting import hear
 
 
 class ViewBuilding:
-    """Makes them in tasks: a sample that gives up meanwhile, as by its deadline, leaves the work to the next one.
+    """Builds selectors in tasks. If a sample gives up, for example at its deadline, the next one finds the work
+    continued.
 
-    Of one table one is made at a time.
+    Only one is built per table at a time.
     """
 
     def __init__(self) -> None:
@@ -27,10 +28,10 @@ class ViewBuilding:
     async def ready(
         self, session: ClientSession, entry: OpenedStore, key: SampleConditions, deadline: Deadline
     ) -> None:
-        """Waits until a table of very many rows has a selector; one of few makes it in no time, when it is asked for.
+        """Waits until a table of very many rows has a selector. A smaller table builds it at once when it is requested.
 
         Raises:
-            DeadlineExceededError: It was not made in time.
+            DeadlineExceededError: It was not built in time.
             StoreNotFoundError: The table was deleted.
             CapacityError: There are too many consumers.
         """
@@ -49,7 +50,7 @@ class ViewBuilding:
             what = f"the rows of {entry.name!r} to be looked at for the first sample of its kind"
             raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
         if task.exception() is not None:
-            entry.check_present()  # of a table that was deleted meanwhile, files are missing too
+            entry.check_present()  # a deleted table lacks files too
         task.result()
 
     def _end(self, name: tuple[str, SampleConditions]) -> None:

@@ -1,9 +1,9 @@
-"""Writes of rows that are there. A write is whole or absent: staged, journalled, then applied.
+"""Writes over existing rows. A write is whole or absent: staged, journalled, then applied.
 
-The content of a write first arrives in a staging file (or rides in the message). Then a journal entry, with the answer,
-says what will be applied where: this decides the write. The rows become odd, a worker copies, the rows become even, and
-the answer's record takes the place of the journal entry, for which there is always room. A crash anywhere behind the
-journal entry is repaired by applying it again; before it, nothing happened.
+The content of a write first arrives in a staging file (or inside the message). Then a journal entry, together with the
+answer, records what will be applied where: this decides the write. The rows become odd, a worker copies, the rows
+become even, and the answer's record replaces the journal entry, for which there is always room. After a crash behind
+the journal entry the write is applied again; before it, nothing has happened.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ _log = logging.getLogger("tdserve.server")
 
 
 class Writes:
-    """What sessions write into tensordict stores, and over rows of replays.
+    """Serves writes to tensordict stores, and over rows of replay tables.
 
     Args:
-        stores: The book.
-        answers: Of requests that were committed, for their retries.
-        values_worker: Writes non-tensor values, and applies staged content.
+        stores: All stores of the server.
+        answers: Answers to committed requests, for their retries.
+        values_worker: The worker that writes non-tensor values and applies staged content.
+        traffic: Counts transfers.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class Writes:
         self._staging = StagingNames()
 
     async def create(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
-        """Fills a store for the first time, in place since nobody sees it, and shows it; where that fails, its name is
-        free again."""
+        """Fills a new store, in place since nobody sees it, and makes it visible. If that fails, its name is free
+        again."""
         if asked.store in self._stores.catalog:
             raise StoreExistsError(name=asked.store)
         entry = self._stores.get_loading(asked.store, session.number)
@@ -84,7 +85,7 @@ class Writes:
         try:
             return await self._fill_and_show(session, request, entry, asked)
         except BaseException:
-            if not session.mover.may_still_write(request):  # else the store goes with its session
+            if not session.mover.may_still_write(request):  # else the store is deleted with its session
                 await self._stores.delete(entry)
             raise
         finally:
@@ -104,7 +105,7 @@ class Writes:
                 await self._worker.order(storing)
             if spool:  # no other request will use it soon, and it may be as large as the store
                 await asyncio.to_thread(remove_spool, spool)
-        await asyncio.to_thread(entry.generation_values().fill, 2)  # whose pages are touched for the first time
+        await asyncio.to_thread(entry.generation_values().fill, 2)  # touches its pages for the first time
         done = control_pb2.Done(version=entry.content_version)
         entry.check_present()
         with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
@@ -116,8 +117,8 @@ class Writes:
 
         Raises:
             ReadOnlyError, SpecMismatchError, SelectionError, CapacityError: Nothing was written.
-            NotSupportedError: It has non-tensor values, of an adopted store; nothing was written.
-            PeerLostError: The client or its worker went away before everything had arrived; nothing was written.
+            NotSupportedError: It has non-tensor values, and the store is adopted; nothing was written.
+            PeerLostError: The client or its worker was lost before all content had arrived; nothing was written.
         """
         entry = self._stores.get(asked.store)
         if entry.generations is None:
@@ -126,7 +127,7 @@ class Writes:
         _check_fingerprint(entry, asked.content)
         if entry.record.adopted:
             entry.check_values_writable(paths_of(asked.keys))
-        if entry.table is not None:  # some may be gone by the time their content has come
+        if entry.table is not None:  # some may be gone by the time their content has arrived
             entry.table.take_back_claims()
             rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
             await look_at_rows(entry.table, rows, _check_of(entry, asked, len(rows)))
@@ -135,7 +136,7 @@ class Writes:
     async def write_staged(
         self, session: ClientSession, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest
     ) -> control_pb2.Done:
-        """Has the session's worker receive the content, and applies it when all has come."""
+        """Has the session's worker receive the content, and applies it once all has arrived."""
         await _check_content(entry, asked)
         with self._staging.borrow(entry, is_needed=bool(asked.content.message_nbytes)) as staging:
             if staging:
@@ -143,16 +144,16 @@ class Writes:
             self._traffic.count_received(session.transport, asked.content)
             async with self._alone(session, entry, asked):
                 if (answered := self._answers.earlier(session.client_id, request)) is not None:
-                    return control_pb2.Done.FromString(answered)  # tried before, over a session that has ended
+                    return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
                 rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
                 check = _check_of(entry, asked, len(rows))
                 async with holding(entry, rows, paths_of(asked.keys), check) as held:
-                    _check_fingerprint(entry, asked.content)  # whose keys may have changed since it began to come
+                    _check_fingerprint(entry, asked.content)  # the keys may have changed meanwhile
                     done = control_pb2.Done(version=entry.content_version + 1)
                     journal = Journal(session.client_id, request, done, asked, staging)
                     self._stores.db.put("pending", JOURNAL + entry.record.uid.encode(), journal.to_bytes())
                 await self._apply(entry, journal, held)
-                if self._stores.db.owes:  # the journal may be there after a restart, and is applied again then
+                if self._stores.db.owes:  # a restart may find the journal entry and apply it again
                     self._staging.keep(staging)
         return done
 
@@ -164,7 +165,7 @@ class Writes:
         entry: OpenedStore,
         asked: control_pb2.WriteRequest,
     ) -> control_pb2.Done:
-        """Has the session's client copy the content over what is there."""
+        """Has the local client copy the content over the old content."""
         storing = self._storing(entry, asked)
         session.mover.locate_values(asked.content, storing.put_values, "")
 
@@ -175,7 +176,7 @@ class Writes:
         await self._wait_for_rows(session, entry, rows, Deadline.after(asked.timeout_s))
         if (answered := self._answers.earlier(session.client_id, request)) is not None:
             return control_pb2.Done.FromString(answered)
-        _check_fingerprint(entry, asked.content)  # its keys may have changed meanwhile
+        _check_fingerprint(entry, asked.content)  # the keys may have changed meanwhile
         self._traffic.count_received(session.transport, asked.content)
 
         check = _check_of(entry, asked, len(rows))
@@ -185,7 +186,8 @@ class Writes:
     async def _alone(
         self, session: ClientSession, entry: OpenedStore, asked: control_pb2.WriteRequest
     ) -> AsyncIterator[None]:
-        """A block in which nobody else writes these rows; others are not kept waiting while it waits for that."""
+        """Runs a block in which nobody else writes these rows. While it waits for that, it does not hold up other
+        writes."""
         deadline = Deadline.after(asked.timeout_s)
         while True:
             async with entry.write_lock:
@@ -205,20 +207,23 @@ class Writes:
     async def _wait_for_rows(
         self, session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline
     ) -> None:
-        """Waits until nobody else writes these rows, nor can any more, and no journalled write is being applied."""
+        """Waits until nobody else writes these rows or still can, and no journalled write is being applied."""
         while True:
             await wait_for_others(session, entry, rows, deadline)
             await self._in_place.wait_for_writers(session, entry, rows, deadline)
             if entry.write_lock.locked():
                 async with entry.write_lock:  # held for as long as a worker copies
                     pass
-            elif self._is_free(entry, rows):  # else somebody who had waited too came first
+            elif self._is_free(entry, rows):  # else another one that waited came first
                 break
         entry.check_present()
 
     async def repair(self) -> int:
-        """After a restart: applies what a crash has cut short; returns how many writes. A damaged store stays as it
-        is."""
+        """Applies, after a restart, the writes that a crash interrupted. A damaged store stays as it is.
+
+        Returns:
+            Number of applied writes.
+        """
         num_applied = 0
         for key, content in self._stores.db.scan("pending", JOURNAL):
             try:
@@ -255,7 +260,7 @@ class Writes:
             body.staging = journal.staging
             await self._worker.insist(entry, applying)
         except TDServeError as error:
-            failure = error  # such as no room for values: nothing of the tensors was touched
+            failure = error  # for example no room for values: the tensors are untouched
         rewritten = entry.lost.replace_written(held.rows, paths_of(journal.asked.keys)) if failure is None else {}
 
         def forget() -> None:
@@ -270,14 +275,16 @@ class Writes:
             raise failure
 
     def _forget(self, entry: OpenedStore, journal: Journal, changes: Mapping[bytes, bytes | None]) -> None:
-        """A write is applied: its answer takes its journal's place, together with other changes on record."""
+        """Replaces the journal entry of an applied write with its answer, in one transaction with other recorded
+        changes."""
         answer = journal.done.SerializeToString()
         with self._answers.transaction(journal.client_id, journal.request, answer, is_decided=True) as txn:
             txn.delete("pending", JOURNAL + entry.record.uid.encode())
             txn.update("pending", changes)
 
     def _storing(self, entry: OpenedStore, asked: control_pb2.WriteRequest, *, spool: str = "") -> worker_pb2.Order:
-        """An order for the values of a write. The store's ref is set when it is sent: a spec goes along only once."""
+        """Returns the order that stores the values of a write. The caller sets the store's ref on sending: a spec is
+        sent only once."""
         order = worker_pb2.Order()
         body = order.put_values
         body.values = asked.content.values
@@ -312,10 +319,10 @@ def _check_fingerprint(entry: OpenedStore, content: control_pb2.Content) -> None
 
 
 def _check_of(entry: OpenedStore, asked: control_pb2.WriteRequest, num_rows: int) -> Check:
-    """Finds out whether rows of a replay are still those that a write means.
+    """Returns a check that rows of a replay are still those that a write means.
 
     Raises:
-        InvalidRequestError: It has leaves that the table's rules look at.
+        InvalidRequestError: The write has leaves that the table's rules need.
     """
     if entry.table is None:
         return do_nothing
@@ -329,7 +336,7 @@ def _check_of(entry: OpenedStore, asked: control_pb2.WriteRequest, num_rows: int
 
 
 async def _check_content(entry: OpenedStore, asked: control_pb2.WriteRequest) -> None:
-    """Raises unless the content has the size of what it replaces: what is journalled must be possible."""
+    """Raises unless the content has the size of what it replaces: a journalled write must be possible."""
     selection = from_message(asked.selection)
     choose = partial(selected_spec, entry.spec, selection, paths_of(asked.keys), store=entry.name)
     chosen = await asyncio.to_thread(choose) if selection.is_long else choose()
