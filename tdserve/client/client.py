@@ -122,7 +122,7 @@ class Client(WeightsClient):
         Args:
             name: Of the store.
             like: One row; its content does not matter. It must not have the keys that sampling adds (``index``,
-                ``generation``, ``priority``, ...).
+                ``generation``, ``priority``, ...). Nested tensors in the first batch make its tensors ragged.
             capacity: Rows of the ring; space for all of them is reserved now.
             min_size: Rows needed before a sample is drawn, if no ``limiter`` is given.
             sampler: ``tdserve.Uniform()`` (the default), ``Prioritized``, ``Fifo``, ``Lifo``, ``WithoutReplacement`` or
