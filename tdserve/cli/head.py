@@ -65,13 +65,13 @@ class Column(NamedTuple):
     is_per_row: bool
 
     def cells(self, num_rows: int) -> list[str]:
-        """The row of a table: key, type, then one cell per row."""
+        """Returns the row of a table: key, type, then one cell per row."""
         values = [self.value[i] for i in range(num_rows)] if self.is_per_row else [self.value] * num_rows
         return [key_text(self.path[0] if len(self.path) == 1 else self.path), self.type, *map(value_text, values)]
 
 
 def flat(content: TensorDictBase) -> Iterator[Column]:
-    """Every leaf of a tensordict or tensorclass, in the order of its keys."""
+    """Yields every leaf of a tensordict or tensorclass, in the order of its keys."""
     from tdserve.structure.capture import capture  # imports torch
 
     captured = capture(content)
@@ -96,7 +96,7 @@ def flat(content: TensorDictBase) -> Iterator[Column]:
 
 
 def _packed_column(path: Path, node: Node, elements: Any) -> Column:
-    """A part whose rows differ in structure, as dicts."""
+    """Returns a part whose rows differ in structure as dicts."""
     from tdserve.structure.stacks.elements import unwrap  # imports torch
 
     is_listed, elements = bool(node.batch_size), unwrap(elements)
@@ -105,7 +105,7 @@ def _packed_column(path: Path, node: Node, elements: Any) -> Column:
 
 
 def _plain(entry: Any) -> Any:
-    """An entry of any kind as dicts and lists."""
+    """Returns an entry of any kind as dicts and lists."""
     from tensordict import NonTensorData, NonTensorStack  # imports torch
 
     from tdserve.structure.instances import inside

@@ -41,7 +41,7 @@ def info(name: str | None, address: str | None, token_file: Path | None, as_json
 
 
 def message_facts(message: Message) -> dict[str, Any]:
-    """A protobuf message as a dict, fields that are 0 or empty included."""
+    """Returns a protobuf message as a dict, including fields that are 0 or empty."""
     facts: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

@@ -20,12 +20,12 @@ class Leaf(NamedTuple):
     nbytes: int | None
 
     def cells(self) -> tuple[str, str, str, str]:
-        """The row of a table with ``COLUMNS``."""
+        """Returns the row of a table with ``COLUMNS``."""
         nbytes = "" if self.nbytes is None else nbytes_text(self.nbytes)
         return key_text(self.key), self.type, str(list(self.shape)), nbytes
 
     def as_dict(self) -> dict[str, object]:
-        """The leaf's JSON object; a nested key is a list."""
+        """Returns the leaf's JSON object; a nested key is a list."""
         return self._asdict()
 
 

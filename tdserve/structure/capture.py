@@ -34,7 +34,6 @@ def capture(
         is_destination: True refuses what cannot be written: conjugate and negative views, expanded leaves,
             sub-tensordicts, lazy views and files. False resolves conjugate and negative views into copies, because only
             bytes are sent.
-            bytes travel.
         like: A structure, of any number of rows, for which it is captured. Its ragged and packed parts are ragged and
             packed in the result; if ``td`` has them in another form, they are converted.
         allow_pickle: Whether non-tensor values of any type are accepted; those of a destination always are.

@@ -28,7 +28,7 @@ from tdserve.values.supported import check_values
 
 
 class LeafReader:
-    """Captures the leaves in one pass over a tensordict; its subclass walks over the nodes.
+    """Capture of the leaves in one pass over a tensordict; a subclass walks over the nodes.
 
     Args:
         store: Name, for errors.

@@ -119,7 +119,7 @@ class LiveEntry:
 
 
 class _AsWritten(type(NonTensorData)):  # type: ignore[misc]
-    """Makes a class exactly from its body; tensordict's own metaclass would replace operators of the body."""
+    """A metaclass that keeps a class as its body defines it; tensordict's own would replace its operators."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
         return ABCMeta.__new__(mcs, name, bases, namespace)

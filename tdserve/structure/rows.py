@@ -36,7 +36,7 @@ class _Place(NamedTuple):
 
 
 class RowReader:
-    """Returns the leaves of rows of one structure, in the order of its spec.
+    """Reader of rows of one structure: it returns their leaves in the order of its spec.
 
     Threads: safe.
 

@@ -29,7 +29,7 @@ class Received:
         self.columns = columns
 
     def leaves(self) -> dict[Path, torch.Tensor]:
-        """The leaves of the spec by path."""
+        """Returns the leaves of the spec by path."""
         return dict(zip(self._layout.leaf_paths, self.columns, strict=False))  # added columns come after them
 
     def trailing(self, name: str) -> torch.Tensor:

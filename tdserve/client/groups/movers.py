@@ -38,7 +38,7 @@ class GroupMover(Protocol):
 
 
 class HostMover:
-    """Moves content over the link; content on a GPU is copied."""
+    """Mover over the link; content on a GPU is copied."""
 
     def give(self, wire: GroupWire, given: GivenPart, peer: int) -> None:
         send_content(wire, given.messages, given.source(), [peer])
@@ -63,7 +63,7 @@ class HostMover:
 
 
 class DeviceMover:
-    """Moves tensors by NCCL and values over the link.
+    """Mover that uses NCCL for tensors and the link for values.
 
     Args:
         nccl: Of the epoch.

@@ -31,7 +31,7 @@ class MemmappedHandle(AlterableHandle):
         raise NotImplementedError
 
     def is_memmap(self) -> bool:
-        """True for every store."""
+        """Returns True: every store is memory-mapped."""
         return True
 
     @property

@@ -59,7 +59,7 @@ class Skeleton(NamedTuple):
         return list(_hollow(found, key)) if isinstance(found, TensorDict) else []
 
     def spec(self) -> Spec:
-        """The structure as a value."""
+        """Returns the structure as a spec."""
         return Spec(self._node(self.td, self.sources))
 
     def source_of(self, key: Path) -> Any:

@@ -35,7 +35,7 @@ MAX_TRIES = 100
 
 
 class LocalMover(ClientMover):
-    """Copies content from and to the server's files, as the server permits.
+    """Mover that copies content from and to the server's files, as the server permits.
 
     Args:
         client: The client of the session.

@@ -27,7 +27,7 @@ of the time, and if the store has changed, as many bytes would be sent in vain."
 
 
 class RemoteMover(ClientMover):
-    """Moves content in messages; small content in requests and answers.
+    """Mover that sends and receives content in messages; small content in requests and answers.
 
     Args:
         client: The client of the session.

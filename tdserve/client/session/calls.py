@@ -44,7 +44,7 @@ _Result = TypeVar("_Result")
 
 
 class Sender(Protocol):
-    """Sends the rows of a writer."""
+    """The thread that sends the rows of a writer."""
 
     def close(self, deadline: Deadline) -> None:
         """Sends what is left, and ends. Raises TDServeError if that fails or takes too long."""

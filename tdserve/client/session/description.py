@@ -142,7 +142,7 @@ class StoreDescription:
         return self.tree()
 
     def tree(self) -> str:
-        """The structure as a tree with a line for each entry: of a replay's row, of the newest version of weights."""
+        """Returns the structure as a tree with a line for each entry; of a replay that of one row."""
         rows = f"{self.num_rows} of {self.capacity} rows" if self.capacity else f"{self.num_rows} rows"
         what = f"one row, {rows}" if self.kind == "replay" else rows
         return structure_text.tree(f"{self.name} ({self.kind}, {what}, {self.nbytes} bytes)", self.spec.root)

@@ -23,7 +23,7 @@ OnRoom = Callable[[], None]
 
 
 class RequestNumbers:
-    """Gives numbers, and keeps those of requests that change something until they will not be sent again.
+    """Source of numbers, which keeps those of requests that change something until they will not be sent again.
 
     Writes share a window, since the server or the channel must hold their content. Other changes do not wait for it: a
     call that takes rows out of a full queue must get through while all writes wait for that. Threads: safe.

@@ -376,7 +376,7 @@ class Session:
         self._stream.close()
 
     def interface(self) -> str:
-        """The address of this machine at which others reach this client."""
+        """Returns the address of this machine at which others reach this client."""
         return address_towards(self.address, self.welcome.interface)
 
     def _make_channel(self, number: int, kv_store: KVStore) -> Channel:

@@ -22,7 +22,7 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass(frozen=True)
 class NStep:
-    """Turns the one-step transitions of a trajectory into n-step ones, row for row.
+    """Conversion of the one-step transitions of a trajectory into n-step ones, row for row.
 
     With ``m = min(n, steps to the trajectory's end)``, row ``t`` gets
 

@@ -125,7 +125,7 @@ Watch = Callable[[Session, int], None]
 
 
 class Pulls:
-    """Gets versions for one client. Threads: safe.
+    """The pulls of one client. Threads: safe.
 
     Args:
         client: The client.
