@@ -19,10 +19,10 @@ from tdserve.structure.captured import Captured
 from tdserve.structure.changes import drop_batch_dim
 from tdserve.structure.instances import find_tensorclass, inside, instance_of, num_classes
 from tdserve.structure.live_values import LiveEntry
-from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf, packed_leaf
+from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf, make_packed_leaf
 from tdserve.structure.stacks.assembly import RowsWithColumns, assign, entry_of, node_of, take_columns
 from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred, later_stack, later_values
-from tdserve.structure.stacks.elements import OneValue, flat_elements, has_notes, make_single_value, nested_list, unwrap
+from tdserve.structure.stacks.elements import OneValue, flat_elements, has_notes, make_single_value, nest_list, unwrap
 from tdserve.structure.stacks.gathering import gather
 from tdserve.structure.stacks.restacking import join, stack_of
 from tdserve.structure.state import restore_state
@@ -192,7 +192,7 @@ def _prepare_packed(node: Node, path: Path) -> _Packed | None:
     if node.inner is None:
         return None
     empty = tuple(max(size, 0) for size in node.inner)
-    return _Packed(packed_leaf(node), path, empty, node.stack_dim, tuple(map(Spec, node.members)))
+    return _Packed(make_packed_leaf(node), path, empty, node.stack_dim, tuple(map(Spec, node.members)))
 
 
 def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> Any:
@@ -246,7 +246,7 @@ def _build_members(packed: _Packed, elements: Any, recipe: _Recipe) -> Any:
             rows.append(build(part.spec, part.tensors, part.values))
         elif is_by_rows:
             leaf = packed.leaf._replace(batch_size=sizes)
-            rows.append(node_of(leaf, nested_list(part, sizes), recipe.device, packed.empty, None, own_names))
+            rows.append(node_of(leaf, nest_list(part, sizes), recipe.device, packed.empty, None, own_names))
         else:
             rows.append(join(part, sizes, own_names))
     td = rows[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.structure.capture_cache import Recall
-from tdserve.structure.captured import Captured, conform, shared_spec
+from tdserve.structure.captured import Captured, conform, share_spec
 from tdserve.structure.node_capture import NodeReader
 from tdserve.structure.nodes import Node
 from tdserve.structure.tree import Spec
@@ -62,7 +62,7 @@ def capture(
         tensors = reader.tensors
         if looks is not None:
             tensors = {path: tensor.detach() for path, tensor in tensors.items()}
-        captured = Captured(shared_spec(root), tensors, reader.values, {})
+        captured = Captured(share_spec(root), tensors, reader.values, {})
         if looks is not None:
             _RECALL.keep(looks, captured)
     found: Captured = captured
@@ -82,7 +82,7 @@ def capture_as(td: Any, like: Spec) -> Captured:
 def _taken_for(td: Any, like: Spec, reader: NodeReader) -> Captured:
     is_one = like.root.inner is not None and not like.root.batch_size
     root = reader.node(td, (), () if is_one else None)  # its own dimensions are those of the element
-    return conform(Captured(shared_spec(root), reader.tensors, reader.values, {}), like)
+    return conform(Captured(share_spec(root), reader.tensors, reader.values, {}), like)
 
 
 def capture_packed(

@@ -10,7 +10,7 @@ import torch
 from tdserve.structure.changes import replace_entries
 from tdserve.structure.files import FileTensor
 from tdserve.structure.nodes import Entry, Node, Path, TensorLeaf, ValueLeaf
-from tdserve.structure.stacks.elements import as_declared, dense_of_ragged, ragged_of_dense
+from tdserve.structure.stacks.elements import as_declared, convert_to_dense, convert_to_ragged
 from tdserve.structure.tree import Spec
 
 _NUM_KEPT_SPECS = 512
@@ -62,7 +62,7 @@ def conform(captured: Captured, expected: Spec) -> Captured:
     for path, leaf in captured.spec.tensors:
         entry = wanted.get(path)
         if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
-            found = ragged_of_dense(tensors[path], entry, leaf)
+            found = convert_to_ragged(tensors[path], entry, leaf)
             if found is not None:
                 changed[path], values[path] = found
                 del tensors[path]
@@ -72,7 +72,7 @@ def conform(captured: Captured, expected: Spec) -> Captured:
         if entry is None or ragged is None or not ragged.dtype:
             continue
         if isinstance(entry, TensorLeaf):
-            dense = dense_of_ragged(values[path], value_leaf, entry)
+            dense = convert_to_dense(values[path], value_leaf, entry)
             if dense is not None:
                 changed[path] = TensorLeaf(ragged.dtype, tuple(dense.shape))
                 tensors[path] = dense
@@ -81,10 +81,10 @@ def conform(captured: Captured, expected: Spec) -> Captured:
             changed[path] = as_declared(values[path], value_leaf, entry.ragged)
     if not changed:
         return captured
-    return Captured(shared_spec(replace_entries(captured.spec.root, changed)), tensors, values, {})
+    return Captured(share_spec(replace_entries(captured.spec.root, changed)), tensors, values, {})
 
 
 @lru_cache(maxsize=_NUM_KEPT_SPECS)
-def shared_spec(root: Node) -> Spec:
+def share_spec(root: Node) -> Spec:
     """Returns the spec of a tree; the same object for equal trees, as long as it is cached."""
     return Spec(root)

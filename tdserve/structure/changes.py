@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tdserve.structure.nodes import DimNames, Entry, Node, Path, TensorKind, TensorLeaf, ValueLeaf, packed_stack_dim
+from tdserve.structure.nodes import (
+    DimNames,
+    Entry,
+    Node,
+    Path,
+    TensorKind,
+    TensorLeaf,
+    ValueLeaf,
+    find_packed_stack_dim,
+)
 
 Leaf = TensorLeaf | ValueLeaf
 
@@ -104,7 +113,7 @@ def _restack_packed(
 ) -> int | None:
     """Returns the new stacking dimension of a packed node; what was one row of a stack is dense."""
     found = -1 if stack_dim < 0 else _restack(stack_dim, num_old, num_new, moved)
-    return packed_stack_dim(-1 if found is None else found, len(node.batch_size) - num_old + num_new)
+    return find_packed_stack_dim(-1 if found is None else found, len(node.batch_size) - num_old + num_new)
 
 
 def _rename(old: DimNames | None, num_dims: int, num_old: int, num_new: int, names: DimNames | None) -> DimNames | None:
@@ -146,7 +155,7 @@ def redevice(node: Node, device: str | None) -> Node:
     return map_tree(node, lambda each: each._replace(device=device))
 
 
-def moved_to_cpu(node: Node) -> Node:
+def move_to_cpu(node: Node) -> Node:
     """Returns the tree with the CPU as the device of every node that has one."""
     return map_tree(node, lambda each: each._replace(device=each.device and "cpu"))
 
@@ -224,7 +233,7 @@ def drop_batch_dim(node: Node, dim: int) -> Node:
         left = -1 if stack_dim == dim else stack_dim - (stack_dim > dim)
         if stack_dim != dim:
             members = tuple(drop_batch_dim(member, dim - (0 <= stack_dim < dim)) for member in node.members)
-        stack_dim = packed_stack_dim(left, len(node.batch_size) - 1)
+        stack_dim = find_packed_stack_dim(left, len(node.batch_size) - 1)
     elif stack_dim is not None:
         stack_dim = None if stack_dim == dim else stack_dim - (stack_dim > dim)
     return node._replace(

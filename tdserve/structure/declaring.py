@@ -13,9 +13,9 @@ from tdserve.structure.captured import Captured
 from tdserve.structure.changes import drop_batch_dim, replace_entries
 from tdserve.structure.entries import change_tensors
 from tdserve.structure.files import in_memory
-from tdserve.structure.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, packed_stack_dim
+from tdserve.structure.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, find_packed_stack_dim
 from tdserve.structure.stacks.common_structure import as_element, reshape_known, summarise
-from tdserve.structure.stacks.elements import flat_elements, nested_leaf
+from tdserve.structure.stacks.elements import flat_elements, make_nested_leaf
 from tdserve.structure.torch_private import unset_fake_temporarily
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec, has_stack, show
@@ -45,7 +45,7 @@ def declare_ragged(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, 
         if isinstance(entry, Node):
             changed[path] = _pack_node(entry, path, _around(spec, path))
         elif isinstance(entry, TensorLeaf):
-            changed[path] = _ragged_tensor(entry, path, dims, spec)
+            changed[path] = _make_ragged_tensor(entry, path, dims, spec)
         elif entry.ragged is None:
             raise _refusal(path, "a non-tensor value has no dimensions")
     root = spec.root
@@ -84,7 +84,7 @@ def widen_row(row: Spec, batch: Captured) -> Spec | None:
         old = wanted.get(path)
         if old is not None and is_row_of_stack and _differs_in_size(old, tensor_leaf):
             free = tuple(dim for dim, size in enumerate(old.shape) if size != tensor_leaf.shape[dim + 1])
-            changed[path] = _ragged_tensor(old, path, free, row, Form.STACK)
+            changed[path] = _make_ragged_tensor(old, path, free, row, Form.STACK)
     if not changed:
         return None
     if () in changed:
@@ -149,7 +149,7 @@ def _differs_in_size(old: TensorLeaf, new: TensorLeaf) -> bool:
     return old.dtype == new.dtype and len(old.shape) + 1 == len(new.shape) and old.shape != new.shape[1:]
 
 
-def declared_paths(spec: Spec, values: Mapping[Path, Any], ragged: Declared) -> set[Path]:
+def list_declared_paths(spec: Spec, values: Mapping[Path, Any], ragged: Declared) -> set[Path]:
     """Returns the entries of a row that a user declared ragged; arguments as of ``declare_ragged``."""
     return {*_list_paths(ragged), *(path for path, _ in _nested_rows(spec, values))}
 
@@ -233,7 +233,7 @@ def _list_paths(ragged: Declared) -> dict[Path, tuple[int, ...]]:
     return found
 
 
-def _ragged_tensor(
+def _make_ragged_tensor(
     leaf: TensorLeaf, path: Path, dims: tuple[int, ...], spec: Spec, form: Form | None = None
 ) -> ValueLeaf:
     batch_size = _around(spec, path)
@@ -271,7 +271,7 @@ def _pack_node(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_s
         raise _refusal(path, "its rows have no batch dimension that could differ")
     if inner:
         inner, entries = free(inner), tuple((key, reshape_known(entry, free)) for key, entry in entries)
-    stack_dim = packed_stack_dim(None if node.stack_dim == -1 else node.stack_dim, len(around))
+    stack_dim = find_packed_stack_dim(None if node.stack_dim == -1 else node.stack_dim, len(around))
     names = None if node.names is None or not any(node.names[: len(around)]) else node.names[: len(around)]
     return Node(around, names, node.device, node.tensorclass, entries, stack_dim=stack_dim, inner=inner)
 
@@ -285,7 +285,7 @@ def _nested_rows(spec: Spec, values: Mapping[Path, Any]) -> list[tuple[Path, Val
 
 
 def _nested_row(leaf: ValueLeaf, tensor: Any) -> ValueLeaf:
-    row, _ = nested_leaf(tensor, (1,))
+    row, _ = make_nested_leaf(tensor, (1,))
     return row._replace(batch_size=(), per_row=False)
 
 

@@ -22,7 +22,7 @@ from tdserve.structure.tensordict_private import (
     SubTensorDict,
     array_dtype,
     array_of,
-    held_entry,
+    get_held_entry,
     is_tensor_array,
     shown_source,
 )
@@ -144,7 +144,7 @@ def blocks(shape: tuple[int, ...], first: int, stop: int) -> Iterator[Index]:
         yield from ((last, *index) for index in blocks(shape[1:], 0, rest))
 
 
-def strided_piece(tensor: torch.Tensor, start: int, stop: int) -> NDArray[np.uint8]:
+def read_strided_piece(tensor: torch.Tensor, start: int, stop: int) -> NDArray[np.uint8]:
     """Reads a piece as ``FileTensor.read_piece`` does, of a tensor on the CPU with elements in any order."""
     itemsize = tensor.element_size()
     piece = torch.empty((stop - start) // itemsize, dtype=tensor.dtype)
@@ -210,7 +210,7 @@ def file_items(td: Any) -> Iterator[tuple[str, Any]]:
             yield key, FileTensor(array if rows is None else _Rows(array, rows), dtype)
         else:
             with _quiet():
-                entry = held_entry(td, key)
+                entry = get_held_entry(td, key)
             yield key, entry
 
 

@@ -19,7 +19,7 @@ from tdserve.structure.matching import quote, show
 from tdserve.structure.nodes import MAX_DIMS, PACKED, Entry, Path, TensorKind, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Jagged
 from tdserve.structure.stacks.common_structure import CapturedPart
-from tdserve.structure.stacks.elements import Element, elements_of, flat_elements, nested_leaf, values_of
+from tdserve.structure.stacks.elements import Element, elements_of, flat_elements, make_nested_leaf, values_of
 from tdserve.structure.state import PLAIN, mark_of
 from tdserve.structure.torch_private import FakeTensor, is_fake_parameter
 from tdserve.structure.torch_types import FROM_TORCH
@@ -71,7 +71,7 @@ class LeafReader:
         size = item.size(0) if jagged is None else len(jagged.offsets) - 1
         if batch_size and size != batch_size[0]:
             raise self._contradiction(path, (size,), batch_size)
-        leaf, self.values[path] = nested_leaf(item, batch_size)
+        leaf, self.values[path] = make_nested_leaf(item, batch_size)
         if not self.is_exact or self._mark(item, path) == PLAIN:
             return leaf
         if not item.requires_grad or isinstance(item, torch.nn.Parameter):

@@ -43,10 +43,10 @@ from tdserve.structure.stacks.elements import (
     elements_of,
     flat_elements,
     is_by_rows,
-    nested_list,
+    nest_list,
     noted_stack_dim,
 )
-from tdserve.structure.stacks.row_structure import needs_note, num_levels, shared_values
+from tdserve.structure.stacks.row_structure import find_shared_values, needs_note, num_levels
 from tdserve.structure.state import params_of
 from tdserve.structure.tensordict_private import (
     content_of,
@@ -256,7 +256,7 @@ class NodeReader(LeafReader):
             inner = tuple(td.batch_size[len(batch_size) :])
         if self._is_lock_told(is_locked, path):
             elements = [element.without_locks() for element in elements]
-        self.values[path] = nested_list(elements, batch_size) if batch_size else elements[0]
+        self.values[path] = nest_list(elements, batch_size) if batch_size else elements[0]
         names = _names(td)
         names = None if names is None else names[: len(batch_size)]
         device = None if td.device is None else _device_name(td.device)
@@ -314,7 +314,7 @@ class NodeReader(LeafReader):
         if not needs_note(members, batch_size, is_locked=bool(td.is_locked)):
             return ()
         self._check_depth(members, path)
-        for below in (below for member in members if 0 in around for below in shared_values(member)):
+        for below in (below for member in members if 0 in around for below in find_shared_values(member)):
             reason = "its stack of different keys has no elements that could hold it"
             raise self._refusal("a value for all elements", (*path, *below), reason)
         return members

@@ -190,12 +190,12 @@ def num_dims_of(entry: Entry) -> int | None:
     return len(entry.batch_size) + (0 if entry.ragged is None else len(entry.ragged.shape))
 
 
-def packed_leaf(node: Node) -> ValueLeaf:
+def make_packed_leaf(node: Node) -> ValueLeaf:
     """Returns the stored form of a packed node."""
     return ValueLeaf(node.batch_size, bool(node.batch_size), PACKED)
 
 
-def packed_stack_dim(stack_dim: int | None, num_dims: int) -> int | None:
+def find_packed_stack_dim(stack_dim: int | None, num_dims: int) -> int | None:
     """Returns the ``stack_dim`` that a packed node with so many dimensions of its own records.
 
     Returns None if elements are single, or are stacked along their only dimension.

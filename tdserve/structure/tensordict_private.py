@@ -99,7 +99,7 @@ def is_transparent_class(kind: type) -> bool:
     return getattr(kind, "_is_non_tensor", False) or getattr(kind, "_pass_through", False)
 
 
-def held_entry(td: Any, key: str) -> Any:
+def get_held_entry(td: Any, key: str) -> Any:
     """Returns an entry as any tensordict holds it, without unwrapping it."""
     return td._get_str(key, NO_DEFAULT)
 

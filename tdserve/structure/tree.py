@@ -10,7 +10,7 @@ from typing import Any
 from tdserve.base.errors import InvalidSpecError, KeyNotFoundError
 from tdserve.structure.canonical import fingerprint
 from tdserve.structure.changes import (
-    moved_to_cpu,
+    move_to_cpu,
     per_row,
     rebatch,
     redevice,
@@ -28,7 +28,7 @@ from tdserve.structure.nodes import (
     TensorLeaf,
     ValueLeaf,
     has_state,
-    packed_leaf,
+    make_packed_leaf,
 )
 
 __all__ = [
@@ -266,7 +266,7 @@ class Spec:
     @cached_property
     def on_cpu(self) -> Spec:
         """Returns this spec with the CPU as the device of every node that has one; itself if that is so already."""
-        root = moved_to_cpu(self.root)
+        root = move_to_cpu(self.root)
         return self if root == self.root else Spec(root)
 
     def with_values_per_row(self) -> Spec:
@@ -343,7 +343,7 @@ def _walk(node: Node, path: Path, *, is_nested: bool = True) -> Iterator[tuple[P
 def leaves_of(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLeaf]]:
     """Yields the stored leaves of a node."""
     if node.inner is not None:
-        yield path, packed_leaf(node)
+        yield path, make_packed_leaf(node)
         return
     for key, entry in node.entries:
         if isinstance(entry, Node):

@@ -10,7 +10,7 @@ from tensordict import LazyStackedTensorDict, PersistentTensorDict, TensorDict, 
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.files import file_items, is_in_file
 from tdserve.structure.instances import inside
-from tdserve.structure.tensordict_private import LazyView, SubTensorDict, check_unlock, entries_of, held_entry
+from tdserve.structure.tensordict_private import LazyView, SubTensorDict, check_unlock, entries_of, get_held_entry
 from tdserve.structure.tree import Path, quote
 
 
@@ -30,7 +30,7 @@ def items_of(td: Any) -> Iterable[tuple[str, Any]]:
     if is_in_file(td):
         return file_items(td)
     keys = td.keys()
-    return [(key, held_entry(td, key)) for key in keys]
+    return [(key, get_held_entry(td, key)) for key in keys]
 
 
 def check_own_entries(td: Any, *, call: str, advice: str) -> None:

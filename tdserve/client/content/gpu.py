@@ -30,7 +30,7 @@ class Gpu(NamedTuple):
 NO_GPU = Gpu("", "")
 
 
-def named_gpu(device: torch.device | str | int | None, *, transport: str) -> Gpu:
+def find_gpu(device: torch.device | str | int | None, *, transport: str) -> Gpu:
     """Returns the GPU that a client names.
 
     Args:

@@ -14,7 +14,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.content import write_layout
 from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, Message
 from tdserve.structure.capture import Captured
-from tdserve.structure.files import FileTensor, strided_piece
+from tdserve.structure.files import FileTensor, read_strided_piece
 from tdserve.structure.tree import Path
 from tdserve.transport.sources_sinks import LeafEnd, Source, as_bytes
 
@@ -80,7 +80,7 @@ def _read_of(tensor: torch.Tensor) -> Read | None:
     if isinstance(tensor, FileTensor):
         return tensor.read_piece
     is_large = tensor.nbytes >= LARGE_LEAF_BYTES and tensor.is_cpu
-    return partial(strided_piece, tensor) if is_large and not tensor.is_contiguous() else None
+    return partial(read_strided_piece, tensor) if is_large and not tensor.is_contiguous() else None
 
 
 def contents_of(captured: Captured) -> dict[Path, NDArray[np.uint8]]:

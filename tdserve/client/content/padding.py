@@ -11,7 +11,7 @@ import torch
 from tdserve.base.errors import InvalidRequestError
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
-from tdserve.structure.captured import shared_spec
+from tdserve.structure.captured import share_spec
 from tdserve.structure.changes import replace_entries
 from tdserve.structure.nodes import Entry, Node, Path, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Pieces
@@ -72,10 +72,10 @@ def pad_ragged(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping
     held = _masks_node(root, masks)
     # A tensorclass has no field for the masks.
     root = root._replace(entries=(*root.entries, (MASKS, held)), tensorclass=None)
-    return columns._replace(spec=shared_spec(root))
+    return columns._replace(spec=share_spec(root))
 
 
-def filled_up(td: Any, pad: Pad) -> Any:
+def pad_built(td: Any, pad: Pad) -> Any:
     """Pads a tensordict that is built already; returns it unchanged if there is nothing to pad."""
     if pad is None:
         return td

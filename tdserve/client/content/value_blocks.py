@@ -16,7 +16,7 @@ from tdserve.structure.captured import EncodedValues
 from tdserve.structure.nodes import Form, Ragged
 from tdserve.structure.pieces import Pieces
 from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred
-from tdserve.structure.stacks.elements import flat_elements, nested_list
+from tdserve.structure.stacks.elements import flat_elements, nest_list
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Path, Spec, ValueLeaf
 from tdserve.values.codec import PICKLED, decode_many, encode_many
@@ -156,7 +156,7 @@ def decode_values(
             values[path] = Deferred(blobs, decode)
         else:
             decoded = decode(blobs)
-            values[path] = nested_list(decoded, leaf.batch_size) if per_row else decoded[0]
+            values[path] = nest_list(decoded, leaf.batch_size) if per_row else decoded[0]
     return spec.with_per_row(changed) if changed else spec, values
 
 
@@ -176,7 +176,7 @@ def _elements(
         elements = Pieces.from_blobs(blobs, ragged)
     if not leaf.batch_size:
         return elements[0]
-    return elements if len(leaf.batch_size) == 1 else nested_list(list(elements), leaf.batch_size)
+    return elements if len(leaf.batch_size) == 1 else nest_list(list(elements), leaf.batch_size)
 
 
 def _can_wait(blobs: Sequence[bytes], leaf: ValueLeaf, allow_pickle: bool) -> bool:

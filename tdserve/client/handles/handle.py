@@ -13,7 +13,7 @@ from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.dataset import StoreRows
 from tdserve.client.handles.coerce import Manner
 from tdserve.client.handles.key_list import KeyList
-from tdserve.client.handles.keys import NO_DEFAULT, as_path, checked_path
+from tdserve.client.handles.keys import NO_DEFAULT, as_path, check_path
 from tdserve.client.handles.live_values import with_live_leaves
 from tdserve.client.handles.mapping import map_store
 from tdserve.client.handles.memmapped import MemmappedHandle
@@ -21,7 +21,7 @@ from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.handles.schema_changes import first_unknown
 from tdserve.client.handles.skeletons import Skeleton, skeleton_of
 from tdserve.client.handles.small_leaves import small_leaf
-from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, kept_keys
+from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, keep_keys
 from tdserve.client.handles.view import StoreView, bare
 from tdserve.client.session.by_address import ByAddress
 from tdserve.client.session.calls import SessionClient
@@ -141,7 +141,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
 
         An index may extend beyond the batch dimensions. Then whole rows are fetched and indexed here.
         """
-        path = checked_path(key)
+        path = check_path(key)
         if index is ... and pad is None and timeout_s is None:
             leaf = self._small_leaf(path)
             if leaf is not None:
@@ -165,12 +165,12 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
 
     def snapshot_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
         """Reads as ``get_at`` does; the result is never live."""
-        path = checked_path(key)
+        path = check_path(key)
         return entry_at(self._read_at(path, index, timeout_s), path)
 
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreHandle:
         """Replaces an existing leaf or nested part, also in a locked store."""
-        self.write_rows(..., value, at=checked_path(key), manner=Manner.BEHIND, timeout_s=timeout_s)
+        self.write_rows(..., value, at=check_path(key), manner=Manner.BEHIND, timeout_s=timeout_s)
         return self
 
     def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], StoreHandle]:
@@ -202,7 +202,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         Raises:
             KeyNotFoundError: The store lacks one of them; ``update`` adds keys. Nothing was written.
         """
-        chosen = kept_keys(values, keys_to_update)
+        chosen = keep_keys(values, keys_to_update)
         try:
             self.write_rows(..., chosen, manner=Manner.COPY, timeout_s=timeout_s)
             return self
@@ -226,7 +226,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
 
         Arguments as of ``update_``.
         """
-        self.write_rows(index, kept_keys(values, keys_to_update), timeout_s=timeout_s)
+        self.write_rows(index, keep_keys(values, keys_to_update), timeout_s=timeout_s)
         return self
 
     def to_tensordict(

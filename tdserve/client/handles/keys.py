@@ -23,7 +23,7 @@ def as_path(index: Any) -> Path | None:
     return None if None in parts else tuple(key for part in parts if part is not None for key in part)
 
 
-def checked_path(key: Any, *, argument: str = "key") -> Path:
+def check_path(key: Any, *, argument: str = "key") -> Path:
     """Returns a key as a path. Raises InvalidRequestError for what is no key."""
     path = as_path(key)
     if path is None:

@@ -10,7 +10,7 @@ import torch
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, WrongStateError
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.handles.coerce import Manner
-from tdserve.client.handles.keys import checked_path
+from tdserve.client.handles.keys import check_path
 from tdserve.client.handles.schema_calls import AlterableHandle
 from tdserve.client.handles.schema_changes import addition
 from tdserve.client.transfers.read_selection import read_selection, require_content
@@ -199,7 +199,7 @@ class MemmappedHandle(AlterableHandle):
         return self
 
     def _checked_new(self, key: str | Path, event: str, timeout_s: float | None) -> Path:
-        path = checked_path(key)
+        path = check_path(key)
         self.refresh(timeout_s=timeout_s)
         if self._has(path):
             state = f"store {self.name!r} has the key {key!r} already (set() writes over it, del_() removes it)"

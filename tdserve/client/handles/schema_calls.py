@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.client.handles.coerce import Manner, is_unset_field
-from tdserve.client.handles.keys import NO_DEFAULT, as_path, checked_path
+from tdserve.client.handles.keys import NO_DEFAULT, as_path, check_path
 from tdserve.client.handles.schema import StructuredHandle
 from tdserve.client.handles.schema_changes import addition, alter, check_fields, split, union
 from tdserve.client.handles.tensordict_calls import as_local
@@ -64,7 +64,7 @@ class AlterableHandle(StructuredHandle):
             SpecMismatchError: The value does not fit. Nothing was written.
             LockedError: The store is locked. Nothing was written.
         """
-        path = checked_path(key)
+        path = check_path(key)
 
         def write() -> None:
             if not self._has(path):
@@ -83,7 +83,7 @@ class AlterableHandle(StructuredHandle):
 
     def set_non_tensor(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Self:
         """Sets one non-tensor value for all rows, at a new key or in place of an existing entry."""
-        path = checked_path(key)
+        path = check_path(key)
 
         def write() -> None:
             is_there = self._has(path)
@@ -98,7 +98,7 @@ class AlterableHandle(StructuredHandle):
         self, key: str | Path, default: Any, inplace: bool = False, *, timeout_s: float | None = None
     ) -> Any:
         """Returns the existing entry; if there is none, sets ``default`` and returns it as it was stored."""
-        path = checked_path(key)
+        path = check_path(key)
         try:
             return self.get(path, NO_DEFAULT)
         except KeyNotFoundError:
@@ -107,7 +107,7 @@ class AlterableHandle(StructuredHandle):
 
     def create_nested(self, key: str | Path, *, timeout_s: float | None = None) -> Self:
         """Adds an empty nested tensordict; replaces an existing entry."""
-        path = checked_path(key)
+        path = check_path(key)
 
         def write() -> None:
             node: Node = self.spec.root
@@ -166,7 +166,7 @@ class AlterableHandle(StructuredHandle):
         Raises:
             KeyNotFoundError: The store has no such entry, and no default was given.
         """
-        path = checked_path(key)
+        path = check_path(key)
         try:
             value = self.get(path, NO_DEFAULT)
             self.del_(path, timeout_s=timeout_s)
@@ -190,10 +190,10 @@ class AlterableHandle(StructuredHandle):
 
     def del_(self, key: str | Path, *, timeout_s: float | None = None) -> Self:
         """Removes a leaf or nested part. Raises KeyNotFoundError."""
-        return self._remove([checked_path(key)], timeout_s)
+        return self._remove([check_path(key)], timeout_s)
 
     def __delitem__(self, key: str | Path) -> None:
-        self._remove([checked_path(key)], None)
+        self._remove([check_path(key)], None)
 
     def clear(self, *, timeout_s: float | None = None) -> Self:
         """Removes all entries; the store and its batch size stay."""
@@ -217,7 +217,7 @@ class AlterableHandle(StructuredHandle):
             KeyExistsError: ``new_key`` exists.
             KeyNotFoundError: There is no ``old_key``.
         """
-        old, new = checked_path(old_key), checked_path(new_key, argument="new_key")
+        old, new = check_path(old_key), check_path(new_key, argument="new_key")
         self._alter(renamed=[Renaming(old, new, safe)], timeout_s=timeout_s)
         return self
 
@@ -249,7 +249,7 @@ class AlterableHandle(StructuredHandle):
     def _keep_only(self, keys: Sequence[str | Path], *, strict: bool) -> None:
         """Performs ``select(..., inplace=True)``."""
         self.refresh()
-        wanted = [checked_path(key) for key in keys]
+        wanted = [check_path(key) for key in keys]
         for path in wanted if strict else ():
             self.spec.find(path, store=self.name)
         self._remove(list(_others(self.spec.root, (), wanted)), None)
@@ -257,7 +257,7 @@ class AlterableHandle(StructuredHandle):
     def _drop(self, keys: Sequence[str | Path]) -> None:
         """Performs ``exclude(..., inplace=True)``."""
         self.refresh()
-        self._remove([path for path in map(checked_path, keys) if self._has(path)], None)
+        self._remove([path for path in map(check_path, keys) if self._has(path)], None)
 
     def _remove(self, paths: Sequence[Path], timeout_s: float | None) -> Self:
         if paths:
@@ -337,7 +337,7 @@ def _chosen(values: Any, keys: Sequence[str | Path] | None) -> Any:
         raise InvalidRequestError(argument="update", reason=f"{type(values).__name__} has no keys")
     if keys is None:
         return values
-    wanted = [checked_path(key) for key in keys]
+    wanted = [check_path(key) for key in keys]
     found: dict[Any, Any] = {}
     for key, value in values.items():
         path = as_path(key) or ()

@@ -12,7 +12,7 @@ from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatc
 from tdserve.client.content.ragged_values import describe_value
 from tdserve.client.handles.coerce import is_number
 from tdserve.client.handles.key_list import KeyList
-from tdserve.client.handles.keys import NO_DEFAULT, checked_path
+from tdserve.client.handles.keys import NO_DEFAULT, check_path
 from tdserve.client.handles.operators import Operators
 from tdserve.client.handles.tensordict_names import (
     ASSIGNED,
@@ -74,7 +74,7 @@ class TensorDictCalls(ViewCalls, Operators):
         Returns:
             This handle or view, or a future of it.
         """
-        return self.perform_write(self._write_of_rows(checked_path(key), value, index, timeout_s), return_early)
+        return self.perform_write(self._write_of_rows(check_path(key), value, index, timeout_s), return_early)
 
     def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], Any]:
         """Prepares the write of ``set_at_``, and checks at once what can be checked without the server."""
@@ -239,7 +239,7 @@ class TensorDictCalls(ViewCalls, Operators):
     def fill_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Any:
         """Fills a leaf or a nested part with one number, with one write."""
         self._check_number(value, key)
-        entry = self.spec.find(checked_path(key), store=self.name)
+        entry = self.spec.find(check_path(key), store=self.name)
         if isinstance(entry, ValueLeaf) and entry.ragged is None:  # a value leaf takes no number
             return self
         return self.set_at_(key, value, ..., timeout_s=timeout_s)
@@ -274,7 +274,7 @@ class TensorDictCalls(ViewCalls, Operators):
 
     def _check_number(self, value: Any, key: str | Path) -> None:
         if not is_number(value):
-            path = show(checked_path(key)) if key else ""
+            path = show(check_path(key)) if key else ""
             raise SpecMismatchError(store=self.name, key=path, expected="a number", actual=describe_value(value))
 
     def refine_names(self, *names: Any) -> Any:
@@ -454,7 +454,7 @@ def as_local(value: Any) -> Any:
     return {key: as_local(item) for key, item in value.items()} if type(value) is dict else value
 
 
-def kept_keys(values: Any, keys: Sequence[str | Path] | None) -> Any:
+def keep_keys(values: Any, keys: Sequence[str | Path] | None) -> Any:
     """Returns the values to write at ``keys_to_update``, as far as they exist."""
     values = as_local(values)
     if keys is None:

@@ -9,13 +9,13 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_collection
 
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
-from tdserve.client.content.padding import Pad, filled_up
+from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.datasets.dataset import Epochs, row_by_row
 from tdserve.client.handles.coerce import Manner, broadcast, is_none, is_unset_field
-from tdserve.client.handles.keys import NO_DEFAULT, as_path, checked_path
+from tdserve.client.handles.keys import NO_DEFAULT, as_path, check_path
 from tdserve.client.handles.overwriting import check_whole_rows
 from tdserve.client.handles.skeletons import Skeleton, skeleton_of
-from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, kept_keys
+from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, keep_keys
 from tdserve.client.handles.tensordict_names import REFUSED
 from tdserve.client.handles.view_steps import (
     INDEX_STEP,
@@ -142,7 +142,7 @@ class StoreView(TensorDictCalls, Epochs):
         return f"this view of store {self.name!r}"
 
     def _read_batch(self, rows: Any, pad: Pad, timeout_s: float | None) -> Any:
-        return filled_up(self._fetch((), rows, timeout_s=timeout_s), pad)
+        return pad_built(self._fetch((), rows, timeout_s=timeout_s), pad)
 
     def get(self, key: str | Path, default: Any = None, *, timeout_s: float | None = None) -> Any:
         """Reads a whole leaf or nested part; returns the default if there is none."""
@@ -150,7 +150,7 @@ class StoreView(TensorDictCalls, Epochs):
 
     def get_at(self, key: str | Path, index: Any, default: Any = None, *, timeout_s: float | None = None) -> Any:
         """Reads rows of a leaf or nested part."""
-        path = checked_path(key)
+        path = check_path(key)
         try:
             entry = self.spec.find(path, store=self.name)
         except KeyNotFoundError:
@@ -193,11 +193,11 @@ class StoreView(TensorDictCalls, Epochs):
     ) -> StoreView:
         """Replaces a leaf or nested part; new keys are set in the store itself. Arguments as of a store's."""
         manner = Manner.BEHIND if inplace else Manner.ENTRY
-        return self._write_whole(checked_path(key), value, manner, timeout_s)
+        return self._write_whole(check_path(key), value, manner, timeout_s)
 
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreView:
         """Does the same as ``set``, but broadcasts dimensions beyond the batch dimensions."""
-        return self._write_whole(checked_path(key), value, Manner.BEHIND, timeout_s)
+        return self._write_whole(check_path(key), value, Manner.BEHIND, timeout_s)
 
     def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], StoreView]:
         check_whole_rows(index, self.spec, path, store=self.name)
@@ -220,7 +220,7 @@ class StoreView(TensorDictCalls, Epochs):
         timeout_s: float | None = None,
     ) -> StoreView:
         """Replaces all leaves that ``values`` has, in one write."""
-        return self._write(kept_keys(values, keys_to_update), ..., Manner.COPY, timeout_s)
+        return self._write(keep_keys(values, keys_to_update), ..., Manner.COPY, timeout_s)
 
     def update_at_(
         self,
@@ -233,7 +233,7 @@ class StoreView(TensorDictCalls, Epochs):
         timeout_s: float | None = None,
     ) -> StoreView:
         """Writes rows of all leaves that ``values`` has, in one write."""
-        return self._write(kept_keys(values, keys_to_update), index, Manner.ROWS, timeout_s)
+        return self._write(keep_keys(values, keys_to_update), index, Manner.ROWS, timeout_s)
 
     # ------------------------------------------------------------------------------- narrowing
 
@@ -355,7 +355,7 @@ class StoreView(TensorDictCalls, Epochs):
                 yield from self._child_leaves(entry, entry_at(values, (key,)), (key,), path, batch_size, manner)
         elif isinstance(values, dict):
             for key, value in values.items():
-                yield from self._child_leaves(entry, value, checked_path(key), path, batch_size, manner)
+                yield from self._child_leaves(entry, value, check_path(key), path, batch_size, manner)
         elif manner is Manner.ROWS and not is_non_tensor(values):
             for key, child in entry.entries:
                 if not isinstance(child, ValueLeaf):  # a value leaf takes no number

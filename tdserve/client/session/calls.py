@@ -22,8 +22,8 @@ from tdserve.base.errors import (
     TransferAbortedError,
     TransportError,
 )
-from tdserve.client.content.gpu import named_gpu
-from tdserve.client.session.catalog_client import CatalogClient, checked_wait_s
+from tdserve.client.content.gpu import find_gpu
+from tdserve.client.session.catalog_client import CatalogClient, check_wait_s
 from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
@@ -96,7 +96,7 @@ class SessionClient(CatalogClient):
     ) -> None:
         chosen = check_transport(transport)
         check_available(chosen)
-        self._gpu = named_gpu(device, transport=chosen)
+        self._gpu = find_gpu(device, transport=chosen)
         super().__init__(address, token=token, timeout_s=timeout_s)
         self.transport = chosen
         self.allow_pickle = allow_pickle
@@ -133,7 +133,7 @@ class SessionClient(CatalogClient):
 
     def deadline(self, timeout_s: float | None) -> Deadline:
         """Returns the deadline of a call; None is the client's default timeout."""
-        return Deadline.after(self.timeout_s if timeout_s is None else checked_wait_s(timeout_s))
+        return Deadline.after(self.timeout_s if timeout_s is None else check_wait_s(timeout_s))
 
     def call(
         self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, *, request: int | None = None

@@ -65,9 +65,9 @@ class CatalogClient:
     """
 
     def __init__(self, address: str, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        self.address = _checked_address(address)
-        self.timeout_s = checked_wait_s(timeout_s)
-        self._token = _checked_token(token)
+        self.address = _check_address(address)
+        self.timeout_s = check_wait_s(timeout_s)
+        self._token = _check_token(token)
         self._pid = os.getpid()
         self._is_closed = False
         self.missing_names = MissingNames(self._names_around)
@@ -131,7 +131,7 @@ class CatalogClient:
         """
         if timeout_s is ONCE:
             return self._describe_once(name, self.timeout_s)
-        wait_s = checked_wait_s(self.timeout_s if timeout_s is None else timeout_s)
+        wait_s = check_wait_s(self.timeout_s if timeout_s is None else timeout_s)
         deadline = Deadline.after(wait_s)
         try:
             return self._describe_once(name, wait_s)
@@ -225,7 +225,7 @@ class CatalogClient:
         return self._connection.call(method, request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
 
 
-def _checked_address(address: object) -> str:
+def _check_address(address: object) -> str:
     """Returns an address. Raises InvalidRequestError for what is none, or has no port."""
     if not isinstance(address, str):
         raise InvalidRequestError(argument="address", reason=f"{address!r} is not HOST:PORT")
@@ -235,7 +235,7 @@ def _checked_address(address: object) -> str:
     return address
 
 
-def _checked_token(token: object) -> str | None:
+def _check_token(token: object) -> str | None:
     """Returns a token that can be sent. The error does not contain it, so that logs do not either."""
     if token is None:
         return None
@@ -247,7 +247,7 @@ def _checked_token(token: object) -> str | None:
     return token
 
 
-def checked_wait_s(timeout_s: float) -> float:
+def check_wait_s(timeout_s: float) -> float:
     """Returns a timeout as a finite number of seconds. Raises InvalidRequestError for what is none."""
     wait_s = Deadline.after(timeout_s).timeout_s
     return LONGEST_WAIT_S if wait_s is None else min(wait_s, LONGEST_WAIT_S)

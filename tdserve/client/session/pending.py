@@ -28,7 +28,7 @@ OnGranted = Callable[[control_pb2.Accepted], control_pb2.Written]
 """Writes content in place; raises a TDServeError if nothing was written."""
 
 
-def accepted_in(answer: control_pb2.ServerMessage) -> control_pb2.Accepted:
+def find_accepted(answer: control_pb2.ServerMessage) -> control_pb2.Accepted:
     """Returns the server's permit in an answer: a message of its own, or part of the answer to a finished request."""
     return answer.accepted if answer.HasField("accepted") else answer.done.accepted
 
@@ -51,7 +51,7 @@ class Reply(NamedTuple):
     @property
     def accepted(self) -> control_pb2.Accepted:
         """What the server has permitted."""
-        return accepted_in(self.answer)
+        return find_accepted(self.answer)
 
 
 class Pending:

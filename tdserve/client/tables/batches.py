@@ -103,7 +103,7 @@ class Batches:
         drop_after_s: float | None = None,
         timeout_s: float,
     ) -> None:
-        self._drop_after_s = _checked_drop_s(drop_after_s)
+        self._drop_after_s = _check_drop_s(drop_after_s)
         self._timeout_s = timeout_s
         self._closed = Event()
         self._ready: Queue[Any] = Queue(maxsize=prefetch)
@@ -172,7 +172,7 @@ class Batches:
         self._thread.join(JOIN_TIMEOUT_S)
 
 
-def _checked_drop_s(drop_after_s: float | None) -> float:
+def _check_drop_s(drop_after_s: float | None) -> float:
     if drop_after_s is None:
         return math.inf
     if isinstance(drop_after_s, bool) or not isinstance(drop_after_s, (int, float)) or not drop_after_s > 0:

@@ -42,7 +42,7 @@ def check_policy(settings: Settings, store: str, argument: str) -> None:
         raise InvalidRequestError(argument=argument, reason=f"table {store!r} was created without a policy")
 
 
-def checked_version(version: Any) -> int:
+def check_policy_version(version: Any) -> int:
     """Returns ``version`` if it is an integer of at least 0. Raises InvalidRequestError."""
     number = integer_of(version)
     if number is None or not 0 <= number <= LARGEST:
@@ -50,7 +50,7 @@ def checked_version(version: Any) -> int:
     return number
 
 
-def checked_max_lag(max_lag: Any, settings: Settings, store: str) -> int | None:
+def parse_max_lag(max_lag: Any, settings: Settings, store: str) -> int | None:
     """Returns ``max_lag`` if a sample of this table may use it.
 
     Raises:
@@ -92,7 +92,7 @@ def _versions(given: Any, num_rows: int) -> np.ndarray[Any, Any]:
             raise InvalidRequestError(argument=POLICY_VERSION_KEY, reason=f"{int(array.min())} is below 0")
         return array.astype("<i8")
     number = given.item() if isinstance(given, (torch.Tensor, np.ndarray, np.integer)) else given
-    return np.array([checked_version(number)], "<i8")
+    return np.array([check_policy_version(number)], "<i8")
 
 
 def _flags(ends: Any, num_rows: int) -> bytes:

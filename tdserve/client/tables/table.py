@@ -24,7 +24,7 @@ from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad
 from tdserve.client.content.read_content import Content
 from tdserve.client.datasets.dataset import TableRows
-from tdserve.client.handles.keys import checked_path
+from tdserve.client.handles.keys import check_path
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.session.by_address import ByAddress, OfProcess
 from tdserve.client.session.calls import SessionClient
@@ -40,7 +40,7 @@ from tdserve.client.tables.destack import destack
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.parts import ExtendPart
 from tdserve.client.tables.retype_table import current_description, retype, was_densified
-from tdserve.client.tables.row_annotations import checked_max_lag, set_row_annotations
+from tdserve.client.tables.row_annotations import parse_max_lag, set_row_annotations
 from tdserve.client.tables.sampling import Query, build_rows
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.messages.row_numbers import encode_rows
@@ -210,7 +210,7 @@ class TableHandle(TableRows, ByAddress):
             KeyNotFoundError, SpecMismatchError: The key or the value does not fit. Nothing was written.
             InvalidRequestError: The table orders its rows by this key. Nothing was written.
         """
-        path = checked_path(key)
+        path = check_path(key)
         rows = row_numbers(index)
         generations = generations_of(index, None, len(rows)).tobytes()
         deadline = self._client.deadline(timeout_s)
@@ -346,9 +346,9 @@ class TableHandle(TableRows, ByAddress):
             InvalidRequestError: An argument is invalid.
         """
         required = (
-            None if require is None else tuple(checked_path(key, argument="require") for key in _list_keys(require))
+            None if require is None else tuple(check_path(key, argument="require") for key in _list_keys(require))
         )
-        group = None if group_by is None else checked_path(group_by, argument="group_by")
+        group = None if group_by is None else check_path(group_by, argument="group_by")
         for path in (*(required or ()), *(() if group is None else (group,))):
             self.spec.find(path, store=self.name)
         if not isinstance(consumer, str):
@@ -366,7 +366,7 @@ class TableHandle(TableRows, ByAddress):
             consumer=consumer,
             group_by=group,
             group_size=group_size,
-            max_lag=checked_max_lag(max_lag, self.settings, self.name),
+            max_lag=parse_max_lag(max_lag, self.settings, self.name),
             is_lease=is_lease,
             pad=pad,
             device=device,

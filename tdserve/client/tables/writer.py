@@ -14,9 +14,9 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.value_blocks import row_nbytes
-from tdserve.client.handles.keys import checked_path
+from tdserve.client.handles.keys import check_path
 from tdserve.client.tables.nstep import NStep
-from tdserve.client.tables.row_annotations import check_policy, checked_version
+from tdserve.client.tables.row_annotations import check_policy, check_policy_version
 from tdserve.client.tables.row_buffer import NO_PRIORITY, NO_VERSION
 from tdserve.client.tables.row_delivery import RowDestination
 from tdserve.client.tables.row_sender import RowSender
@@ -92,7 +92,7 @@ class ReplayWriter:
         Deadline.after(self._timeout_s)
         self._spec = spec = table.spec
         if keys is not None:
-            self._spec = spec = spec.select([checked_path(key, argument="keys") for key in keys], store=table.name)
+            self._spec = spec = spec.select([check_path(key, argument="keys") for key in keys], store=table.name)
         self._has_values = bool(spec.values)
         self._settings = handle.settings
         self.policy_version = policy_version
@@ -133,7 +133,7 @@ class ReplayWriter:
     def policy_version(self, version: int | None) -> None:
         if version is not None:
             check_policy(self._settings, self.name, "policy_version")
-        self._version = NO_VERSION if version is None else checked_version(version)
+        self._version = NO_VERSION if version is None else check_policy_version(version)
 
     @property
     def num_appended(self) -> int:
@@ -176,7 +176,7 @@ class ReplayWriter:
             reason = f"table {self.name!r} has neither a sampler nor a remover that uses priorities"
             raise InvalidRequestError(argument="priority", reason=reason)
         leaves, values = self._reader.read(td)
-        weight = NO_PRIORITY if priority is None else _checked_priority(priority)
+        weight = NO_PRIORITY if priority is None else _check_priority(priority)
         if self._has_values:
             values = [copy.deepcopy(value) for value in values]
             nbytes = row_nbytes(self._spec, values, allow_pickle=self._allows_pickle)
@@ -233,7 +233,7 @@ class ReplayWriter:
         return Deadline.after(self._timeout_s if timeout_s is None else timeout_s)
 
 
-def _checked_priority(priority: Any) -> float:
+def _check_priority(priority: Any) -> float:
     try:
         number = float(priority)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several elements

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tdserve.structure.changes import moved_to_cpu, set_locks
+from tdserve.structure.changes import move_to_cpu, set_locks
 from tdserve.structure.nodes import Node
-from tdserve.structure.stacks.elements import flat_elements, is_by_rows, nested_list, unbind
+from tdserve.structure.stacks.elements import flat_elements, is_by_rows, nest_list, unbind
 from tdserve.structure.stacks.restacking import groups_of
 from tdserve.structure.stacks.row_structure import Note, are_same, needs_note, spec_of
 from tdserve.structure.tree import Spec
@@ -38,7 +38,7 @@ def annotate(td: Any, elements: Any, wanted: Node, *, look: Look, is_locked: boo
     others: Iterable[int] = range(len(members))
     if wanted.stack_dim is None:
         others = [number for number in others if not is_by_rows(members[number], len(around))]
-    nodes = {number: moved_to_cpu(look(members[number], around)) for number in others}
+    nodes = {number: move_to_cpu(look(members[number], around)) for number in others}
     if is_locked:
         nodes = {number: set_locks(node, False) for number, node in nodes.items()}
     if 0 in batch_size:
@@ -53,7 +53,7 @@ def annotate(td: Any, elements: Any, wanted: Node, *, look: Look, is_locked: boo
             _note(flat, groups[number], spec_of([nodes[number]], around))
     elif others:
         _note(flat, range(len(flat)), spec_of([*nodes.values()], batch_size, dim))
-    return nested_list(flat, batch_size)
+    return nest_list(flat, batch_size)
 
 
 def _note(flat: list[Any], places: Sequence[int], spec: Spec) -> None:

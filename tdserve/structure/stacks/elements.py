@@ -176,7 +176,7 @@ def flat_elements(elements: Any, num_dims: int) -> list[Any]:
     return [element for row in elements for element in flat_elements(row, num_dims - 1)]
 
 
-def nested_list(elements: list[Any], batch_size: tuple[int, ...]) -> list[Any]:
+def nest_list(elements: list[Any], batch_size: tuple[int, ...]) -> list[Any]:
     """Reverses ``flat_elements``, for at least one dimension."""
     for dim in range(len(batch_size) - 1, 0, -1):
         size = batch_size[dim]
@@ -184,7 +184,7 @@ def nested_list(elements: list[Any], batch_size: tuple[int, ...]) -> list[Any]:
     return elements
 
 
-def nested_leaf(tensor: torch.Tensor, batch_size: tuple[int, ...]) -> tuple[ValueLeaf, Any]:
+def make_nested_leaf(tensor: torch.Tensor, batch_size: tuple[int, ...]) -> tuple[ValueLeaf, Any]:
     """Returns the stored form of a nested tensor in a tensordict of this batch size, and its elements.
 
     If no dimension can number its components it is one element.
@@ -205,7 +205,7 @@ def nested_leaf(tensor: torch.Tensor, batch_size: tuple[int, ...]) -> tuple[Valu
     return ValueLeaf(batch_size, True, ragged), elements
 
 
-def ragged_of_dense(tensor: torch.Tensor, wanted: ValueLeaf, leaf: TensorLeaf) -> tuple[ValueLeaf, Any] | None:
+def convert_to_ragged(tensor: torch.Tensor, wanted: ValueLeaf, leaf: TensorLeaf) -> tuple[ValueLeaf, Any] | None:
     """Converts a dense tensor to elements of a ragged leaf; None if its dtype or number of dimensions differs."""
     ragged = wanted.ragged
     depth = len(wanted.batch_size)
@@ -221,7 +221,7 @@ def ragged_of_dense(tensor: torch.Tensor, wanted: ValueLeaf, leaf: TensorLeaf) -
     return ValueLeaf(batch_size, bool(depth), declared), elements
 
 
-def dense_of_ragged(elements: Any, leaf: ValueLeaf, wanted: TensorLeaf) -> torch.Tensor | None:
+def convert_to_dense(elements: Any, leaf: ValueLeaf, wanted: TensorLeaf) -> torch.Tensor | None:
     """Converts the elements of a ragged leaf to a dense tensor; None if they differ in shape."""
     ragged = leaf.ragged
     if ragged is None or ragged.dtype != wanted.dtype or len(leaf.batch_size) + len(ragged.shape) != len(wanted.shape):

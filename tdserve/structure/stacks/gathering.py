@@ -11,7 +11,7 @@ from tdserve.base.errors import TDServeError
 from tdserve.structure.capture import capture_as
 from tdserve.structure.captured import Captured
 from tdserve.structure.nodes import PACKED, DimNames, Form, Path, ValueLeaf
-from tdserve.structure.stacks.elements import Element, flat_elements, nested_list, unbind, unwrap
+from tdserve.structure.stacks.elements import Element, flat_elements, nest_list, unbind, unwrap
 from tdserve.structure.stacks.restacking import groups_of
 from tdserve.structure.stacks.row_structure import find_structure
 from tdserve.structure.torch_types import indexable, to_torch
@@ -117,7 +117,7 @@ def _join_member(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Cap
                 values[path] = held[0]
                 continue
             held = [_spread(value, leaf) for value, leaf in zip(held, given, strict=True)]
-        values[path] = nested_list(held, around)
+        values[path] = nest_list(held, around)
         if _is_torn(values[path], value_leaf):
             raise _Other
     return Captured(member.with_per_row(is_per_row), tensors, values, {})

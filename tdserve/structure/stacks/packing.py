@@ -19,12 +19,12 @@ from tensordict.nn import TensorDictParams
 from tdserve.base.errors import InvalidSpecError, RemoteProtocolError, TDServeError
 from tdserve.structure import codec
 from tdserve.structure.build import build
-from tdserve.structure.changes import moved_to_cpu
+from tdserve.structure.changes import move_to_cpu
 from tdserve.structure.node_capture import NodeReader
 from tdserve.structure.nodes import PACKED, Entry, Node, Path, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Pieces, content_of_tensor, tensor_of_content
 from tdserve.structure.stacks.common_structure import CapturedPart
-from tdserve.structure.stacks.elements import Element, flat_elements, nested_list
+from tdserve.structure.stacks.elements import Element, flat_elements, nest_list
 from tdserve.structure.stacks.row_structure import read_note
 from tdserve.structure.tensordict_private import entries_of, new_tensordict
 from tdserve.structure.tree import Spec
@@ -157,7 +157,7 @@ def _common(node: Node) -> Node:
         elif type(entry) is Node:
             entry = _common(entry)
         entries.append((key, entry))
-    members = tuple(map(moved_to_cpu, node.members))
+    members = tuple(map(move_to_cpu, node.members))
     return node._replace(device=node.device and "cpu", entries=tuple(entries), members=members)
 
 
@@ -205,7 +205,7 @@ def _read_value(value: Any, leaf: ValueLeaf) -> Any:
         elements = [*map(_read, value)] if leaf.ragged == PACKED else Pieces.from_blobs(value, leaf.ragged)
     if not leaf.batch_size:
         return elements[0]
-    return elements if len(leaf.batch_size) == 1 else nested_list(list(elements), leaf.batch_size)
+    return elements if len(leaf.batch_size) == 1 else nest_list(list(elements), leaf.batch_size)
 
 
 def _read_entry(content: bytes, tensors: Sequence[Any], *values: Any) -> Any:

@@ -169,7 +169,7 @@ def num_levels(node: Node) -> int:
     return 1 + max([*below, *map(num_levels, node.members)], default=0)
 
 
-def shared_values(member: Node) -> Iterator[Path]:
+def find_shared_values(member: Node) -> Iterator[Path]:
     """Yields the paths where a member has one value for all of its elements: a member without elements loses these."""
     for path, leaf in Spec(member).values:
         if not leaf.per_row and leaf.batch_size:

@@ -6,7 +6,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.structure.capture import capture
-from tdserve.structure.captured import EncodedValues, conform, shared_spec
+from tdserve.structure.captured import EncodedValues, conform, share_spec
 from tdserve.structure.nodes import TensorLeaf, ValueLeaf
 from tdserve.structure.tree import check_matches
 from tests.unit.structure.ragged import jagged, rows
@@ -14,7 +14,7 @@ from tests.unit.structure.ragged import jagged, rows
 
 def test_shared_spec_when_trees_are_equal_then_one_object() -> None:
     root = capture(TensorDict({"a": torch.zeros(1)})).spec.root
-    assert shared_spec(root) is shared_spec(root._replace())
+    assert share_spec(root) is share_spec(root._replace())
 
 
 def test_conformed_when_dense_rows_are_wanted_ragged_then_they_are() -> None:

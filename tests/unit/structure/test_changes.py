@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tdserve.structure.changes import (
     drop_batch_dim,
-    moved_to_cpu,
+    move_to_cpu,
     per_row,
     rebatch,
     redevice,
@@ -81,7 +81,7 @@ def test_rebatch_when_locked_then_rows_are_not() -> None:
 def test_moved_to_cpu_when_nodes_have_devices_then_all_of_them_are_the_cpu() -> None:
     inner = Node((2,), None, "cuda:1", None, (("x", TensorLeaf("float32", (2,))),))
     root = Node((2,), None, None, None, (("n", inner), ("y", TensorLeaf("int8", (2,)))))
-    assert moved_to_cpu(root) == root._replace(
+    assert move_to_cpu(root) == root._replace(
         entries=(("n", inner._replace(device="cpu")), ("y", TensorLeaf("int8", (2,))))
     )
 
@@ -144,7 +144,7 @@ def test_rebatch_when_dimensions_come_in_front_then_of_members_too() -> None:
 
 def test_tree_when_changed_as_a_whole_then_members_are_too() -> None:
     assert [each.device for each in redevice(OF_MEMBERS, None).members] == [None, None]
-    assert [each.device for each in moved_to_cpu(OF_MEMBERS).members] == ["cpu", "cpu"]
+    assert [each.device for each in move_to_cpu(OF_MEMBERS).members] == ["cpu", "cpu"]
     assert [each.is_locked for each in set_locks(OF_MEMBERS, False).members] == [False, False]
 
 

@@ -10,7 +10,7 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_s
 
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.structure.capture import capture
-from tdserve.structure.declaring import declare_ragged, declared_paths, first_values, widen_row, widens, zeros_of
+from tdserve.structure.declaring import declare_ragged, first_values, list_declared_paths, widen_row, widens, zeros_of
 from tdserve.structure.nodes import Form, Node, Ragged, ValueLeaf
 from tdserve.structure.tree import Spec
 from tests.unit.structure.ragged import jagged, said, strided, turns
@@ -109,7 +109,7 @@ def test_zeros_of_when_of_a_stack_then_its_structure_and_nothing_of_it_is_change
 
 def test_declared_paths_when_asked_then_keys_and_nested_rows() -> None:
     captured = capture(TensorDict({"t": torch.zeros(4), "j": jagged([3])}))
-    assert declared_paths(captured.spec, captured.values, {"t": 0}) == {("t",), ("j",)}
+    assert list_declared_paths(captured.spec, captured.values, {"t": 0}) == {("t",), ("j",)}
 
 
 def test_declared_when_the_row_is_packed_itself_then_it_is_one_element() -> None:

@@ -15,7 +15,7 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, PersistentTensorDi
 from tdserve.base.errors import CorruptDataError
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
-from tdserve.structure.files import FileTensor, blocks, file_items, in_memory, is_in_file, spans, strided_piece
+from tdserve.structure.files import FileTensor, blocks, file_items, in_memory, is_in_file, read_strided_piece, spans
 from tests.unit.structure.strategies import difference
 
 
@@ -81,7 +81,7 @@ def test_strided_piece_when_elements_lie_in_any_order_then_gives_c_order(tensor:
     size = tensor.element_size()
     for start in range(0, len(whole), 3 * size):
         stop = min(start + 7 * size, len(whole))
-        assert np.array_equal(strided_piece(tensor, start, stop), whole[start:stop])
+        assert np.array_equal(read_strided_piece(tensor, start, stop), whole[start:stop])
 
 
 def test_capture_when_tensordict_is_persistent_then_comes_back_as_a_tensordict(stored: PersistentTensorDict) -> None:

@@ -55,7 +55,7 @@ def _file_of(leaf: Any) -> str | None:
         return None
 
 
-def checked_sizes(batch_size: Sequence[int] | int) -> tuple[int, ...]:
+def check_sizes(batch_size: Sequence[int] | int) -> tuple[int, ...]:
     """Returns sizes of dimensions; a number is a single one.
 
     Raises InvalidRequestError for what is no natural number.
@@ -71,14 +71,14 @@ def checked_sizes(batch_size: Sequence[int] | int) -> tuple[int, ...]:
 
 def split_name(name: str, subpath: Any) -> tuple[str, Path]:
     """Splits ``"store/part"`` into a store and the path of a nested part, which ``subpath`` may give instead."""
-    path = checked_subpath(subpath)
+    path = check_subpath(subpath)
     if not isinstance(name, str):
         return name, path
     store, _, part = name.partition("/")
-    return (store, (*checked_subpath(part), *path)) if store and part else (name, path)
+    return (store, (*check_subpath(part), *path)) if store and part else (name, path)
 
 
-def checked_subpath(subpath: Any) -> Path:
+def check_subpath(subpath: Any) -> Path:
     """Returns the path of a nested part, () for everything.
 
     ``"a/b"``, ``("a", "b")`` and ``("a", ("b",))`` are equal.
@@ -103,12 +103,12 @@ def check_mode(mode: str | None, device: Any) -> None:
     """Raises InvalidRequestError for an unknown mode, or one that contradicts ``device``."""
     if mode not in (None, "r", "r+"):
         raise InvalidRequestError(argument="mode", reason=f"{mode!r} is none of 'r', 'r+' and None")
-    if mode == "r+" and device is not None and named_device(device).type not in ("cpu", "meta"):
+    if mode == "r+" and device is not None and parse_device(device).type not in ("cpu", "meta"):
         reason = "what 'r+' returns is the server's memory; leave device out, or mode"
         raise InvalidRequestError(argument="mode", reason=reason)
 
 
-def named_device(device: torch.device | str | int) -> torch.device:
+def parse_device(device: torch.device | str | int) -> torch.device:
     """Returns a device by name; a number means a GPU, whether or not there is one here."""
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
@@ -117,7 +117,7 @@ def device_of(out: Any, device: Any) -> Any:
     """Returns the device of ``out``, where its content goes. Raises InvalidRequestError if ``device`` is another."""
     if out.device is None or device is None:
         return device if out.device is None else out.device
-    asked = named_device(device)
+    asked = parse_device(device)
     if asked.type != out.device.type or (
         None not in (asked.index, out.device.index) and asked.index != out.device.index
     ):

@@ -10,14 +10,14 @@ from tdserve.base.ids import check_store_name
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.live_values import show_stored
 from tdserve.client.handles.tensordict_calls import TensorDictCalls
-from tdserve.client.tensordicts.memmap.arguments import check_no_archive, check_no_files, checked_sizes
+from tdserve.client.tensordicts.memmap.arguments import check_no_archive, check_no_files, check_sizes
 from tdserve.client.tensordicts.memmap.loading import LoadingClient
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.selection.selection import Selection
 from tdserve.rules.catalog import Durability, check_durability, check_max_object_bytes
 from tdserve.structure import codec
 from tdserve.structure.capture import Captured, capture
-from tdserve.structure.declaring import Declared, declare_ragged, declared_paths, first_values, zeros_of
+from tdserve.structure.declaring import Declared, declare_ragged, first_values, list_declared_paths, zeros_of
 from tdserve.structure.fake_tensors import structure_of
 from tdserve.structure.tree import Path
 from tdserve.structure.views import check_own_entries
@@ -182,10 +182,10 @@ class MemmapClient(LoadingClient):
         """
         check_no_archive(archive, None)
         captured = structure_of(capture(like, store=name, allow_pickle=self.allow_pickle, takes_structure=True))
-        sizes = checked_sizes(batch_size)
+        sizes = check_sizes(batch_size)
         has_rows = bool(sizes) or ragged is not None  # else it is no row, from which others may differ
         row = declare_ragged(captured.spec, captured.values, ragged, store=name) if has_rows else captured.spec
-        known = declared_paths(captured.spec, captured.values, ragged) if has_rows else set()
+        known = list_declared_paths(captured.spec, captured.values, ragged) if has_rows else set()
         zeros: dict[Path, Any] = {}
         if any(leaf.ragged is not None and path not in known for path, leaf in row.values):
             blank = capture(zeros_of(like), store=name, like=row, allow_pickle=self.allow_pickle).values

@@ -29,7 +29,7 @@ from tdserve.client.tensordicts.memmap.arguments import (
     check_part,
     device_of,
     has_parameters,
-    named_device,
+    parse_device,
     split_name,
 )
 from tdserve.client.tensordicts.remote_calls import TensorDictClient
@@ -147,7 +147,7 @@ class LoadingClient(TensorDictClient):
         deadline = self.deadline(timeout_s)
         handle = self._store(name, deadline)
         is_kept = mode != "r+" and has_parameters(td)
-        source = None if is_kept else _mapped_or_none(handle, deadline, writable=mode == "r+")
+        source = None if is_kept else _map_or_none(handle, deadline, writable=mode == "r+")
         is_mapped = source is not None
         if not is_mapped:
             source = self._content(name, deadline, allow_pickle=allow_pickle).build()
@@ -232,7 +232,7 @@ class LoadingClient(TensorDictClient):
         return with_live_leaves(td, handle) if handle.shares_non_tensor else td
 
 
-def _mapped_or_none(handle: StoreHandle, deadline: Deadline, *, writable: bool) -> Any:
+def _map_or_none(handle: StoreHandle, deadline: Deadline, *, writable: bool) -> Any:
     """Maps the store's memory, unlocked; None if that is not possible, and no write access is asked for."""
     try:
         td = _unlock(handle.map(writable=writable, timeout_s=deadline.remaining_s))
@@ -312,7 +312,7 @@ FetchValues = Callable[[Sequence[Path]], "dict[Path, Any]"]
 
 def is_imitation(device: torch.device | str | int | None, mode: FakeTensorMode | None) -> bool:
     """Returns whether a tensordict on this device, under this mode, has tensors without content."""
-    return mode is not None or (device is not None and named_device(device).type == "meta")
+    return mode is not None or (device is not None and parse_device(device).type == "meta")
 
 
 def imitate(
@@ -336,7 +336,7 @@ def imitate(
     Raises:
         NotSupportedError: There is a nested tensor that torch, or this ``mode``, cannot make without content.
     """
-    wanted = None if device is None else named_device(device)
+    wanted = None if device is None else parse_device(device)
     with nullcontext() if mode is None else mode:
         tensors = {
             path: torch.empty(leaf.shape, dtype=to_torch(leaf.dtype), device=wanted) for path, leaf in spec.tensors

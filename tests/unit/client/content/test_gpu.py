@@ -7,7 +7,7 @@ import torch
 
 from tdserve.base.errors import InvalidRequestError, NcclUnavailableError, NotSupportedError
 from tdserve.client.content import gpu as under_test
-from tdserve.client.content.gpu import NO_GPU, Gpu, choose_device, landing, named_gpu
+from tdserve.client.content.gpu import NO_GPU, Gpu, choose_device, find_gpu, landing
 from tdserve.v1 import control_pb2
 
 MINE = Gpu("cuda:1", "mine")
@@ -23,38 +23,38 @@ def _one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_named_gpu_when_none_is_named_then_none() -> None:
     for transport in ("auto", "gloo", "shm"):
-        assert named_gpu(None, transport=transport) == NO_GPU
+        assert find_gpu(None, transport=transport) == NO_GPU
 
 
 @pytest.mark.parametrize("transport", ["auto", "nccl"])
 def test_named_gpu_when_it_is_none_then_refused(transport: str) -> None:
     with pytest.raises(InvalidRequestError, match="'cpu' is not a CUDA device"):
-        named_gpu("cpu", transport=transport)
+        find_gpu("cpu", transport=transport)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
 def test_named_gpu_when_the_machine_has_none_then_refused() -> None:
     with pytest.raises(NotSupportedError, match="0 CUDA devices"):
-        named_gpu("cuda:0", transport="auto")
+        find_gpu("cuda:0", transport="auto")
     with pytest.raises(NotSupportedError, match="transport 'nccl'"):
-        named_gpu(None, transport="nccl")
+        find_gpu(None, transport="nccl")
 
 
 @pytest.mark.usefixtures("_one_gpu")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda", 0)])
 def test_named_gpu_when_there_is_one_then_has_its_number_and_uuid(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
     monkeypatch.setattr(under_test, "gpu_uuid", lambda device: f"uuid of {device}")
-    assert named_gpu(device, transport="auto") == Gpu("cuda:0", "uuid of cuda:0")
-    assert named_gpu(None, transport="nccl") == Gpu("cuda:0", "uuid of cuda:0")
+    assert find_gpu(device, transport="auto") == Gpu("cuda:0", "uuid of cuda:0")
+    assert find_gpu(None, transport="nccl") == Gpu("cuda:0", "uuid of cuda:0")
 
 
 @pytest.mark.usefixtures("_one_gpu")
 def test_named_gpu_when_torch_has_no_nccl_then_says_so_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
-    assert named_gpu("cuda:0", transport="auto") == Gpu("cuda:0", "", "torch has no NCCL here")
-    assert named_gpu("cuda:0", transport="gloo") == Gpu("cuda:0", "", "'gloo' was asked for")
+    assert find_gpu("cuda:0", transport="auto") == Gpu("cuda:0", "", "torch has no NCCL here")
+    assert find_gpu("cuda:0", transport="gloo") == Gpu("cuda:0", "", "'gloo' was asked for")
     with pytest.raises(NotSupportedError, match="no NCCL"):
-        named_gpu("cuda:0", transport="nccl")
+        find_gpu("cuda:0", transport="nccl")
 
 
 def test_agreed_when_the_server_grants_nccl_then_the_clients_gpu() -> None:

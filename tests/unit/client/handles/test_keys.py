@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.client.handles.keys import as_path, checked_path
+from tdserve.client.handles.keys import as_path, check_path
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,6 @@ def test_as_path_when_it_is_a_key_then_its_parts(index: Any, path: tuple[str, ..
 
 
 def test_checked_path_when_it_is_no_key_then_refused() -> None:
-    assert checked_path("a") == ("a",)
+    assert check_path("a") == ("a",)
     with pytest.raises(InvalidRequestError, match="new_key"):
-        checked_path(3, argument="new_key")
+        check_path(3, argument="new_key")

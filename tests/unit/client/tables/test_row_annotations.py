@@ -8,7 +8,12 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.client.tables.row_annotations import checked_max_lag, checked_version, oldest_version, set_row_annotations
+from tdserve.client.tables.row_annotations import (
+    check_policy_version,
+    oldest_version,
+    parse_max_lag,
+    set_row_annotations,
+)
 from tdserve.rules.replay.settings import Settings
 from tdserve.v1 import control_pb2
 
@@ -59,19 +64,19 @@ def test_say_of_rows_when_ends_are_no_flags_then_refused() -> None:
 
 
 def test_checked_max_lag_when_it_cannot_be_then_refused() -> None:
-    assert [checked_max_lag(lag, POLICY, "r") for lag in (None, 0, 7)] == [None, 0, 7]
-    assert checked_max_lag(None, Settings(), "r") is None
+    assert [parse_max_lag(lag, POLICY, "r") for lag in (None, 0, 7)] == [None, 0, 7]
+    assert parse_max_lag(None, Settings(), "r") is None
     for lag in (-1, True, 1.0):
         with pytest.raises(InvalidRequestError, match="max_lag"):
-            checked_max_lag(lag, POLICY, "r")
+            parse_max_lag(lag, POLICY, "r")
     with pytest.raises(InvalidRequestError, match="without a policy"):
-        checked_max_lag(1, Settings(), "r")
+        parse_max_lag(1, Settings(), "r")
 
 
 def test_checked_version_when_it_does_not_fit_int64_then_refused() -> None:
-    assert checked_version((1 << 63) - 1) == (1 << 63) - 1
+    assert check_policy_version((1 << 63) - 1) == (1 << 63) - 1
     with pytest.raises(InvalidRequestError):
-        checked_version(1 << 63)
+        check_policy_version(1 << 63)
 
 
 def test_oldest_version_when_rows_differ_then_the_least() -> None:

@@ -15,7 +15,7 @@ from tdserve.messages.selection.selection import encode
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture, capture_packed
 from tdserve.structure.nodes import Node
-from tdserve.structure.stacks.elements import flat_elements, has_notes, nested_list
+from tdserve.structure.stacks.elements import flat_elements, has_notes, nest_list
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Spec
 from tests.conformance.trees import trees_around_stacks
@@ -55,7 +55,7 @@ class Store:
             new = flat_elements(captured.values[path], len(captured.spec.batch_size))
             for place, element in zip(places, new, strict=True):
                 flat[place] = unpack(pack(element))
-            self._values[path] = nested_list(flat, tuple(self._shape))
+            self._values[path] = nest_list(flat, tuple(self._shape))
         self._tensors = captured.tensors if index is ... else self._tensors
         return captured.values["s",]
 
@@ -66,7 +66,7 @@ class Store:
         numbers = torch.arange(self._shape.numel()).reshape(self._shape)[index]
         flat = flat_elements(self._values["s",], len(self._shape))
         chosen: Any = [flat[number] for number in numbers.reshape(-1).tolist()]
-        chosen = nested_list(chosen, tuple(numbers.shape)) if numbers.dim() else chosen[0]
+        chosen = nest_list(chosen, tuple(numbers.shape)) if numbers.dim() else chosen[0]
         return build(spec, {}, {("s",): chosen})["s"]
 
 
@@ -218,7 +218,7 @@ def test_stack_when_of_any_members_that_replace_others_then_comes_out_as_it_was(
     spec = capture(TensorDict({"stack": first}, given.batch_size), is_exact=True).spec
     captured = capture(TensorDict({"stack": stack}, given.batch_size), like=spec, is_exact=True)
     elements = flat_elements(captured.values["stack",], given.dim())
-    stored = nested_list([unpack(pack(element)) for element in elements], tuple(given.batch_size))
+    stored = nest_list([unpack(pack(element)) for element in elements], tuple(given.batch_size))
     assert_same(build(spec, {}, {("stack",): stored})["stack"], stack)
 
 

@@ -13,11 +13,11 @@ from tdserve.structure.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.stacks.elements import (
     as_declared,
     by_rows,
-    dense_of_ragged,
+    convert_to_dense,
+    convert_to_ragged,
     elements_of,
     flat_elements,
-    nested_leaf,
-    ragged_of_dense,
+    make_nested_leaf,
     unbind,
     values_of,
 )
@@ -101,11 +101,11 @@ def test_flat_elements_when_nested_then_in_order() -> None:
 )
 def test_nested_leaf_when_tensor_is_nested_then_tells_what_may_differ(case: str, leaf: ValueLeaf) -> None:
     td = CASES[case]
-    assert nested_leaf(td["t"], tuple(td.batch_size))[0] == leaf
+    assert make_nested_leaf(td["t"], tuple(td.batch_size))[0] == leaf
 
 
 def test_ragged_of_dense_when_it_fits_then_rows() -> None:
-    found = ragged_of_dense(torch.arange(6).view(2, 3), WANTED, TensorLeaf("int64", (2, 3)))
+    found = convert_to_ragged(torch.arange(6).view(2, 3), WANTED, TensorLeaf("int64", (2, 3)))
     assert found is not None
     leaf, elements = found
     assert leaf == ValueLeaf((2,), True, WANTED.ragged)
@@ -114,16 +114,16 @@ def test_ragged_of_dense_when_it_fits_then_rows() -> None:
 
 @pytest.mark.parametrize("leaf", [TensorLeaf("float32", (2, 3)), TensorLeaf("int64", (2, 3, 1))])
 def test_ragged_of_dense_when_dtype_or_dimensions_differ_then_none(leaf: TensorLeaf) -> None:
-    assert ragged_of_dense(torch.zeros(leaf.shape), WANTED, leaf) is None
+    assert convert_to_ragged(torch.zeros(leaf.shape), WANTED, leaf) is None
 
 
 def test_dense_of_ragged_when_all_have_one_shape_then_dense() -> None:
-    leaf, elements = nested_leaf(jagged([2, 2]), (2,))
-    dense = dense_of_ragged(elements, leaf, TensorLeaf("int64", (2, 2)))
+    leaf, elements = make_nested_leaf(jagged([2, 2]), (2,))
+    dense = convert_to_dense(elements, leaf, TensorLeaf("int64", (2, 2)))
     assert dense is not None
     assert dense.shape == (2, 2)
-    leaf, elements = nested_leaf(jagged([2, 1]), (2,))
-    assert dense_of_ragged(elements, leaf, TensorLeaf("int64", (2, 2))) is None
+    leaf, elements = make_nested_leaf(jagged([2, 1]), (2,))
+    assert convert_to_dense(elements, leaf, TensorLeaf("int64", (2, 2))) is None
 
 
 def test_as_declared_when_a_fixed_size_differs_then_the_shape_tells() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.structure.nodes import PACKED, Entry, Form, Node, Params, Ragged, TensorKind, TensorLeaf, ValueLeaf
-from tdserve.structure.stacks.row_structure import are_same, needs_note, num_levels, shared_values
+from tdserve.structure.stacks.row_structure import are_same, find_shared_values, needs_note, num_levels
 
 PLAIN: tuple[tuple[str, Entry], ...] = (("x", TensorLeaf("float32", (2, 3))), ("v", ValueLeaf((2,), False)))
 MEMBER = Node((2,), ("a",), "cpu", "module.Class", PLAIN)
@@ -68,7 +68,7 @@ def test_shared_values_when_listed_then_those_of_all_elements() -> None:
         ("u", ValueLeaf((2,), False, is_unbatched=True)),
         ("q", ValueLeaf((2,), True, PACKED)),
     )
-    assert list(shared_values(MEMBER._replace(entries=entries))) == [("u",), ("v",)]
+    assert list(find_shared_values(MEMBER._replace(entries=entries))) == [("u",), ("v",)]
 
 
 def test_alike_when_only_device_and_names_differ_then_it_is() -> None:

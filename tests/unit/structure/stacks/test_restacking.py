@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from tdserve.structure import codec
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
-from tdserve.structure.nodes import Node, packed_leaf
+from tdserve.structure.nodes import Node, make_packed_leaf
 from tdserve.structure.stacks.deferred import Deferred
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.stacks.restacking import join, restack, stack_of
@@ -234,6 +234,6 @@ def test_fingerprint_when_stacked_otherwise_then_another_one() -> None:
     along_2 = capture(stacked((2, 2, 2), 2, 2)).spec
     node = along_1.root.entries[0][1]
     assert isinstance(node, Node)
-    assert packed_leaf(node).per_row
+    assert make_packed_leaf(node).per_row
     assert along_1.fingerprint != along_2.fingerprint
     assert Spec(along_1.root).fingerprint == along_1.fingerprint

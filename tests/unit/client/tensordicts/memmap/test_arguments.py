@@ -14,8 +14,8 @@ from tdserve.client.tensordicts.memmap.arguments import (
     check_no_archive,
     check_no_files,
     check_part,
-    checked_sizes,
-    checked_subpath,
+    check_sizes,
+    check_subpath,
     device_of,
     has_parameters,
     split_name,
@@ -42,7 +42,7 @@ RAGGED = capture(
     ],
 )
 def test_subpath_when_of_any_form_then_a_path(subpath: Any, path: tuple[str, ...]) -> None:
-    assert checked_subpath(subpath) == path
+    assert check_subpath(subpath) == path
 
 
 @pytest.mark.parametrize(
@@ -65,19 +65,19 @@ def test_name_when_split_then_a_store_and_a_part(name: Any, subpath: Any, found:
     ("batch_size", "sizes"), [((), ()), (3, (3,)), (np.int64(3), (3,)), ([np.int32(3), 0], (3, 0))], ids=str
 )
 def test_sizes_when_natural_numbers_then_a_tuple(batch_size: Any, sizes: tuple[int, ...]) -> None:
-    assert checked_sizes(batch_size) == sizes
+    assert check_sizes(batch_size) == sizes
 
 
 @pytest.mark.parametrize("batch_size", [-1, 2.0, True, "3", None, [3, -1], [[3]]], ids=repr)
 def test_sizes_when_one_is_no_natural_number_then_refused(batch_size: Any) -> None:
     with pytest.raises(InvalidRequestError, match="batch_size"):
-        checked_sizes(batch_size)
+        check_sizes(batch_size)
 
 
 @pytest.mark.parametrize("subpath", [(), 3, ("a", 3), ["a"], ((),)])
 def test_subpath_when_it_names_nothing_then_refused(subpath: Any) -> None:
     with pytest.raises(InvalidRequestError, match="subpath"):
-        checked_subpath(subpath)
+        check_subpath(subpath)
 
 
 def test_part_when_a_node_or_a_value_then_allowed() -> None:
