@@ -169,6 +169,27 @@ def test_loop_when_rows_form_trajectories_then_no_call_keeps_it_busy(
         assert long_ones(watched, calls, limit_s) == {}
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("size", SIZES)
+def test_loop_when_slices_are_of_a_new_length_then_it_passes_over_no_table(
+    watched: WatchedServer, size: tuple[int, float], strict: bool
+) -> None:
+    num_rows, limit_s = size
+    with watched.client(transport="gloo", timeout_s=110.0) as client:
+        row = TensorDict({"x": torch.zeros((), dtype=torch.uint8)}, [])
+        sampler = tdserve.Slices(num_slices=8, strict_length=strict)
+        table = client.create_replay("r", like=row, capacity=num_rows, sampler=sampler)
+        many = num_rows // 10
+        for _ in range(10):
+            table.extend(row.expand(many).clone(), ends=torch.arange(many) % 100 == 99)
+        lengths = itertools.count(1)
+        # More lengths than are kept, none of them twice.
+        calls: dict[str, Callable[[], object]] = {
+            f"sample {number}": lambda: table.sample(8 * next(lengths)) for number in range(6)
+        }
+        assert long_ones(watched, calls, limit_s) == {}
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_loop_when_rows_leave_by_rules_of_their_own_then_no_call_keeps_it_busy(
     watched: WatchedServer, size: tuple[int, float]

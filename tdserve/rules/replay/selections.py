@@ -18,6 +18,7 @@ from tdserve.rules.replay.leases import Leases
 from tdserve.rules.replay.live_rows import LiveRows, Rows
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.slices import SliceSelector
 from tdserve.rules.replay.staleness import Staleness
 from tdserve.rules.replay.written_keys import WrittenKeys
 
@@ -229,9 +230,12 @@ class ConditionalSelectors:
         self._selectors.move_to_end(key)
         return selector
 
-    def has(self, key: SampleConditions) -> bool:
-        """Returns whether :meth:`get` has the selector ready."""
-        return key in self._selectors
+    def has(self, key: SampleConditions, num_rows: int = 0) -> bool:
+        """Returns whether :meth:`get` has the selector ready, and it can draw a sample of so many rows at once."""
+        selector = self._selectors.get(key)
+        return selector is not None and not (
+            num_rows and isinstance(selector, SliceSelector) and selector.lacks(num_rows)
+        )
 
     def grow_in_pieces(
         self, key: SampleConditions, selector: Selector, *, piece_rows: int = GROWING_ROWS

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.base.integers import check_integer
 from tdserve.messages.content import SLICE_END_KEY
-from tdserve.messages.row_numbers import each_once
+from tdserve.messages.row_numbers import PIECE_ROWS, each_once
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import LiveRows, Rows
 from tdserve.rules.replay.sampler import Sampler
@@ -143,12 +144,52 @@ def _as_key(argument: str, key: str | Sequence[str] | None) -> tuple[str, ...] |
     return tuple(parts)
 
 
+class _Starts(LiveRows):
+    """Rows where slices of one length begin."""
+
+    def include(self, rows: Rows) -> None:
+        """Adds those of the rows that are missing; a row may be named twice."""
+        rows = each_once(rows)
+        self.add(rows[~self.contains(rows)])
+
+    def discard(self, rows: Rows) -> None:
+        """Removes those of the rows that are members; a row may be named twice."""
+        self.remove(self.members_of(each_once(rows)))
+
+
+class Search:
+    """A search for the starts of slices of one length that a thread makes.
+
+    Attributes:
+        length: Rows of a slice.
+        found: The starts, once it has ended.
+        changes: Rows that became starts meanwhile, or are none any more, in this order.
+        dropped: The starts of other lengths that were dropped for these, for a thread to free them.
+    """
+
+    found: _Starts
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.changes: deque[tuple[Rows, bool]] = deque()
+        self.dropped: list[LiveRows] = []
+
+    def include(self, rows: Rows) -> None:
+        """Notes that rows became starts, or are some already."""
+        self.changes.append((rows, True))
+
+    def discard(self, rows: Rows) -> None:
+        """Notes that rows are no starts."""
+        self.changes.append((rows, False))
+
+
 class SliceSelector:
     """The members of a table or of one of its selectors, and the starts of slices for each length in use.
 
     A row begins a slice if it and enough rows after it, along the links of its trajectory, are all members. Rows must
     be linked before they are added, and removed before their links are cut. Adding and removing costs the rows times
-    the longest length in use, about 4 µs a step for few rows; a new length costs a pass over the table.
+    the longest length in use, about 4 µs a step for few rows; a new length costs a pass over the table, which a thread
+    can make, see :meth:`begin`.
 
     Args:
         setting: The sampler.
@@ -168,7 +209,8 @@ class SliceSelector:
         self._num_members = 0
         # One entry more than rows, for the number -1: it stands for no row, and is not a member.
         self._is_member: NDArray[np.bool_] = np.zeros(capacity + 1, np.bool_)
-        self._starts: dict[int, LiveRows] = {}
+        self._starts: dict[int, _Starts] = {}
+        self._search: Search | None = None
         if setting.slice_len is not None:
             self._starts_of(setting.slice_len)
 
@@ -236,23 +278,74 @@ class SliceSelector:
         is_end = np.append(slice_num[1:] != slice_num[:-1], True)
         return Drawn(rows[rows != _NONE], {"slice_end": is_end})
 
-    def _starts_of(self, length: int) -> LiveRows:
+    def lacks(self, num_rows: int) -> bool:
+        """Returns whether a sample of so many rows costs a pass over the table."""
+        try:
+            return self._length_of(num_rows) not in self._starts
+        except InvalidRequestError:
+            return False  # the draw says why
+
+    def begin(self, num_rows: int) -> Search:
+        """Begins to find the starts of a sample of so many rows: from here on changes are noted.
+
+        Then comes :meth:`search`, while rows may come and go, and :meth:`finish_in_pieces`. Of several searches only
+        the last counts.
+        """
+        self._search = Search(self._length_of(num_rows))
+        return self._search
+
+    def search(self, search: Search) -> None:
+        """Passes over the table; meant for a thread."""
+        search.found = self._build(search.length)
+
+    def finish_in_pieces(self, search: Search) -> Iterator[None]:
+        """Applies what has changed since :meth:`begin` to what was found, a piece at a time; other calls may do
+        anything in between. Then a draw has the starts."""
+        num_rows = 0
+        while self._search is search:
+            if not search.changes:
+                search.dropped += self._keep(search.length, search.found)
+                return
+            rows, are_starts = search.changes.popleft()
+            (search.found.include if are_starts else search.found.discard)(rows)
+            num_rows += len(rows)
+            if num_rows > PIECE_ROWS:
+                num_rows = 0
+                yield
+
+    def _length_of(self, num_rows: int) -> int:
+        """Returns the length of slices in a sample; nothing is longer than the table, so all such lengths are one."""
+        return min(self._setting.length(num_rows, self._capacity), self._capacity + 1)
+
+    def _starts_of(self, length: int) -> _Starts:
         """Returns the starts of a length, and makes it the most recently used."""
-        length = min(length, self._capacity + 1)  # nothing is that long, so all longer lengths are equivalent
+        length = min(length, self._capacity + 1)
         starts = self._starts.pop(length, None)
         if starts is None:
             starts = self._build(length)
-            while len(self._starts) >= _MAX_LENGTHS:
-                del self._starts[next(iter(self._starts))]
-        self._starts[length] = starts
+        self._keep(length, starts)
         return starts
 
-    def _build(self, length: int) -> LiveRows:
-        """Returns the starts of a length among the members, in as many passes as the length has binary digits."""
+    def _keep(self, length: int, starts: _Starts) -> list[_Starts]:
+        """Takes the starts of a length over; returns those that were dropped for it."""
+        self._starts[length] = starts
+        if self._search is not None and self._search.length == length:
+            self._search = None
+        return [self._starts.pop(next(iter(self._starts))) for _ in range(len(self._starts) - _MAX_LENGTHS)]
+
+    def _build(self, length: int) -> _Starts:
+        """Returns the starts of a length among the members, in as many passes as the length has binary digits.
+
+        In a thread, rows may come and go meanwhile. What is found is right for all rows of which no change is noted: a
+        link counts if it was there, to a row that was a member before and afterwards.
+        """
         every = np.arange(self._capacity + 1)
-        after = self._trajectories.after
-        jump = np.where(self._is_member & self._is_member[after], after, _NONE)
-        reached = np.where(self._is_member, every, _NONE)
+        is_member, after = self._is_member.copy(), self._trajectories.after.copy()
+        is_member &= self._is_member
+        is_followed = is_member & is_member[after]
+        is_followed &= after == self._trajectories.after
+        jump = np.where(is_followed, after, _NONE)
+        reached = np.where(is_member, every, _NONE)
         last = np.where(jump == _NONE, every, jump)
         steps = length - 1
         while steps:
@@ -264,17 +357,17 @@ class SliceSelector:
             steps >>= 1
         is_start = reached != _NONE
         if not self._setting.strict_length:
-            is_head = self._is_member & ~self._is_member[self._trajectories.before]
+            is_head = is_member & ~is_member[self._trajectories.before]
             last[-1] = 0
             is_start |= is_head & self._trajectories.is_end[last]
-        starts = LiveRows(self._capacity)
+        starts = _Starts(self._capacity)
         starts.add(np.flatnonzero(is_start[:-1]))
         return starts
 
     def _find_starts(self, rows: Rows) -> None:
         """Adds the starts of all slices that contain one of these members."""
         heads, lasts = self._stretches(rows)
-        width = max(self._starts, default=0)
+        width = self._max_length()
         if len(rows) + len(heads) * width > self._capacity * _WORTH_A_PASS:
             self._build_all()
             return
@@ -285,33 +378,35 @@ class SliceSelector:
         behind_row = np.repeat(lasts + num_after, num_own) - np.arange(len(rows))
         behind_before = np.arange(width)[:, None] + (num_own + num_after)
         is_before = before != _NONE
-        for length, starts in self._starts.items():
+        if self._search is not None:
+            self._search.discard(np.concatenate((rows, before[is_before])))  # a thread may have seen them half changed
+        for length, starts in self._each_length():
             found = [rows[behind_row >= length - 1], before[is_before & (behind_before >= length - 1)]]
             if not self._setting.strict_length:
                 num_before = is_before.sum(axis=0)
                 # The row after a stretch was the start of a short rest, and is inside one now.
-                _discard(starts, after[0, (num_after > 0) & (num_after < length)])
+                starts.discard(after[0, (num_after > 0) & (num_after < length)])
                 first = np.where(num_before, before[num_before - 1, np.arange(len(heads))], rows[heads])
                 is_whole = self._is_whole(rows[lasts], after, num_before + num_own + num_after, length)
                 found.append(first[is_whole])
-            _include(starts, np.concatenate(found))
+            starts.include(np.concatenate(found))
 
     def _lose_starts(self, rows: Rows) -> None:
         """Removes the starts of all slices that contain one of these rows, which are not members any more."""
         heads, lasts = self._stretches(rows)
-        width = max(self._starts, default=0)
+        width = self._max_length()
         if len(rows) + len(heads) * width > self._capacity * _WORTH_A_PASS:
             self._build_all()
             return
         before = self._walk(self._trajectories.before, rows[heads], width)
-        for length, starts in self._starts.items():
+        for length, starts in self._each_length():
             near = before[: length - 1]
-            _discard(starts, np.concatenate((rows, near[near != _NONE])))
+            starts.discard(np.concatenate((rows, near[near != _NONE])))
         if not self._setting.strict_length:
             after = self._walk(self._trajectories.after, rows[lasts], width)
             num_after = (after != _NONE).sum(axis=0)
-            for length, starts in self._starts.items():
-                _include(starts, after[0, self._is_whole(rows[lasts], after, num_after, length) & (num_after > 0)])
+            for length, starts in self._each_length():
+                starts.include(after[0, self._is_whole(rows[lasts], after, num_after, length) & (num_after > 0)])
 
     def _is_whole(self, rows: Rows, after: Rows, num_rows: Rows, length: int) -> NDArray[np.bool_]:
         """Returns which runs of ``num_rows`` members are shorter than a slice and end with their trajectory.
@@ -329,7 +424,16 @@ class SliceSelector:
 
     def _build_all(self) -> None:
         """Finds all starts again, which is faster than checking around many rows."""
-        self._starts = {length: self._build(length) for length in self._starts}
+        self._starts = {length: self._build(length) for length, _ in self._each_length()}
+        self._search = None
+
+    def _each_length(self) -> Iterator[tuple[int, _Starts | Search]]:
+        yield from self._starts.items()
+        if self._search is not None:
+            yield self._search.length, self._search
+
+    def _max_length(self) -> int:
+        return max((length for length, _ in self._each_length()), default=0)
 
     def _stretches(self, rows: Rows) -> tuple[Rows, Rows]:
         """Returns where in ``rows`` each stretch of consecutive rows begins, and where it ends."""
@@ -348,12 +452,3 @@ class SliceSelector:
                 break
             found[step] = rows
         return found
-
-
-def _include(starts: LiveRows, rows: Rows) -> None:
-    rows = each_once(rows)
-    starts.add(rows[~starts.contains(rows)])
-
-
-def _discard(starts: LiveRows, rows: Rows) -> None:
-    starts.remove(starts.members_of(each_once(rows)))

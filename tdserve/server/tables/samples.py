@@ -81,7 +81,8 @@ class Samples:
         key = await self._view(session, entry, asked)
         if max_lag is not None and not table.settings.is_queue:  # a queue discards rows that are too old
             key = key._replace(max_lag=max_lag)
-        await self._view_building.ready(session, entry, key, deadline)
+        ready = partial(self._view_building.ready, session, entry, key, num_rows, deadline)
+        await ready()
         await self._discarding.finish(session, entry, max_lag)
         _check_session(session)
         owner = session.number if asked.is_lease else None
@@ -92,10 +93,9 @@ class Samples:
         draw = partial(table.plan_sample, num_rows, rng=self._rng, key=key, owner=owner, request=request)
 
         def plan_some(num_batches: int) -> RowsPlan | None:
-            if not self._discarding.refresh(entry, max_lag):
+            if not self._discarding.refresh(entry, max_lag) or not self._view_building.refresh(entry, key, num_rows):
                 return None
-            max_drawn = 0 if num_failed else _part_rows(key)
-            return draw(num_batches, max_drawn=max_drawn, replaces=asked.replaces_torn)
+            return draw(num_batches, max_drawn=0 if num_failed else _part_rows(key), replaces=asked.replaces_torn)
 
         def plan() -> RowsPlan | None:
             # A caller that waits gets one batch as soon as there is one: a limiter may never let several through.
@@ -105,7 +105,7 @@ class Samples:
         if asked.message_nbytes:
             # Callers that wait in line go first.
             begun = None if entry.changed.has_line(line) else plan_some(num_batches)
-            found = None if begun is None else await self._complete(session, entry, begun, key)
+            found = None if begun is None else await self._complete(session, entry, begun, key, ready)
             return await self._send_expected(session, request, entry, found, asked)
         granted: _Granted | None = None
         while granted is None:
@@ -117,7 +117,7 @@ class Samples:
                 line=line,
                 give_back=table.undo,
             )
-            granted = await self._complete(session, entry, begun, key)
+            granted = await self._complete(session, entry, begun, key, ready)
             num_failed += granted is None  # there were too few such rows: the next attempt draws all at once
         rows = granted.plan
         return await self._sending(
@@ -125,10 +125,15 @@ class Samples:
         )
 
     async def _complete(
-        self, session: ClientSession, entry: OpenedStore, plan: RowsPlan, key: SampleConditions
+        self,
+        session: ClientSession,
+        entry: OpenedStore,
+        plan: RowsPlan,
+        key: SampleConditions,
+        ready: Callable[[], Awaitable[None]],
     ) -> _Granted | None:
         """Draws the missing rows of a plan, a few at a time. If too many rows have left the table meanwhile, undoes the
-        plan and returns None."""
+        plan and returns None. ``ready`` waits until there is a selector that draws them."""
         if not plan.num_missing:
             return _Granted(plan, (plan,))
         parts, table = [plan], entry.replay_table()
@@ -138,6 +143,7 @@ class Samples:
                 await asyncio.sleep(0)
                 entry.check_present()
                 _check_session(session)
+                await ready()
                 more = table.draw_more(parts[-1], _part_rows(key), rng=self._rng, key=key)
                 if more is None:
                     await self._undo(entry, parts)

@@ -7,11 +7,12 @@ import asyncio
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError
 from tdserve.rules.replay.selections import SampleConditions
+from tdserve.rules.replay.slices import SliceSelector
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.turns import in_turns
+from tdserve.server.turns import free_apart, in_turns
 from tdserve.server.waiting import hear
 
 
@@ -23,44 +24,58 @@ class ViewBuilding:
     """
 
     def __init__(self) -> None:
-        self._under_way: dict[tuple[str, SampleConditions], asyncio.Task[None]] = {}
+        self._under_way: dict[tuple[str, SampleConditions, int], asyncio.Task[None]] = {}
+
+    def refresh(self, entry: OpenedStore, key: SampleConditions, num_rows: int) -> bool:
+        """Returns whether a table has a selector for a sample of so many rows. If not, builds it in a task, and wakes
+        those who wait afterwards. A table of few rows builds it at once when it is requested."""
+        if entry.record.capacity < LONG_ROWS or entry.replay_table().selectors.has(key, num_rows):
+            return True
+        name = entry.record.uid, key, num_rows
+        if name not in self._under_way:
+            task = asyncio.get_running_loop().create_task(_build(entry, key, num_rows), name="tdserve-view-building")
+            self._under_way[name] = task
+            task.add_done_callback(lambda _: self._end(name))
+            task.add_done_callback(lambda _: entry.changed.wake())
+        return False
 
     async def ready(
-        self, session: ClientSession, entry: OpenedStore, key: SampleConditions, deadline: Deadline
+        self, session: ClientSession, entry: OpenedStore, key: SampleConditions, num_rows: int, deadline: Deadline
     ) -> None:
-        """Waits until a table of very many rows has a selector. A smaller table builds it at once when it is requested.
+        """Waits until a table of very many rows has a selector for a sample of so many rows.
 
         Raises:
             DeadlineExceededError: It was not built in time.
             StoreNotFoundError: The table was deleted.
             CapacityError: There are too many consumers.
         """
-        table = entry.replay_table()
-        if entry.record.capacity < LONG_ROWS or table.selectors.has(key):
-            return
-        await inline_tasks.in_task()
-        name = entry.record.uid, key
-        task = self._under_way.get(name)
-        if task is None:
-            task = self._under_way[name] = asyncio.create_task(_build(entry, key), name="tdserve-view-building")
-            task.add_done_callback(lambda _: self._end(name))
-        with session.waiting():
-            await asyncio.wait({task}, timeout=deadline.remaining_s)
-        if not task.done():
-            what = f"the rows of {entry.name!r} to be looked at for the first sample of its kind"
-            raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
-        if task.exception() is not None:
-            entry.check_present()  # a deleted table lacks files too
-        task.result()
+        while not self.refresh(entry, key, num_rows):
+            task = self._under_way[entry.record.uid, key, num_rows]
+            await inline_tasks.in_task()
+            with session.waiting():
+                await asyncio.wait({task}, timeout=deadline.remaining_s)
+            if not task.done():
+                what = f"the rows of {entry.name!r} to be looked at for the first sample of its kind"
+                raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
+            if task.exception() is not None:
+                entry.check_present()  # a deleted table lacks files too
+            task.result()
 
-    def _end(self, name: tuple[str, SampleConditions]) -> None:
+    def _end(self, name: tuple[str, SampleConditions, int]) -> None:
         hear(self._under_way.pop(name))
 
 
-async def _build(entry: OpenedStore, key: SampleConditions) -> None:
+async def _build(entry: OpenedStore, key: SampleConditions, num_rows: int) -> None:
     selectors = entry.replay_table().selectors
     async with entry.view_lock:
         if not selectors.has(key):
-            selector = await asyncio.to_thread(selectors.make, key)
+            grown = await asyncio.to_thread(selectors.make, key)
             entry.check_present()
-            await in_turns(selectors.grow_in_pieces(key, selector))
+            await in_turns(selectors.grow_in_pieces(key, grown))
+            entry.check_present()
+        selector = selectors.get(key) if selectors.has(key) else None
+        if isinstance(selector, SliceSelector) and selector.lacks(num_rows):
+            search = selector.begin(num_rows)
+            await asyncio.to_thread(selector.search, search)
+            await in_turns(selector.finish_in_pieces(search))
+            free_apart(search.dropped, num_rows=entry.record.capacity)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,96 +12,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.selector import Drawn, Selector
-from tdserve.rules.replay.slices import Slices, SliceSelector
-from tdserve.rules.replay.trajectories import Trajectories
+from tdserve.rules.replay.slices import Search, Slices
 from tests import chi_square
+from tests.unit.rules.replay.slice_model import Model, row_numbers
 
 _LENGTHS = (1, 2, 3, 5, 8)
 
 
-def _rows(rows: Iterable[int]) -> Rows:
-    return np.array(list(rows), np.int64)
-
-
 def _rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
-
-
-class Model:
-    """A table as plain lists: each trajectory holds what lies in its places, and None where a row went away."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.columns = RowColumns(capacity)
-        self.columns.trajectories = self.links = Trajectories(self.columns, capacity)
-        self.selectors: list[tuple[SliceSelector, set[int]]] = []
-        self.places: list[list[int | None]] = []
-        self.open: dict[int, list[int | None]] = {}
-        self.ends: set[int] = set()
-        self.live: list[int] = []
-        self.sequence = 0
-
-    def view(self, setting: Slices) -> SliceSelector:
-        selector = setting.selector(self.columns, self.capacity)
-        self.selectors.append((selector, set(self.live)))
-        selector.add(_rows(self.live))
-        return selector
-
-    def write(self, writer: int, ends: list[bool], rows: list[int] | None = None) -> None:
-        """Rows of one writer, into those that are free, and then into the oldest."""
-        if rows is None:
-            free = sorted(set(range(self.capacity)) - set(self.live))
-            rows = (free + self.live)[: len(ends)]
-        self.remove([row for row in rows if row in self.live])
-        for row, end in zip(rows, ends, strict=True):
-            if writer not in self.open:
-                self.open[writer] = []
-                self.places.append(self.open[writer])
-            self.open[writer].append(row)
-            self.columns.sequence[row] = self.sequence = self.sequence + 1
-            if end:
-                self.ends.add(row)
-                del self.open[writer]
-        self.links.append(_rows(rows), writer=writer, ends=np.array(ends, np.bool_))
-        self.live += rows
-        for selector, members in self.selectors:
-            selector.add(_rows(rows))
-            members.update(rows)
-
-    def remove(self, rows: list[int]) -> None:
-        for selector, members in self.selectors:
-            selector.remove(_rows(rows))
-            members.difference_update(rows)
-        self.links.remove(_rows(rows))
-        for places in self.places:
-            places[:] = [None if row in rows else row for row in places]
-        self.live = [row for row in self.live if row not in rows]
-        self.ends -= set(rows)
-        self.open = {writer: places for writer, places in self.open.items() if places[-1] is not None}
-
-    def end(self, writer: int) -> None:
-        rows = self.links.end(writer)
-        self.ends |= {row for row in self.open.pop(writer, [])[-1:] if row is not None}
-        for selector, _ in self.selectors:
-            selector.update(rows)
-
-    def slices(self, members: set[int], length: int, *, strict: bool) -> set[tuple[int, ...]]:
-        """Every slice that may be drawn, by looking at each place of each trajectory."""
-        found: set[tuple[int, ...]] = set()
-        for places in self.places:
-            runs: list[list[int]] = [[]]
-            for row in places:
-                if row is None or row not in members:
-                    runs.append([])
-                else:
-                    runs[-1].append(row)
-            for run in runs:
-                found |= {tuple(run[i : i + length]) for i in range(len(run) - length + 1)}
-                if not strict and 0 < len(run) < length and run[-1] in self.ends:
-                    found.add(tuple(run))
-        return found
 
 
 def _cut(drawn: Drawn | None) -> list[tuple[int, ...]]:
@@ -122,6 +42,23 @@ class _AgainstLists(RuleBasedStateMachine):
         self.model.view(Slices(slice_len=4, strict_length=False))
         self.model.view(Slices(num_slices=2))
         self.model.view(Slices(num_slices=2, strict_length=False))
+        self.searches: dict[int, tuple[Search, Iterator[None] | None]] = {}
+
+    @rule(num=st.integers(2, 3), length=st.sampled_from(_LENGTHS))
+    def search(self, num: int, length: int) -> None:
+        """Begins a search, passes over the table, or finishes by a step; others act in between."""
+        selector, _ = self.model.selectors[num]
+        if num not in self.searches:
+            if selector.lacks(2 * length):
+                self.searches[num] = selector.begin(2 * length), None
+            return
+        search, steps = self.searches[num]
+        if steps is None:
+            selector.search(search)
+            self.searches[num] = search, selector.finish_in_pieces(search)
+        elif next(steps, self) is self:
+            assert not selector.lacks(2 * search.length)
+            del self.searches[num]
 
     @rule(writer=st.integers(0, 3), ends=st.lists(st.booleans(), min_size=1, max_size=5))
     def write(self, writer: int, ends: list[bool]) -> None:
@@ -144,7 +81,7 @@ class _AgainstLists(RuleBasedStateMachine):
     def leave_a_view(self, data: st.DataObject, num: int) -> None:
         selector, members = self.model.selectors[num]
         rows = data.draw(st.lists(st.integers(0, self.capacity - 1), unique=True))
-        selector.remove(_rows(rows))
+        selector.remove(row_numbers(rows))
         members.difference_update(rows)
 
     @rule(data=st.data(), num=st.integers(0, 3))
@@ -152,7 +89,7 @@ class _AgainstLists(RuleBasedStateMachine):
         selector, members = self.model.selectors[num]
         rows = data.draw(st.permutations(sorted(set(self.model.live) - members)))
         rows = rows[: data.draw(st.integers(0, len(rows)))]
-        selector.add(_rows(rows))
+        selector.add(row_numbers(rows))
         members.update(rows)
 
     @rule(num=st.integers(2, 3), length=st.sampled_from(_LENGTHS))
@@ -175,7 +112,7 @@ class _AgainstLists(RuleBasedStateMachine):
     def update(self, data: st.DataObject) -> None:
         rows = data.draw(st.lists(st.integers(0, self.capacity - 1), unique=True))
         for selector, _ in self.model.selectors:
-            selector.update(_rows(rows))
+            selector.update(row_numbers(rows))
 
     @invariant()
     def starts_are_the_same(self) -> None:
@@ -200,7 +137,7 @@ class _AgainstListsInALargeTable(_AgainstLists):
     def leave_a_view(self, data: st.DataObject, num: int) -> None:
         selector, members = self.model.selectors[num]
         rows = data.draw(st.lists(st.sampled_from(sorted(members)), unique=True)) if members else []
-        selector.remove(_rows(rows))
+        selector.remove(row_numbers(rows))
         members.difference_update(rows)
 
 
@@ -313,12 +250,12 @@ def test_starts_when_many_rows_come_and_go_at_once_then_as_one_by_one() -> None:
     gone = _rng(2).permutation(2400)[:1500]
     views[0].remove(gone)
     for row in gone.tolist():
-        views[1].remove(_rows([row]))
+        views[1].remove(row_numbers([row]))
     assert views[0].starts(7).tolist() == views[1].starts(7).tolist() != []
     back = gone[::-1][:1000]
     views[0].add(back)
     for row in back.tolist():
-        views[1].add(_rows([row]))
+        views[1].add(row_numbers([row]))
     assert views[0].starts(7).tolist() == views[1].starts(7).tolist() != []
 
 
@@ -382,6 +319,6 @@ def test_add_when_a_row_is_a_member_then_refused_and_nothing_changed() -> None:
     view = model.view(Slices(slice_len=2))
     model.write(0, [False] * 3)
     with pytest.raises(LocalProtocolError):
-        view.add(_rows([5, 2]))
+        view.add(row_numbers([5, 2]))
     assert len(view) == 3
     assert view.starts(2).tolist() == [0, 1]

@@ -7,9 +7,10 @@ import pytest
 
 from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError
 from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.slices import Slices
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
-from tests.unit.server.replaying import content, create, extend, extending, path, rows, sample, sampling
+from tests.unit.server.replaying import content, create, extend, extending, in_line, path, rows, sample, sampling
 from tests.unit.server.world import Loop, World, turns_during
 
 GROUPED: dict[str, Any] = {"group_by": path("g"), "group_size": 2, "timeout_s": 20.0}
@@ -83,3 +84,46 @@ def test_sample_when_the_table_is_deleted_meanwhile_then_it_is_told_so(
             await task
 
     run(scenario())
+
+
+def test_sample_when_its_slices_are_of_a_new_length_then_others_are_served_and_rows_that_come_meanwhile_count(
+    world: World, run: Loop
+) -> None:
+    made = create(world, run, LONG_ROWS, sampler=Slices(num_slices=2))
+    extend(world, run, made, rows(0, 8))
+
+    async def scenario() -> Any:
+        task = asyncio.create_task(world.samples.sample(world.session(), 1, sampling(18, timeout_s=20.0)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert made.view_lock.locked()
+        await world.replays.extend(world.session(2), 1, extending(made, rows(100, 10)))
+        assert not task.done()
+        return await task
+
+    found = content(made, run(scenario()))["a"]
+    assert len(found) == 18
+    assert all(part == list(range(part[0], part[0] + 9)) for part in (found[:9], found[9:]))
+    assert min(found) >= 100
+
+
+def test_sample_when_its_kind_is_forgotten_while_it_waits_then_it_is_learnt_again_a_few_rows_at_a_time(
+    world: World, run: Loop
+) -> None:
+    made = create(world, run, LONG_ROWS, sampler=Fifo())
+    extend(world, run, made, rows(0, LONG_ROWS // 2))
+    selectors = made.replay_table().selectors
+    found: list[Any] = []
+
+    async def take() -> None:
+        asked = sampling(LONG_ROWS // 2 + 2, consumer="a", timeout_s=20.0)
+        task = asyncio.create_task(world.samples.sample(world.session(), 1, asked))
+        await in_line(made)
+        forgotten = next(key for key in selectors._selectors if key.consumer)
+        del selectors._selectors[forgotten]
+        await world.replays.extend(world.session(2), 1, extending(made, rows(LONG_ROWS, 2)))
+        assert not selectors.has(forgotten)
+        found.append(await task)
+
+    run(take())
+    assert content(made, found[0])["a"] == [*range(LONG_ROWS // 2), LONG_ROWS, LONG_ROWS + 1]
