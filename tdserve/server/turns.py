@@ -73,3 +73,5 @@ def free_apart(last_references: list[Any], *, num_rows: int) -> None:
     """
     if num_rows > RUN_PIECE_ROWS:
         asyncio.get_running_loop().run_in_executor(None, last_references.clear)
+    else:
+        last_references.clear()

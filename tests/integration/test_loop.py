@@ -266,6 +266,38 @@ def test_loop_when_a_sample_is_the_first_of_its_kind_then_it_looks_at_the_rows_a
         assert long_ones(watched, calls, limit_s) == {}
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_loop_when_very_many_rows_become_too_old_then_they_go_a_few_at_a_time(
+    watched: WatchedServer, size: tuple[int, float]
+) -> None:
+    num_rows, limit_s = size
+    row = TensorDict({"x": torch.zeros((), dtype=torch.uint8)}, [])
+    with watched.client(transport="gloo", timeout_s=110.0) as client:
+        table = client.create_replay("r", like=row, capacity=num_rows, policy="p")
+        for _ in range(NUM_TRIES):
+            client.publish("p", row.expand(1).clone())
+            for _ in range(10):
+                table.extend(row.expand(num_rows // 10 // NUM_TRIES).clone())
+        table.sample(16, max_lag=NUM_TRIES - 1)
+
+        def sample_after_a_publish() -> None:
+            client.publish("p", row.expand(1).clone())
+            table.extend(row.expand(16).clone())
+            assert table.sample(16, max_lag=NUM_TRIES - 1)["policy_version"].min() >= 2
+
+        def replace_policy() -> None:
+            client.delete("p")
+            client.publish("p", row.expand(1).clone())
+            table.extend(row.expand(16).clone())
+            table.sample(16, max_lag=0)
+
+        calls: dict[str, Callable[[], object]] = {
+            "become too old": sample_after_a_publish,
+            "are of another policy": replace_policy,
+        }
+        assert long_ones(watched, calls, limit_s) == {}
+
+
 @pytest.mark.parametrize("times", [0, 1], ids=["again", "once"])
 @pytest.mark.parametrize("size", SIZES)
 def test_loop_when_each_row_is_drawn_once_in_an_epoch_then_very_many_are_drawn_a_few_at_a_time(

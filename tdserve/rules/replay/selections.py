@@ -16,6 +16,7 @@ from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.leases import Leases
 from tdserve.rules.replay.live_rows import LiveRows, Rows
+from tdserve.rules.replay.plans import no_rows
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import SliceSelector
@@ -104,6 +105,9 @@ class ConditionalSelectors:
         consumers: Names of the consumers that have had rows, in the order of their bits.
         has_partial_rows: Whether rows may lack leaves.
         staleness: Versions of the rows, if the table has a policy.
+
+    Attributes:
+        dropped: Selectors that are not needed any more: whoever made them superfluous frees them.
     """
 
     def __init__(
@@ -126,6 +130,9 @@ class ConditionalSelectors:
         self._members = LiveRows(columns.capacity)  # rows that any selector may have
         self._selectors: OrderedDict[SampleConditions, Selector] = OrderedDict()
         self._growing: _Growing | None = None
+        # Of selectors with members that are too old, the version from which on they may have some.
+        self._oldest: dict[SampleConditions, int] = {}
+        self.dropped: list[Selector] = []
         self._plain = self._selectors[PLAIN] = settings.sampler.selector(columns, columns.capacity)
 
     def __len__(self) -> int:
@@ -227,15 +234,17 @@ class ConditionalSelectors:
             rows = self._candidates(key)
             selector.add(rows[self._fits(key, rows)])
             self._keep(key, selector)
+        elif key in self._oldest:
+            self._shed(key)
         self._selectors.move_to_end(key)
         return selector
 
     def has(self, key: SampleConditions, num_rows: int = 0) -> bool:
         """Returns whether :meth:`get` has the selector ready, and it can draw a sample of so many rows at once."""
         selector = self._selectors.get(key)
-        return selector is not None and not (
-            num_rows and isinstance(selector, SliceSelector) and selector.lacks(num_rows)
-        )
+        if selector is None or key in self._oldest:
+            return False
+        return not (num_rows and isinstance(selector, SliceSelector) and selector.lacks(num_rows))
 
     def grow_in_pieces(
         self, key: SampleConditions, selector: Selector, *, piece_rows: int = GROWING_ROWS
@@ -268,46 +277,63 @@ class ConditionalSelectors:
                 growing.end = start + piece_rows
                 if len(rows) or not start % RUN_PIECE_ROWS:
                     yield
-            self._keep(key, selector)
+            self.dropped += self._keep(key, selector)
         finally:
             if self._growing is growing:
                 self._growing = None
 
-    def _keep(self, key: SampleConditions, selector: Selector) -> None:
+    def _keep(self, key: SampleConditions, selector: Selector) -> list[Selector]:
+        """Takes a selector over; returns those that were dropped for it."""
         self._selectors[key] = selector
-        if len(self._selectors) > MAX_SELECTORS:
-            del self._selectors[next(each for each in self._selectors if each not in (PLAIN, key))]
+        if len(self._selectors) <= MAX_SELECTORS:
+            return []
+        oldest = next(each for each in self._selectors if each not in (PLAIN, key))
+        self._oldest.pop(oldest, None)
+        return [self._selectors.pop(oldest)]
 
     def follow(self, uid: str, newest: int) -> None:
         """Takes over the newest version of the table's policy: rows that are too old now may not be drawn.
 
-        Costs as much as the rows that become too old; for a sampler that remembers what it returned, also as the
-        others. Arguments as of :meth:`Staleness.follow`.
+        Very many rows stay members until :meth:`shed_in_pieces`, and :meth:`has` denies their selector. Of another
+        policy, all selectors that a lag limits are dropped. Arguments as of :meth:`Staleness.follow`.
         """
         staleness = self.staleness
         if staleness is None or (staleness.uid, staleness.newest) == (uid, newest):
             return
-        growing = self._growing
-        keys = [*self._selectors, *(() if growing is None else (growing.key,))]
-        before = {key.max_lag: staleness.floor(key.max_lag) for key in keys if key.max_lag is not None}
-        is_other = staleness.follow(uid, newest)
-        for key, selector in list(self._selectors.items()):
-            if key.max_lag is None:
-                continue
-            low, high = before[key.max_lag], staleness.floor(key.max_lag)
-            if not is_other and not staleness.count(low, high):
-                continue
-            remembers = self._settings.sampler.keeps_epoch and not key.group
-            if is_other or (not remembers and staleness.count(low, high) > staleness.count(high)):
-                del self._selectors[key]  # rebuilt from the remaining rows when it is requested
-            else:
-                selector.remove(staleness.between(low, high))
-        if growing is not None and growing.key.max_lag is not None:
-            low, high = before[growing.key.max_lag], staleness.floor(growing.key.max_lag)
-            if is_other:
+        limited = [key for key, _, _ in self._each(no_rows()) if key.max_lag is not None]
+        lows = [staleness.floor(key.max_lag or 0) for key in limited]
+        if staleness.follow(uid, newest):
+            self.dropped += [self._selectors.pop(key) for key in limited if key in self._selectors]
+            self._oldest.clear()
+            if self._growing is not None and self._growing.key.max_lag is not None:
                 self._growing = None
-            elif staleness.count(low, high):
-                growing.selector.remove(staleness.between(low, high))
+            return
+        for key, low in zip(limited, lows, strict=True):
+            num_rows = staleness.count(low, staleness.floor(key.max_lag or 0))
+            if num_rows:
+                self._oldest.setdefault(key, low)
+            if num_rows <= GROWING_ROWS and self._oldest.get(key) == low and key in self._selectors:
+                self._shed(key)
+
+    def shed_in_pieces(self, key: SampleConditions) -> Iterator[None]:
+        """Removes the rows that have become too old for these conditions, a piece at a time; other calls may do
+        anything in between."""
+        while self.staleness is not None and key in self._oldest and key in self._selectors:
+            low, high = self._oldest[key], self.staleness.floor(key.max_lag or 0)
+            if low >= high:
+                del self._oldest[key]
+                return
+            for rows in self.staleness.pieces(low, high, piece_rows=GROWING_ROWS):
+                if key not in self._selectors:
+                    return
+                self._selectors[key].remove(rows)
+                yield
+            if key in self._oldest:
+                self._oldest[key] = high
+
+    def _shed(self, key: SampleConditions) -> None:
+        for _ in self.shed_in_pieces(key):
+            pass
 
     def lease(self, owner: int, consumer: str, rows: Rows, *, request: int = 0) -> None:
         """Grants rows to an owner, in answer to a request of it: this consumer does not get them again."""

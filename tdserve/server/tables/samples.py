@@ -82,8 +82,8 @@ class Samples:
         if max_lag is not None and not table.settings.is_queue:  # a queue discards rows that are too old
             key = key._replace(max_lag=max_lag)
         ready = partial(self._view_building.ready, session, entry, key, num_rows, deadline)
-        await ready()
         await self._discarding.finish(session, entry, max_lag)
+        await ready()
         _check_session(session)
         owner = session.number if asked.is_lease else None
         if owner is not None:

@@ -68,11 +68,14 @@ class ViewBuilding:
 async def _build(entry: OpenedStore, key: SampleConditions, num_rows: int) -> None:
     selectors = entry.replay_table().selectors
     async with entry.view_lock:
+        await in_turns(selectors.shed_in_pieces(key))
         if not selectors.has(key):
             grown = await asyncio.to_thread(selectors.make, key)
             entry.check_present()
             await in_turns(selectors.grow_in_pieces(key, grown))
             entry.check_present()
+            free_apart(selectors.dropped, num_rows=entry.record.capacity)
+            await in_turns(selectors.shed_in_pieces(key))
         selector = selectors.get(key) if selectors.has(key) else None
         if isinstance(selector, SliceSelector) and selector.lacks(num_rows):
             search = selector.begin(num_rows)

@@ -10,10 +10,12 @@ import pytest
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.selections import OWN, ConditionalSelectors, SampleConditions
+from tdserve.rules.replay.sampler import Uniform
+from tdserve.rules.replay.selections import GROWING_ROWS, OWN, ConditionalSelectors, SampleConditions
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.staleness import Staleness
+from tdserve.rules.replay.without_replacement import WithoutReplacement
 
 CAPACITY = 24
 KEYS = (
@@ -178,3 +180,59 @@ def test_growing_when_a_crash_has_left_what_another_consumer_had_then_it_is_not_
         pass
     assert selectors.consumers == ["a", "b"]
     assert members(selectors, key) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("sampler", [Fifo(), Uniform(), WithoutReplacement()])
+def test_shedding_when_very_many_rows_are_too_old_then_as_made_at_once_whatever_happens_in_between(
+    sampler: Any,
+) -> None:
+    capacity, key = 8 * GROWING_ROWS, SampleConditions(max_lag=1)
+    columns = RowColumns(capacity)
+    columns.sequence[:] = np.arange(capacity) + 1
+    staleness = Staleness(columns, uid="p")
+    selectors = ConditionalSelectors(Settings(sampler=sampler), columns, num_keys=1, staleness=staleness)
+    every = np.arange(capacity)
+    staleness.arrive(every, None)
+    selectors.enter(every)
+    selector = selectors.get(key)
+    selectors.follow("p", 1)
+    assert selectors.has(key)
+    selectors.follow("p", 2)
+    assert not selectors.has(key)
+    steps = selectors.shed_in_pieces(key)
+    next(steps)
+    assert 0 < len(selector) < capacity
+    back, new, gone = every[-9:], every[:7], every[-30:-20]
+    selectors.suspend(back)
+    selectors.enter(back)
+    selectors.leave(new)
+    staleness.arrive(new, None)
+    selectors.enter(new)
+    selectors.leave(gone)
+    next(steps)
+    selectors.follow("p", 4)  # what came meanwhile is too old as well
+    last = every[40:45]
+    selectors.leave(last)
+    staleness.arrive(last, None)
+    selectors.enter(last)
+    assert len(list(steps)) > 2
+    assert selectors.has(key)
+    assert selectors.get(key) is selector
+    assert len(selector) == len(last)
+    assert set(members(selectors, key)) <= set(last.tolist())
+
+
+def test_shedding_when_the_policy_is_another_then_it_ends() -> None:
+    columns = RowColumns(4 * GROWING_ROWS)
+    selectors = ConditionalSelectors(Settings(), columns, num_keys=1, staleness=Staleness(columns, uid="p"))
+    key = SampleConditions(max_lag=0)
+    selectors.enter(np.arange(4 * GROWING_ROWS))
+    selectors.get(key)
+    selectors.follow("p", 1)
+    steps = selectors.shed_in_pieces(key)
+    next(steps)
+    selectors.follow("another", 1)
+    assert list(steps) == []
+    assert not selectors.has(key)
+    assert len(selectors.dropped) == 1
+    assert len(selectors.get(key)) == 0
