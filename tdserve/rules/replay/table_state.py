@@ -368,11 +368,12 @@ class TableState:
     @property
     def step_rows(self) -> int:
         """Rows that come or leave at a time: they are added to and removed from each selector too, and groups take
-        longest; those that an evictor chooses lie all over the table, and each may be a trajectory of its own."""
+        longest; each may be a trajectory of its own, and those that an evictor chooses lie all over its tree."""
         if self.selectors.is_plain and self.columns.trajectories is None and self._evictor is None:
             return PIECE_ROWS
         has_ids = bool(self.settings.rule_keys) and not self.settings.sampler.marks_ends
-        return max((TREE_PIECE_ROWS if has_ids else PIECE_ROWS // 4) // len(self.selectors), 64)
+        is_slow = has_ids or self._evictor is not None
+        return max((TREE_PIECE_ROWS if is_slow else PIECE_ROWS // 4) // len(self.selectors), 64)
 
     def _enter(self, rows: Rows) -> None:
         self.selectors.enter(rows)
