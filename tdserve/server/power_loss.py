@@ -32,7 +32,7 @@ from tdserve.store.root import Root
 from tdserve.store.row_columns import open_column
 from tdserve.store.sync_pass import Pass, put_back
 from tdserve.store.value_copy import ValueCopy
-from tdserve.store.version_marks import find_whole_versions
+from tdserve.store.version_marks import find_whole_versions, is_of_another
 from tdserve.store.watermark import SyncedStore, find_whole
 from tdserve.structure.tree import Spec
 
@@ -75,7 +75,7 @@ def _recover_store(root: Root, db: CatalogDB, specs: Specs, record: StoreRecord)
     """Repairs a store; returns whether it still exists."""
     folder = root.store_folder(record.name)
     uid = record.uid.encode()
-    is_there = folder.exists() if record.kind == "weights" else _is_of_store(folder, record)
+    is_there = _is_of_store(folder, record)
     if record.loading or not is_there:
         with db.transaction() as txn:
             txn.delete("stores", record.name.encode())
@@ -85,7 +85,7 @@ def _recover_store(root: Root, db: CatalogDB, specs: Specs, record: StoreRecord)
         return False
     try:
         if record.kind == "weights":
-            num_lost = _recover_versions(db, folder, uid)
+            num_lost = _recover_versions(db, folder, record.uid)
             what = "versions"
         else:
             stored = stored_spec(record, specs.get(record.fingerprint, record.order))
@@ -101,6 +101,8 @@ def _recover_store(root: Root, db: CatalogDB, specs: Specs, record: StoreRecord)
 
 def _is_of_store(folder: Path, record: StoreRecord) -> bool:
     """Returns whether a folder belongs to this incarnation of the store; some of its files may be missing."""
+    if record.kind == "weights":
+        return folder.exists() and not is_of_another(folder / "versions", uid=record.uid)
     path = folder / GENERATION_FILE
     return is_of(path, uid=record.uid) if path.exists() and path.stat().st_size else folder.exists()
 
@@ -154,12 +156,13 @@ def _generations_now(folder: Path, record: StoreRecord, stored: Spec) -> NDArray
     return values.copy() if len(values) == num_rows + 1 else np.zeros(num_rows + 1, np.int64)
 
 
-def _recover_versions(db: CatalogDB, folder: Path, uid: bytes) -> int:
+def _recover_versions(db: CatalogDB, folder: Path, uid: str) -> int:
     """Repairs the versions of a weights store; returns how many were lost."""
-    state = json.loads(db.get("states", uid) or b"{}")
+    state = json.loads(db.get("states", uid.encode()) or b"{}")
     if not state:
         return 0
-    whole = {number: json.loads(record) for number, record in sorted(find_whole_versions(folder / "versions").items())}
+    found = find_whole_versions(folder / "versions", uid=uid)
+    whole = {number: json.loads(record) for number, record in sorted(found.items())}
     num_lost = len({kept[0] for kept in state["kept"]} - set(whole))
     state["kept"] = [record for record, _ in whole.values()]
     state["orders"] = [[number, order] for number, (_, order) in whole.items() if order]
@@ -167,7 +170,7 @@ def _recover_versions(db: CatalogDB, folder: Path, uid: bytes) -> int:
     # Remote readers may know later versions: a number that anybody has seen is never given again.
     state["last_begun"] = max(state["last_begun"], *whole, 0) + STEP_AFTER_LOSS
     with db.transaction() as txn:
-        txn.put("states", uid, json.dumps(state).encode())
+        txn.put("states", uid.encode(), json.dumps(state).encode())
     return num_lost
 
 

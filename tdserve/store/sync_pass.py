@@ -75,7 +75,7 @@ class Pass:
                 failures[store.uid] = str(error)
         for weights in self.weights:
             try:
-                sync_versions(Path(weights.folder), weights.records)
+                sync_versions(Path(weights.folder), weights.records, uid=weights.uid)
             except TDServeError as error:
                 failures[weights.uid] = str(error)
         with os_faults(target):

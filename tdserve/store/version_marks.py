@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tdserve.store.faults import os_faults
 from tdserve.store.files import sync_file
@@ -17,17 +18,18 @@ FILE_NAME = "synced.json"
 _CHUNK_BYTES = 1 << 20
 
 
-def sync_versions(folder: Path, records: Mapping[int, str]) -> None:
+def sync_versions(folder: Path, records: Mapping[int, str], *, uid: str) -> None:
     """Syncs versions to the disk and records them; one that is retired meanwhile is left out.
 
     Args:
         folder: Folder of a weights store's versions.
+        uid: Incarnation of the store.
         records: Record of each version, by its number.
 
     Raises:
         CorruptDataError, CapacityError: They cannot be read, or the record cannot be written.
     """
-    before = _read_marks(folder)
+    before = _marks_of(folder, uid)
     noted = {}
     for number, record in records.items():
         known = before.get(str(number))
@@ -41,28 +43,41 @@ def sync_versions(folder: Path, records: Mapping[int, str]) -> None:
         return
     fresh = folder / f"{FILE_NAME}.new"
     with os_faults(fresh):
-        fresh.write_text(json.dumps(noted), encoding="ascii")
+        fresh.write_text(json.dumps({"uid": uid, "versions": noted}), encoding="ascii")
         sync_file(fresh)
         os.replace(fresh, folder / FILE_NAME)
     for each in (folder, folder.parent, folder.parent.parent):
         sync_file(each)
 
 
-def find_whole_versions(folder: Path) -> dict[int, str]:
-    """Returns the records of the versions whose files are unchanged since their sync; for use after a loss of power."""
+def find_whole_versions(folder: Path, *, uid: str) -> dict[int, str]:
+    """Returns the records of those versions of this incarnation whose files are unchanged since their sync; for use
+    after a loss of power."""
     return {
         int(number): record
-        for number, (record, checksum) in _read_marks(folder).items()
+        for number, (record, checksum) in _marks_of(folder, uid).items()
         if _checksum(folder / f"{number}{SUFFIX}", syncs=False) == checksum
     }
 
 
-def _read_marks(folder: Path) -> dict[str, list[str]]:
+def is_of_another(folder: Path, *, uid: str) -> bool:
+    """Returns whether versions were recorded here for another incarnation of the store than this one."""
+    return bool(_read_marks(folder).get("uid", uid) != uid)
+
+
+def _marks_of(folder: Path, uid: str) -> dict[str, list[str]]:
+    """Returns record and checksum of each version of this incarnation."""
+    marks = _read_marks(folder)
+    versions: dict[str, list[str]] = marks.get("versions", {}) if marks.get("uid") == uid else {}
+    return versions
+
+
+def _read_marks(folder: Path) -> dict[str, Any]:
     try:
-        noted: dict[str, list[str]] = json.loads((folder / FILE_NAME).read_bytes())
+        marks: dict[str, Any] = json.loads((folder / FILE_NAME).read_bytes())
     except (OSError, ValueError):
         return {}
-    return noted
+    return marks
 
 
 def _checksum(path: Path, *, syncs: bool) -> str:

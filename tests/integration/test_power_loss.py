@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -18,7 +19,7 @@ import tdserve
 from tdserve.server.power_loss import recover
 from tdserve.store.objects import Objects
 from tdserve.store.root import Root
-from tdserve.store.version_marks import find_whole_versions
+from tdserve.store.version_marks import FILE_NAME, find_whole_versions
 from tests.integration.power import Choose, compose, copy_root
 from tests.integration.processes import is_gone, wait_for
 
@@ -172,7 +173,8 @@ def test_recover_when_the_power_was_lost_then_rows_that_count_are_whole_and_thos
             assert sorted(whole["disk table"]) == [*range(NUM_ROWS), *range(100, 110), *range(150, 160)]
             assert set(range(10, NUM_ROWS)) <= set(whole["rows"]) <= set(range(NUM_ROWS))
             assert whole["disk rows"] == [*range(100, 105), *range(200, 205), *range(10, NUM_ROWS)]
-            assert 3 in find_whole_versions(folder / "stores/policy/versions")
+            versions = folder / "stores/policy/versions"
+            assert 3 in find_whole_versions(versions, uid=json.loads((versions / FILE_NAME).read_bytes())["uid"])
     finally:
         root.release()
 

@@ -21,6 +21,7 @@ from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import Pass
+from tdserve.store.version_marks import sync_versions
 from tdserve.store.watermark import SyncedStore
 from tdserve.structure.capture import capture
 
@@ -110,6 +111,24 @@ def test_recover_when_another_store_has_the_name_by_now_then_both_are_gone_and_i
     recover(root)
     assert _scan(root) == {}
     assert [folder.name[:8] for folder in (root.path / "stores").iterdir()] == [".lost-s-"]
+
+
+def test_recover_when_other_weights_have_the_name_by_now_then_both_are_gone_and_their_files_lie_aside(
+    root: Root,
+) -> None:
+    versions = root.store_folder("w") / "versions"
+    versions.mkdir(parents=True)
+    with CatalogDB(root.catalog_folder) as db:
+        record = StoreRecord("w", "weights", UID[::-1], fingerprint=b"", num_rows=0)
+        db.put("stores", b"w", record.to_bytes())
+        db.delete("stores", b"later")
+        assert Pass(str(root.catalog_folder), str(root.synced_folder)).run() == {}
+    sync_versions(versions, {}, uid=record.uid)
+    (versions / "1.safetensors").write_bytes(b"a version")
+    sync_versions(versions, {1: "its record"}, uid="f" * 32)
+    recover(root)
+    assert b"w" not in _scan(root)
+    assert sorted(folder.name[:8] for folder in (root.path / "stores").iterdir()) == [".lost-w-", "s"]
 
 
 def test_recover_when_nothing_was_ever_synced_then_begins_empty_and_keeps_the_files(root: Root) -> None:

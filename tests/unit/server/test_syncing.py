@@ -136,12 +136,13 @@ def test_version_when_synced_then_its_file_stays_until_a_newer_one_is(tmp_path: 
         versions = tmp_path / "root/stores/w/versions"
         with own.client() as client:
             client.publish("w", TensorDict({"a": torch.zeros(10)}, []))
+            uid = client.describe("w").uid
         own.shutdown()
         own.start()
         with own.client() as client:
             for number in range(5):
                 client.publish("w", TensorDict({"a": torch.full((10,), float(number))}, []))
-            assert list(find_whole_versions(versions)) == [1]
+            assert list(find_whole_versions(versions, uid=uid)) == [1]
         own.shutdown()
-        assert list(find_whole_versions(versions)) == [5, 6]
+        assert list(find_whole_versions(versions, uid=uid)) == [5, 6]
         assert not (versions / "1.safetensors").exists()

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.store.version_marks import find_whole_versions, sync_versions
+from tdserve.store.version_marks import find_whole_versions, is_of_another, sync_versions
 from tdserve.store.version_names import retire, values_name
+
+UID, OTHER = "a" * 32, "b" * 32
 
 
 @pytest.fixture
@@ -22,33 +24,43 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_versions_when_synced_then_those_whose_files_are_as_they_were_are_whole(folder: Path) -> None:
-    sync_versions(folder, {1: "one", 2: "two", 3: "three"})
-    assert find_whole_versions(folder) == {1: "one", 2: "two", 3: "three"}
+    sync_versions(folder, {1: "one", 2: "two", 3: "three"}, uid=UID)
+    assert find_whole_versions(folder, uid=UID) == {1: "one", 2: "two", 3: "three"}
     with open(folder / "1.safetensors", "r+b") as file:
         file.seek(2_500_000)
         file.write(b"\0")
-    assert find_whole_versions(folder) == {2: "two", 3: "three"}
+    assert find_whole_versions(folder, uid=UID) == {2: "two", 3: "three"}
     values_name(folder / "2.safetensors").write_bytes(b"other!")
-    assert find_whole_versions(folder) == {3: "three"}
+    assert find_whole_versions(folder, uid=UID) == {3: "three"}
     (folder / "3.safetensors").unlink()
-    assert find_whole_versions(folder) == {}
+    assert find_whole_versions(folder, uid=UID) == {}
 
 
 def test_versions_when_retired_before_they_are_synced_then_are_left_out(folder: Path) -> None:
     retire(folder / "1.safetensors")
-    sync_versions(folder, {1: "one", 2: "two"})
-    assert find_whole_versions(folder) == {2: "two"}
+    sync_versions(folder, {1: "one", 2: "two"}, uid=UID)
+    assert find_whole_versions(folder, uid=UID) == {2: "two"}
 
 
 def test_versions_when_synced_before_then_are_not_read_again(folder: Path) -> None:
-    sync_versions(folder, {2: "two"})
+    sync_versions(folder, {2: "two"}, uid=UID)
     (folder / "2.safetensors").write_bytes(b"damaged since")
-    sync_versions(folder, {2: "two", 3: "three"})
-    assert find_whole_versions(folder) == {3: "three"}
+    sync_versions(folder, {2: "two", 3: "three"}, uid=UID)
+    assert find_whole_versions(folder, uid=UID) == {3: "three"}
 
 
 def test_versions_when_nothing_is_noted_or_the_note_is_damaged_then_none_is_whole(folder: Path) -> None:
-    assert find_whole_versions(folder) == {}
-    sync_versions(folder, {1: "one"})
+    assert find_whole_versions(folder, uid=UID) == {}
+    sync_versions(folder, {1: "one"}, uid=UID)
     (folder / "synced.json").write_bytes(b"{")
-    assert find_whole_versions(folder) == {}
+    assert find_whole_versions(folder, uid=UID) == {}
+
+
+def test_versions_when_of_another_incarnation_then_none_is_whole_and_told_so(folder: Path) -> None:
+    assert not is_of_another(folder, uid=UID)
+    sync_versions(folder, {1: "one"}, uid=OTHER)
+    assert find_whole_versions(folder, uid=UID) == {}
+    assert is_of_another(folder, uid=UID)
+    sync_versions(folder, {1: "another one"}, uid=UID)
+    assert find_whole_versions(folder, uid=UID) == {1: "another one"}
+    assert not is_of_another(folder, uid=UID)
