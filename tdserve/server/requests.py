@@ -226,7 +226,7 @@ class Requests:
         TransferAbortedError if there is room now.
         """
         name = getattr(getattr(message, kind, None), "store", "")
-        if isinstance(error, CapacityError) and await self._dead_values.make_room(name):
+        if isinstance(error, CapacityError) and await self._dead_values.make_room(name, error):
             reason = f"values of rows that have left {name!r} were in the way, and are gone now"
             return TransferAbortedError(transfer=message.request, reason=reason)
         if kind == "publish" or (kind == "write" and message.write.creates):

@@ -31,6 +31,9 @@ COMMITS_PER_CHECK = 256
 """Commits between two checks for killed readers: a reader that was killed inside a read keeps pages from being reused
 until the check."""
 
+VALUES = "non-tensor values"
+"""First words of the ``what`` of a CapacityError if they have no room."""
+
 _NUM_META_PAGES = 2
 
 _NONE: Mapping[KeyPath, int] = MappingProxyType({})
@@ -316,7 +319,7 @@ class Objects:
         name = self._folder.parent.name
         return CapacityError(
             what=(
-                f"non-tensor values of store {name!r} (delete rows, or create it with more than max_object_bytes="
+                f"{VALUES} of store {name!r} (delete rows, or create it with more than max_object_bytes="
                 f"{self._max_bytes}; overwriting takes about three times the content)"
             ),
             asked=sum(len(value) for column in columns for value in column.values),

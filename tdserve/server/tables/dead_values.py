@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from tdserve.base.errors import CorruptDataError, TDServeError
+from tdserve.base.errors import CapacityError, CorruptDataError, TDServeError
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
+from tdserve.store import object_folders
+from tdserve.store.objects import VALUES
 from tdserve.v1 import worker_pb2
 
 _log = logging.getLogger("tdserve.server")
@@ -29,14 +31,23 @@ class DeadValues:
         self._worker = values_worker
         self._under_way: dict[str, asyncio.Task[bool]] = {}
 
-    async def make_room(self, name: str) -> bool:
+    async def make_room(self, name: str, error: CapacityError) -> bool:
         """Drops dead values after a write that found no room and left nothing behind. Returns whether there is more
-        room now."""
+        room now.
+
+        Args:
+            name: Of the store.
+            error: Of the write. If it was not for values that there was no room, dropping some helps nobody: those
+                found may be the write's own.
+        """
         try:
             entry = self._stores.find(name)
         except CorruptDataError:
             return False
         if entry is None or entry.table is None or not entry.spec.values:
+            return False
+        what = str(error.fields["what"])
+        if not what.startswith((VALUES, str(entry.folder / object_folders.NAME))):
             return False
         uid = entry.record.uid
         task = self._under_way.get(uid)

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from tdserve.base.errors import PeerLostError
+from tdserve.base.errors import CapacityError, PeerLostError
 from tdserve.messages.value_columns import decode_block
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.read_values import read_values
 from tdserve.server.tables.dead_values import DeadValues
 from tests.unit.server.replaying import extend
 from tests.unit.server.world import Loop, World
+
+FULL = CapacityError(what="non-tensor values of store 'v'", asked=8, free=0)
 
 
 @pytest.fixture
@@ -35,10 +37,10 @@ def test_make_room_when_rows_have_left_then_their_values_go_and_no_others(
     dead = DeadValues(world.stores, world.worker)
     table.replay_table().delete(np.array([1, 3]))
     assert values(world, run, table) == [True] * 4
-    assert run(dead.make_room("v"))
+    assert run(dead.make_room("v", FULL))
     assert values(world, run, table) == [True, False, True, False]
     assert table.replay_table().info()["num_reserved"] == 0
-    assert not run(dead.make_room("v"))  # there is nothing more to be done
+    assert not run(dead.make_room("v", FULL))  # there is nothing more to be done
     assert extend(world, run, table, TensorDict({"v": NonTensorStack("row 9")}, [1]), request=2) == [1]
 
 
@@ -49,15 +51,26 @@ def test_make_room_when_several_ask_at_once_then_there_is_room_for_all(
     table.replay_table().clear()
 
     async def ask() -> list[bool]:
-        return list(await asyncio.gather(dead.make_room("v"), dead.make_room("v")))
+        return list(await asyncio.gather(dead.make_room("v", FULL), dead.make_room("v", FULL)))
 
     assert run(ask()) == [True, True]
 
 
 def test_make_room_when_no_row_has_left_then_nothing(world: World, run: Loop, table: OpenedStore) -> None:
-    assert not run(DeadValues(world.stores, world.worker).make_room("v"))
-    assert not run(DeadValues(world.stores, world.worker).make_room("another"))
+    assert not run(DeadValues(world.stores, world.worker).make_room("v", FULL))
+    assert not run(DeadValues(world.stores, world.worker).make_room("another", FULL))
     assert values(world, run, table) == [True] * 4
+
+
+def test_make_room_when_it_was_not_for_values_that_there_was_no_room_then_nothing(
+    world: World, run: Loop, table: OpenedStore
+) -> None:
+    """Values of rows that are nobody's may be those of the very write that found no room."""
+    table.replay_table().clear()
+    dead = DeadValues(world.stores, world.worker)
+    assert not run(dead.make_room("v", CapacityError(what=f"{world.root.path / 'catalog'} (full)", asked=8, free=0)))
+    assert values(world, run, table) == [True] * 4
+    assert run(dead.make_room("v", CapacityError(what=f"{table.folder / 'objects'} (full)", asked=8, free=0)))
 
 
 def test_make_room_when_the_worker_is_gone_then_the_rows_are_free_again(
@@ -70,6 +83,6 @@ def test_make_room_when_the_worker_is_gone_then_the_rows_are_free_again(
 
     table.replay_table().clear()
     monkeypatch.setattr(world.worker, "order", lost)
-    assert not run(DeadValues(world.stores, world.worker).make_room("v"))
+    assert not run(DeadValues(world.stores, world.worker).make_room("v", FULL))
     info = table.replay_table().info()
     assert (info["num_reserved"], info["num_holes"]) == (0, 4)
