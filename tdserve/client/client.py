@@ -13,7 +13,7 @@ from tdserve.client.groups.group import Group, join_group
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.movers.local import LocalMover
 from tdserve.client.movers.remote import RemoteMover
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.description import StoreDescription, check_storage
 from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.session import Session
 from tdserve.client.tables.queue import QueueHandle
@@ -252,6 +252,7 @@ class Client(WeightsClient):
             is_same = found is not None and (found.settings, found.capacity) == (request.settings, capacity)
             if found is None or not is_same or not widens(spec, found.spec):
                 raise
+            check_storage(found, request)
             return found
 
     def replay(self, name: str, *, timeout_s: float | None = None) -> ReplayHandle:

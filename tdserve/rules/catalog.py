@@ -310,8 +310,6 @@ def matches(existing: StoreRecord, asked: StoreRecord) -> str | None:
     """Returns why an existing store is not the requested one (``exists_ok``); ``None`` if it is."""
     if existing.kind != asked.kind:
         return f"it is a {existing.kind} store, asked is {asked.kind}"
-    if existing.kind != "weights" and existing.fingerprint != asked.fingerprint:
-        return OTHER_STRUCTURE
     if existing.capacity != asked.capacity:
         return f"its capacity is {existing.capacity}, asked is {asked.capacity}"
     if existing.settings != asked.settings:
@@ -320,6 +318,8 @@ def matches(existing: StoreRecord, asked: StoreRecord) -> str | None:
         return f"its max_object_bytes is {existing.max_object_bytes}, asked is {asked.max_object_bytes}"
     if asked.durability not in ("", existing.durability):
         return f"its durability is {existing.durability!r}, asked is {asked.durability!r}"
+    if existing.kind != "weights" and existing.fingerprint != asked.fingerprint:
+        return OTHER_STRUCTURE
     return None
 
 

@@ -45,6 +45,23 @@ def test_handle_when_rows_differ_then_it_reads_and_writes_them(client: tdserve.C
     check_same(td, store.to_tensordict())
 
 
+@pytest.mark.parametrize("call", ["memmap", "init_remote", "memmap_like"])
+def test_create_when_the_existing_store_is_less_durable_than_asked_then_refused(
+    client: tdserve.Client, name: str, call: str
+) -> None:
+    td = TensorDict({"x": torch.zeros(3)}, [3])
+    create: Any = {
+        "memmap": client.memmap,
+        "init_remote": client.init_remote,
+        "memmap_like": client.memmap_like,
+    }[call]
+    create(td, name)
+    with pytest.raises(tdserve.StoreExistsError, match="durability is 'process', asked is 'disk'"):
+        create(td + 1, name, exists_ok=True, durability="disk")
+    assert torch.equal(client.from_remote_init(name)["x"], td["x"])
+    create(td, name, exists_ok=True, durability="process")
+
+
 def test_send_when_lengths_are_others_then_they_come(client: tdserve.Client, name: str) -> None:
     client.init_remote(TensorDict({"t": jagged([3, 3]), "h": lazy_stack([turns(2), turns(2)])}, [2]), name)
     other = TensorDict({"t": jagged([1, 0]), "h": lazy_stack([turns(1), turns(4)])}, [2])

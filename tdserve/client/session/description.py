@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from tdserve.base.errors import StoreExistsError
 from tdserve.client.session import structure_text
 from tdserve.structure import codec
 from tdserve.structure.tree import Spec, ValueLeaf
@@ -224,3 +225,11 @@ def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
         read_only=message.read_only,
         num_waiting=message.num_waiting,
     )
+
+
+def check_storage(found: StoreDescription, asked: control_pb2.CreateStoreRequest) -> None:
+    """Raises StoreExistsError if an existing store has another durability, or room for values, than a request names."""
+    for name in ("durability", "max_object_bytes"):
+        wanted, actual = getattr(asked, name), getattr(found, name)
+        if wanted and wanted != actual:
+            raise StoreExistsError(name=asked.name, reason=f"its {name} is {actual!r}, asked is {wanted!r}")

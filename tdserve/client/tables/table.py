@@ -148,6 +148,8 @@ class TableHandle(TableRows, ByAddress):
             InvalidRequestError: A priority is negative or not finite, or a version is above the newest. Nothing was
                 written.
             TooLargeError: The batch has more rows than the table. Nothing was written.
+            CapacityError: The disk, or the space for values, is full. Nothing was written, but a full table may have
+                removed rows to make room, and they stay removed.
             WrongStateError: The table was closed. Nothing was written.
             DeadlineExceededError: There was no room in time; the error names what it waited for. Or the answer did not
                 come in time, and it is unknown whether the rows were stored.

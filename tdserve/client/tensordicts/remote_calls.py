@@ -15,7 +15,7 @@ from tdserve.client.content.read_content import Content, Destination, only
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.live_values import with_live_leaves
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.description import StoreDescription, from_message
+from tdserve.client.session.description import StoreDescription, check_storage, from_message
 from tdserve.client.session.session import Session
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
@@ -216,6 +216,8 @@ class TensorDictClient(SessionClient):
         except StoreExistsError:
             if not exists_ok:
                 raise
+            if request.durability or request.max_object_bytes:
+                check_storage(self.describe_existing(name, deadline), request)
             return self._replace(name, captured, td, deadline=deadline)
 
     def _make_blank(self, request: control_pb2.CreateStoreRequest, captured: Captured, deadline: Deadline) -> int:
@@ -227,6 +229,7 @@ class TensorDictClient(SessionClient):
             if not request.exists_ok:
                 raise
             description = self.describe_existing(request.name, deadline)  # it may have the same structure, but content
+            check_storage(description, request)
             stored = description.spec
             check_matches(stored, captured.spec, store=request.name)
         keys = [path for path, _ in captured.spec.values]

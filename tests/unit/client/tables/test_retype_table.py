@@ -66,8 +66,14 @@ def test_create_replay_when_table_was_made_anew_then_exists_ok_finds_it(client: 
     batch = BATCHES["jagged"]
     client.create_replay(name, batch[0], 10).extend(batch)
     assert len(client.create_replay(name, batch[0], 10, exists_ok=True)) == 3
-    with pytest.raises(tdserve.StoreExistsError):
+    with pytest.raises(tdserve.StoreExistsError, match="capacity"):
         client.create_replay(name, batch[0], 11, exists_ok=True)
+    with pytest.raises(tdserve.StoreExistsError, match="durability is 'process', asked is 'disk'"):
+        client.create_replay(name, batch[0], 10, exists_ok=True, durability="disk")
+    with pytest.raises(tdserve.StoreExistsError, match="max_object_bytes"):
+        client.create_replay(name, batch[0], 10, exists_ok=True, max_object_bytes=1 << 20)
+    with pytest.raises(tdserve.StoreExistsError, match=r"limiter|settings|remover"):
+        client.create_queue(name, batch[0], 10, exists_ok=True)
     with pytest.raises(tdserve.StoreExistsError):
         client.create_replay(name, batch[0].exclude("r"), 10, exists_ok=True)
 
