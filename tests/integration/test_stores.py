@@ -154,7 +154,7 @@ def test_delete_when_done_then_the_name_is_free_and_files_are_gone(client: tdser
     other = TensorDict({"y": torch.arange(2)}, [2])
     client.init_remote(other, name)
     assert difference(other, client.from_remote_init(name)) is None
-    with pytest.raises(tdserve.SpecMismatchError, match="older store"):
+    with pytest.raises(tdserve.SpecMismatchError, match="older table"):
         store[0] = frames(3)[0]
 
 
@@ -185,7 +185,7 @@ def test_replay_when_made_again_with_another_structure_then_older_handles_are_to
     new = client.create_replay(name, TensorDict({"x": torch.zeros(size)}, []), 4)
     new.extend(TensorDict({"x": torch.ones(2, size)}, [2]))
     for call in calls:
-        with pytest.raises(tdserve.SpecMismatchError, match="older store"):
+        with pytest.raises(tdserve.SpecMismatchError, match="older table"):
             call()
     assert new.sample(2)["x"].sum() == 2 * size
     assert old.info()["reserved_rows"] == 0
