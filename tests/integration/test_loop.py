@@ -120,16 +120,13 @@ def test_loop_when_a_table_has_very_many_rows_then_no_call_keeps_it_busy(
             "read a slice": lambda: table[10:20],
             "write some rows": lambda: table.set_at_("x", ones[:256], anyhow[:256]),
             "write very many rows": lambda: table.set_at_("x", ones[: num_rows // 10], anyhow[: num_rows // 10]),
+            "write all rows": lambda: table.set_at_("x", ones, anyhow),
             "length": lambda: len(table),
             "info": table.info,
             "delete many rows": lambda: table.delete(torch.arange(num_rows // 8) + next(starts)),
             "delete some rows": lambda: table.delete(table.extend(few)),
             "clear": table.clear,
         }
-        if not isinstance(
-            sampler, tdserve.Lifo
-        ):  # which sorts them all, since they come back in another order than they came
-            calls = {"write all rows": lambda: table.set_at_("x", ones, anyhow), **calls}
         if isinstance(sampler, tdserve.Prioritized):
             many = torch.arange(0, num_rows, 2)
             calls = {

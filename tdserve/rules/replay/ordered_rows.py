@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +13,12 @@ from tdserve.rules.replay.live_rows import Rows
 
 _ABSENT = -1
 _MIN_ROOM = 64
-_CHUNK_ROWS = 16_384
-"""Most rows of a chunk, so that work on one takes a fraction of a millisecond. Chunks of a short table are shorter."""
+_MAX_MERGED_CHUNKS = 4
+"""Most rows that are merged when two runs are joined, in chunks. Long chunks that overlap no others are taken as they
+are; runs that overlap in more stay apart."""
+
+_MAX_RUNS = 32
+"""Runs beyond which two are joined all the same: every look at an end takes time for each."""
 
 _SWEPT_PER_ROW = 4
 """Entries that are swept for each row that comes or goes, while there are too many dead ones: a pass over all of them
@@ -26,23 +31,26 @@ class OrderedRows:
     Rows mostly come in order and go at an end, so they lie in a *run*, in chunks. A row that goes leaves a dead entry
     behind, until it is reached from an end or swept out: if there are more dead entries than others, each operation
     sweeps a few chunks. A row that comes back revives its entry if that still exists; any other row that comes out of
-    order begins another run. Short runs are joined with the previous one, so there are never more than about twenty.
+    order begins another run. Short runs are joined with the previous one, so there are few, except if very long ones
+    overlap.
 
     Args:
         sequence: One int64 per row: greater is newer, all different, from 0. Read when a row is added.
+        chunk_rows: Most rows of a chunk; work on one takes a fraction of a millisecond. Chunks of a short table are
+            shorter.
     """
 
-    def __init__(self, sequence: NDArray[np.int64]) -> None:
+    def __init__(self, sequence: NDArray[np.int64], *, chunk_rows: int = 16_384) -> None:
         self._sequence = sequence
         # Sequences of members; an entry with another sequence than its row has here is dead.
         self._member = np.full(len(sequence), _ABSENT, np.int64)
         # Sequence of the newest entry of each row in any run, dead or not.
         self._entry = np.full(len(sequence), _ABSENT, np.int64)
-        self._chunk_rows = min(_CHUNK_ROWS, max(2 * len(sequence), _MIN_ROOM))
+        self._chunk_rows = min(chunk_rows, max(2 * len(sequence), _MIN_ROOM))
         self._runs = [_RowRun(self._chunk_rows)]
         self._num = 0
         self._num_entries = 0  # including dead ones
-        self._next_swept = 0  # chunk of the first run
+        self._swept_run = self._next_swept = 0  # the next chunk to sweep, and its run
 
     def __len__(self) -> int:
         return self._num
@@ -175,47 +183,82 @@ class OrderedRows:
             self._runs[-1].append(rows, sequences)
         # Each is more than twice as long as the next one, so there are few. The first is not joined with others: it may
         # be very long, and rows that come in order go there.
-        while len(self._runs) > 2 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
-            self._join(2)
+        while len(self._runs) > 2 and len(self._runs[-2]) <= 2 * len(self._runs[-1]) and self._join_last():
+            pass
 
-    def _join(self, num_runs: int) -> None:
-        """Joins the last runs to one."""
-        chunks = [chunk for run in self._runs[-num_runs:] for chunk in run.chunks]
+    def _join_last(self) -> bool:
+        """Joins the last two runs; returns False if they overlap in so many chunks that it would take long."""
+        chunks = [chunk for run in self._runs[-2:] for chunk in run.chunks if len(chunk)]
+        groups = _group_to_merge(chunks, self._chunk_rows // 2)
+        num_merged = sum(sum(map(len, group)) for group in groups if len(group) > 1)
+        if num_merged > _MAX_MERGED_CHUNKS * self._chunk_rows and len(self._runs) <= _MAX_RUNS:
+            return False
+        joined = _RowRun(self._chunk_rows)
+        for group in groups:
+            if len(group) == 1:
+                joined.chunks.append(group[0])
+            else:
+                joined.append(*self._merge(group))
+        self._runs[-2:] = [joined]
+        return True
+
+    def _merge(self, chunks: Sequence[_Chunk]) -> tuple[Rows, Rows]:
+        """Returns the living rows of chunks and their sequences, in order."""
         rows = np.concatenate([chunk.rows[chunk.start : chunk.end] for chunk in chunks])
         sequences = np.concatenate([chunk.sequences[chunk.start : chunk.end] for chunk in chunks])
         is_alive = self._member[rows] == sequences
         self._forget(rows[~is_alive], sequences[~is_alive])
         rows, sequences = rows[is_alive], sequences[is_alive]
         order = np.argsort(sequences, kind="stable")
-        joined = _RowRun(self._chunk_rows)
-        joined.append(rows[order], sequences[order])
-        self._runs[-num_runs:] = [joined]
+        return rows[order], sequences[order]
 
     def _sweep(self, num_rows: int) -> None:
         """Removes dead entries from a few chunks, if there are more of them than others; ``num_rows`` came or went."""
         if self._num_entries <= 2 * self._num + _MIN_ROOM:
             return
-        if len(self._runs) > 1 and self._num_entries <= 3 * sum(map(len, self._runs[1:])):
-            self._join(len(self._runs))  # most of them came out of order, and are as many as ever came
-            return
-        chunks = self._runs[0].chunks
         for _ in range(1 + _SWEPT_PER_ROW * num_rows // self._chunk_rows):
-            if not chunks:
+            run = self._find_swept()
+            if run is None:
                 return
-            self._next_swept %= len(chunks)
-            chunk = chunks[self._next_swept]
+            chunk = run.chunks[self._next_swept]
             self._trim_chunk(chunk, len(chunk), is_back=False)
-            before = chunks[self._next_swept - 1] if self._next_swept else None
+            before = run.chunks[self._next_swept - 1] if self._next_swept else None
             if before is not None and len(before) + len(chunk) <= self._chunk_rows // 2:
                 before.take_in(chunk)
             if len(chunk):
                 self._next_swept += 1
             else:
-                del chunks[self._next_swept]
+                del run.chunks[self._next_swept]
+        self._runs = [self._runs[0], *(run for run in self._runs[1:] if run.chunks)]
+
+    def _find_swept(self) -> _RowRun | None:
+        """Returns the run that has the next chunk to sweep, in turn; None if there is no chunk."""
+        for _ in range(len(self._runs) + 1):
+            self._swept_run %= len(self._runs)
+            if self._next_swept < len(self._runs[self._swept_run].chunks):
+                return self._runs[self._swept_run]
+            self._swept_run, self._next_swept = self._swept_run + 1, 0
+        return None
 
     def _forget(self, rows: Rows, sequences: Rows) -> None:
         self._num_entries -= len(rows)
         self._entry[rows[self._entry[rows] == sequences]] = _ABSENT
+
+
+def _group_to_merge(chunks: Sequence[_Chunk], num_small: int) -> list[list[_Chunk]]:
+    """Returns chunks in order of their sequences. Those that overlap, also by way of others, are in one group, and so
+    are neighbours that have no more than ``num_small`` rows together."""
+    groups: list[list[_Chunk]] = []
+    last, num_rows = -1, 0
+    for chunk in sorted(chunks, key=lambda chunk: int(chunk.sequences[chunk.start])):
+        num_rows += len(chunk)
+        if groups and (chunk.sequences[chunk.start] <= last or num_rows <= num_small):
+            groups[-1].append(chunk)
+        else:
+            groups.append([chunk])
+            num_rows = len(chunk)
+        last = max(last, int(chunk.sequences[chunk.end - 1]))
+    return groups
 
 
 @dataclass

@@ -16,10 +16,12 @@ _CAPACITY = 200
 class _AgainstASortedList(RuleBasedStateMachine):
     """Rows are overwritten, taken from an end, given back, or come late, as in a ring with consumers."""
 
+    chunk_rows = 16_384
+
     def __init__(self) -> None:
         super().__init__()
         self.sequence = np.zeros(_CAPACITY, np.int64)
-        self.ordered = OrderedRows(self.sequence)
+        self.ordered = OrderedRows(self.sequence, chunk_rows=self.chunk_rows)
         self.members: set[int] = set()
         self.away: list[list[int]] = []
         self.next_sequence = 0
@@ -97,7 +99,14 @@ class _AgainstASortedList(RuleBasedStateMachine):
         assert self.ordered.oldest(len(expected)).tolist() == expected
 
 
+class _InShortChunks(_AgainstASortedList):
+    """The same of rows that lie in many chunks, and in runs that are too long to be joined at once."""
+
+    chunk_rows = 3
+
+
 TestAgainstASortedList = _AgainstASortedList.TestCase
+TestInShortChunks = _InShortChunks.TestCase
 
 
 def _num_runs(ordered: OrderedRows) -> int:
@@ -199,3 +208,18 @@ def test_oldest_when_the_result_is_changed_then_the_set_is_not() -> None:
     ordered.oldest(4)[:] = 9
     ordered.newest(4)[:] = 9
     assert ordered.oldest(10).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("num_rows", [64, 4_096])
+def test_add_when_all_rows_go_and_come_back_in_the_order_of_a_ring_then_runs_stay_few(num_rows: int) -> None:
+    """As a write of all rows of a table that has wrapped: the newer half of the rows comes back first."""
+    capacity = 200_000
+    sequence = np.roll(np.arange(capacity), capacity // 2)
+    ordered = OrderedRows(sequence, chunk_rows=1_000)
+    steps = np.split(np.arange(capacity), range(num_rows, capacity, num_rows))
+    for do in (ordered.add, ordered.remove, ordered.add, ordered.remove, ordered.add):
+        for rows in steps:
+            do(rows)
+        assert _num_runs(ordered) <= 3
+    assert (sequence[ordered.oldest(capacity)] == np.arange(capacity)).all()
+    assert (sequence[ordered.newest(capacity)] == np.arange(capacity)[::-1]).all()
