@@ -14,7 +14,7 @@ from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.data.opened import MappedStore
 from tdserve.data.reads import plan_read
 from tdserve.data.rows import rows_source
-from tdserve.data.values import drop_values, move_values, put_values, read_values
+from tdserve.data.values import drop_values, elements_of, move_values, put_values, read_values
 from tdserve.messages.content import (
     STATUS_BYTES,
     ReadStatus,
@@ -263,7 +263,7 @@ def report_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Reports non-tensor values, for a client that cannot read them itself."""
     wanted = order.read_values
     store = lane.surroundings.stores.get(wanted.store)
-    elements = None if wanted.everything else decode_rows(wanted.elements)
+    elements = elements_of(store, wanted)
     return worker_pb2.Worked(values=read_values(store, paths_of(wanted.keys), elements))
 
 

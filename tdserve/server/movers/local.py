@@ -8,7 +8,6 @@ import math
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.content import paths_of
 from tdserve.messages.row_numbers import PIECE_ROWS, spread
-from tdserve.messages.selection.selection import from_message
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.surroundings import Surroundings
@@ -142,11 +141,9 @@ class LocalMover(Mover):
         accepted.uid, accepted.structure = entry.record.uid, entry.record.structure
         if self._client.lacks_values and entry.spec.values:
             keys = paths_of(asked.keys)
-            selection = from_message(asked.selection)
-            elements = None if selection.is_everything else selection.elements(entry.spec.batch_size)
             chosen = entry.spec.select(keys, store=entry.name) if keys else entry.spec
             paths = [path for path, _ in chosen.values]
-            accepted.values = await read_values(self._session.worker, entry, paths, elements)
+            accepted.values = await read_values(self._session.worker, entry, paths, asked.selection)
         self._traffic.count_sent(self.transport, 0)
         return control_pb2.Done(accepted=accepted)
 

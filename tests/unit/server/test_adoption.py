@@ -62,7 +62,7 @@ def test_adopt_when_done_then_the_users_tensors_and_own_values(world: World, run
     store.leaves["a",][1] = 7
     assert TensorDict.load_memmap(folder)["a"].tolist() == [0, 7, 2, 3]
     paths = [path for path, _ in entry.spec.values]
-    values = run(read_values(world.worker, entry, paths, None))
+    values = run(read_values(world.worker, entry, paths, parse(()).to_message()))
     assert values == value_block(read_folder(str(folder), writable=False))
 
 

@@ -8,6 +8,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from tdserve.base.errors import PeerLostError
+from tdserve.messages.selection.selection import Selection, parse
 from tdserve.messages.value_columns import decode_block
 from tdserve.server.read_values import read_values
 from tdserve.server.worker_processes import WorkerProcesses
@@ -27,13 +28,14 @@ def test_values_when_read_for_a_client_then_of_the_elements_and_leaves_that_it_m
     batch: Any = torch.stack([row(number) for number in range(4)])
     run(world.replays.extend(world.session(), 1, extending(entry, batch)))
 
-    def read(paths: list[tuple[str, ...]], elements: list[int] | None) -> list[list[Any]]:
-        numbers = None if elements is None else np.array(elements, np.int64)
-        content = run(read_values(world.worker, entry, paths, numbers))
+    def read(paths: list[tuple[str, ...]], where: list[int] | Selection) -> list[list[Any]]:
+        found = np.array(where, np.int64) if isinstance(where, list) else where.to_message()
+        content = run(read_values(world.worker, entry, paths, found))
         return [[decode_bytes(value, key="v") for value in column.values] for column in decode_block(content)]
 
     assert read([("w",), ("v",)], [3, 1]) == [[3, 1], ["v3", "v1"]]
-    assert read([("v",)], None) == [["v0", "v1", "v2", "v3"]]
+    assert read([("v",)], parse(())) == [["v0", "v1", "v2", "v3"]]
+    assert read([("v",)], parse(slice(1, None, 2))) == [["v1", "v3"]]
 
 
 def test_values_when_there_is_no_worker_then_peer_lost(world: World, run: Loop) -> None:
@@ -41,7 +43,7 @@ def test_values_when_there_is_no_worker_then_peer_lost(world: World, run: Loop) 
     absent = DataWorker(1, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
 
     async def read() -> bytes:
-        return await read_values(absent, entry, [("v",)], None)
+        return await read_values(absent, entry, [("v",)], parse(()).to_message())
 
     with pytest.raises(PeerLostError):
         run(read())
