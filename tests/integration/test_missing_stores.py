@@ -16,6 +16,8 @@ from tests.integration.processes import wait_for
 pytestmark = pytest.mark.integration
 
 TD = TensorDict({"a": torch.zeros(3)}, [3])
+WAIT_S = 2.0
+"""Of a call for a store that does not come: a busy machine warns in this time too."""
 
 CALLS: dict[str, Callable[[tdserve.Client, str, float], Any]] = {
     "replay": lambda client, name, timeout_s: client.replay(name, timeout_s=timeout_s),
@@ -35,10 +37,10 @@ def test_call_when_the_name_is_misspelt_then_warned_on_the_way_and_told_at_the_e
     client.init_remote(TD, name)
     misspelt = f"{name[:-2]}{name[-1]}"
     with pytest.raises(tdserve.StoreNotCreatedError) as raised:
-        CALLS[call](client, misspelt, 0.3)
+        CALLS[call](client, misspelt, WAIT_S)
     assert isinstance(raised.value, tdserve.DeadlineExceededError)
     assert raised.value.name == misspelt
-    assert raised.value.timeout_s == pytest.approx(0.3)
+    assert raised.value.timeout_s == pytest.approx(WAIT_S)
     assert f"there is no store {misspelt!r}, but {name!r}" in str(raised.value)
     assert f"store {misspelt!r}: there is none yet, but {name!r}" in caplog.text
     with pytest.raises(

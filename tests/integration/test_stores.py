@@ -154,7 +154,7 @@ def test_delete_when_done_then_the_name_is_free_and_files_are_gone(client: tdser
     other = TensorDict({"y": torch.arange(2)}, [2])
     client.init_remote(other, name)
     assert difference(other, client.from_remote_init(name)) is None
-    with pytest.raises(tdserve.SpecMismatchError, match="older table"):
+    with pytest.raises(tdserve.SpecMismatchError, match="older store"):
         store[0] = frames(3)[0]
 
 
