@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.content import paths_of
-from tdserve.messages.row_numbers import PIECE_ROWS, spread
+from tdserve.messages.row_numbers import spread
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.surroundings import Surroundings
@@ -18,7 +17,7 @@ from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.tables.numbers import encode_plan
+from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.turns import free_apart
 from tdserve.server.weights.version_files import path_of
 from tdserve.server.weights.version_sender import make_accepted
@@ -98,7 +97,7 @@ class LocalMover(Mover):
         if accepted is None:
             raise RemoteProtocolError(expected="a sample that the client copies", received="one that comes in messages")
         is_kept = not len(plan.spent)
-        rest = [await _encode_rest(plan, is_done=is_kept)]
+        rest = [await encode_apart(plan, _answer_of if is_kept else _permit_of)]
         accepted.uid = entry.record.uid
         if not rest[0]:
             _name_rows(accepted, plan)
@@ -181,20 +180,16 @@ class LocalMover(Mover):
         self._client.move_to_tasks()
 
 
-async def _encode_rest(plan: RowsPlan, *, is_done: bool) -> bytes:
-    """Returns the part of a message that names very many rows, made in a thread; nothing for few.
+def _answer_of(plan: RowsPlan) -> control_pb2.ServerMessage:
+    message = control_pb2.ServerMessage()
+    _name_rows(message.done.accepted, plan)
+    return message
 
-    Args:
-        plan: The rows.
-        is_done: Whether the message is the answer, and not one that waits for the client.
-    """
 
-    def encode() -> bytes:
-        message = control_pb2.ServerMessage()
-        _name_rows(message.done.accepted if is_done else message.accepted, plan)
-        return message.SerializeToString()
-
-    return await asyncio.to_thread(encode) if len(plan.rows) > PIECE_ROWS else b""
+def _permit_of(plan: RowsPlan) -> control_pb2.ServerMessage:
+    message = control_pb2.ServerMessage()
+    _name_rows(message.accepted, plan)
+    return message
 
 
 def _name_rows(accepted: control_pb2.Accepted, plan: RowsPlan) -> None:

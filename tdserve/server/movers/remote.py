@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from tdserve.messages.content import rows_layout
-from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.surroundings import Surroundings
@@ -14,7 +11,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
 from tdserve.server.sessions.session import NUM_PAIRS, ClientSession
 from tdserve.server.staging_names import values_path
-from tdserve.server.tables.numbers import encode_plan
+from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.turns import free_apart
 from tdserve.server.weights.version_files import let_go, path_of
 from tdserve.server.weights.version_sender import version_ref
@@ -83,7 +80,7 @@ class RemoteMover(Mover):
     ) -> control_pb2.Done | None:
         """Sends the rows inline in the answer if that is allowed and they are small, else over the channel."""
         session = self._session
-        rest = [await _encode_rest(plan)]
+        rest = [await encode_apart(plan, _order_of)]
         try:
             order = session.order(request)
             body = order.send_rows
@@ -162,15 +159,10 @@ class RemoteMover(Mover):
             let_go(version.entry, number)
 
 
-async def _encode_rest(plan: RowsPlan) -> bytes:
-    """Returns the part of an order that names very many rows, made in a thread; nothing for few."""
-
-    def encode() -> bytes:
-        order = worker_pb2.Order()
-        _name_rows(order.send_rows, plan)
-        return order.SerializeToString()
-
-    return await asyncio.to_thread(encode) if len(plan.rows) > PIECE_ROWS else b""
+def _order_of(plan: RowsPlan) -> worker_pb2.Order:
+    order = worker_pb2.Order()
+    _name_rows(order.send_rows, plan)
+    return order
 
 
 def _name_rows(body: worker_pb2.SendRows, plan: RowsPlan) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from tdserve.base.errors import SelectionError
@@ -135,3 +136,8 @@ def encode_plan(plan: RowsPlan) -> tuple[bytes, bytes]:
     if len(plan.rows) <= PIECE_ROWS:
         return encode_rows(plan.rows), plan.generations.tobytes()
     return encode_rows(plan.rows), encode_repeats(plan.generations)
+
+
+async def encode_apart(plan: RowsPlan, make: Callable[[RowsPlan], Message]) -> bytes:
+    """Returns the part of a message that names very many rows, made and serialised in a thread; nothing for few."""
+    return await asyncio.to_thread(lambda: make(plan).SerializeToString()) if len(plan.rows) > PIECE_ROWS else b""
