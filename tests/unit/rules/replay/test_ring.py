@@ -12,6 +12,7 @@ from tdserve.base.errors import CorruptDataError, InvalidRequestError, TooLargeE
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
+from tests.unit.rules.replay.rings import make_ring, reserve
 
 _CAPACITY = 13
 
@@ -195,22 +196,11 @@ TestAgainstALoop = _AgainstALoop.TestCase
 TestAgainstALoop.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
-def _ring(capacity: int = 4) -> tuple[Ring, Any]:
-    generations = np.zeros(capacity, np.int64)
-    return Ring(capacity, generations), generations
-
-
-def _reserve(ring: Ring, num_rows: int) -> Reservation:
-    reservation = ring.reserve(num_rows)
-    assert reservation is not None
-    return reservation
-
-
 def test_reserve_when_full_then_the_oldest_rows_go_first() -> None:
-    ring, generations = _ring()
+    ring, generations = make_ring()
     for _ in range(2):
-        ring.commit(_reserve(ring, 2))
-    reservation = _reserve(ring, 3)
+        ring.commit(reserve(ring, 2))
+    reservation = reserve(ring, 3)
     assert reservation.rows.tolist() == [0, 1, 2]
     assert reservation.evicted.tolist() == [0, 1, 2]
     assert generations.tolist() == [3, 3, 3, 2]
@@ -218,23 +208,23 @@ def test_reserve_when_full_then_the_oldest_rows_go_first() -> None:
 
 
 def test_reserve_when_it_wraps_then_rows_follow_the_circle() -> None:
-    ring, _ = _ring()
-    ring.commit(_reserve(ring, 3))
-    assert _reserve(ring, 3).rows.tolist() == [3, 0, 1]
+    ring, _ = make_ring()
+    ring.commit(reserve(ring, 3))
+    assert reserve(ring, 3).rows.tolist() == [3, 0, 1]
 
 
 def test_reserve_when_a_write_was_aborted_then_the_next_writer_gets_its_rows() -> None:
-    ring, generations = _ring()
-    ring.abort(_reserve(ring, 2))
+    ring, generations = make_ring()
+    ring.abort(reserve(ring, 2))
     assert generations.tolist() == [1, 1, 0, 0]
-    reservation = _reserve(ring, 3)
+    reservation = reserve(ring, 3)
     assert reservation.rows.tolist() == [0, 1, 2]
     assert ring.commit(reservation).tolist() == [2, 2, 2]
 
 
 def test_reserve_when_others_hold_too_many_rows_then_none_and_nothing_changes() -> None:
-    ring, generations = _ring()
-    held = _reserve(ring, 3)
+    ring, generations = make_ring()
+    held = reserve(ring, 3)
     assert ring.reserve(2) is None
     assert generations.tolist() == [1, 1, 1, 0]
     ring.quarantine(held)
@@ -245,7 +235,7 @@ def test_reserve_when_others_hold_too_many_rows_then_none_and_nothing_changes() 
 
 
 def test_reserve_when_more_than_the_capacity_then_too_large() -> None:
-    ring, _ = _ring()
+    ring, _ = make_ring()
     with pytest.raises(TooLargeError) as caught:
         ring.reserve(5)
     assert (caught.value.asked, caught.value.free) == (5, 4)
@@ -254,21 +244,21 @@ def test_reserve_when_more_than_the_capacity_then_too_large() -> None:
 @pytest.mark.parametrize("num_rows", [0, -1])
 def test_reserve_when_nothing_is_asked_then_refused(num_rows: int) -> None:
     with pytest.raises(InvalidRequestError):
-        _ring()[0].reserve(num_rows)
+        make_ring()[0].reserve(num_rows)
 
 
 def test_reserve_when_a_long_stretch_is_held_then_goes_past_it() -> None:
-    ring, _ = _ring(1_000_000)
-    ring.quarantine(_reserve(ring, 900_000))
-    ring.commit(_reserve(ring, 100_000))
+    ring, _ = make_ring(1_000_000)
+    ring.quarantine(reserve(ring, 900_000))
+    ring.commit(reserve(ring, 100_000))
     start_s = time.thread_time()
-    assert _reserve(ring, 3).rows.tolist() == [900_000, 900_001, 900_002]
+    assert reserve(ring, 3).rows.tolist() == [900_000, 900_001, 900_002]
     assert time.thread_time() - start_s < 0.5  # some passes over arrays: 2 ms; one step per row: seconds
 
 
 def test_commit_when_quarantined_then_refused_and_names_the_state() -> None:
-    ring, generations = _ring()
-    held = _reserve(ring, 2)
+    ring, generations = make_ring()
+    held = reserve(ring, 2)
     ring.quarantine(held)
     with pytest.raises(WrongStateError, match="quarantined"):
         ring.commit(held)
@@ -277,27 +267,27 @@ def test_commit_when_quarantined_then_refused_and_names_the_state() -> None:
 
 
 def test_commit_when_the_reservation_is_of_another_ring_then_refused() -> None:
-    ring, other = _ring()[0], _ring()[0]
-    _reserve(ring, 1)
+    ring, other = make_ring()[0], make_ring()[0]
+    reserve(ring, 1)
     with pytest.raises(WrongStateError):
-        ring.commit(_reserve(other, 1))
+        ring.commit(reserve(other, 1))
 
 
 def test_free_when_rows_go_then_the_next_writer_gets_them_in_that_order() -> None:
-    ring, generations = _ring()
-    ring.commit(_reserve(ring, 4))
+    ring, generations = make_ring()
+    ring.commit(reserve(ring, 4))
     ring.free(np.array([2, 0]))
     assert generations.tolist() == [3, 2, 3, 2]
     assert (len(ring), ring.num_free, ring.num_holes) == (2, 2, 2)
-    reservation = _reserve(ring, 3)
+    reservation = reserve(ring, 3)
     assert reservation.rows.tolist() == [2, 0, 1]
     assert reservation.evicted.tolist() == [1]
 
 
 def test_reserve_holes_when_rows_were_given_up_then_all_of_them_and_nobody_gets_them_meanwhile() -> None:
-    ring, _ = _ring()
+    ring, _ = make_ring()
     assert ring.reserve_holes() is None
-    ring.commit(_reserve(ring, 4))
+    ring.commit(reserve(ring, 4))
     ring.free(np.array([2, 0]))
     ring.free(np.array([3]))
     taken = ring.reserve_holes()
@@ -306,7 +296,7 @@ def test_reserve_holes_when_rows_were_given_up_then_all_of_them_and_nobody_gets_
     assert (ring.num_holes, ring.num_reserved) == (0, 3)
     assert ring.reserve(2) is None
     ring.abort(taken)
-    assert _reserve(ring, 3).rows.tolist() == [2, 0, 3]
+    assert reserve(ring, 3).rows.tolist() == [2, 0, 3]
 
 
 def test_restore_when_writers_may_live_then_their_rows_are_held_and_the_rest_are_holes() -> None:
@@ -315,18 +305,18 @@ def test_restore_when_writers_may_live_then_their_rows_are_held_and_the_rest_are
     ring = Ring.restore(6, generations, {"cursor": 5, "inserts": 7}, now_reserved=reserved)
     assert [held.rows.tolist() for held in ring.quarantined] == [[1], [3]]
     assert (len(ring), ring.num_reserved, ring.num_holes, ring.inserts) == (2, 2, 1, 7)
-    assert _reserve(ring, 3).rows.tolist() == [2, 5, 0]
+    assert reserve(ring, 3).rows.tolist() == [2, 5, 0]
     ring.release(ring.quarantined[0])
-    assert _reserve(ring, 1).rows.tolist() == [1]
+    assert reserve(ring, 1).rows.tolist() == [1]
 
 
 def test_restore_when_rows_were_reserved_after_the_state_was_stored_then_filling_them_evicts_none() -> None:
-    ring, generations = _ring(8)
-    ring.commit(_reserve(ring, 2))
+    ring, generations = make_ring(8)
+    ring.commit(reserve(ring, 2))
     stored = ring.state()
-    _reserve(ring, 2)
+    reserve(ring, 2)
     ring = Ring.restore(8, generations, stored)
-    assert [_reserve(ring, 2).rows.tolist() for _ in range(3)] == [[2, 3], [4, 5], [6, 7]]
+    assert [reserve(ring, 2).rows.tolist() for _ in range(3)] == [[2, 3], [4, 5], [6, 7]]
 
 
 @pytest.mark.parametrize("state", [{"cursor": 4}, {"cursor": -1}, {"inserts": -1}])

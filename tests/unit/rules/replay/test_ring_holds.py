@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
-
-
-def _ring(capacity: int = 4) -> tuple[Ring, Any]:
-    generations = np.zeros(capacity, np.int64)
-    return Ring(capacity, generations), generations
-
-
-def _reserve(ring: Ring, num_rows: int) -> Reservation:
-    reservation = ring.reserve(num_rows)
-    assert reservation is not None
-    return reservation
+from tests.unit.rules.replay.rings import make_ring, reserve
 
 
 def test_hold_when_a_part_of_a_row_is_written_then_no_writer_gets_it() -> None:
-    ring, generations = _ring()
-    ring.commit(_reserve(ring, 4))
+    ring, generations = make_ring()
+    ring.commit(reserve(ring, 4))
     row = np.array([0])
     ring.hold(row)
     assert (len(ring), ring.num_held, ring.num_reserved) == (4, 1, 0)
     assert generations.tolist() == [2, 2, 2, 2]
     assert ring.reserve(4) is None
     assert ring.num_claimable(4) == 0
-    assert _reserve(ring, 1).rows.tolist() == [1]
+    assert reserve(ring, 1).rows.tolist() == [1]
     ring.hide(row)
     assert generations.tolist() == [3, 3, 2, 2]
     ring.show(row)
@@ -43,8 +30,8 @@ def test_hold_when_a_part_of_a_row_is_written_then_no_writer_gets_it() -> None:
 
 @pytest.mark.parametrize("is_hidden", [False, True])
 def test_free_when_somebody_writes_to_a_row_then_the_next_writer_gets_it_after_that(is_hidden: bool) -> None:
-    ring, generations = _ring()
-    ring.commit(_reserve(ring, 4))
+    ring, generations = make_ring()
+    ring.commit(reserve(ring, 4))
     written = np.array([0, 1])
     ring.hold(written)
     if is_hidden:
@@ -52,23 +39,23 @@ def test_free_when_somebody_writes_to_a_row_then_the_next_writer_gets_it_after_t
     ring.free(np.array([0, 2]))
     assert (len(ring), ring.num_held, ring.num_reserved, ring.num_holes) == (2, 1, 1, 1)
     assert ring.num_left_held == 1
-    assert _reserve(ring, 1).rows.tolist() == [2]
+    assert reserve(ring, 1).rows.tolist() == [2]
     ring.hide(written)
     ring.show(written)
     assert generations.tolist() == [3, 2 + (1 << 44), 3, 2]
     assert ring.let_go(written).tolist() == [1]
-    assert _reserve(ring, 1).rows.tolist() == [0]
+    assert reserve(ring, 1).rows.tolist() == [0]
 
 
 def test_names_when_a_part_of_a_row_is_written_then_the_same_and_another_for_whoever_comes_next() -> None:
-    ring, _ = _ring(1)
-    ring.commit(_reserve(ring, 1))
+    ring, _ = make_ring(1)
+    ring.commit(reserve(ring, 1))
     row = np.array([0])
     name = ring.names(row).tolist()
     for step in (ring.hold, ring.hide, ring.show, ring.let_go):
         step(row)
         assert ring.names(row).tolist() == name
-    reservation = _reserve(ring, 1)
+    reservation = reserve(ring, 1)
     assert ring.names(row).tolist() != name
     ring.commit(reservation)
     assert ring.names(row).tolist() != name
@@ -88,7 +75,7 @@ def test_restore_when_rows_are_held_then_they_are_no_holes_and_even_ones_live() 
     generations = np.array([3, 2, 3, 2], np.int64)
     ring = Ring.restore(4, generations, {}, held=np.array([0, 1]))
     assert (ring.live_rows().tolist(), ring.num_held, ring.num_holes) == ([1, 3], 1, 1)
-    assert _reserve(ring, 1).rows.tolist() == [2]
+    assert reserve(ring, 1).rows.tolist() == [2]
     ring.show(np.array([0]))
     ring.let_go(np.array([0]))
     assert ring.live_rows().tolist() == [0, 1, 3]
