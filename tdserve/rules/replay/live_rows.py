@@ -122,10 +122,6 @@ class LiveRows:
         """Returns which of these rows, each from 0 to the capacity, are members."""
         return np.not_equal(self._place[rows], _ABSENT)
 
-    def first_rows(self, max_rows: int) -> Rows:
-        """Returns at most ``max_rows`` members, in any order; a copy."""
-        return np.array(self._members[: min(self._num, max_rows)])
-
     def rows(self) -> Rows:
         """Returns all members, sorted; a copy."""
         return np.sort(self._members[: self._num])

@@ -272,23 +272,36 @@ class Ring:
         num_rows = min(num_rows, self.capacity)
         if num_rows <= num_promised or self._num_holes:
             return num_promised
-        rows = self.next_rows(num_rows)[num_promised:]
-        is_held = self._generations[rows] & 1 | self._is_held[rows]
-        return num_promised + int(np.argmax(is_held)) if np.count_nonzero(is_held) else num_rows
+        num_free = num_promised
+        for piece in self._slices_at_cursor(num_promised, num_rows):
+            is_held = self._generations[piece] & 1 | self._is_held[piece]
+            if np.count_nonzero(is_held):
+                return num_free + int(np.argmax(is_held))
+            num_free += len(is_held)
+        return num_free
 
     def next_rows(self, num_rows: int) -> Rows:
         """Returns the rows at the cursor, whatever their state."""
-        return np.arange(self.cursor, self.cursor + num_rows) % self.capacity
+        pieces = [np.arange(piece.start, piece.stop) for piece in self._slices_at_cursor(0, num_rows)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def claim(self, rows: Rows, is_live: NDArray[np.bool_]) -> Reservation:
+    def _slices_at_cursor(self, start: int, stop: int) -> list[slice]:
+        """Returns where the rows from ``start`` to ``stop`` behind the cursor lie; at most ``capacity`` of them."""
+        start, stop = self.cursor + start, self.cursor + stop
+        if start < self.capacity < stop:
+            return [slice(start, self.capacity), slice(0, stop - self.capacity)]
+        wrapped = self.capacity if start >= self.capacity else 0
+        return [slice(start - wrapped, stop - wrapped)]
+
+    def claim(self, rows: Rows, evicted: Rows) -> Reservation:
         """Reserves the next rows for a writer that has claimed them by itself.
 
         Args:
             rows: From :meth:`next_rows`.
-            is_live: Which of them are live, as far as this process knows: the writer may already have made them odd.
+            evicted: Those of them that are live, as far as this process knows: the writer may already have made them
+                odd.
         """
         self._generations[rows] |= 1
-        evicted = rows[is_live]
         self._num_live -= len(evicted)
         self._move_cursor((self.cursor + len(rows)) % self.capacity)
         return self._register(rows, evicted)

@@ -15,8 +15,9 @@ from tdserve.messages.row_numbers import PIECE_ROWS, RUN_PIECE_ROWS, TREE_PIECE_
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.leases import Leases
-from tdserve.rules.replay.live_rows import LiveRows, Rows
+from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.plans import no_rows
+from tdserve.rules.replay.row_mask import RowMask
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import SliceSelector
@@ -127,7 +128,7 @@ class ConditionalSelectors:
         self.consumers = list(consumers)
         self._written = WrittenKeys(columns, num_keys) if has_partial_rows else None
         self.leases = Leases(columns.capacity)
-        self._members = LiveRows(columns.capacity)  # rows that any selector may have
+        self._members = RowMask(columns.capacity)  # rows that any selector may have
         self._selectors: OrderedDict[SampleConditions, Selector] = OrderedDict()
         self._growing: _Growing | None = None
         # Of selectors with members that are too old, the version from which on they may have some.
@@ -202,7 +203,7 @@ class ConditionalSelectors:
 
     def suspend(self, rows: Rows) -> None:
         """Suspends rows: they may not be drawn until they :meth:`enter` again. Leases of them continue."""
-        rows = self._members.members_of(rows)
+        rows = self._members.select_members(rows)
         self._members.remove(rows)
         if self.staleness is not None:
             self.staleness.leave(rows)
@@ -270,7 +271,7 @@ class ConditionalSelectors:
                 if self._growing is not growing:
                     return
                 rows = np.arange(start, min(start + piece_rows, self._columns.capacity))
-                rows = rows[self._members.contains(rows)]
+                rows = self._members.select_members(rows)
                 rows = rows[self._fits(key, rows)]
                 if len(rows):
                     selector.add(rows)
@@ -382,7 +383,7 @@ class ConditionalSelectors:
                 selector.add(chosen)
 
     def _return_to(self, consumer: str, rows: Rows) -> None:
-        rows = rows[self._members.contains(rows)]
+        rows = self._members.select_members(rows)
         for key, selector, seen in self._each(rows):
             if key.consumer == consumer:
                 selector.add(seen[self._fits(key, seen)])

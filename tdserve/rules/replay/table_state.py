@@ -14,10 +14,11 @@ from tdserve.rules.replay.claims import Claims
 from tdserve.rules.replay.columns import MakeColumn, RowColumns, in_memory
 from tdserve.rules.replay.drawing import Drawing
 from tdserve.rules.replay.limiter import Limiter, LimiterCounts
-from tdserve.rules.replay.live_rows import LiveRows, Rows
+from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.plans import no_rows
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
+from tdserve.rules.replay.row_mask import RowMask
 from tdserve.rules.replay.selections import ConditionalSelectors
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.staleness import UNKNOWN, Staleness
@@ -137,7 +138,7 @@ class TableState:
             has_partial_rows=bool(state.get("has_partial_rows", False)),
             staleness=self._staleness(settings, state),
         )
-        self._live = LiveRows(ring.capacity)
+        self._live = RowMask(ring.capacity)
         self._drawing = Drawing(settings, self.columns, self.selectors)
         self._live.add(np.union1d(live, held[self._generations[held] & 1 == 1]))
         if settings.max_times_sampled:  # rows of an interrupted sample can be sampled once more
@@ -245,7 +246,7 @@ class TableState:
         under way may finish."""
         if self.claims is not None:
             self.claims.take_back()
-            rows = rows[self._live.contains(rows)]  # others were claimed at this moment
+            rows = self._live.select_members(rows)  # others were claimed at this moment
         self._leave(rows)
         self.ring.free(rows)
 
@@ -257,7 +258,7 @@ class TableState:
     def claim(self, num_rows: int) -> Reservation:
         """Like :meth:`Ring.claim`. The rows are left out of every sample from now on."""
         rows = self.ring.next_rows(num_rows)
-        reservation = self.ring.claim(rows, self._live.contains(rows))
+        reservation = self.ring.claim(rows, self._live.select_members(rows))
         if len(reservation.evicted):
             self._leave(reservation.evicted)
         return reservation
@@ -381,7 +382,7 @@ class TableState:
             self._evictor.add(rows)
 
     def _leave(self, rows: Rows) -> None:
-        self._live.remove(self._live.members_of(rows))  # those sampled for the last time are gone
+        self._live.remove(rows)
         self.selectors.leave(rows)
         if self._evictor is not None:
             self._evictor.remove(rows)
