@@ -167,8 +167,8 @@ class Server:
             if line.startswith(READY_PREFIX):
                 return line.removeprefix(READY_PREFIX).strip()
             if line.startswith(FAILED_PREFIX):
-                told = json.loads(line.removeprefix(FAILED_PREFIX))
-                raise error_classes()[told["error"]](**told["fields"])
+                failure = json.loads(line.removeprefix(FAILED_PREFIX))
+                raise error_classes()[failure["error"]](**failure["fields"])
             if not line:
                 raise RemoteProtocolError(expected="a server that starts", received=f"exit code {process.wait()}")
 

@@ -97,11 +97,11 @@ class Child:
         """The id of the process."""
         return self._process.pid
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         """Sends an order."""
         self.pipe.send(message)
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """Waits for the next answer and returns it.
 
         Raises:
@@ -114,8 +114,8 @@ class Child:
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Sends an order and returns the answer."""
-        self.tell(message)
-        return self.hear()
+        self.send(message)
+        return self.receive()
 
     def close(self) -> None:
         """Ends the input of the process and waits for its end; kills it if it does not end."""

@@ -72,9 +72,9 @@ class FloorLink(Child):
 
     def connect(self) -> None:
         """Forms the group; the other process may still be starting."""
-        self.hear()
+        self.receive()
         bond = Bond(new_secret(), PURPOSE)
-        self.tell({"connect": HOST, "secret": bond.secret.hex()})
+        self.send({"connect": HOST, "secret": bond.secret.hex()})
         kv_store = self.pipe.kv_store
         self._exchange = Exchange(GlooChannel(kv_store, CLIENT_RANK, host=HOST, bond=bond, peer="the floor's peer"))
 

@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from tdserve.bench.content import tensors
 from tdserve.bench.floor_link import WHOLE, FloorLink
-from tdserve.bench.measure import Pacing, Round, Task, timed_round
+from tdserve.bench.measure import Pacing, Round, Task, time_round
 
 MEMCPY = "memcpy, touched pages"
 """Copies into memory whose pages exist. This name and those below are names of floors in the figures."""
@@ -69,7 +69,7 @@ def _local(operation: Callable[[], object]) -> Task:
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            return timed_round(operation, pacing)
+            return time_round(operation, pacing)
         finally:
             torch.set_num_threads(num_threads)
 

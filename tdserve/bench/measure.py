@@ -87,7 +87,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[min(max(int(rank), 1), len(ordered)) - 1]
 
 
-def timed_round(
+def time_round(
     operation: Callable[[], object],
     pacing: Pacing,
     *,
@@ -120,15 +120,15 @@ def timed_round(
     return Round(tuple(op_s), elapsed_s, last)
 
 
-def timed(
+def make_task(
     operation: Callable[[], object],
     check: Callable[[Any], None] | None = None,
     *,
     before: Callable[[], object] | None = None,
     finish: Callable[[], object] | None = None,
 ) -> Task:
-    """Returns the task whose rounds are ``timed_round`` of the same arguments."""
-    return Task(lambda pacing: timed_round(operation, pacing, before=before, finish=finish), check)
+    """Returns the task whose rounds are ``time_round`` of the same arguments."""
+    return Task(lambda pacing: time_round(operation, pacing, before=before, finish=finish), check)
 
 
 def alternate(tasks: Mapping[str, Task], num_rounds: int, pacing: Pacing) -> dict[str, Series]:

@@ -20,7 +20,7 @@ from tensordict import TensorDict
 
 from tdserve.bench.child import Child, LinePipe, run_child
 from tdserve.bench.content import pixels, transitions
-from tdserve.bench.measure import Pacing, Round, Task, timed_round
+from tdserve.bench.measure import Pacing, Round, Task, time_round
 
 ContentName = Literal["transitions", "pixels"]
 
@@ -58,7 +58,7 @@ class TorchRLBuffer(Child):
         Raises:
             PeerLostError: The process ended. It wrote its error to standard error.
         """
-        return int(self.hear()["num_rows"])
+        return int(self.receive()["num_rows"])
 
     def sample(self, num_rows: int) -> Task:
         """Returns a task that takes one sample after the other, with as many threads as torch takes by itself."""
@@ -81,7 +81,7 @@ def _sample_buffer(pipe: LinePipe, content: str, num_pool_rows: int, capacity: i
         buffer.extend(pool[: capacity - start])
     pipe.send({"num_rows": len(buffer)})
     while (order := pipe.receive()) is not None:
-        done = timed_round(partial(buffer.sample, order["num_rows"]), Pacing(*order["pacing"]))
+        done = time_round(partial(buffer.sample, order["num_rows"]), Pacing(*order["pacing"]))
         pipe.send({"op_s": done.op_s, "elapsed_s": done.elapsed_s})
 
 

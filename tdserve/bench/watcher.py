@@ -26,7 +26,7 @@ class Watcher(Child):
     def __init__(self, address: str, transport: TransportName) -> None:
         super().__init__("tdserve.bench.watcher", address, transport)
         try:
-            self.hear()
+            self.receive()
         except TDServeError:
             self.close()
             raise
@@ -37,7 +37,7 @@ class Watcher(Child):
 
     def wait(self) -> int:
         """Waits until the other process has the whole version, and returns its number."""
-        return int(self.hear()["version"])
+        return int(self.receive()["version"])
 
     def check(self, num_tensors: int, nbytes: int, number: int) -> None:
         """Lets the process compare what it received with ``weights(num_tensors, nbytes)`` stamped with ``number``.

@@ -41,14 +41,14 @@ def lasting(command: Callable[..., int]) -> Callable[..., int]:
         except TDServeError as error:
             # Nothing is left to unwind, and 0 would be no failure.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(FAILED))
-            tell(error)
+            print_error(error)
             time.sleep(fail_delay_s())
             return FAILED
 
     return run
 
 
-def tell(error: TDServeError) -> None:
+def print_error(error: TDServeError) -> None:
     """Prints an error as one line on stderr."""
     click.echo(f"tdserve: {one_line(str(error))}", err=True)
 
@@ -72,7 +72,7 @@ def end_on_sigterm() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-def hear_sigterm() -> None:
+def handle_sigterm_at_once() -> None:
     """Lets SIGTERM end this process at once, if it was held back as the image's entry point does at the start."""
     if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))

@@ -17,7 +17,7 @@ from tdserve.cli.head import head
 from tdserve.cli.health import health
 from tdserve.cli.info import info
 from tdserve.cli.keys import keys
-from tdserve.cli.lasting import FAILED, hear_sigterm, tell
+from tdserve.cli.lasting import FAILED, handle_sigterm_at_once, print_error
 from tdserve.cli.ls import ls
 from tdserve.cli.serve import serve
 
@@ -31,7 +31,7 @@ INTERRUPTED = 130
 def cli(context: click.Context) -> None:
     """Named TensorDicts in memory-mapped stores, moved between processes at the speed of the wire."""
     if context.invoked_subcommand not in LASTING:
-        hear_sigterm()
+        handle_sigterm_at_once()
 
 
 for command in (serve, health, adopt, ls, keys, head, info, bench, demo, guide):
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except TDServeError as error:
-        tell(error)
+        print_error(error)
         return FAILED
     except click.ClickException as error:
         error.show()

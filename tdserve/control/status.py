@@ -76,9 +76,9 @@ def from_rpc_error(error: grpc.RpcError, *, address: str, what: str, timeout_s: 
     metadata: Any = getattr(error, "trailing_metadata", tuple)() or ()
     for key, value in metadata:
         if key == ERROR_METADATA_KEY:
-            told = decode_failure(control_pb2.Failure.FromString(value))
+            failure = decode_failure(control_pb2.Failure.FromString(value))
             # A server knows itself as 0.0.0.0, or by a name that means nothing to this client.
-            return UnauthenticatedError(address=address) if isinstance(told, UnauthenticatedError) else told
+            return UnauthenticatedError(address=address) if isinstance(failure, UnauthenticatedError) else failure
     code: grpc.StatusCode = getattr(error, "code", lambda: grpc.StatusCode.UNKNOWN)()
     details = str(getattr(error, "details", str)() or "")[:300]
     make = _BY_CODE.get(code)

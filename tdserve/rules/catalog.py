@@ -330,11 +330,11 @@ def _other_settings(existing: str, asked: str) -> str:
     others = [name for name in names if name.endswith(".kind")]
     parts = tuple(name.removesuffix("kind") for name in others)
     named = [*others, *(name for name in names if not name.startswith(parts or ("\0",)))]
-    told = [
+    differences = [
         f"its {name.removesuffix('.kind')} is {mine.get(name, _USUAL)}, asked is {theirs.get(name, _USUAL)}"
         for name in named
     ]
-    return "; ".join(told) or f"its settings are {existing}, asked are {asked}"
+    return "; ".join(differences) or f"its settings are {existing}, asked are {asked}"
 
 
 def _named_settings(text: str) -> dict[str, str]:

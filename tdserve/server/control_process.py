@@ -23,7 +23,7 @@ from tdserve.server.compaction import compact_all
 from tdserve.server.creation import Creation
 from tdserve.server.movers.local import LocalMover
 from tdserve.server.movers.remote import RemoteMover
-from tdserve.server.recovery.process_watch import Departures
+from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.services import assemble
 from tdserve.server.sessions.clients import Clients
 from tdserve.server.sessions.incoming_parts import IncomingParts
@@ -70,17 +70,17 @@ class ControlProcess:
         self._is_repaired = asyncio.Event()
         self._db = CatalogDB(root.find_catalog())
         self._db.on_owed = self._settle_later
-        self._departures = Departures(root.sessions_folder)
+        self._process_watch = ProcessWatch(root.sessions_folder)
         self._worker_processes = WorkerProcesses(root.lock_fd, timeout_s=config.worker_timeout_s)
         self._workers = [self._make_worker(number) for number in range(config.num_workers)]
-        services = self._services = assemble(config, root, self._db, self._departures, self._workers)
+        services = self._services = assemble(config, root, self._db, self._process_watch, self._workers)
         self._incoming = IncomingParts(root.requests_folder, services.held)
         self._sessions = Sessions(config, self._workers, root, partial(RemoteMover, services.surroundings))
         self._creation = Creation(services.stores, self._sessions)
         self._clients = Clients(KEEP_ANSWERS_S, services.answers.forget_client)
         self._unary_changes = UnaryChanges(self._db, services.answers, self._clients)
         make_local = partial(LocalMover, services.surroundings)
-        self._door = LocalListener(root, self._sessions, self._departures, make_local, self._take_at_once)
+        self._door = LocalListener(root, self._sessions, self._process_watch, make_local, self._take_at_once)
 
     def _make_worker(self, number: int) -> DataWorker:
         config = self._config
@@ -127,7 +127,7 @@ class ControlProcess:
         """Starts the workers and completes what a crash has cut short; sessions can be opened from then on."""
         self._services.publishing.restore()
         self._services.claiming.restore()
-        self._departures.tidy()
+        self._process_watch.remove_unused()
         self._clients.restore(self._services.answers.clients())
         await asyncio.to_thread(compact_all, self._root, list(self._services.stores.catalog))
         for worker in self._workers:
@@ -157,8 +157,8 @@ class ControlProcess:
         self._worker_processes.close()
         self._door.close()
         self._services.alterations.close()
-        self._departures.close()
-        self._departures.tidy()
+        self._process_watch.close()
+        self._process_watch.remove_unused()
         await asyncio.gather(*(worker.stop() for worker in self._workers))
         await self._worker_processes.stop()
         if self._settling is not None:
@@ -201,7 +201,7 @@ class ControlProcess:
             self._services.claiming.on_session_ended(session)
             self._services.relays.on_session_ended(session.number)  # one of its requests may have been placed meanwhile
             if session.invitation is not None:
-                self._departures.watch(session.invitation.lock_name, _is_gone)
+                self._process_watch.watch(session.invitation.lock_name, _is_gone)
             await self._services.samples.release(session.number)
             await self._creation.abandon(session.number)
         finally:

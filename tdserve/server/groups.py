@@ -94,12 +94,12 @@ class Groups:
             others = [other for other in others if other not in group.waiting]  # those have left this epoch already
             event.loss.rank = group.rule.rank_of(session.number)
             event.loss.reason = notice.given_up[:MAX_REASON] if kind == "given_up" else "it has closed the group"
-            is_told = notice.HasField("num_finished")
-            event.loss.has_left = not notice.is_busy and (is_told or kind == "leave")
+            has_finished = notice.HasField("num_finished")
+            event.loss.has_left = not notice.is_busy and (has_finished or kind == "leave")
             event.loss.has_given_up = kind == "given_up"
-            if is_told:
+            if has_finished:
                 event.loss.num_finished = notice.num_finished
-        _tell(group, others, event)
+        _send_event(group, others, event)
         if kind == "leave" and notice.epoch == group.rule.epoch.number and session.number not in group.waiting:
             self._remove(group, session.number)
 
@@ -116,7 +116,7 @@ class Groups:
             event = control_pb2.GroupEvent(name=group.rule.name, epoch=epoch.number)
             event.loss.rank = group.rule.rank_of(number)
             event.loss.reason = reason
-            _tell(group, others, event)
+            _send_event(group, others, event)
         self._remove(group, number)
 
     def _remove(self, group: _Group, number: int) -> None:
@@ -159,7 +159,7 @@ def _announce(group: _Group, epoch: Epoch) -> None:
             future.set_result(control_pb2.GroupFormed(epoch=epoch.number, rank=rank, members=members, secret=secret))
 
 
-def _tell(group: _Group, numbers: list[int], event: control_pb2.GroupEvent) -> None:
+def _send_event(group: _Group, numbers: list[int], event: control_pb2.GroupEvent) -> None:
     for number in numbers:
         session = group.sessions.get(number)
         if session is not None and not session.ended.is_set():

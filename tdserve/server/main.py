@@ -190,8 +190,8 @@ def main(arguments: list[str]) -> int:
     try:
         return run(ServerConfig.from_env(), lifeline_fd=int(arguments[0]) if arguments else None)
     except TDServeError as error:
-        told = {"error": type(error).__name__, "fields": error.fields}
-        print(f"{FAILED_PREFIX}{json.dumps(told)}", flush=True)
+        failure = {"error": type(error).__name__, "fields": error.fields}
+        print(f"{FAILED_PREFIX}{json.dumps(failure)}", flush=True)
         return 1
 
 

@@ -191,6 +191,6 @@ class OpenedStore:
             max_object_bytes=self.record.max_object_bytes,
             structure=self.record.structure,
         )
-        if known_specs.must_tell(self.spec):
+        if known_specs.must_include(self.spec):
             ref.spec.CopyFrom(codec.encode(self.spec))
         return ref

@@ -14,7 +14,7 @@ from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.turns import over_pieces
+from tdserve.server.turns import call_in_turns
 from tdserve.structure.tree import Path
 
 Check = Callable[[Rows, slice], None]
@@ -82,7 +82,7 @@ class RowWriteHold:
     async def give_back(self) -> None:
         """Undoes ``hold``; other writes may have the rows."""
         if self._entry.table is not None:
-            await over_pieces(self._held_rows(self._entry.table), self._entry.table.let_go)
+            await call_in_turns(self._held_rows(self._entry.table), self._entry.table.let_go)
         self.end()
         self._entry.changed.wake()
 
@@ -100,9 +100,9 @@ class RowWriteHold:
         values, table = self._entry.generation_values(), self._entry.table
         if table is None:
             values[-1] |= 1  # the store's own number
-            await over_pieces(self.rows.pieces(), lambda piece: _make_odd(values, piece))
+            await call_in_turns(self.rows.pieces(), lambda piece: _make_odd(values, piece))
         else:
-            await over_pieces(table.steps(self.rows.pieces()), table.ring.hide)
+            await call_in_turns(table.steps(self.rows.pieces()), table.ring.hide)
 
     async def let_go(self, *, is_written: bool, then: Callable[[], None] = do_nothing) -> None:
         """Makes the rows readable again, under their next generation, except those that are lost.
@@ -116,18 +116,18 @@ class RowWriteHold:
         rows = self.rows - entry.lost.row_set if entry.lost else self.rows
         if table is None:
             values = entry.generation_values()
-            await over_pieces(rows.pieces(), lambda piece: _count_up(values, piece))
+            await call_in_turns(rows.pieces(), lambda piece: _count_up(values, piece))
             self.end()
             values[-1] = (values[-1] | 1) + 1
             values[-1] |= bool(entry.lost or entry.writes)
             then()
             return
         written = [number for key in self._keys or [()] for number in entry.numbers_of(key)] if is_written else []
-        await over_pieces(table.steps(rows.pieces()), lambda piece: table.show(piece, written))
+        await call_in_turns(table.steps(rows.pieces()), lambda piece: table.show(piece, written))
         try:
             then()
         finally:
-            await over_pieces(table.steps(rows.pieces()), table.let_go)
+            await call_in_turns(table.steps(rows.pieces()), table.let_go)
             self.end()
 
     async def drop(self, then: Callable[[], None]) -> None:
@@ -137,9 +137,9 @@ class RowWriteHold:
             then: Called once they are removed, before another writer may have them.
         """
         table = self._entry.replay_table()
-        await over_pieces(table.steps(self.rows.pieces()), lambda rows: table.remove(rows[table.is_live(rows)]))
+        await call_in_turns(table.steps(self.rows.pieces()), lambda rows: table.remove(rows[table.is_live(rows)]))
         then()
-        await over_pieces(table.steps(self.rows.pieces()), table.ring.let_go)
+        await call_in_turns(table.steps(self.rows.pieces()), table.ring.let_go)
         self.end()
 
     def end(self) -> None:
@@ -181,7 +181,7 @@ async def look_at_rows(table: Table, rows: RowSet, check: Check, then: Callable[
         num_seen += len(some)
         then(some)
 
-    await over_pieces(table.steps(rows.pieces()), look)
+    await call_in_turns(table.steps(rows.pieces()), look)
 
 
 def _make_odd(values: NDArray[np.int64], piece: slice | NDArray[np.int64]) -> None:

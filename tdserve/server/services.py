@@ -11,7 +11,7 @@ from tdserve.server.adoption import Adoption
 from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.movers.surroundings import Surroundings
-from tdserve.server.recovery.process_watch import Departures
+from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.stores import Stores
@@ -62,10 +62,10 @@ class Services:
 
 
 def assemble(
-    config: ServerConfig, root: Root, db: CatalogDB, departures: Departures, workers: Sequence[DataWorker]
+    config: ServerConfig, root: Root, db: CatalogDB, process_watch: ProcessWatch, workers: Sequence[DataWorker]
 ) -> Services:
     """Assembles the parts; reads and starts nothing yet."""
-    stores = Stores(root, db, departures, workers)
+    stores = Stores(root, db, process_watch, workers)
     answers, traffic, held = CommittedAnswers(db), Traffic(), AdmissionBudget(config.memory_limit_bytes)
     values_worker, rule_keys = workers[VALUES_WORKER], RuleKeys()
     reads, changes, groups = Reads(), Changes(stores, answers), Groups()

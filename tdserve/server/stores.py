@@ -29,8 +29,8 @@ from tdserve.rules.weights import Versions
 from tdserve.server.garbage import Garbage
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import Opener, TableOpening, make_files, stored_spec
-from tdserve.server.recovery.process_watch import Departures
-from tdserve.server.recovery.redo_log import Redo
+from tdserve.server.recovery.process_watch import ProcessWatch
+from tdserve.server.recovery.redo_log import RedoEntry
 from tdserve.server.specs import Specs, keys_of
 from tdserve.server.unfinished import Unfinished
 from tdserve.server.waiting import Waiters
@@ -55,16 +55,16 @@ class Stores:
     Args:
         root: The acquired root.
         db: Its catalog.
-        departures: Finds out which local writers may still write.
+        process_watch: Finds out which local writers may still write.
         workers: Data workers, which release deleted stores.
 
     Attributes:
         followers: By name of a weights store: names of the tables that follow its versions and have been used.
     """
 
-    def __init__(self, root: Root, db: CatalogDB, departures: Departures, workers: Sequence[DataWorker]) -> None:
-        self.departures = departures
-        self.unfinished = Unfinished(db, departures)
+    def __init__(self, root: Root, db: CatalogDB, process_watch: ProcessWatch, workers: Sequence[DataWorker]) -> None:
+        self.process_watch = process_watch
+        self.unfinished = Unfinished(db, process_watch)
         self.root = root
         self.db = db
         self.catalog = Catalog()
@@ -96,7 +96,7 @@ class Stores:
                 self.catalog.add(record)
         self.root.empty_trash("*")
         self._garbage.settle()
-        for redo in Redo.load(self.db):
+        for redo in RedoEntry.load(self.db):
             if self._repair(redo) and redo.is_long:
                 redo.forget(self.db)
 
@@ -425,7 +425,7 @@ class Stores:
         self.catalog.replace(entry.record)
         self._wake(entry.name)
 
-    def _repair(self, redo: Redo) -> bool:
+    def _repair(self, redo: RedoEntry) -> bool:
         """Completes the last commit before a crash; returns whether nothing is left to do."""
         try:
             entry = self.find_uid(redo.uid)

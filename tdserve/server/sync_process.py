@@ -41,7 +41,7 @@ class SyncProcess:
             stdout=subprocess.PIPE,
             pass_fds=[root_fd],
         )
-        self._told: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
 
     @property
     def pid(self) -> int:
@@ -55,11 +55,11 @@ class SyncProcess:
             LocalProtocolError: The pass failed.
             PeerLostError: The process is gone.
         """
-        told = [store for store in wanted.stores if self._told.get(store.uid) != store.structure]
+        new_stores = [store for store in wanted.stores if self._sent.get(store.uid) != store.structure]
         order = {
             "catalog": wanted.catalog,
             "target": wanted.target,
-            "told": [asdict(store) for store in told],
+            "new_stores": [asdict(store) for store in new_stores],
             "stores": [store.uid for store in wanted.stores],
             "weights": [asdict(weights) for weights in wanted.weights],
         }
@@ -70,7 +70,7 @@ class SyncProcess:
             answer = json.loads(stdout.readline())
         except (OSError, ValueError) as fault:
             raise PeerLostError(peer="the process that syncs", reason="it died and is started again") from fault
-        self._told.update((store.uid, store.structure) for store in told)
+        self._sent.update((store.uid, store.structure) for store in new_stores)
         if "error" in answer:
             raise LocalProtocolError(reason=answer["error"])
         failures: dict[str, str] = answer["failures"]
@@ -94,11 +94,13 @@ class Syncer:
 
     def perform(self, order: dict[str, Any]) -> dict[str, Any]:
         """Carries out an order; returns the answer."""
-        for told in order["told"]:
-            self._stores[told["uid"]] = SyncedStore.from_json(told)
+        for fields in order["new_stores"]:
+            self._stores[fields["uid"]] = SyncedStore.from_json(fields)
         weights = [
-            SyncedWeights(told["uid"], told["folder"], {int(key): record for key, record in told["records"].items()})
-            for told in order["weights"]
+            SyncedWeights(
+                fields["uid"], fields["folder"], {int(key): record for key, record in fields["records"].items()}
+            )
+            for fields in order["weights"]
         ]
         stores = [self._stores[uid] for uid in order["stores"]]
         try:

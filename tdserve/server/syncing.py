@@ -148,7 +148,7 @@ class Syncing:
                 await asyncio.sleep(RETRY_S)
             else:
                 has_failed = False
-                _tell(waiting)
+                _resolve_futures(waiting)
             rest_s = MIN_REST * (time.monotonic() - started_s)
 
     def _has_changed(self, uid: str) -> bool:
@@ -242,7 +242,7 @@ class Syncing:
             self._stores.db.check_readers()  # it may have died in the middle of copying the catalog
 
 
-def _tell(waiting: Iterable[asyncio.Future[None]]) -> None:
+def _resolve_futures(waiting: Iterable[asyncio.Future[None]]) -> None:
     for waiter in waiting:
         if not waiter.done():
             waiter.set_result(None)

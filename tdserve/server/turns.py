@@ -13,7 +13,7 @@ from tdserve.messages.selection.selection import Selection
 _Piece = TypeVar("_Piece")
 
 
-async def in_turns(steps: Iterable[object]) -> None:
+async def run_in_turns(steps: Iterable[object]) -> None:
     """Takes the steps of some work, with a turn of the event loop between two of them.
 
     Other coroutines run in between, so each step must leave a consistent state. No turn follows the last step: work of
@@ -35,7 +35,7 @@ async def sum_in_turns(steps: Iterable[int]) -> int:
     return total
 
 
-async def over_pieces(pieces: Iterable[_Piece], do: Callable[[_Piece], object]) -> None:
+async def call_in_turns(pieces: Iterable[_Piece], do: Callable[[_Piece], object]) -> None:
     """Calls ``do`` with each piece, with a turn of the event loop between two of them.
 
     Args:
@@ -48,14 +48,14 @@ async def over_pieces(pieces: Iterable[_Piece], do: Callable[[_Piece], object]) 
         do(piece)
 
 
-def at_once(work: Coroutine[Any, Any, None]) -> None:
+def run_without_turns(work: Coroutine[Any, Any, None]) -> None:
     """Runs work that waits for nothing but its turns, without them: little work, or work on a store that is not in
     use."""
     for _ in work.__await__():
         pass
 
 
-async def row_set_of(selection: Selection, batch_size: Sequence[int]) -> RowSet:
+async def build_row_set(selection: Selection, batch_size: Sequence[int]) -> RowSet:
     """Returns ``Selection.row_set``, computed in a thread if it takes long."""
     num_rows = batch_size[0] if batch_size else 1
     is_strided = any(isinstance(item, slice) and item.step not in (None, 1, -1) for item in selection.items[:1])
@@ -64,7 +64,7 @@ async def row_set_of(selection: Selection, batch_size: Sequence[int]) -> RowSet:
     return await asyncio.to_thread(selection.row_set, batch_size)
 
 
-def free_apart(last_references: list[Any], *, num_rows: int) -> None:
+def drop_references(last_references: list[Any], *, num_rows: int) -> None:
     """Frees what was made of rows, in a thread if they are very many: the kernel needs milliseconds for 100 MB.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from tdserve.base.ids import check_client_id
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.sessions.clients import Clients
-from tdserve.server.waiting import hear
+from tdserve.server.waiting import retrieve_exception
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.v1 import control_pb2
 
@@ -59,7 +59,7 @@ class UnaryChanges:
         """
         if not name.request:
             unnumbered = asyncio.ensure_future(change(self._begin_unnumbered))
-            unnumbered.add_done_callback(hear)
+            unnumbered.add_done_callback(retrieve_exception)
             return await asyncio.shield(unnumbered)
         key = check_client_id(name.client_id), name.request
         self._clients.on_call(name.client_id)
@@ -82,4 +82,4 @@ class UnaryChanges:
 
     def _on_finished(self, key: tuple[bytes, int], task: asyncio.Future[Any]) -> None:
         del self._under_way[key]
-        hear(task)
+        retrieve_exception(task)

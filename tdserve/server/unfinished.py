@@ -20,12 +20,12 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.recovery.journal import JOURNAL, Journal
 from tdserve.server.recovery.lost_rows import Overwrite
-from tdserve.server.recovery.process_watch import Departures
+from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.row_write_hold import RowWriteHold
-from tdserve.server.turns import at_once
-from tdserve.server.waiting import hear
+from tdserve.server.turns import run_without_turns
+from tdserve.server.waiting import retrieve_exception
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.structure.tree import Spec
 
@@ -40,28 +40,28 @@ class Unfinished:
 
     Args:
         db: Catalog in which they are on record.
-        departures: Finds out which processes are gone.
+        process_watch: Finds out which processes are gone.
     """
 
-    def __init__(self, db: CatalogDB, departures: Departures) -> None:
+    def __init__(self, db: CatalogDB, process_watch: ProcessWatch) -> None:
         self._db = db
-        self._departures = departures
+        self._process_watch = process_watch
         self._dropping: set[asyncio.Task[None]] = set()
         self._healing: list[OpenedStore] | None = []  # whose grace begins when sessions can be opened; None: they can
 
     def may_be_written(self, entry: OpenedStore, rows: RowSet) -> bool:
         """Returns whether a process that lost these rows can still write into them: a stopped one may resume."""
-        return bool(entry.lost) and not all(map(self._departures.is_gone, entry.lost.touching(rows)))
+        return bool(entry.lost) and not all(map(self._process_watch.is_gone, entry.lost.touching(rows)))
 
     def hold_back(self, entry: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
         """Quarantines reserved rows whose writer has disconnected until it is proved gone."""
         entry.replay_table().quarantine(reservation)
-        self._departures.watch(record.lock_name, partial(self._release, entry, reservation, record))
+        self._process_watch.watch(record.lock_name, partial(self._release, entry, reservation, record))
 
     def lose(self, entry: OpenedStore, overwrite: Overwrite) -> None:
         """Marks live rows as lost: their writer has left them half written."""
         entry.lost.overwrites.append(overwrite)
-        self._departures.watch(overwrite.lock_name, partial(self._let_go, entry, overwrite))
+        self._process_watch.watch(overwrite.lock_name, partial(self._let_go, entry, overwrite))
 
     def find_reserved(self, uid: str) -> list[ReservedRows]:
         """Returns the rows of a store that local writers from before the restart may still be filling.
@@ -70,7 +70,7 @@ class Unfinished:
         """
         waiting = []
         for rows in ReservedRows.load(self._db, uid):
-            if self._departures.is_gone(rows.lock_name):
+            if self._process_watch.is_gone(rows.lock_name):
                 self._db.delete("pending", rows.key)
             else:
                 waiting.append(rows)
@@ -93,7 +93,7 @@ class Unfinished:
         self._restore_lost(entry)
         quarantined = entry.table.ring.quarantined if entry.table is not None else ()
         for rows, reservation in zip(reserved, quarantined, strict=False):
-            self._departures.watch(rows.lock_name, partial(self._release, entry, reservation, rows))
+            self._process_watch.watch(rows.lock_name, partial(self._release, entry, reservation, rows))
         return quarantined[len(reserved) :]
 
     def note_left(self, entry: OpenedStore, txn: Transaction) -> None:
@@ -158,7 +158,7 @@ class Unfinished:
     def _complete(self, entry: OpenedStore, overwrite: Overwrite) -> None:
         """Makes the rows of a write readable that is recorded as complete."""
         if len(overwrite.rows):
-            at_once(RowWriteHold(entry, overwrite.rows, overwrite.keys).let_go(is_written=True))
+            run_without_turns(RowWriteHold(entry, overwrite.rows, overwrite.keys).let_go(is_written=True))
         self._db.delete_later("pending", overwrite.key)
 
     def _release(self, entry: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
@@ -177,16 +177,16 @@ class Unfinished:
         lost = next((each for each in entry.lost.overwrites if each.key == overwrite.key), None)
         if entry.table is not None and lost is not None:
             if any(lost.rows.overlaps(others) for others in entry.writes):  # another write has them
-                self._departures.watch(lost.lock_name, partial(self._let_go, entry, lost))
+                self._process_watch.watch(lost.lock_name, partial(self._let_go, entry, lost))
                 return
             dropping = self._drop(entry, lost)
             if len(lost.rows) <= entry.table.step_rows:
-                at_once(dropping)
+                run_without_turns(dropping)
             else:
                 task = asyncio.create_task(dropping, name=f"tdserve-dropping-{entry.name}")
                 self._dropping.add(task)
                 task.add_done_callback(self._dropping.discard)
-                task.add_done_callback(hear)
+                task.add_done_callback(retrieve_exception)
         entry.changed.wake()
 
     async def _drop(self, entry: OpenedStore, lost: Overwrite) -> None:

@@ -18,7 +18,7 @@ from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError
 _State = TypeVar("_State")
 
 
-def hear(task: asyncio.Future[Any]) -> None:
+def retrieve_exception(task: asyncio.Future[Any]) -> None:
     """Retrieves the exception of a task that nobody awaits, so that asyncio does not report it; a callback."""
     if not task.cancelled():
         task.exception()

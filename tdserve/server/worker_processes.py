@@ -160,27 +160,27 @@ class ForkServerProcess:
                     _log.warning("the process that forks data workers (%d) gave no answer: killing it", self.pid)
                 except (OSError, ValueError):
                     pass  # of its socket, or of an empty answer: it is gone
-                await self.bury()
+                await self.reap()
         raise PeerLostError(peer="the process that forks data workers", reason="it died; another one will be started")
 
     async def _ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
         while True:
-            answer = await self._hear(self._timeout_s if self.is_ready else START_TIMEOUT_S)
+            answer = await self._receive_answer(self._timeout_s if self.is_ready else START_TIMEOUT_S)
             self.is_ready = True
             if answer.get("number") == request["number"]:  # else of a request whose caller was cancelled
                 return answer
 
-    async def _hear(self, timeout_s: float) -> dict[str, Any]:
-        hearing = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(self._socket, _MAX_ANSWER_BYTES))
+    async def _receive_answer(self, timeout_s: float) -> dict[str, Any]:
+        receiving = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(self._socket, _MAX_ANSWER_BYTES))
         try:
             for _ in range(NUM_LOOKS):
-                await asyncio.wait({hearing}, timeout=timeout_s / NUM_LOOKS)
-                if hearing.done():
-                    answer: dict[str, Any] = json.loads(hearing.result())
+                await asyncio.wait({receiving}, timeout=timeout_s / NUM_LOOKS)
+                if receiving.done():
+                    answer: dict[str, Any] = json.loads(receiving.result())
                     return answer
         finally:
-            hearing.cancel()
+            receiving.cancel()
         raise asyncio.TimeoutError
 
     def kill(self) -> None:
@@ -188,7 +188,7 @@ class ForkServerProcess:
         self._is_lost = True
         self._process.kill()
 
-    async def bury(self) -> None:
+    async def reap(self) -> None:
         """Reaps it after an unwanted death, and logs the reason."""
         was_lost, is_alive = self._is_lost, self._process.poll() is None
         await self.end()
@@ -276,7 +276,7 @@ class WorkerProcesses:
 
     async def _living(self) -> ForkServerProcess:
         while (found := self._fork_server) is not None and not found.is_alive:
-            await found.bury()
+            await found.reap()
             if self._fork_server is found:
                 self._fork_server = None
         if self._is_closed:

@@ -24,25 +24,25 @@ class WorkerSpecCache:
 
     def __init__(self, forget: Callable[[], None]) -> None:
         self._forget = forget
-        self._told: set[bytes] = set()
+        self._included: set[bytes] = set()
         self._num_leaves = 0
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self._included)
 
-    def must_tell(self, spec: Spec) -> bool:
+    def must_include(self, spec: Spec) -> bool:
         """Returns whether an order that names this structure has to include it; counts it as included from then on."""
-        if spec.fingerprint in self._told:
+        if spec.fingerprint in self._included:
             return False
         num_leaves = len(spec.tensors) + len(spec.values) + _LEAVES_APART
-        if self._told and self._num_leaves + num_leaves > MAX_LEAVES:
+        if self._included and self._num_leaves + num_leaves > MAX_LEAVES:
             self.clear()
             self._forget()
-        self._told.add(spec.fingerprint)
+        self._included.add(spec.fingerprint)
         self._num_leaves += num_leaves
         return True
 
     def clear(self) -> None:
         """Forgets all of them: the worker is another process, and has none."""
-        self._told.clear()
+        self._included.clear()
         self._num_leaves = 0

@@ -14,7 +14,7 @@ from tdserve.base.machine import count_oom_kills
 from tdserve.control.framing import ControlSocket
 from tdserve.control.status import decode_failure
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.waiting import hear
+from tdserve.server.waiting import retrieve_exception
 from tdserve.server.worker_deaths import explain_death
 from tdserve.server.worker_processes import NUM_LOOKS, START_TIMEOUT_S, WorkerProcess, WorkerProcesses
 from tdserve.server.worker_spec_cache import WorkerSpecCache
@@ -160,7 +160,7 @@ class DataWorker:
         self._pending[order.order] = _Pending(future, on_prepared)
         return future
 
-    async def insist(self, entry: OpenedStore, order: worker_pb2.Order) -> None:
+    async def order_until_done(self, entry: OpenedStore, order: worker_pb2.Order) -> None:
         """Has an order on a store carried out, again after each death of the worker: for what must be done.
 
         Raises:
@@ -277,6 +277,6 @@ async def drop_store(workers: Iterable[DataWorker], uid: str) -> None:
     """
     orders = [worker.order(worker_pb2.Order(drop_store=worker_pb2.DropStore(uid=uid))) for worker in workers]
     for order in orders:
-        order.add_done_callback(hear)  # a worker that died has released everything
+        order.add_done_callback(retrieve_exception)  # a worker that died has released everything
     if orders:
         await asyncio.wait(orders, timeout=DROP_TIMEOUT_S)

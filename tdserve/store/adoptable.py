@@ -180,14 +180,14 @@ class _FolderReader:
                 where / META_FILE, f"a batch size that starts with {list(above)}{_at(path)}", batch_size
             )
         entries: list[tuple[str, Entry]] = []
-        for key, told in meta.items():
-            if not isinstance(told, dict):  # an entry of the format itself
+        for key, described in meta.items():
+            if not isinstance(described, dict):  # an entry of the format itself
                 continue
             below = (*path, key)
-            if "type" in told:
+            if "type" in described:
                 entries.append((key, self._child(fd, where, names, below, batch_size)))
             else:
-                entries.append((key, self._tensor(fd, told, where, names, below, batch_size)))
+                entries.append((key, self._tensor(fd, described, where, names, below, batch_size)))
         device = "cpu" if meta.get("device") == "cpu" else None
         return Node(batch_size, _dim_names(meta, len(batch_size)), device, None, tuple(entries))
 
@@ -222,19 +222,19 @@ class _FolderReader:
     def _tensor(
         self,
         fd: int,
-        told: dict[str, Any],
+        described: dict[str, Any],
         where: FilePath,
         names: FileName,
         path: Path,
         batch_size: tuple[int, ...],
     ) -> TensorLeaf:
-        dtype = str(told.get("dtype")).removeprefix("torch.")
-        if told.get("is_nested"):
+        dtype = str(described.get("dtype")).removeprefix("torch.")
+        if described.get("is_nested"):
             reason = "the elements of a nested tensor have no place by row; send it with client.memmap()"
             raise NotSupportedError(feature=f"adopting a nested tensor{_at(path)}", reason=reason)
         if dtype not in ITEMSIZE:
             raise NotSupportedError(feature=f"adopting a tensor of dtype {dtype!r}{_at(path)}", reason="unknown dtype")
-        leaf = TensorLeaf(dtype, _sizes(told.get("shape"), where, path))
+        leaf = TensorLeaf(dtype, _sizes(described.get("shape"), where, path))
         name = _name_of(fd, path[-1], _SUFFIX)
         if name is None and leaf.nbytes:
             file = where / (encode_key(path[-1]) + _SUFFIX)
@@ -338,13 +338,13 @@ def _exists(fd: int, name: str) -> bool:
     return True
 
 
-def _sizes(told: Any, where: FilePath, path: Path) -> tuple[int, ...]:
-    is_shape = isinstance(told, list) and all(type(size) is int and size >= 0 for size in told)
-    return tuple(told) if is_shape else _no_shape(told, where, path)
+def _sizes(described: Any, where: FilePath, path: Path) -> tuple[int, ...]:
+    is_shape = isinstance(described, list) and all(type(size) is int and size >= 0 for size in described)
+    return tuple(described) if is_shape else _no_shape(described, where, path)
 
 
-def _no_shape(told: Any, where: FilePath, path: Path) -> NoReturn:
-    raise _damaged_error(where / META_FILE, f"a shape{_at(path)}", repr(told)[:80])
+def _no_shape(described: Any, where: FilePath, path: Path) -> NoReturn:
+    raise _damaged_error(where / META_FILE, f"a shape{_at(path)}", repr(described)[:80])
 
 
 def _dim_names(meta: dict[str, Any], num_dims: int) -> DimNames | None:

@@ -60,10 +60,10 @@ class Adopted:
         except OSError as fault:
             raise CorruptDataError(path=str(file), expected="a usable file", actual=str(fault.strerror)) from fault
         try:
-            told = json.loads(content)
-            files = tuple((tuple(map(str, key)), tuple(map(str, names))) for key, names in told["files"])
-            numbers = int(told["device"]), int(told["inode"])
-            return cls(str(told["path"]), bool(told["read_only"]), *numbers, files)
+            fields = json.loads(content)
+            files = tuple((tuple(map(str, key)), tuple(map(str, names))) for key, names in fields["files"])
+            numbers = int(fields["device"]), int(fields["inode"])
+            return cls(str(fields["path"]), bool(fields["read_only"]), *numbers, files)
         except (ValueError, TypeError, KeyError, RecursionError) as fault:
             raise CorruptDataError(
                 path=str(file), expected="the record of an adopted folder", actual=repr(content[:80])

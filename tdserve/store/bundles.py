@@ -63,10 +63,10 @@ class Bundles:
         name = bytes(held)
         found = self._known.get(name)
         if found is None:
-            told = txn.get(name, db=self._paths)
-            if told is None:
+            encoded = txn.get(name, db=self._paths)
+            if encoded is None:
                 raise CorruptDataError(path=self._folder, expected=f"the bundle of {path}", actual="none")
-            found = self._known[name] = Bundle(name, tuple(map(tuple, json.loads(bytes(told)))))
+            found = self._known[name] = Bundle(name, tuple(map(tuple, json.loads(bytes(encoded)))))
         return found
 
     def put(

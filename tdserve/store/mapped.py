@@ -72,8 +72,8 @@ def make_private(files: Collection[tuple[str, int]]) -> None:
     with os_faults(maps):
         lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     for line in lines:
-        span, permissions, _, _, inode, *told = line.split(None, 5)
-        path = told[0].removesuffix(" (deleted)") if told else ""
+        span, permissions, _, _, inode, *rest = line.split(None, 5)
+        path = rest[0].removesuffix(" (deleted)") if rest else ""
         if permissions[3] == "s" and (path in paths or (os.path.basename(path), int(inode)) in inodes):
             begin, end = (int(place, 16) for place in span.split("-"))
             _replace_by_copy(begin, end - begin)

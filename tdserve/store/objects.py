@@ -296,8 +296,8 @@ class Objects:
                 self._bundles.delete(txn, bundle, tails[rows_id])
 
     def _paths_below(self, txn: lmdb.Transaction, key: str) -> list[KeyPath]:
-        told = [json.loads(bytes(path)) for name, path in txn.cursor(db=self._paths) if len(name) == NAME_BYTES]
-        return [tuple(path) for path in told if path[:1] == [key]]
+        paths = [json.loads(bytes(path)) for name, path in txn.cursor(db=self._paths) if len(name) == NAME_BYTES]
+        return [tuple(path) for path in paths if path[:1] == [key]]
 
     def _used_bytes(self) -> int:
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
@@ -312,8 +312,8 @@ class Objects:
         env = self._env()
         env.reader_check()
         with env.begin(write=True) as txn:  # LMDB keeps what the last commit freed until the next one is done
-            for name, told in txn.cursor(db=self._paths):
-                txn.put(name, told, db=self._paths)
+            for name, path in txn.cursor(db=self._paths):
+                txn.put(name, path, db=self._paths)
 
     def _full(self, columns: Sequence[ObjectColumn]) -> CapacityError:
         name = self._folder.parent.name

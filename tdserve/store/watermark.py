@@ -83,11 +83,11 @@ class SyncedStore:
         return cls(uid, folder, num_rows, structure, tuple(leaves), values)
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> SyncedStore:
+    def from_json(cls, fields: dict[str, Any]) -> SyncedStore:
         """Returns the description that ``dataclasses.asdict`` and JSON have encoded."""
-        leaves = tuple((str(name), int(nbytes)) for name, nbytes in told["leaves"])
-        values = tuple((tuple(path), int(num_each)) for path, num_each in told["values"])
-        return cls(**{**told, "leaves": leaves, "values": values})
+        leaves = tuple((str(name), int(nbytes)) for name, nbytes in fields["leaves"])
+        values = tuple((tuple(path), int(num_each)) for path, num_each in fields["values"])
+        return cls(**{**fields, "leaves": leaves, "values": values})
 
     def digest(self) -> bytes:
         """Returns the digest of all that the checksums of its rows cover."""

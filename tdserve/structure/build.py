@@ -199,7 +199,9 @@ def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mappin
     batch_size, names, device, tensorclass, steps, _, packed, row, *_ = recipe
     if packed is not None:
         elements = values[packed.path]
-        found = _build_members(packed, elements, recipe) if packed.members or _tell(elements, packed) else None
+        found = (
+            _build_members(packed, elements, recipe) if packed.members or _has_member_notes(elements, packed) else None
+        )
         if found is None:
             how, _, empty, dim, _ = packed
             found = node_of(how, elements, device, empty, tensorclass, names, dim)
@@ -222,7 +224,7 @@ def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mappin
     return td if tensorclass is None else instance_of(tensorclass, td, {})
 
 
-def _tell(elements: Any, packed: _Packed) -> bool:
+def _has_member_notes(elements: Any, packed: _Packed) -> bool:
     """Returns whether elements may have notes of their members, and have some."""
     depth = len(packed.leaf.batch_size)
     held = elements.items if isinstance(elements, Deferred) and packed.stack_dim is not None else elements

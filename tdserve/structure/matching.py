@@ -51,8 +51,8 @@ def check_node(expected: Node, actual: Node, path: Path, store: str, *, is_packe
             if is_packed:
                 continue
             unknown = next((each for each in theirs if each not in dict(expected.entries)), None)
-            told = "no such key" if unknown is None else f"no such key, but {quote((*path, unknown))}"
-            raise _mismatch(store, (*path, key), describe(entry), told)
+            difference = "no such key" if unknown is None else f"no such key, but {quote((*path, unknown))}"
+            raise _mismatch(store, (*path, key), describe(entry), difference)
         if isinstance(entry, Node) and isinstance(other, Node):
             check_node(entry, other, (*path, key), store, is_packed=is_packed)
         elif is_packed and (_is_any(entry) or has_nothing(other)):

@@ -254,7 +254,7 @@ class NodeReader(LeafReader):
         inner, entries = summarise(rows, batch_size, stack_dim)
         if not rows and path in self.packed:
             inner = tuple(td.batch_size[len(batch_size) :])
-        if self._is_lock_told(is_locked, path):
+        if self._is_lock_implied(is_locked, path):
             elements = [element.without_locks() for element in elements]
         self.values[path] = nest_list(elements, batch_size) if batch_size else elements[0]
         names = _names(td)
@@ -283,14 +283,14 @@ class NodeReader(LeafReader):
 
         td = _with_fields(in_memory(td), extra)
         elements = self.values[path]
-        is_locked = self._is_lock_told(bool(td.is_locked), path)
+        is_locked = self._is_lock_implied(bool(td.is_locked), path)
         found = annotate(td, elements, wanted, look=look, is_locked=is_locked)
         if found is None:
             expected = "members like those of the store, since there are no elements to record others"
             raise SpecMismatchError(store=self.store, key=show(path), expected=expected, actual="others")
         self.values[path] = found
 
-    def _is_lock_told(self, is_locked: bool, path: Path) -> bool:
+    def _is_lock_implied(self, is_locked: bool, path: Path) -> bool:
         """Returns whether elements of a packed node need not record its lock.
 
         Then all that is written, or the node, has it.

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from tdserve.base.errors import ConnectError, DeadlineExceededError, NotSupportedError, PeerLostError
 from tdserve.transport.blocking_threads import BlockingThreads
-from tdserve.transport.graveyard import GRAVEYARD
+from tdserve.transport.ending_groups import ENDING_GROUPS
 from tdserve.transport.nccl_groups import abort_group, make_group
 from tdserve.transport.rendezvous import KVStore
 
@@ -100,7 +100,7 @@ class NcclLink:
         with self._lock:
             group, self._group = self._group, None
         if group is not None:
-            self._ending = GRAVEYARD.bury(
+            self._ending = ENDING_GROUPS.end_in_thread(
                 lambda: abort_group(group), keeps=self._under_way, name=f"tdserve-group-{self._name}-abort"
             )
         self._threads.close()

@@ -37,8 +37,8 @@ class _LoopbackState:
             sent, received = sends.popleft(), recvs.popleft()
             if len(sent.buffer) != len(received.buffer):
                 self.close("its end and ours disagree on a length")
-                told = f"tag {tag}: {len(sent.buffer)} bytes were sent, {len(received.buffer)} are to be received"
-                raise LocalProtocolError(reason=told)
+                reason = f"tag {tag}: {len(sent.buffer)} bytes were sent, {len(received.buffer)} are to be received"
+                raise LocalProtocolError(reason=reason)
             received.buffer.copy_(sent.buffer)
             sent.is_done = received.is_done = True
         self.changed.notify_all()

@@ -9,7 +9,7 @@ Written from torch 2.13's sources, and never run, for lack of two GPUs. Facts th
 * torch's watchdog would end the process on a fault; variables that are read when a group is made prevent this.
 * Pinning memory, and allocating or freeing it on a GPU, may wait for kernels that wait for a peer: see
   ``staging_pool``.
-* ``abort`` returns when the kernels have ended, which may take long: see ``graveyard``.
+* ``abort`` returns when the kernels have ended, which may take long: see ``ending_groups``.
 * NCCL refuses two ranks on one GPU in the middle of its initialisation: the ends compare their GPUs before.
 """
 
@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 
 from tdserve.base.errors import CapacityError, ConnectError, NotSupportedError, PeerLostError
+from tdserve.transport.ending_groups import ENDING_GROUPS
 from tdserve.transport.gloo import WORKER_RANK
-from tdserve.transport.graveyard import GRAVEYARD
 from tdserve.transport.nccl_groups import abort_group, make_group
 from tdserve.transport.ordered import PIECE_BYTES, PIECES_UNDER_WAY
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
@@ -283,7 +283,7 @@ class NcclWire:
             with self._using:  # used by a thread that began before
                 self._gpu.drain()
 
-        ending = GRAVEYARD.bury(
+        ending = ENDING_GROUPS.end_in_thread(
             end,
             keeps=self,
             name=f"tdserve-nccl-abort-{self.peer}",

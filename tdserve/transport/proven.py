@@ -137,24 +137,24 @@ class _NotingStore(Branch):
     """The rendezvous of one attempt.
 
     Attributes:
-        told: What this rank has sent about itself.
-        num_heard: How often another rank's address was requested and had arrived.
+        sent_address: The address that this rank has sent.
+        num_addresses: How often another rank's address was requested and had arrived.
     """
 
     def __init__(self, trunk: KVStore, attempt: int) -> None:
         super().__init__(trunk, f"attempt {attempt}")
-        self.told: bytes | None = None
-        self.num_heard = 0
+        self.sent_address: bytes | None = None
+        self.num_addresses = 0
 
     def get_within(self, key: str, timeout_s: float) -> bytes:
         """As of KVStore."""
         found = super().get_within(key, timeout_s)
-        self.num_heard += found != self.told
+        self.num_addresses += found != self.sent_address
         return found
 
     def set(self, key: str, value: bytes | str) -> None:
         """As of KVStore."""
-        self.told = value.encode() if isinstance(value, str) else bytes(value)
+        self.sent_address = value.encode() if isinstance(value, str) else bytes(value)
         super().set(key, value)
 
 
@@ -200,7 +200,7 @@ def form_proven(
             reason = f"gloo: {_first_line(fault)}"
             # A stranger's connection may have come before ours; a connection that does not come at all has another
             # cause.
-            if not branch.num_heard or attempt >= MAX_UNCONNECTED:
+            if not branch.num_addresses or attempt >= MAX_UNCONNECTED:
                 raise ConnectError(address=host, reason=reason) from fault
         else:
             try:
@@ -214,10 +214,10 @@ def form_proven(
         del device
         if kv_store.is_closed:
             raise ConnectError(address=host, reason="gloo: the session was closed while the connection was formed")
-        refusals.note(bond.purpose, reason, branch.told)
+        refusals.note(bond.purpose, reason, branch.sent_address)
         if time.monotonic() + pause_s >= end_s:
-            told = f"gloo: the other end did not prove itself in {attempt + 1} attempts: {reason}"
-            raise ConnectError(address=host, reason=told)
+            message = f"gloo: the other end did not prove itself in {attempt + 1} attempts: {reason}"
+            raise ConnectError(address=host, reason=message)
         time.sleep(pause_s)
         proof_s, pause_s = min(2 * proof_s, max(LONGEST_PROOF_S, proof_s)), min(2 * pause_s, LONGEST_PAUSE_S)
     raise AssertionError("there is always another attempt")

@@ -116,23 +116,23 @@ def prove(group: Any, rank: int, world_size: int, bond: Bond, *, attempt: int, t
         _check(exchange(group, {other: said(step, rank, other) for other in others}, end_s), rank, step, said)
 
 
-def _check(heard: Mapping[int, bytes], rank: int, step: int, said: Callable[[int, int, int], bytes]) -> None:
-    for other, answer in heard.items():
+def _check(received: Mapping[int, bytes], rank: int, step: int, said: Callable[[int, int, int], bytes]) -> None:
+    for other, answer in received.items():
         if not hmac.compare_digest(answer, said(step, other, rank)):
             raise UnprovenError(f"it is not rank {other}: its proof is wrong")
 
 
-def exchange(group: Any, told: Mapping[int, bytes], end_s: float) -> dict[int, bytes]:
+def exchange(group: Any, messages: Mapping[int, bytes], end_s: float) -> dict[int, bytes]:
     """Sends a message of ``MESSAGE_BYTES`` to each rank, and returns the messages of the others.
 
     Raises:
         RuntimeError: gloo's error: some messages were not exchanged in time, or a connection broke.
     """
-    heard = {other: torch.zeros(MESSAGE_BYTES, dtype=torch.uint8) for other in told}
-    sent = {other: torch.frombuffer(bytearray(message), dtype=torch.uint8) for other, message in told.items()}
-    works = [group.recv([buffer], other, PROOF_TAG) for other, buffer in heard.items()]
+    received = {other: torch.zeros(MESSAGE_BYTES, dtype=torch.uint8) for other in messages}
+    sent = {other: torch.frombuffer(bytearray(message), dtype=torch.uint8) for other, message in messages.items()}
+    works = [group.recv([buffer], other, PROOF_TAG) for other, buffer in received.items()]
     works += [group.send([buffer], other, PROOF_TAG) for other, buffer in sent.items()]
     for work in works:
         timeout_ms = max(math.ceil((end_s - time.monotonic()) * 1000), 1)
         work.wait(timedelta(milliseconds=timeout_ms))
-    return {other: buffer.numpy().tobytes() for other, buffer in heard.items()}
+    return {other: buffer.numpy().tobytes() for other, buffer in received.items()}

@@ -30,13 +30,13 @@ _REFUSE_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
 """A packet filter of one instruction, "return 0": no packet passes."""
 
 
-def describe_connections(told: bytes | None) -> str:
+def describe_connections(address: bytes | None) -> str:
     """Returns the hosts that are connected to the port of a rank, the most connections first.
 
     Args:
-        told: What the rank has sent about itself through the rendezvous; None: nothing.
+        address: The address that the rank has sent through the rendezvous; None: it has sent nothing.
     """
-    port = _port_of(told or b"")
+    port = _port_of(address or b"")
     if port is None:
         return "its address is not known"
     return f"connected to port {port} are {_describe_hosts(_hosts_at(port))}"
@@ -104,10 +104,10 @@ def _open_socket(fd: int) -> Iterator[socket.socket | None]:
 
 
 def _num_received(connection: socket.socket) -> int:
-    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    if len(told) < _TCP_INFO_BYTES:  # an old kernel has less
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    if len(info) < _TCP_INFO_BYTES:  # an old kernel has less
         return NUMBER_BYTES + 1
-    return int(struct.unpack_from("<Q", told, _BYTES_RECEIVED_AT)[0])
+    return int(struct.unpack_from("<Q", info, _BYTES_RECEIVED_AT)[0])
 
 
 def _port_at(listening: int) -> int:
@@ -123,13 +123,13 @@ def _describe_hosts(hosts: Counter[str]) -> str:
     return f"{', '.join(named) or 'none any more'}{more}"
 
 
-def _port_of(told: bytes) -> int | None:
+def _port_of(address: bytes) -> int | None:
     """Returns the port from gloo's description of a rank: the length of its host's name, the name, and a sockaddr after
     its own length."""
     try:
-        (name_nbytes,) = struct.unpack_from("<Q", told)
-        (family,) = struct.unpack_from("<H", told, name_nbytes + 16)
-        (port,) = struct.unpack_from(">H", told, name_nbytes + 18)
+        (name_nbytes,) = struct.unpack_from("<Q", address)
+        (family,) = struct.unpack_from("<H", address, name_nbytes + 16)
+        (port,) = struct.unpack_from(">H", address, name_nbytes + 18)
     except (struct.error, OverflowError):
         return None
     return int(port) if family in (socket.AF_INET, socket.AF_INET6) else None

@@ -82,13 +82,13 @@ def send_messages(
     *,
     pool: BufferPool,
     timeout_s: float,
-    tells_of_others: bool = True,
+    fills_last_after_sends: bool = True,
 ) -> None:
     """Sends every message of a layout, in order.
 
     Args:
-        tells_of_others: Whether the last message is made after all memory that is sent in place has left: its statement
-            that rows did not move then holds for the bytes that were sent.
+        fills_last_after_sends: Whether the last message is filled after all memory that is sent in place has left: its
+            statement that rows did not move then holds for the bytes that were sent.
 
     Raises:
         DeadlineExceededError, PeerLostError: The channel is closed; it is unknown what the peer has received.
@@ -102,13 +102,13 @@ def send_messages(
         clock.wait([work for work, _ in oldest])
         return sum(is_staged for _, is_staged in oldest)
 
-    if tells_of_others:
+    if fills_last_after_sends:
         made, max_staged, num_at_once = fill_each(messages, source, pool), MESSAGES_UNDER_WAY, MESSAGES_AT_ONCE
     else:
         made, max_staged, num_at_once = fill_ahead(messages, source, pool), FILLED_UNDER_WAY, 1
     with closing(made):
         for number in range(1, len(messages) + 1):
-            if tells_of_others and under_way and num_direct and number == len(messages):
+            if fills_last_after_sends and under_way and num_direct and number == len(messages):
                 num_staged -= finish_oldest(len(under_way))
             while num_staged >= max_staged:
                 num_staged -= finish_oldest(num_at_once)

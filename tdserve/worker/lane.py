@@ -221,13 +221,13 @@ class Lane:
     def _fail(self, order: worker_pb2.Order, report: worker_pb2.Report, error: TDServeError) -> None:
         """Reports a failure. The channel closes first, since control reuses the rows after the report. Then control
         learns that it is closed: a client that retries after the failure must not use it."""
-        told = error
+        reported = error
         if isinstance(error, (TransportError, DeadlineExceededError)):  # the caller's request is right: it may retry
-            told = TransferAbortedError(transfer=order.tag, reason=str(error))
-        if order.is_accepted or told is not error:
+            reported = TransferAbortedError(transfer=order.tag, reason=str(error))
+        if order.is_accepted or reported is not error:
             self._close_channel()
             self._lose(error)
-        report.failure.CopyFrom(encode_failure(told))
+        report.failure.CopyFrom(encode_failure(reported))
         self.surroundings.report(report)
 
     def _lose(self, error: TDServeError) -> None:

@@ -80,8 +80,10 @@ def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
             )
         else:
             source = VersionEnd(file.content, spec, sent, layout, TrailingColumns(layout, _whole).column)
-        inline, tells_of_others = wanted.inline, False  # a version's file does not change
-        return answer(lane, order, layout, source, values=values, inline=inline, tells_of_others=tells_of_others)
+        inline, fills_last_after_sends = wanted.inline, False  # a version's file does not change
+        return answer(
+            lane, order, layout, source, values=values, inline=inline, fills_last_after_sends=fills_last_after_sends
+        )
 
 
 def _whole() -> list[NDArray[np.int64]]:

@@ -31,13 +31,13 @@ def answer(
     values: bytes,
     inline: bool,
     sends_values: bool = False,
-    tells_of_others: bool = True,
+    fills_last_after_sends: bool = True,
 ) -> worker_pb2.Worked:
     """Sends a read's content to the client over the lane's channel, or to control if it is inline.
 
     Args:
         values: A serialised ValueBlock.
-        tells_of_others: As in ``send_messages``.
+        fills_last_after_sends: As in ``send_messages``.
         sends_values: Whether the client accepts large values over the channel.
     """
     are_sent = sends_values and len(values) >= MIN_SENT_VALUES_BYTES
@@ -47,7 +47,7 @@ def answer(
         lane.report_prepared(order, b"", values_nbytes=len(values))
     elif not order.is_accepted:
         lane.report_prepared(order, values)
-    _send(lane, order, layout.messages, source, tells_of_others=tells_of_others)
+    _send(lane, order, layout.messages, source, fills_last_after_sends=fills_last_after_sends)
     nbytes_moved = sum(layout.message_nbytes)
     if are_sent:  # behind all of the layout, whose last message describes what was sent before it
         _send(lane, order, values_messages(len(values)), BytesEnd(values))
@@ -66,7 +66,7 @@ def _send(
     messages: Sequence[Message],
     source: Source,
     *,
-    tells_of_others: bool = False,
+    fills_last_after_sends: bool = False,
 ) -> None:
     shared = lane.surroundings
     if is_sent_at_once(messages):
@@ -80,7 +80,7 @@ def _send(
         source,
         pool=shared.pool,
         timeout_s=timeout_s,
-        tells_of_others=tells_of_others,
+        fills_last_after_sends=fills_last_after_sends,
     )
 
 

@@ -15,7 +15,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from tdserve.base.errors import CorruptDataError
 from tdserve.bench.figures import Figure, Scale
 from tdserve.bench.floors import MEMCPY, memcpy_ring
-from tdserve.bench.measure import Pacing, timed
+from tdserve.bench.measure import Pacing, make_task
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.replay_rounds import (
     NUM_BATCHES_UNDER_WAY,
@@ -206,5 +206,5 @@ def _read_dialogues(stage: Stage, dialogues: Sequence[Dialogue], pacing: Pacing)
                     expected, actual = str(dialogues[number])[:200], str(found)[:200]
                     raise CorruptDataError(path="dialogues", expected=expected, actual=actual)
 
-        what, subject = f"read {BATCH_ROWS} by number, every value forced", timed(read, check)
+        what, subject = f"read {BATCH_ROWS} by number, every value forced", make_task(read, check)
         return stage.measure(STORE, what, Scale("rows/s", BATCH_ROWS), subject, pacing=pacing)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from tdserve.bench.content import check_rows, pixels, row_nbytes, transitions
 from tdserve.bench.figures import Figure, Scale, gigabytes
 from tdserve.bench.floors import SAMPLE
-from tdserve.bench.measure import Pacing, Round, Task, timed_round
+from tdserve.bench.measure import Pacing, Round, Task, time_round
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.replay_rounds import Check, single_samples
 from tdserve.client.handles.handle import StoreHandle
@@ -68,7 +68,7 @@ def _reads(next_batch: Callable[[], TensorDict], check: Check, *, num_waiting: i
     def run_round(pacing: Pacing) -> Round:
         for _ in range(num_waiting):
             next_batch()
-        return timed_round(next_batch, pacing)
+        return time_round(next_batch, pacing)
 
     return Task(run_round, check)
 

@@ -31,7 +31,7 @@ def measure_mixed(stage: Stage) -> Iterator[Figure]:
         arguments = ("tdserve.bench.mixed_writer", stage.address, stage.wire, STORE)
         writers = [stack.enter_context(closing(Child(*arguments))) for _ in range(NUM_WRITERS)]
         for writer in writers:
-            writer.hear()
+            writer.receive()
         turns = [_turn(stage, replay, writers, pool) for _ in range(stage.num_rounds + 1)][1:]  # the first warms up
     sampled, written = (Series(rounds) for rounds in zip(*turns, strict=True))
     name = f"sample {SAMPLE_ROWS} while {NUM_WRITERS} processes write"
@@ -47,7 +47,7 @@ def _turn(stage: Stage, replay: ReplayHandle, writers: list[Child], pool: Tensor
         for _ in range(PREFETCH + 1):
             batch = next(batches)
         for writer in writers:
-            writer.tell({"seconds": seconds})
+            writer.send({"seconds": seconds})
         op_s: list[float] = []
         began = last = time.perf_counter()
         while last - began < seconds:
@@ -56,7 +56,7 @@ def _turn(stage: Stage, replay: ReplayHandle, writers: list[Child], pool: Tensor
             op_s.append(now - last)
             last = now
         check_rows(batch, pool, source_key="reward", what="a sample of mixed")
-    answers = [writer.hear() for writer in writers]
+    answers = [writer.receive() for writer in writers]
     num_batches = sum(answer["num_batches"] for answer in answers)
     elapsed_s = max(answer["elapsed_s"] for answer in answers)
     return Round(tuple(op_s), last - began), Round((elapsed_s / num_batches,) * num_batches, elapsed_s)

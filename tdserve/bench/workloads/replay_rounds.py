@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from tdserve.bench.measure import Pacing, Round, Task, timed, timed_round
+from tdserve.bench.measure import Pacing, Round, Task, make_task, time_round
 from tdserve.client.tables.replay import ReplayHandle
 
 NUM_BATCHES_UNDER_WAY = 8
@@ -33,7 +33,7 @@ def single_extends(replay: ReplayHandle, next_batch: Batches, check: CheckWritte
         batch = next_batch()
         return replay.extend(batch), batch
 
-    return timed(put, lambda last: check(*last))
+    return make_task(put, lambda last: check(*last))
 
 
 def pipelined_extends(replay: ReplayHandle, next_batch: Batches, window: int, check: CheckWritten) -> Task:
@@ -55,12 +55,12 @@ def pipelined_extends(replay: ReplayHandle, next_batch: Batches, window: int, ch
         while under_way:
             take()
 
-    return timed(put, lambda _: check(*last[0]), finish=drain)
+    return make_task(put, lambda _: check(*last[0]), finish=drain)
 
 
 def single_samples(replay: ReplayHandle, num_rows: int, check: Check) -> Task:
     """Returns samples each of which is asked for when the one before is there."""
-    return timed(lambda: replay.sample(num_rows), check)
+    return make_task(lambda: replay.sample(num_rows), check)
 
 
 def pipelined_samples(
@@ -90,6 +90,6 @@ def pipelined_samples(
                     after_each(batch)
                 return batch
 
-            return timed_round(draw, pacing)
+            return time_round(draw, pacing)
 
     return Task(run_round, check)

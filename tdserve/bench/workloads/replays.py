@@ -31,7 +31,7 @@ from tdserve.bench.floors import (
     MappedRows,
     memcpy_ring,
 )
-from tdserve.bench.measure import Pacing, Round, Task, timed, timed_round
+from tdserve.bench.measure import Pacing, Round, Task, make_task, time_round
 from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import ContentName, TorchRLBuffer, has_torchrl
 from tdserve.bench.workloads.replay_rounds import (
@@ -119,7 +119,7 @@ def measure_prioritized(stage: Stage) -> Iterator[Figure]:
         yield stage.measure(name, what, scale, pipelined_samples(*drawn), floors)
         yield stage.measure(name, f"{what}, and update", scale, pipelined_samples(*drawn, after_each=update), floors)
         batch = prioritized.replay.sample(SAMPLE_ROWS)
-        subject = timed(lambda: update(batch))
+        subject = make_task(lambda: update(batch))
         yield stage.measure(name, f"update {SAMPLE_ROWS} priorities", Scale("us"), subject)
 
 
@@ -174,7 +174,7 @@ class Rows:
 
         def run_round(pacing: Pacing) -> Round:
             with self.replay.writer(batch=batch) as writer:
-                return timed_round(lambda: writer.append(next_row()), pacing, finish=writer.flush)
+                return time_round(lambda: writer.append(next_row()), pacing, finish=writer.flush)
 
         return self._measure(f"append through writer({batch})", Scale("rows/s"), Task(run_round), {})
 

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from tdserve.base.errors import CorruptDataError
 from tdserve.bench.figures import Figure, Scale
 from tdserve.bench.floor_link import REQUEST_NBYTES
-from tdserve.bench.measure import timed
+from tdserve.bench.measure import make_task
 from tdserve.bench.stage import Stage
 
 KEY_STRIDE = 37
@@ -61,8 +61,8 @@ def _get_one(stage: Stage, items: TensorDict, num_items: int) -> Figure:
         floors = {"gloo round trip": stage.gloo(out=REQUEST_NBYTES, back=REQUEST_NBYTES)}
         if stage.wire == "shm":
             floors = {}
-        floors["local memmap"] = timed(get_local)
-        subject = timed(get, check)
+        floors["local memmap"] = make_task(get_local)
+        subject = make_task(get, check)
         return stage.measure("small", f"get one scalar of {num_items:,}", Scale("us"), subject, floors)
 
 
@@ -75,4 +75,4 @@ def _list(stage: Stage, expected: list[str], name: str, ask: Callable[[], Iterab
 
     nbytes = sum(len(each) + 1 for each in expected)
     floors = {"gloo, as many bytes": stage.gloo(out=REQUEST_NBYTES, back=nbytes)}
-    return stage.measure("small", name, Scale("ms"), timed(lambda: list(ask()), check), floors)
+    return stage.measure("small", name, Scale("ms"), make_task(lambda: list(ask()), check), floors)

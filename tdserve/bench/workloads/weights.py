@@ -16,7 +16,7 @@ from tdserve.bench import content
 from tdserve.bench.figures import Figure, Scale, gigabytes
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.floors import MEMCPY, memcpy_fresh, memcpy_touched
-from tdserve.bench.measure import Pacing, Round, Task, timed, timed_round
+from tdserve.bench.measure import Pacing, Round, Task, make_task, time_round
 from tdserve.bench.options import MIB
 from tdserve.bench.stage import Stage
 from tdserve.bench.watcher import Watcher
@@ -138,20 +138,20 @@ def measure_weights(stage: Stage) -> Iterator[Figure]:
             tree.change()
             for _ in range(VERSIONS_KEPT + 1):
                 tree.publish()
-            publishes = timed(tree.publish, tree.check_published, before=tree.change)
+            publishes = make_task(tree.publish, tree.check_published, before=tree.change)
             yield tree.measure("publish, recycled", publishes, tree.floors(is_read=False))
             yield _latest_into(tree)
-            pulls = timed(tree.pull, tree.check, before=tree.renew)
+            pulls = make_task(tree.pull, tree.check, before=tree.renew)
             yield tree.measure("latest()", pulls, tree.floors(is_read=True, is_fresh=True))
             if stage.wire == "shm":  # the version's own memory, nothing copied
-                maps = timed(partial(tree.pull, copy=False), tree.check)
+                maps = make_task(partial(tree.pull, copy=False), tree.check)
                 yield tree.measure("latest(copy=False)", maps, {}, scale=Scale("ms"))
             elif shape == stage.sizes.big_tree:
                 yield _latest_together(tree)
             yield _publish_until_seen(tree, watcher)
             stage.client.delete(tree.name)
     policy = WeightsTree(stage, POLICY_SHAPE)
-    publishes = timed(policy.publish, policy.check_published, before=policy.change)
+    publishes = make_task(policy.publish, policy.check_published, before=policy.change)
     floors = policy.floors(is_read=False)
     if stage.wire == "gloo":
         del floors[MEMCPY]
@@ -175,7 +175,7 @@ def _publish_first(tree: WeightsTree) -> Figure:
         client.delete(name)
 
     floors = tree.floors(is_read=False, is_fresh=True)
-    return tree.measure("first publish", timed(put, check), floors, pacing=ONCE, max_rounds=MAX_FIRST_ROUNDS)
+    return tree.measure("first publish", make_task(put, check), floors, pacing=ONCE, max_rounds=MAX_FIRST_ROUNDS)
 
 
 def _latest_into(tree: WeightsTree) -> Figure:
@@ -184,7 +184,7 @@ def _latest_into(tree: WeightsTree) -> Figure:
 
     def run_round(pacing: Pacing) -> Round:
         tree.out.zero_()  # so that the check sees what this round has brought
-        return timed_round(lambda: client.latest(tree.name, out=tree.out), pacing, before=tree.renew)
+        return time_round(lambda: client.latest(tree.name, out=tree.out), pacing, before=tree.renew)
 
     subject = Task(run_round, lambda _: tree.check(tree.out))
     return tree.measure("latest(out=)", subject, tree.floors(is_read=True))
@@ -212,7 +212,7 @@ def _latest_together(tree: WeightsTree) -> Figure:
                 tree.check(out)
 
         name, scale = f"latest(out=), {NUM_READERS} at once", Scale("GB/s", gigabytes(NUM_READERS * nbytes))
-        subject = timed(pull, check, before=tree.renew)
+        subject = make_task(pull, check, before=tree.renew)
         return tree.measure(name, subject, {"gloo, one link": Task(one_link)}, scale=scale, pacing=ONCE)
 
 
@@ -231,5 +231,5 @@ def _publish_until_seen(tree: WeightsTree, watcher: Watcher) -> Figure:
     floors = {"gloo, there and back": stage.gloo(out=nbytes, back=nbytes)}
     if stage.wire == "shm":
         floors = {MEMCPY: memcpy_touched(nbytes)}
-    subject = timed(put, lambda _: watcher.check(*tree.shape, tree.number), before=before)
+    subject = make_task(put, lambda _: watcher.check(*tree.shape, tree.number), before=before)
     return tree.measure("publish until seen elsewhere", subject, floors, scale=Scale("ms"))

@@ -199,8 +199,8 @@ def agree_pair(
     peer: int,
     call: group_pb2.GroupCall,
     *,
-    told: Known,
-    heard: Known,
+    sent_specs: Known,
+    received_specs: Known,
     check: Check | None,
     own: TDServeError | None,
 ) -> Agreed:
@@ -210,8 +210,8 @@ def agree_pair(
         wire: Of the call.
         peer: The other member's rank.
         call: What this member is about to do.
-        told: Structures that this member has sent to the other.
-        heard: Structures that the other has sent.
+        sent_specs: Structures that this member has sent to the other.
+        received_specs: Structures that the other has sent.
         check: As for ``agree``, at the receiver; None: this member sends.
         own: As for ``agree``.
 
@@ -222,8 +222,8 @@ def agree_pair(
         call.failure.CopyFrom(encode_failure(own))
     sent = post_note(wire, call.SerializeToString(), [peer])
     other = group_pb2.GroupCall.FromString(recv_notes(wire, [peer], sent)[0])
-    told.learn(call.fingerprint, call)
-    heard.learn(other.fingerprint, other)
+    sent_specs.learn(call.fingerprint, call)
+    received_specs.learn(other.fingerprint, other)
     if other.kind != ANSWERS[call.kind]:
         reason = f"rank {peer} calls {_describe_call(other)}, rank {wire.link.rank} {_describe_call(call)}"
         return Agreed(failure=own or InvalidRequestError(argument="call of two members", reason=reason))
@@ -231,7 +231,7 @@ def agree_pair(
         verdict = group_pb2.GroupVerdict(failure=other.failure, rank=peer)
         return Agreed(failure=_make_refusal(verdict, own, wire.link.rank))
     giver, taker = (call, other) if check is None else (other, call)
-    spec = (told if check is None else heard).get(giver.fingerprint)
+    spec = (sent_specs if check is None else received_specs).get(giver.fingerprint)
     if taker.fingerprint not in (b"", giver.fingerprint):
         if check is not None:
             own = _check_spec(check, spec)

@@ -112,10 +112,12 @@ class GroupCalls:
         with epoch.call(deadline, f"{kind}()", dst) as link:
             wire = GroupWire(link, PAIR_TAG, deadline, self._client.pool)
             if given is not None:
-                describe_structure(call, given.spec, given.fingerprint, epoch.told[dst])
+                describe_structure(call, given.spec, given.fingerprint, epoch.sent_specs[dst])
                 call.values_nbytes.append(given.values_nbytes)
-            told, heard = epoch.told[dst], epoch.heard[dst]
-            agreed = agree_pair(wire, dst, call, told=told, heard=heard, check=None, own=own)
+            sent_specs, received_specs = epoch.sent_specs[dst], epoch.received_specs[dst]
+            agreed = agree_pair(
+                wire, dst, call, sent_specs=sent_specs, received_specs=received_specs, check=None, own=own
+            )
             if agreed.failure is None and given is not None:
                 self._mover(epoch, deadline).give(wire, given, dst)
         if agreed.failure is not None:
@@ -130,8 +132,10 @@ class GroupCalls:
         with epoch.call(deadline, f"{kind}()", src) as link:
             wire = GroupWire(link, PAIR_TAG, deadline, self._client.pool)
             check = _refuse if taken is None else taken.check
-            told, heard = epoch.told[src], epoch.heard[src]
-            agreed = agree_pair(wire, src, call, told=told, heard=heard, check=check, own=own)
+            sent_specs, received_specs = epoch.sent_specs[src], epoch.received_specs[src]
+            agreed = agree_pair(
+                wire, src, call, sent_specs=sent_specs, received_specs=received_specs, check=check, own=own
+            )
             if agreed.failure is None and taken is not None:
                 self._mover(epoch, deadline).take(wire, taken, spec_of(agreed), sum(agreed.values_nbytes), src)
         if agreed.failure is not None or taken is None:

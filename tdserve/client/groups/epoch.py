@@ -60,7 +60,7 @@ class GroupEpoch:
         rank: This member's.
         members: By rank.
         known: Structures that were sent to all members.
-        told, heard: Structures that this member has sent to one other member alone, or received from it.
+        sent_specs, received_specs: Structures that this member has sent to one other member alone, or received from it.
         nccl: Moves content on GPUs; None: the backend is gloo.
     """
 
@@ -73,8 +73,8 @@ class GroupEpoch:
         self.rank: int = formed.rank
         self.members = tuple(Member(rank, member.host, member.pid) for rank, member in enumerate(formed.members))
         self.known = Known({})
-        self.told = [Known({}) for _ in formed.members]
-        self.heard = [Known({}) for _ in formed.members]
+        self.sent_specs = [Known({}) for _ in formed.members]
+        self.received_specs = [Known({}) for _ in formed.members]
         self.nccl: NcclLink | None = None
         self._host = host
         self._secret: bytes = formed.secret

@@ -108,7 +108,7 @@ class SessionRelays:
 
     def keep(self, link: int, layout: Layout, pool: BufferPool) -> Kept:
         """Returns memory for the version that a link brings, from which it is passed on as it arrives."""
-        kept = Kept(layout, pool.take(layout.nbytes), on_first=lambda: self._tell_holds(link))
+        kept = Kept(layout, pool.take(layout.nbytes), on_first=lambda: self._report_arrival(link))
         with self._lock:
             if not self._is_closed:
                 self._kept[link] = kept
@@ -121,17 +121,17 @@ class SessionRelays:
         if kept is not None:
             kept.drop()
 
-    def tell_checksums(self, link: int, kept: Kept, spec: Spec) -> None:
+    def report_checksums(self, link: int, kept: Kept, spec: Spec) -> None:
         """Computes the checksums of a version from the server, for clients that receive it from others.
 
         In the background.
         """
 
-        def tell() -> None:
-            told = control_pb2.TakenRequest(link=link, checksums=checksums(kept.layout, kept.buffer, spec))
-            self._report(control_pb2.RelayReport(whole=told))
+        def report() -> None:
+            taken = control_pb2.TakenRequest(link=link, checksums=checksums(kept.layout, kept.buffer, spec))
+            self._report(control_pb2.RelayReport(whole=taken))
 
-        self._start(f"tdserve-relay-checksums-{link}", tell)
+        self._start(f"tdserve-relay-checksums-{link}", report)
 
     def close(self) -> None:
         """Ends all links, and joins the threads of all of them. Idempotent."""
@@ -192,15 +192,17 @@ class SessionRelays:
             self._threads.add(thread)
             thread.start()
 
-    def _tell_holds(self, link: int) -> None:
+    def _report_arrival(self, link: int) -> None:
         self._report(control_pb2.RelayReport(holds=link))
 
     def _publish(self, link: int, key: str, value: bytes) -> None:
-        self._say(control_pb2.ClientMessage(rendezvous=control_pb2.Rendezvous(key=key, value=value, link=link)))
+        self._send_if_open(
+            control_pb2.ClientMessage(rendezvous=control_pb2.Rendezvous(key=key, value=value, link=link))
+        )
 
     def _report(self, report: control_pb2.RelayReport) -> None:
-        self._say(control_pb2.ClientMessage(relay_report=report))
+        self._send_if_open(control_pb2.ClientMessage(relay_report=report))
 
-    def _say(self, message: control_pb2.ClientMessage) -> None:
+    def _send_if_open(self, message: control_pb2.ClientMessage) -> None:
         with suppress(TDServeError):  # the session is lost: the report is not needed any more
             self._send(message)

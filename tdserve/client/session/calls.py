@@ -171,7 +171,7 @@ class SessionClient(CatalogClient):
                 except ServerBusyError:
                     if _is_over(deadline, backoff_s):
                         raise
-                    self.requests.tell_again()
+                    self.requests.report_again()
                 except TDServeError as error:
                     raise self.missing_names.explain(error, deadline.timeout_s)  # noqa: B904 (it is this one, or says more)
                 except BaseException:

@@ -208,8 +208,8 @@ class CatalogClient:
         """Calls a method that changes something, under a number by which the server recognises a retry."""
         number = self.requests.begin_change()
         try:
-            told = self.requests.tell()
-            request.id.CopyFrom(control_pb2.RequestId(client_id=self._client_id, request=number, answered=told))
+            answered = self.requests.report_answered()
+            request.id.CopyFrom(control_pb2.RequestId(client_id=self._client_id, request=number, answered=answered))
             return self._call(method, request, timeout_s=timeout_s)
         finally:
             self.requests.end(number)
@@ -322,11 +322,11 @@ class MissingNames:
         with suppress(TDServeError):
             near = self.find_near(error.name)
         shown = _list_near(near or ())
-        told: TDServeError = StoreNotFoundError(name=error.name, near=shown)
+        explained: TDServeError = StoreNotFoundError(name=error.name, near=shown)
         if isinstance(error, StoreNotCreatedError):
-            told = StoreNotCreatedError(what=error.what, timeout_s=timeout_s, name=error.name, near=shown)
-        told.__suppress_context__ = True
-        return told
+            explained = StoreNotCreatedError(what=error.what, timeout_s=timeout_s, name=error.name, near=shown)
+        explained.__suppress_context__ = True
+        return explained
 
     @contextmanager
     def watch(self, name: str, timeout_s: float) -> Iterator[None]:

@@ -13,7 +13,7 @@ from tdserve.v1 import control_pb2
 MAX_WRITES_UNDER_WAY = 64
 """Of one client, over all handles and threads: the server keeps each answer until the client has received it."""
 
-TELL_EVERY = 64
+REPORT_EVERY = 64
 """Requests between two messages that tell the server which answers have arrived."""
 
 SIGNAL_POLL_S = 0.5
@@ -37,7 +37,7 @@ class RequestNumbers:
         self._lock = Lock()
         self._room = Condition(self._lock)
         self._next = 1
-        self._told = 0  # all below were reported to the server
+        self._reported = 0  # all below were reported to the server
         self._changes: set[int] = set()
         self._writes: set[int] = set()
         self._num_waiting = 0
@@ -115,21 +115,21 @@ class RequestNumbers:
                 on_room = self._line.popleft()
             on_room()
 
-    def tell_with(self, request: int) -> control_pb2.Answered | None:
+    def report_with(self, request: int) -> control_pb2.Answered | None:
         """Returns the report on answers that a changing request carries; mostly None."""
-        if self._next - self._told < TELL_EVERY or request not in self._changes:
+        if self._next - self._reported < REPORT_EVERY or request not in self._changes:
             return None
-        return self.tell()
+        return self.report_answered()
 
-    def tell(self) -> control_pb2.Answered:
+    def report_answered(self) -> control_pb2.Answered:
         """Returns which requests will not be sent again. Each report is complete, so that one may get lost."""
         with self._lock:
-            self._told = self._next
+            self._reported = self._next
             return control_pb2.Answered(below=self._next, but_for=sorted(self._changes))
 
-    def tell_again(self) -> None:
+    def report_again(self) -> None:
         """Repeats the report with the next request, since the server did not receive the last one."""
-        self._told = 0
+        self._reported = 0
 
     def _take(self) -> int:
         request = self._next

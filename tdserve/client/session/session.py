@@ -98,7 +98,7 @@ class Session:
         self.why_not_local = ""
         self.groups = GroupInbox()
         self.address = connection.address
-        self.told_specs: dict[bytes, Spec] = {}
+        self.known_specs: dict[bytes, Spec] = {}
         self.connect_timeout_s = CONNECT_TIMEOUT_S
         self._lock = Lock()
         self._requests = requests
@@ -116,7 +116,7 @@ class Session:
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
         self._link: SessionStream | LocalEnd = self._stream
         said = hello(client_id, transport=transport, gpu=gpu.uuid)
-        self._stream.send(control_pb2.ClientMessage(hello=said, answered=requests.tell()))
+        self._stream.send(control_pb2.ClientMessage(hello=said, answered=requests.report_answered()))
         try:
             self.welcome = greeting.wait(timeout_s, "Hello").welcome
             self.device, self.why_not_nccl = choose_device(self.welcome, gpu, transport=transport, address=self.address)
@@ -182,7 +182,7 @@ class Session:
             self._pending[request] = pending
             if free is not None:
                 self._frees[request] = free
-        message = control_pb2.ClientMessage(request=request, answered=self._requests.tell_with(request), **body)
+        message = control_pb2.ClientMessage(request=request, answered=self._requests.report_with(request), **body)
         if content is not None:
             message.channel = content.number
         try:
@@ -191,8 +191,8 @@ class Session:
                 self._link.send(message)
         except TransportError:
             with self._lock:
-                is_untold = self._pending.pop(request, None) is pending
-            if is_untold:
+                is_unanswered = self._pending.pop(request, None) is pending
+            if is_unanswered:
                 raise
             # The session was lost meanwhile, and the request has received that as its answer. A second report
             # would make the caller retry twice.
@@ -320,10 +320,10 @@ class Session:
     def _end_unformed(self, error: ConnectError) -> TDServeError:
         if self.device:
             self.nccl_failure = str(error)
-        told = self._lost or make_channel_error(str(error.fields["reason"]), self.address, self.welcome.interface)
-        self._on_lost(told)  # first, so that waiting callers get the same error
+        reason = self._lost or make_channel_error(str(error.fields["reason"]), self.address, self.welcome.interface)
+        self._on_lost(reason)  # first, so that waiting callers get the same error
         self.close()
-        return told
+        return reason
 
     def give_up(self, content: ContentChannel, error: TDServeError) -> None:
         """Replaces a channel that is lost, or has content in it that nobody receives or sends.
@@ -411,7 +411,7 @@ class Session:
             if pending.is_given_up:  # meanwhile
                 self._is_unwanted(message)
         elif message.accepted.uid:  # a permit for which nobody waits any more
-            self._tell(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
+            self._answer_failure(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
         if self._frees and message.request not in self._pending and not message.HasField("accepted"):
             self._free(message.request)  # nobody waits for this one
 
@@ -436,14 +436,14 @@ class Session:
         try:
             written = pending.grant(accepted)
         except TDServeError as error:
-            self._tell(request, error)
+            self._answer_failure(request, error)
         except Exception:  # noqa: BLE001 (the outermost frame: what was written of it, nobody knows)
             _log.exception("content could not be written in place")
             self._lose(LocalProtocolError(reason="content could not be written in place; see the log"))
         else:
             self.answer(request, written)
 
-    def _tell(self, request: int, error: TDServeError) -> None:
+    def _answer_failure(self, request: int, error: TDServeError) -> None:
         self.answer(request, control_pb2.Written(failure=encode_failure(error)))
 
     def answer(self, request: int, written: control_pb2.Written) -> None:

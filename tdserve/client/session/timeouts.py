@@ -7,13 +7,13 @@ from tdserve.base.deadline import Deadline, grace_s
 TRANSFER_GRACE_S = 1.0
 """Content that was granted just before the deadline may still arrive."""
 
-UNTIMED_TRANSFER_S = 30.0
+DEFAULT_TRANSFER_S = 30.0
 """For the content of a call that asked without waiting (``timeout_s=0``)."""
 
 MIN_CHANNEL_S = 1.0
 """For the channel of a call that is nearly out of time, and whose content the server has granted."""
 
-UNTIMED_CHANNEL_S = 5.0
+IMMEDIATE_CHANNEL_S = 5.0
 """For the channel of a call that asked without waiting: it is not retried."""
 
 MIN_EXPECTING_S = 1.0
@@ -25,13 +25,13 @@ MIN_BYTES_PER_S = 64 * 1024 * 1024
 
 def min_channel_s(deadline: Deadline) -> float:
     """Returns how long a session's channel may take to open, whatever time the call has left: the server is there."""
-    return UNTIMED_CHANNEL_S if deadline.timeout_s == 0 else MIN_CHANNEL_S
+    return IMMEDIATE_CHANNEL_S if deadline.timeout_s == 0 else MIN_CHANNEL_S
 
 
 def transfer_timeout_s(deadline: Deadline) -> float:
     """Returns how long content may take that is granted now."""
     if deadline.timeout_s == 0 or deadline.remaining_s is None:
-        return UNTIMED_TRANSFER_S
+        return DEFAULT_TRANSFER_S
     return deadline.remaining_s + TRANSFER_GRACE_S
 
 
@@ -48,7 +48,7 @@ def answer_timeout_s(deadline: Deadline, nbytes: int = 0) -> float | None:
 def sending_timeout_s(deadline: Deadline, nbytes: int) -> float:
     """Returns how long content may take that is sent with its request."""
     timeout_s = answer_timeout_s(deadline, nbytes)
-    return UNTIMED_TRANSFER_S if timeout_s is None else timeout_s
+    return DEFAULT_TRANSFER_S if timeout_s is None else timeout_s
 
 
 def may_expect(deadline: Deadline) -> bool:

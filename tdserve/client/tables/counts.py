@@ -23,7 +23,7 @@ class TableCounts(NamedTuple):
     inserts: int
 
 
-class ToldCounts:
+class LastCounts:
     """The counts in the last answer. Threads: safe; of two answers at the same time either may count as the last.
 
     Args:

@@ -28,7 +28,7 @@ from tdserve.client.session.process_exit import before_executors_end, before_the
 from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
 from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, UnknownOutcome
-from tdserve.client.tables.counts import ToldCounts
+from tdserve.client.tables.counts import LastCounts
 from tdserve.client.tables.parts import ExtendPart, join_requests
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
 from tdserve.messages.long_lists import columns_in
@@ -58,7 +58,7 @@ class ExtendCoalescer:
         max_rows: Of a shared request; 1 coalesces nothing.
         is_ordered: Whether rows must be committed in the order of their extends: then one request is under way at a
             time.
-        told: Receives the counts in answers.
+        counts: Receives the counts in answers.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class ExtendCoalescer:
         *,
         max_rows: int,
         is_ordered: bool = False,
-        told: ToldCounts | None = None,
+        counts: LastCounts | None = None,
     ) -> None:
-        self._told = told or ToldCounts(0, 0)
+        self._counts = counts or LastCounts(0, 0)
         self._claim_policy = ClaimPolicy(client, target, settings)
         self._client = client
         self._target = target
@@ -93,12 +93,12 @@ class ExtendCoalescer:
 
     @classmethod
     def of_table(
-        cls, client: SessionClient, target: WriteTarget, settings: Settings, capacity: int, *, told: ToldCounts
+        cls, client: SessionClient, target: WriteTarget, settings: Settings, capacity: int, *, counts: LastCounts
     ) -> ExtendCoalescer:
         """Makes one for a table with these rules: if writers wait for a limiter, each extend is admitted by itself."""
         max_rows = 1 if settings.limiter.blocks_writers else capacity // 4
         return cls(
-            client, target, settings, max_rows=max_rows, is_ordered=settings.sampler.uses_trajectories, told=told
+            client, target, settings, max_rows=max_rows, is_ordered=settings.sampler.uses_trajectories, counts=counts
         )
 
     @property
@@ -190,7 +190,7 @@ class ExtendCoalescer:
             if claim_request is not None:
                 self._claim_policy.take_answer(claim_request, done)
                 self._advance()  # parts that have waited for the answer
-        self._told.take(done)
+        self._counts.take(done)
         return _indices(done)
 
     def claim(self, captured: Captured) -> torch.Tensor | UnknownOutcome | None:
@@ -304,7 +304,7 @@ class ExtendCoalescer:
         elif error is not None:
             _fail(parts, error)
         else:
-            self._told.take(done.result())
+            self._counts.take(done.result())
             indices = _indices(done.result())
             begin = 0
             for part in parts:

@@ -101,18 +101,18 @@ class Page:
         self.num_rows = number + 1
         return row
 
-    def says(self, number: int) -> tuple[bool, bool]:
+    def find_annotations(self, number: int) -> tuple[bool, bool]:
         """Returns whether a row was given a priority, and whether a policy version."""
         return not math.isnan(self.priorities[number]), self.policy_versions[number] != NO_VERSION
 
-    def run_length(self, max_rows: int, says: tuple[bool, bool]) -> int:
+    def count_alike(self, max_rows: int, annotations: tuple[bool, bool]) -> int:
         """Counts the waiting rows, from the first one on, with the same kinds of annotations."""
         waiting = slice(self.num_taken, min(self.num_taken + max_rows, self.num_rows))
         given = zip(self.priorities[waiting], self.policy_versions[waiting], strict=True)
         others = (
             number
             for number, (priority, version) in enumerate(given)
-            if (not math.isnan(priority), version != NO_VERSION) != says
+            if (not math.isnan(priority), version != NO_VERSION) != annotations
         )
         return next(others, waiting.stop - waiting.start)
 
@@ -233,16 +233,16 @@ class RowBuffer:
         """
         parts: list[tuple[Page, int, int]] = []
         num_rows = 0
-        says = (False, False)
+        annotations = (False, False)
         for page in self._pages:
             start = page.num_taken
             if start == page.num_rows:
                 continue
             if not parts:
-                says = page.says(start)
+                annotations = page.find_annotations(start)
             elif page.stream != parts[0][0].stream:
                 break
-            length = page.run_length(max_rows - num_rows, says)
+            length = page.count_alike(max_rows - num_rows, annotations)
             if not length:
                 break
             parts.append((page, start, start + length))
@@ -255,7 +255,7 @@ class RowBuffer:
             nbytes = sum(page.values_nbytes[start:stop])
             page.waiting_nbytes -= nbytes
             self._values_under_way += nbytes
-        batch = self._batch(parts, num_rows, says)
+        batch = self._batch(parts, num_rows, annotations)
         parts[0][0].is_under_way = len(parts) == 1  # several runs are copied
         self._drop_used_up()
         return batch
@@ -280,7 +280,7 @@ class RowBuffer:
             if not page.is_under_way:
                 self._free.append(page.slots)
 
-    def _batch(self, parts: list[tuple[Page, int, int]], num_rows: int, says: tuple[bool, bool]) -> Batch:
+    def _batch(self, parts: list[tuple[Page, int, int]], num_rows: int, annotations: tuple[bool, bool]) -> Batch:
         pieces = [[tensor[start:stop] for tensor in page.slots.tensors] for page, start, stop in parts]
         columns = pieces[0] if len(parts) == 1 else [_join(column) for column in zip(*pieces, strict=True)]
         spec = self._batch_spec.with_rows(num_rows)
@@ -294,8 +294,8 @@ class RowBuffer:
             td=build(spec, tensors, values),
             num_rows=num_rows,
             stream=parts[0][0].stream,
-            priorities=np.array(priorities) if says[0] else None,
-            policy_versions=np.array(versions, np.int64) if says[1] else None,
+            priorities=np.array(priorities) if annotations[0] else None,
+            policy_versions=np.array(versions, np.int64) if annotations[1] else None,
             ends=np.array(ends) if any(ends) else None,
             parts=tuple(parts),
         )

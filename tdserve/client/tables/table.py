@@ -35,7 +35,7 @@ from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s
 from tdserve.client.tables.changes import MAX_MESSAGE_ROWS, change, generations_of, row_numbers
-from tdserve.client.tables.counts import TableCounts, ToldCounts, ask_counts
+from tdserve.client.tables.counts import LastCounts, TableCounts, ask_counts
 from tdserve.client.tables.destack import destack
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.parts import ExtendPart
@@ -78,14 +78,14 @@ class TableHandle(TableRows, ByAddress):
     def _coalescer(self) -> ExtendCoalescer:
         """Sends rows; made again when the table is."""
         target = WriteTarget(self.name, self._stored.fingerprint, self._stored, allow_pickle=self._client.allow_pickle)
-        return ExtendCoalescer.of_table(self._client, target, self.settings, self.capacity, told=self._told)
+        return ExtendCoalescer.of_table(self._client, target, self.settings, self.capacity, counts=self._counts)
 
     def _follow(self, description: StoreDescription) -> None:
         """Makes this the handle of the table with this description."""
         self.capacity = description.capacity
         self.spec: Spec = description.spec
         self._is_in_use = description.inserts > 0
-        self._told = ToldCounts(description.num_rows, description.inserts)
+        self._counts = LastCounts(description.num_rows, description.inserts)
         self.settings = Settings.from_json(description.settings)
         self._stored = self.spec.prepend((self.capacity,))
         self.__dict__.pop("_coalescer", None)
@@ -97,8 +97,8 @@ class TableHandle(TableRows, ByAddress):
 
     def __len__(self) -> int:
         """Returns the number of live rows; costs as much as a small read. ``counts`` sends no request."""
-        self._told.take(ask_counts(self._client, self.name, self._client.deadline(None)))
-        return self._told.newest.rows
+        self._counts.take(ask_counts(self._client, self.name, self._client.deadline(None)))
+        return self._counts.newest.rows
 
     def counts(self) -> TableCounts:
         """Returns live rows and inserts as of the last answer to this handle, without a request.
@@ -106,7 +106,7 @@ class TableHandle(TableRows, ByAddress):
         Answers to ``extend``, to changes such as ``clear``, and to ``len`` contain them. A local client that extends
         into claimed rows does not get an answer for each extend.
         """
-        return self._told.newest
+        return self._counts.newest
 
     def info(self) -> dict[str, Any]:
         """Returns figures of the table.
@@ -257,7 +257,7 @@ class TableHandle(TableRows, ByAddress):
 
     def _change(self, timeout_s: float | None, **body: Any) -> control_pb2.Done:
         done = change(self._client, self.name, self._client.deadline(timeout_s), **body)
-        self._told.take(done)
+        self._counts.take(done)
         return done
 
     def close(self, *, timeout_s: float | None = None) -> None:

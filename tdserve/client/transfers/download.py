@@ -190,14 +190,14 @@ def failure_of(session: Session, pending: Pending, error: TDServeError) -> TDSer
     """
     if pending.content is not None:
         session.give_up(pending.content, error)
-    told, content = error, pending.content
+    cause, content = error, pending.content
     if not pending.has_failed and not isinstance(error, DeadlineExceededError):
         # Content on a lost channel may have been the answer. All transfers under way there wait during the same second.
         grace_s = ANSWER_GRACE_S if content is None else max(ANSWER_GRACE_S - content.lost_for_s, 0.0)
         try:
             pending.wait(grace_s, "the transfer", is_owed=content is None)
         except TDServeError as failure:
-            told = failure if pending.has_failed else error
-    if isinstance(told, TransportError) and not session.is_lost:
-        return TransferAbortedError(transfer=0, reason=str(told))
-    return told
+            cause = failure if pending.has_failed else error
+    if isinstance(cause, TransportError) and not session.is_lost:
+        return TransferAbortedError(transfer=0, reason=str(cause))
+    return cause

@@ -91,7 +91,9 @@ class SentContent(Outgoing):
             return self.post(content, tag, pool)
         channel = self._session.channel(content)
         source = self._source
-        send_messages(channel, tag, self._messages, source, pool=pool, timeout_s=timeout_s, tells_of_others=False)
+        send_messages(
+            channel, tag, self._messages, source, pool=pool, timeout_s=timeout_s, fills_last_after_sends=False
+        )
         return []
 
 

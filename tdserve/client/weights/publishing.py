@@ -32,7 +32,7 @@ MAX_COUNT = (1 << 32) - 1
 """Largest ``keep`` and ``fanout`` that the message can hold."""
 
 
-MAX_TOLD_SPECS = 16
+MAX_KNOWN_SPECS = 16
 """Structures that are sent once per session. The server remembers four times as many."""
 
 MIN_ANNOUNCED_LEAVES = 64
@@ -92,7 +92,7 @@ def publish(
     )
 
     announced: Spec | None = None
-    told: tuple[Session, Spec] | None = None
+    unknown: tuple[Session, Spec] | None = None
 
     @cache
     def fetch() -> Captured:
@@ -120,15 +120,15 @@ def publish(
             timeout_s=deadline.remaining_s,
             metadata=said,
         )
-        nonlocal told
-        is_told = session.told_specs.get(spec.fingerprint) == spec  # the order of the keys may differ
-        told = None if is_told else (session, spec)
-        if not is_told:
+        nonlocal unknown
+        is_known = session.known_specs.get(spec.fingerprint) == spec  # the order of the keys may differ
+        unknown = None if is_known else (session, spec)
+        if not is_known:
             request.spec.CopyFrom(codec.encode(spec))
         return {"publish": request}
 
     version = write(client, make_outgoing, make_body, deadline=deadline, what=f"a publish of {name!r}").version
-    _note_told(told)
+    _remember_spec(unknown)
     return version
 
 
@@ -141,14 +141,14 @@ def _check_named(td: Any) -> None:
         raise InvalidRequestError(argument="td", reason=reason)
 
 
-def _note_told(told: tuple[Session, Spec] | None) -> None:
+def _remember_spec(unknown: tuple[Session, Spec] | None) -> None:
     """Marks a structure as sent. Call it after the server's answer: a request may have been refused unread."""
-    if told is None:
+    if unknown is None:
         return
-    session, spec = told
-    session.told_specs = {**session.told_specs, spec.fingerprint: spec}  # another thread may be reading the old dict
-    if len(session.told_specs) > MAX_TOLD_SPECS:
-        session.told_specs = dict(list(session.told_specs.items())[-MAX_TOLD_SPECS:])
+    session, spec = unknown
+    session.known_specs = {**session.known_specs, spec.fingerprint: spec}  # another thread may be reading the old dict
+    if len(session.known_specs) > MAX_KNOWN_SPECS:
+        session.known_specs = dict(list(session.known_specs.items())[-MAX_KNOWN_SPECS:])
 
 
 def _encode_metadata(metadata: Any) -> bytes:

@@ -124,7 +124,7 @@ def receive_kept(
     except BaseException:
         relays.forget(link)
         raise
-    relays.tell_checksums(link, kept, spec)
+    relays.report_checksums(link, kept, spec)
     return _copy_content(layout, kept.buffer, pool, into)
 
 

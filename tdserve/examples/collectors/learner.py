@@ -103,8 +103,8 @@ def lead(
                 print(progress, flush=True)
                 check()
             with client.queue(names.reports).take(num_collectors, timeout_s=PATIENCE_S) as reports:
-                for told in sorted(reports, key=lambda told: int(told["collector"])):
-                    print(_sentence(told), flush=True)
+                for report in sorted(reports, key=lambda report: int(report["collector"])):
+                    print(_sentence(report), flush=True)
         finally:
             with suppress(TDServeError):
                 for name in names:
@@ -112,7 +112,7 @@ def lead(
                         client.delete(name)
 
 
-def _sentence(told: TensorDictBase) -> str:
-    num_rows, seconds = int(told["num_rows"]), float(told["seconds"])
-    who = f"collector {int(told['collector'])} ({told['device']})"
-    return f"{who}: {num_rows:,} rows ({num_rows / seconds:,.0f}/s), {int(told['num_versions'])} versions seen"
+def _sentence(report: TensorDictBase) -> str:
+    num_rows, seconds = int(report["num_rows"]), float(report["seconds"])
+    who = f"collector {int(report['collector'])} ({report['device']})"
+    return f"{who}: {num_rows:,} rows ({num_rows / seconds:,.0f}/s), {int(report['num_versions'])} versions seen"

@@ -82,8 +82,10 @@ class Learner:
 
     def publish(self, **progress: Any) -> int:
         """Publishes the policy as it is now, and returns its version."""
-        told = {"num_updates": self.num_updates, "num_transitions": self.num_transitions, "loss": self._error}
-        version: int = self._client.publish(POLICY, TensorDict.from_module(self._target), metadata={**told, **progress})
+        figures = {"num_updates": self.num_updates, "num_transitions": self.num_transitions, "loss": self._error}
+        version: int = self._client.publish(
+            POLICY, TensorDict.from_module(self._target), metadata={**figures, **progress}
+        )
         return version
 
     def resume(self, policy: tdserve.Weights) -> None:

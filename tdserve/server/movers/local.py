@@ -18,7 +18,7 @@ from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.tables.numbers import encode_apart, encode_plan
-from tdserve.server.turns import free_apart
+from tdserve.server.turns import drop_references
 from tdserve.server.weights.version_files import path_of
 from tdserve.server.weights.version_sender import make_accepted
 from tdserve.store.catalog_db import Transaction
@@ -117,7 +117,7 @@ class LocalMover(Mover):
             await self._client.send(control_pb2.ServerMessage(request=request, done=done), rest[0])
             return None
         finally:
-            free_apart(rest, num_rows=len(plan.rows))
+            drop_references(rest, num_rows=len(plan.rows))
 
     async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
         """Has the client write the tensors into the store's files."""

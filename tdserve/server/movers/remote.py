@@ -12,7 +12,7 @@ from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, Versio
 from tdserve.server.sessions.session import NUM_PAIRS, ClientSession
 from tdserve.server.staging_names import values_path
 from tdserve.server.tables.numbers import encode_apart, encode_plan
-from tdserve.server.turns import free_apart
+from tdserve.server.turns import drop_references
 from tdserve.server.weights.version_files import let_go, path_of
 from tdserve.server.weights.version_sender import version_ref
 from tdserve.structure.tree import Path, Spec
@@ -101,7 +101,7 @@ class RemoteMover(Mover):
                 session, request, order, accepted, announces=order.is_accepted, rest=rest[0]
             )
         finally:
-            free_apart(rest, num_rows=len(plan.rows))
+            drop_references(rest, num_rows=len(plan.rows))
 
     async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
         """Has the session's worker receive the tensors straight into the store's files."""

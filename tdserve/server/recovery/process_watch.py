@@ -20,7 +20,7 @@ never."""
 _log = logging.getLogger("tdserve.server")
 
 
-class Departures:
+class ProcessWatch:
     """A watch on the locks of sessions that have ended.
 
     Args:
@@ -46,13 +46,13 @@ class Departures:
         """Calls ``on_gone`` once, on the event loop, when the holder of a lock is proved gone."""
         self._waiting.setdefault(name, []).append(on_gone)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._look(), name="tdserve-departures")
+            self._task = asyncio.create_task(self._look(), name="tdserve-process-watch")
 
-    def left(self) -> list[str]:
+    def list_held(self) -> list[str]:
         """Returns the locks that are held; while no session is open, those from before a restart."""
         return [name for name in os.listdir(self._folder) if not self.is_gone(name)]
 
-    def tidy(self) -> None:
+    def remove_unused(self) -> None:
         """Removes the files of locks that are neither held nor watched; call it while no session is open."""
         with suppress(FileNotFoundError):  # somebody removed the root while its server ran
             for name in os.listdir(self._folder):
@@ -74,10 +74,10 @@ class Departures:
             for name in list(self._waiting):
                 if self.is_gone(name):
                     for on_gone in self._waiting.pop(name):
-                        _tell(on_gone)
+                        _call_logged(on_gone)
 
 
-def _tell(on_gone: Callable[[], None]) -> None:
+def _call_logged(on_gone: Callable[[], None]) -> None:
     try:
         on_gone()
     except Exception:  # noqa: BLE001 (the outermost frame of a callback: the others must run too)

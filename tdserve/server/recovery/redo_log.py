@@ -23,7 +23,7 @@ _GENERATION_NBYTES = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Redo:
+class RedoEntry:
     """Rows of one store and the generations that a commit gives them.
 
     Attributes:
@@ -65,14 +65,14 @@ class Redo:
         return _LONG_KEY + self.uid.encode() if self.is_long else _KEY
 
     @classmethod
-    def load(cls, db: CatalogDB) -> list[Redo]:
+    def load(cls, db: CatalogDB) -> list[RedoEntry]:
         """Returns the record of the last commit, and those of long commits that were not done."""
         last = db.get("pending", _KEY)
         found = [] if last is None else [cls._from_record(last)]
         return found + [cls._from_record(content, is_long=True) for _, content in db.scan("pending", _LONG_KEY)]
 
     @classmethod
-    def _from_record(cls, content: bytes, *, is_long: bool = False) -> Redo:
+    def _from_record(cls, content: bytes, *, is_long: bool = False) -> RedoEntry:
         head, _, numbers = content.partition(b"\n")
         fields = json.loads(head)
         rows = decode_rows(numbers[: fields["rows_nbytes"]])

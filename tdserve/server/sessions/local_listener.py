@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from tdserve.control.local import SOCKET_NAME, LocalLink, listen
-from tdserve.server.recovery.process_watch import Departures
+from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import Mover
 from tdserve.server.sessions.register import Sessions
@@ -26,7 +26,7 @@ class LocalListener:
     Args:
         root: The acquired root.
         sessions: The sessions of all clients.
-        departures: Finds out whether a client's process is gone.
+        process_watch: Finds out whether a client's process is gone.
         make_mover: Makes the mover of an attached client.
         take: Serves a request.
     """
@@ -35,13 +35,13 @@ class LocalListener:
         self,
         root: Root,
         sessions: Sessions,
-        departures: Departures,
+        process_watch: ProcessWatch,
         make_mover: Callable[[ClientSession, LocalClient], Mover],
         take: Callable[[ClientSession, control_pb2.ClientMessage], None],
     ) -> None:
         self._root = root
         self._sessions = sessions
-        self._departures = departures
+        self._process_watch = process_watch
         self._make_mover = make_mover
         self._take = take
         self._inside: dict[LocalLink, tuple[ClientSession, LocalClient]] = {}
@@ -97,7 +97,7 @@ class LocalListener:
             link,
             attach,
             lock_name=lock_name,
-            is_gone=self._departures.is_gone,
+            is_gone=self._process_watch.is_gone,
             sessions_folder=self._root.sessions_folder,
         )
         session.attach(client, self._make_mover(session, client))

@@ -21,7 +21,7 @@ from tdserve.rules.tags import tag_of
 from tdserve.server import inline_tasks
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.mover import Mover
-from tdserve.server.waiting import Waiters, hear
+from tdserve.server.waiting import Waiters, retrieve_exception
 from tdserve.server.workers import DataWorker
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2, worker_pb2
@@ -109,7 +109,7 @@ class ClientSession:
         self._num_entries = 0
         self._has_refused = asyncio.Event()
         self.secret = new_secret()
-        self.told_specs: dict[bytes, Spec] = {}
+        self.known_specs: dict[bytes, Spec] = {}
         self._inline_bytes = inline_bytes
         self._interface = interface
         self._is_opened: set[bool] = set()
@@ -165,9 +165,9 @@ class ClientSession:
         """Binds a request that begins to the channel on which its content moves. If that channel is lost before the
         content is used, the request fails."""
         self._channel_of[request] = channel_number
-        self._hear_of(channel_number)
+        self._drop_channels_before(channel_number)
 
-    def _hear_of(self, channel_number: int) -> None:
+    def _drop_channels_before(self, channel_number: int) -> None:
         """Drops the channels before this one: the client uses it, so they are gone, reported or not."""
         if channel_number > self.channel_number:
             self.lose_channel(channel_number - 1)
@@ -286,7 +286,7 @@ class ClientSession:
             self.ended.set()  # the worker keeps all entries
             return
         if not entry.is_mail:
-            self._hear_of(entry.channel)
+            self._drop_channels_before(entry.channel)
             if entry.channel != self.channel_number:
                 return
         if entry.is_mail not in self._is_opened:
@@ -296,7 +296,7 @@ class ClientSession:
             opening.open_session.transport = "gloo" if entry.is_mail else self.channel_transport
             opening.open_session.host = self._interface
             opening.open_session.secret = self.secret
-            self.worker.order(opening).add_done_callback(hear)
+            self.worker.order(opening).add_done_callback(retrieve_exception)
         order = self.order()
         order.rendezvous.CopyFrom(entry)
         self.worker.send(order)
@@ -310,12 +310,12 @@ class ClientSession:
         if channel_number is None:
             channel_number = self._channel_of.get(request, self.channel_number)
             self.accepted_requests.add(request)  # discard once, even if the answer fails later
-        self._hear_of(channel_number)
+        self._drop_channels_before(channel_number)
         if content.message_nbytes and channel_number == self.channel_number and not self.ended.is_set():
             order = self.order()
             order.tag = tag_of(request)
             order.discard.message_nbytes.extend(content.message_nbytes)
-            self.worker.order(order).add_done_callback(hear)
+            self.worker.order(order).add_done_callback(retrieve_exception)
 
     def send_void(self, request: int, message_nbytes: Sequence[int]) -> None:
         """Has the worker send the content that the client of a refused read already waits for, marked as failed."""
@@ -323,7 +323,7 @@ class ClientSession:
             return  # the client's wait ended together with its channel
         order = self.order(request, is_accepted=True)
         order.send_void.message_nbytes.extend(message_nbytes)
-        self.worker.order(order).add_done_callback(hear)
+        self.worker.order(order).add_done_callback(retrieve_exception)
 
     def inline_limit(self, request: int) -> int:
         """Returns how many bytes of content may be sent inline in the answer to a request."""

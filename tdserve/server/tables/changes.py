@@ -19,7 +19,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import counts_of
-from tdserve.server.turns import in_turns, over_pieces, sum_in_turns
+from tdserve.server.turns import call_in_turns, run_in_turns, sum_in_turns
 from tdserve.v1 import control_pb2
 
 
@@ -72,7 +72,7 @@ class Changes:
         table = entry.replay_table()
         if kind == "delete":
             named = await _rows_of(entry, asked.delete)
-            await over_pieces(table.steps(named.pieces()), table.check_live)
+            await call_in_turns(table.steps(named.pieces()), table.check_live)
             return control_pb2.Done(num_rows=await sum_in_turns(table.delete_in_pieces(named.pieces())))
         if kind == "clear":
             return control_pb2.Done(
@@ -106,7 +106,7 @@ async def _set_priorities(entry: OpenedStore, asked: control_pb2.Priorities) -> 
                 table.check_update(rows[part], priorities[part], generations)
                 yield
 
-        await in_turns(check())
+        await run_in_turns(check())
     if asked.checks_only:
         return control_pb2.Done()
 

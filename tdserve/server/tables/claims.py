@@ -318,10 +318,10 @@ class Claiming:
             self._wait_for_end(record.lock_name, claims.abandon)
 
     def _wait_for_end(self, lock_name: str, on_gone: Callable[[], None]) -> None:
-        if self.stores.departures.is_gone(lock_name):
+        if self.stores.process_watch.is_gone(lock_name):
             on_gone()
         else:
-            self.stores.departures.watch(lock_name, on_gone)
+            self.stores.process_watch.watch(lock_name, on_gone)
 
     def _free(self, entry: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
         for reservation in unfilled:

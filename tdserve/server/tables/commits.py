@@ -14,10 +14,10 @@ from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.table import Table
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.recovery.redo_log import Redo
+from tdserve.server.recovery.redo_log import RedoEntry
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import counts_of
-from tdserve.server.turns import free_apart, over_pieces
+from tdserve.server.turns import call_in_turns, drop_references
 from tdserve.store.catalog_db import Transaction
 from tdserve.v1 import control_pb2
 
@@ -59,7 +59,7 @@ def commit_rows(
         indices=reservation.encoded if is_one else encode_rows(reservation.rows[len(reservation) - (num_last or 0) :]),
     )
     generations = table.ring.committed_generations(reservation)
-    redo = Redo(entry.record.uid, reservation.rows, generations, reservation.encoded)
+    redo = RedoEntry(entry.record.uid, reservation.rows, generations, reservation.encoded)
     table.arrive(reservation.rows, arrival)
     try:
         with answers.transaction(client_id, request, done.SerializeToString(), instead_of=instead_of) as txn:
@@ -103,7 +103,7 @@ async def commit_in_turns(
                 arrived.append((reservation.rows[part], settle().of(part)))
                 table.arrive(*arrived[-1], is_on_record_later=True)
                 await asyncio.sleep(0)
-            redo = await asyncio.to_thread(_redo_of, entry, table, reservation)  # nobody changes what it reads
+            redo = await asyncio.to_thread(_make_redo_entry, entry, table, reservation)  # nobody changes what it reads
             entry.check_present()
             table.forget_arriving()
             done = control_pb2.Done(counts=counts_of(entry, num_coming=len(reservation)), indices=reservation.encoded)
@@ -112,7 +112,7 @@ async def commit_in_turns(
                 also(txn)
         except BaseException:
             table.forget_arriving()
-            await over_pieces(reversed(arrived), lambda each: table.take_back(*each))
+            await call_in_turns(reversed(arrived), lambda each: table.take_back(*each))
             raise
     table.num_coming = len(reservation)
     rest: Reservation | None = reservation
@@ -124,20 +124,20 @@ async def commit_in_turns(
     redo.forget(stores.db)
     last_references: list[Any] = [redo, rest, shown, arrived]
     del redo, rest, shown, arrived
-    free_apart(last_references, num_rows=len(reservation))
+    drop_references(last_references, num_rows=len(reservation))
     entry.changed.wake()
     return done
 
 
-def _redo_of(entry: OpenedStore, table: Table, reservation: Reservation) -> Redo:
+def _make_redo_entry(entry: OpenedStore, table: Table, reservation: Reservation) -> RedoEntry:
     """Returns the redo log entry of a long commit, already encoded."""
     generations = table.ring.committed_generations(reservation)
-    redo = Redo(entry.record.uid, reservation.rows, generations, reservation.encoded, is_long=True)
+    redo = RedoEntry(entry.record.uid, reservation.rows, generations, reservation.encoded, is_long=True)
     _ = redo.record
     return redo
 
 
-def _put_on_record(stores: Stores, entry: OpenedStore, txn: Transaction, redo: Redo) -> None:
+def _put_on_record(stores: Stores, entry: OpenedStore, txn: Transaction, redo: RedoEntry) -> None:
     redo.save(txn)
     state = entry.table_state()
     state["inserts"] += len(redo.rows)

@@ -10,8 +10,8 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.tables.policies import follow
-from tdserve.server.turns import in_turns
-from tdserve.server.waiting import hear
+from tdserve.server.turns import run_in_turns
+from tdserve.server.waiting import retrieve_exception
 
 
 class Discarding:
@@ -60,7 +60,7 @@ class Discarding:
             task = asyncio.get_running_loop().create_task(
                 self._discard(entry, table, max_lag), name="tdserve-discarding"
             )
-            task.add_done_callback(hear)
+            task.add_done_callback(retrieve_exception)
             self._under_way[uid] = task
             return False
         if table.discard(max_lag):
@@ -69,7 +69,7 @@ class Discarding:
 
     async def _discard(self, entry: OpenedStore, table: Table, max_lag: int) -> None:
         try:
-            await in_turns(table.discarding(max_lag))
+            await run_in_turns(table.discarding(max_lag))
         finally:
             del self._under_way[entry.record.uid]
             entry.changed.wake()

@@ -17,7 +17,7 @@ from tdserve.messages.selection.selection import Selection
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.replay.table import Table
 from tdserve.rules.replay.table_state import TableState
-from tdserve.server.turns import in_turns
+from tdserve.server.turns import run_in_turns
 
 Rows = NDArray[np.int64]
 
@@ -46,7 +46,7 @@ async def numbers_of(selection: Selection, table: TableState, *, lost: RowSet = 
     num_numbers = table.ring.num_used
     if _needs_last_row(selection):
         found: list[int] = []
-        await in_turns(_find_last_live(table, found))
+        await run_in_turns(_find_last_live(table, found))
         num_numbers = found[0] + 1
     canonical = selection.canonical((num_numbers,), store=table.name)
     item = slice(None) if canonical.is_everything else canonical.items[0]
@@ -59,7 +59,7 @@ async def numbers_of(selection: Selection, table: TableState, *, lost: RowSet = 
     if isinstance(item, np.ndarray) and not is_mask(item):
         return item.reshape(-1).astype(np.int64)
     pieces: list[Rows] = []
-    await in_turns(_find_live(table, item, num_numbers, lost, pieces))
+    await run_in_turns(_find_live(table, item, num_numbers, lost, pieces))
     return _join(pieces) if sum(map(len, pieces)) <= PIECE_ROWS else await asyncio.to_thread(_join, pieces)
 
 
@@ -76,7 +76,7 @@ async def plan_read(table: Table, rows: Rows) -> RowsPlan:
             generations[part] = table.plan_read(rows[part]).generations
             yield
 
-    await in_turns(look())
+    await run_in_turns(look())
     return RowsPlan(rows, generations, {})
 
 

@@ -18,7 +18,7 @@ from tdserve.rules.replay.staleness import UNKNOWN, Staleness
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.server.tables.arrivals import Coming
-from tdserve.server.turns import free_apart
+from tdserve.server.turns import drop_references
 from tdserve.v1 import control_pb2
 
 
@@ -55,7 +55,7 @@ def follow(stores: Stores, entry: OpenedStore) -> Staleness | None:
     uid = "" if weights is None else weights.record.uid
     table.selectors.follow(uid, newest.version if newest is not None else 0)
     if table.selectors.dropped:
-        free_apart(table.selectors.dropped, num_rows=entry.record.capacity)
+        drop_references(table.selectors.dropped, num_rows=entry.record.capacity)
     stores.followers.setdefault(policy, set()).add(entry.name)
     return table.selectors.staleness
 

@@ -27,7 +27,7 @@ from tdserve.server.tables.policies import MadeBy
 from tdserve.server.tables.reserving import reserve_rows
 from tdserve.server.tables.rule_keys import RuleKeys, group_column
 from tdserve.server.tables.samples import Samples, older_store
-from tdserve.server.turns import free_apart, row_set_of
+from tdserve.server.turns import build_row_set, drop_references
 from tdserve.v1 import control_pb2
 
 
@@ -109,7 +109,7 @@ class Replays:
             raise
         last_references: list[object] = [reservation, rows, arrival, settle, coming]
         del reservation, rows, arrival, settle, coming
-        free_apart(last_references, num_rows=asked.num_rows)
+        drop_references(last_references, num_rows=asked.num_rows)
         if asked.wished_claim and (claim := self._claiming.offer(session, entry, asked)) is not None:
             done.claim.CopyFrom(claim)
         return done
@@ -128,7 +128,7 @@ class Replays:
             numbers = await numbers_of(from_message(asked.selection), table, lost=entry.lost.row_set)
             if not (entry.lost or entry.writes):
                 break
-            rows = await row_set_of(Selection((numbers,)), (entry.record.capacity,))
+            rows = await build_row_set(Selection((numbers,)), (entry.record.capacity,))
             entry.lost.check(rows, store=entry.name, remedy="they leave the table: extend it by others")
             if is_free(entry, rows):
                 break
@@ -136,9 +136,9 @@ class Replays:
         plans = [await plan_read(table, numbers)]
         del numbers
         try:
-            return await self._samples.send(session, request, entry, plans[0], tells_spec=False)
+            return await self._samples.send(session, request, entry, plans[0], includes_spec=False)
         finally:
-            free_apart(plans, num_rows=len(plans[0].rows))
+            drop_references(plans, num_rows=len(plans[0].rows))
 
     async def _commit(
         self, session: ClientSession, request: int, rows: RowsToFill, settle: Callable[[], Arrival], *, is_long: bool

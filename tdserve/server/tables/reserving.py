@@ -13,7 +13,7 @@ from tdserve.rules.replay.reservation import Reservation
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.turns import free_apart
+from tdserve.server.turns import drop_references
 
 
 async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int, deadline: Deadline) -> Reservation:
@@ -54,7 +54,7 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
         rows = await asyncio.to_thread(_join, parts, is_sorted=not table.settings.remover.is_ring)
         joined, last_references = table.ring.join(parts, rows), [parts]
         parts = [joined]
-        free_apart(last_references, num_rows=num_rows)
+        drop_references(last_references, num_rows=num_rows)
         await asyncio.to_thread(lambda: joined.encoded)
     except BaseException:
         for part in parts:

@@ -27,7 +27,7 @@ from tdserve.server.tables.discarding import Discarding
 from tdserve.server.tables.policies import check_max_lag, follow
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.view_building import ViewBuilding
-from tdserve.server.turns import in_turns
+from tdserve.server.turns import run_in_turns
 from tdserve.v1 import control_pb2
 
 
@@ -121,7 +121,7 @@ class Samples:
             num_failed += granted is None  # there were too few such rows: the next attempt draws all at once
         rows = granted.plan
         return await self._sending(
-            entry, granted, lambda: self.send(session, request, entry, rows, tells_spec=not asked.fingerprint)
+            entry, granted, lambda: self.send(session, request, entry, rows, includes_spec=not asked.fingerprint)
         )
 
     async def _complete(
@@ -162,22 +162,22 @@ class Samples:
         """Gives back all rows that an ended session has on lease."""
         for entry in self._leasing.pop(session, {}).values():
             if entry.table is not None:
-                await in_turns(_releasing(entry, entry.table, session))
+                await run_in_turns(_releasing(entry, entry.table, session))
 
     async def give_back(self, session: int, request: int) -> None:
         """Gives back the rows that a session has on lease for one request, if any: the answer has not reached the
         client."""
         for entry in list(self._leasing.get(session, {}).values()):
             if entry.table is not None:
-                await in_turns(_releasing(entry, entry.table, session, request))
+                await run_in_turns(_releasing(entry, entry.table, session, request))
 
     async def send(
-        self, session: ClientSession, request: int, entry: OpenedStore, plan: RowsPlan, *, tells_spec: bool
+        self, session: ClientSession, request: int, entry: OpenedStore, plan: RowsPlan, *, includes_spec: bool
     ) -> control_pb2.Done | None:
         """Sends rows, inline or after an Accepted."""
         row_spec = entry.spec_of_row()
         accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=row_spec.fingerprint)
-        if tells_spec:
+        if includes_spec:
             accepted.spec.CopyFrom(message_of(row_spec))
         return await session.mover.get_rows(request, entry, plan, accepted)
 
@@ -239,7 +239,7 @@ class Samples:
     async def _settle(self, entry: OpenedStore, steps: Iterable[object], *, is_long: bool) -> None:
         """Takes all steps that end a sample, even if the caller is cancelled meanwhile."""
         if is_long:
-            task = asyncio.create_task(in_turns(steps), name="tdserve-settling")
+            task = asyncio.create_task(run_in_turns(steps), name="tdserve-settling")
             self._settling.add(task)
             task.add_done_callback(self._settling.discard)
             task.add_done_callback(lambda _: entry.changed.wake())

@@ -12,8 +12,8 @@ from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.turns import free_apart, in_turns
-from tdserve.server.waiting import hear
+from tdserve.server.turns import drop_references, run_in_turns
+from tdserve.server.waiting import retrieve_exception
 
 
 class ViewBuilding:
@@ -62,23 +62,23 @@ class ViewBuilding:
             task.result()
 
     def _end(self, name: tuple[str, SampleConditions, int]) -> None:
-        hear(self._under_way.pop(name))
+        retrieve_exception(self._under_way.pop(name))
 
 
 async def _build(entry: OpenedStore, key: SampleConditions, num_rows: int) -> None:
     selectors = entry.replay_table().selectors
     async with entry.view_lock:
-        await in_turns(selectors.shed_in_pieces(key))
+        await run_in_turns(selectors.shed_in_pieces(key))
         if not selectors.has(key):
             grown = await asyncio.to_thread(selectors.make, key)
             entry.check_present()
-            await in_turns(selectors.grow_in_pieces(key, grown))
+            await run_in_turns(selectors.grow_in_pieces(key, grown))
             entry.check_present()
-            free_apart(selectors.dropped, num_rows=entry.record.capacity)
-            await in_turns(selectors.shed_in_pieces(key))
+            drop_references(selectors.dropped, num_rows=entry.record.capacity)
+            await run_in_turns(selectors.shed_in_pieces(key))
         selector = selectors.get(key) if selectors.has(key) else None
         if isinstance(selector, SliceSelector) and selector.lacks(num_rows):
             search = selector.begin(num_rows)
             await asyncio.to_thread(selector.search, search)
-            await in_turns(selector.finish_in_pieces(search))
-            free_apart(search.dropped, num_rows=entry.record.capacity)
+            await run_in_turns(selector.finish_in_pieces(search))
+            drop_references(search.dropped, num_rows=entry.record.capacity)

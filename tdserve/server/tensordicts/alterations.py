@@ -78,7 +78,7 @@ class _Made:
             return worker_pb2.StoreRef()
         fingerprint = self.added.fingerprint
         ref = worker_pb2.StoreRef(uid=self.uid, folder=str(self.folder), fingerprint=fingerprint)
-        if known_specs.must_tell(self.added):
+        if known_specs.must_include(self.added):
             ref.spec.CopyFrom(codec.encode(self.added))
         return ref
 
@@ -254,9 +254,9 @@ class Alterations:
             body.keys.extend(content_pb2.Path(parts=path) for path, _ in made.added.values)
             body.spec.CopyFrom(codec.encode(made.added))
             body.below = made.folder.name
-            await self._worker.insist(entry, order)
+            await self._worker.order_until_done(entry, order)
         if restructured.kept_values:
-            await self._worker.insist(entry, _moving(restructured.kept_values))
+            await self._worker.order_until_done(entry, _moving(restructured.kept_values))
 
     async def _forget_values(self, entry: OpenedStore, waiting: str) -> None:
         """Removes the values that were stored for an alteration that is not committed."""
@@ -264,7 +264,7 @@ class Alterations:
             forgetting = worker_pb2.Order()
             forgetting.move_values.cleared_below = waiting
             with suppress(TDServeError):  # else they take room until the store is deleted
-                await self._worker.insist(entry, forgetting)
+                await self._worker.order_until_done(entry, forgetting)
 
     async def _finish_or_retry(self, entry: OpenedStore, restructured: Restructured) -> None:
         """Gives the store the files and values of its structure, while nobody can read it. If that fails, for example
@@ -309,7 +309,7 @@ class Alterations:
         await asyncio.to_thread(restructuring.carry_out, entry.folder, folder, restructured.files)
         generations.move_structure(entry.record.structure)
         if restructured.moved_values or restructured.cleared_values:
-            await self._worker.insist(entry, _moving(restructured.moved_values, restructured.cleared_values))
+            await self._worker.order_until_done(entry, _moving(restructured.moved_values, restructured.cleared_values))
         await held.let_go(is_written=True)
         self._stores.db.delete("pending", restructured.key)
         entry.changed.wake()

@@ -13,7 +13,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.row_write_hold import wait_for_others
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.specs import message_of
-from tdserve.server.turns import row_set_of
+from tdserve.server.turns import build_row_set
 from tdserve.v1 import control_pb2
 
 
@@ -48,7 +48,7 @@ class Reads:
                 lambda: f"content of {entry.name!r} newer than version {asked.newer_than}",
             )
         if entry.writes or entry.lost:
-            rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
+            rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
             # Local clients write by themselves and may be stopped: a worker would wait for them.
             await wait_for_others(session, entry, rows, deadline)
             await self._wait_for_retries(session, entry, rows, deadline)

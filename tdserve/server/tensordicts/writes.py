@@ -46,7 +46,7 @@ from tdserve.server.staging_names import StagingNames, values_path
 from tdserve.server.stores import Stores
 from tdserve.server.tables.changes import generations_of
 from tdserve.server.tensordicts.in_place import InPlace
-from tdserve.server.turns import row_set_of
+from tdserve.server.turns import build_row_set
 from tdserve.server.workers import DataWorker
 from tdserve.store.spools import remove_spool
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
@@ -129,7 +129,7 @@ class Writes:
             entry.check_values_writable(paths_of(asked.keys))
         if entry.table is not None:  # some may be gone by the time their content has arrived
             entry.table.take_back_claims()
-            rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
+            rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
             await look_at_rows(entry.table, rows, _check_of(entry, asked, len(rows)))
         return await session.mover.overwrite(request, entry, asked)
 
@@ -145,7 +145,7 @@ class Writes:
             async with self._alone(session, entry, asked):
                 if (answered := self._answers.earlier(session.client_id, request)) is not None:
                     return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
-                rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
+                rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
                 check = _check_of(entry, asked, len(rows))
                 async with holding(entry, rows, paths_of(asked.keys), check) as held:
                     _check_fingerprint(entry, asked.content)  # the keys may have changed meanwhile
@@ -170,9 +170,9 @@ class Writes:
         session.mover.locate_values(asked.content, storing.put_values, "")
 
         async def store_values() -> None:
-            await self._worker.insist(entry, storing)
+            await self._worker.order_until_done(entry, storing)
 
-        rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
+        rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
         await self._wait_for_rows(session, entry, rows, Deadline.after(asked.timeout_s))
         if (answered := self._answers.earlier(session.client_id, request)) is not None:
             return control_pb2.Done.FromString(answered)
@@ -195,7 +195,7 @@ class Writes:
                 if not (entry.writes or entry.lost):
                     yield
                     return
-                rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
+                rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
                 if self._is_free(entry, rows):
                     yield
                     return
@@ -232,7 +232,7 @@ class Writes:
                     self._stores.db.delete("pending", key)
                     continue
                 journal = Journal.from_bytes(content)
-                rows = await row_set_of(journal.selection, entry.spec.batch_size)
+                rows = await build_row_set(journal.selection, entry.spec.batch_size)
                 if journal.is_applied(rows, entry.generation_values(), entry.content_version):
                     self._forget(entry, journal, {})
                 else:
@@ -250,7 +250,7 @@ class Writes:
         try:
             spool = values_path(journal.staging) if journal.asked.content.values_nbytes else ""
             if journal.asked.content.values or spool:
-                await self._worker.insist(entry, self._storing(entry, journal.asked, spool=spool))
+                await self._worker.order_until_done(entry, self._storing(entry, journal.asked, spool=spool))
             applying = worker_pb2.Order()
             body = applying.apply_staged
             body.selection.CopyFrom(journal.asked.selection)
@@ -258,7 +258,7 @@ class Writes:
             body.content.CopyFrom(journal.asked.content)
             body.content.ClearField("values")
             body.staging = journal.staging
-            await self._worker.insist(entry, applying)
+            await self._worker.order_until_done(entry, applying)
         except TDServeError as error:
             failure = error  # for example no room for values: the tensors are untouched
         rewritten = entry.lost.replace_written(held.rows, paths_of(journal.asked.keys)) if failure is None else {}

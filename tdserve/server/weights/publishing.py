@@ -22,7 +22,7 @@ from tdserve.structure import codec
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
-MAX_TOLD_SPECS = 64
+MAX_KNOWN_SPECS = 64
 """Structures per session that are not sent again. More than clients rely on, since requests may overtake one
 another."""
 
@@ -149,15 +149,17 @@ class Publishing:
     def _spec(self, session: ClientSession, asked: control_pb2.PublishRequest) -> Spec:
         """Returns the structure in the request, or else the last one with this fingerprint that the session has
         sent."""
-        specs, told_specs = self._stores.specs, session.told_specs
+        specs, known_specs = self._stores.specs, session.known_specs
         if asked.HasField("spec"):
-            told = codec.decode(asked.spec)
-            told_specs.pop(told.fingerprint, None)
-            told_specs[told.fingerprint] = specs.get(told.fingerprint, specs.learn(told))  # one object for all sessions
-            while len(told_specs) > MAX_TOLD_SPECS:
-                del told_specs[next(iter(told_specs))]
+            sent_spec = codec.decode(asked.spec)
+            known_specs.pop(sent_spec.fingerprint, None)
+            known_specs[sent_spec.fingerprint] = specs.get(
+                sent_spec.fingerprint, specs.learn(sent_spec)
+            )  # one object for all sessions
+            while len(known_specs) > MAX_KNOWN_SPECS:
+                del known_specs[next(iter(known_specs))]
         fingerprint = asked.content.fingerprint
-        spec = told_specs.get(fingerprint)
+        spec = known_specs.get(fingerprint)
         return specs.get(fingerprint) if spec is None else spec
 
     def _give_up(self, session: ClientSession, request: int, entry: OpenedStore, publishing: UnfinishedVersion) -> None:

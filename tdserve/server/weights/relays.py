@@ -136,7 +136,7 @@ class Relays:
         if placed.relay != SERVER:
             placed = replace(placed, secret=new_secret())
             passing = control_pb2.PassOn(link=placed.link, kept=placed.kept, secret=placed.secret)
-            self._tell(placed.relay, control_pb2.RelayOrder(pass_on=passing))
+            self._send_order(placed.relay, control_pb2.RelayOrder(pass_on=passing))
         return placed
 
     @contextmanager
@@ -232,7 +232,7 @@ class Relays:
             for orphan in store.fanout.lose(number):
                 puller = store.fanout.puller_of(orphan.link)
                 if puller is not None:
-                    self._tell(puller, control_pb2.RelayOrder(lost=orphan.link))
+                    self._send_order(puller, control_pb2.RelayOrder(lost=orphan.link))
             self._on_moved(store)
 
     async def _checksums(
@@ -308,12 +308,12 @@ class Relays:
 
     def _release(self, store: _Store, released: list[Placement]) -> None:
         for each in released:
-            self._tell(each.relay, control_pb2.RelayOrder(forget=each.link))
+            self._send_order(each.relay, control_pb2.RelayOrder(forget=each.link))
         live = store.fanout.contents
         store.nbytes = {content: nbytes for content, nbytes in store.nbytes.items() if content in live}
         store.checksums = {content: said for content, said in store.checksums.items() if content in live}
 
-    def _tell(self, number: int, order: control_pb2.RelayOrder) -> None:
+    def _send_order(self, number: int, order: control_pb2.RelayOrder) -> None:
         member = self._members.get(number)
         if member is not None and not member.session.ended.is_set():
             member.session.tell(control_pb2.ServerMessage(relay_order=order))

@@ -37,7 +37,7 @@ class Unpublished:
         loop, before clients are served."""
         for record in self._stores.catalog:
             if record.kind == "weights" and record.loading:
-                for lock_name in self._stores.departures.left():
+                for lock_name in self._stores.process_watch.list_held():
                     self._wait_for(record, lock_name)
                 self._remove_unused(record)
 
@@ -84,7 +84,7 @@ class Unpublished:
 
     def _wait_for(self, record: StoreRecord, writer: str) -> None:
         self._writers.setdefault(record.uid, set()).add(writer)
-        self._stores.departures.watch(writer, partial(self._on_gone, record, writer))
+        self._stores.process_watch.watch(writer, partial(self._on_gone, record, writer))
 
     def _on_gone(self, record: StoreRecord, writer: str) -> None:
         if record.uid in self._writers:

@@ -102,7 +102,7 @@ def version_ref(entry: OpenedStore, version: int, spec: Spec, worker: DataWorker
     """Returns the reference to a version for orders to a worker; contains the spec the first time that the worker meets
     it."""
     ref = worker_pb2.VersionRef(path=str(path_of(entry, version)), fingerprint=spec.fingerprint)
-    if worker.known_specs.must_tell(spec):
+    if worker.known_specs.must_include(spec):
         ref.spec.CopyFrom(message_of(spec))
     return ref
 

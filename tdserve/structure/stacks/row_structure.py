@@ -149,7 +149,7 @@ def needs_note(members: Sequence[Node], batch_size: tuple[int, ...], *, is_locke
         batch_size: Of the elements.
         is_locked: Whether the stack is locked as a whole.
     """
-    return 0 in batch_size or not all(_is_told(member, is_locked=is_locked) for member in members)
+    return 0 in batch_size or not all(_is_implied(member, is_locked=is_locked) for member in members)
 
 
 def are_same(known: Sequence[Node], actual: Sequence[Node], *, is_locked: bool) -> bool:
@@ -183,17 +183,17 @@ def _bare(node: Node) -> Node:
     return node._replace(names=None, device=None, entries=tuple(entries), members=tuple(map(_bare, node.members)))
 
 
-def _is_told(node: Node, *, is_locked: bool) -> bool:
+def _is_implied(node: Node, *, is_locked: bool) -> bool:
     """Returns whether elements of a node with equal structures show everything about it."""
     if node.stack_dim is not None or node.inner is not None or node.params is not None:
         return False
     if node.is_locked and not is_locked:
         return False
     return all(
-        _is_told(entry, is_locked=is_locked) if isinstance(entry, Node) else _is_leaf_told(entry)
+        _is_implied(entry, is_locked=is_locked) if isinstance(entry, Node) else _is_leaf_implied(entry)
         for _, entry in node.entries
     )
 
 
-def _is_leaf_told(leaf: TensorLeaf | ValueLeaf) -> bool:
+def _is_leaf_implied(leaf: TensorLeaf | ValueLeaf) -> bool:
     return not is_marked(leaf) and (isinstance(leaf, TensorLeaf) or not (leaf.per_row or leaf.ragged))

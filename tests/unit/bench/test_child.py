@@ -33,8 +33,8 @@ def test_pipe_when_nobody_reads_any_more_then_send_says_so() -> None:
 
 def test_child_when_it_ends_at_once_then_hear_says_so_and_close_reaps_it() -> None:
     child = Child("tdserve.bench.floor_link")
-    assert child.hear() == {"ready": True}
+    assert child.receive() == {"ready": True}
     child.close()
     with pytest.raises(PeerLostError, match="floor_link"):
-        child.hear()
+        child.receive()
     assert not Path(f"/proc/{child.pid}").exists()

@@ -13,7 +13,7 @@ from tdserve.bench.measure import (
     Task,
     alternate,
     percentile,
-    timed_round,
+    time_round,
 )
 
 
@@ -36,18 +36,18 @@ def test_percentile_of_nothing_when_asked_then_refuses() -> None:
 
 
 def test_timed_round_when_operations_are_short_then_runs_until_the_most_it_may() -> None:
-    done = timed_round(lambda: None, Pacing(10.0, min_ops=2, max_ops=7))
+    done = time_round(lambda: None, Pacing(10.0, min_ops=2, max_ops=7))
     assert len(done.op_s) == 7
 
 
 def test_timed_round_when_time_is_up_at_once_then_still_runs_the_fewest_it_must() -> None:
-    done = timed_round(lambda: None, Pacing(0.0, min_ops=3))
+    done = time_round(lambda: None, Pacing(0.0, min_ops=3))
     assert len(done.op_s) == 3
 
 
 def test_timed_round_when_given_before_and_finish_then_calls_them_in_order() -> None:
     events: list[str] = []
-    timed_round(
+    time_round(
         lambda: events.append("op"),
         Pacing(0.0, min_ops=2),
         before=lambda: events.append("before"),
@@ -60,8 +60,8 @@ def test_timed_round_when_finish_takes_long_then_counts_it_once_and_before_never
     def busy() -> None:
         sum(range(200_000))
 
-    with_finish = timed_round(lambda: None, Pacing(0.0, min_ops=1), finish=busy)
-    with_before = timed_round(lambda: None, Pacing(0.0, min_ops=1), before=busy)
+    with_finish = time_round(lambda: None, Pacing(0.0, min_ops=1), finish=busy)
+    with_before = time_round(lambda: None, Pacing(0.0, min_ops=1), before=busy)
     assert with_finish.elapsed_s > sum(with_finish.op_s)
     assert with_before.elapsed_s == sum(with_before.op_s)
 

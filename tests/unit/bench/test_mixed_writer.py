@@ -16,9 +16,9 @@ def test_writer_when_told_to_write_then_says_how_many_batches_were_acknowledged(
     replay = stage.client.create_replay("written", transitions(1)[0], POOL_ROWS)
     try:
         with closing(Child("tdserve.bench.mixed_writer", stage.address, "gloo", "written")) as writer:
-            assert writer.hear() == {"ready": True}
-            writer.tell({"seconds": 0.1})
-            answer = writer.hear()
+            assert writer.receive() == {"ready": True}
+            writer.send({"seconds": 0.1})
+            answer = writer.receive()
         assert answer["elapsed_s"] >= 0.1
         assert replay.info()["inserts"] == BATCH_ROWS * (answer["num_batches"] + 1)  # and the one that warms up
     finally:

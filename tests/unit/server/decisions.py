@@ -298,7 +298,7 @@ class Killed:
         world = run(start())
         found = kind.look(world, run), is_on_record(world, client_id)
         run(let_go(world))
-        world.departures.close()
+        world.process_watch.close()
         world.close()
         shutil.rmtree(self._path)
         return found

@@ -89,7 +89,7 @@ class LocalPeer:
             link,
             self._attach,
             lock_name=lock_name,
-            is_gone=world.departures.is_gone,
+            is_gone=world.process_watch.is_gone,
             sessions_folder=world.root.sessions_folder,
         )
         self.session.attach(self.local, LocalMover(world.surroundings, self.session, self.local))

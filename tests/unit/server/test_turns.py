@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from tdserve.server.turns import free_apart, in_turns
+from tdserve.server.turns import drop_references, run_in_turns
 from tests.unit.server.world import Loop
 
 
@@ -20,14 +20,14 @@ def test_in_turns_when_there_are_steps_then_others_have_their_turn_between(run: 
                 if number < 2:
                     yield
 
-        await in_turns(work())
+        await run_in_turns(work())
         return order
 
     assert run(scenario())[:5] == ["0", "other", "1", "other", "2"]
 
 
 def test_in_turns_when_there_is_one_step_then_it_needs_no_loop() -> None:
-    work = in_turns(iter(()))
+    work = run_in_turns(iter(()))
     try:
         work.send(None)
     except StopIteration:
@@ -47,7 +47,7 @@ def test_free_apart_when_rows_are_very_many_then_a_thread_lets_go_of_them(run: L
     async def scenario() -> None:
         for num_rows in (1, 10_000_000):
             references: list[Any] = [Freed()]
-            free_apart(references, num_rows=num_rows)
+            drop_references(references, num_rows=num_rows)
             del references
             await asyncio.to_thread(Freed.is_gone.wait, 20.0)
             Freed.is_gone.clear()

@@ -106,7 +106,7 @@ def test_delete_when_a_client_overwrites_the_rows_then_they_do_not_come_back_aft
         return peer
 
     stopped = run(stop())
-    world.departures.close()
+    world.process_watch.close()
 
     async def scenario() -> None:
         world.reopen()
@@ -115,7 +115,7 @@ def test_delete_when_a_client_overwrites_the_rows_then_they_do_not_come_back_aft
         info = again.info()
         assert (info["num_reserved"], info["num_held"]) == (len(gone), 2 - len(gone))
         over = asyncio.Event()
-        world.departures.watch(stopped.lock_name, over.set)
+        world.process_watch.watch(stopped.lock_name, over.set)
         stopped.let_go()
         await over.wait()
         assert again.live_rows().tolist() == [0, 3]
@@ -172,7 +172,7 @@ def test_lost_rows_when_their_writer_is_not_proved_gone_since_a_restart_then_it_
             while lost.may_heal_until_s == until_s:  # noqa: ASYNC110 (the same)
                 await asyncio.sleep(0)
             assert until_s < lost.may_heal_until_s < math.inf
-        world.departures.close()
+        world.process_watch.close()
 
     run(scenario())
 

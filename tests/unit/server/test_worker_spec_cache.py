@@ -13,10 +13,10 @@ def spec_of(*keys: str) -> Spec:
 
 
 def test_must_tell_when_asked_again_then_only_the_first_time_until_the_worker_is_another() -> None:
-    told = WorkerSpecCache(lambda: None)
-    assert [told.must_tell(spec_of(key)) for key in "aab"] == [True, False, True]
-    told.clear()
-    assert told.must_tell(spec_of("a"))
+    cache = WorkerSpecCache(lambda: None)
+    assert [cache.must_include(spec_of(key)) for key in "aab"] == [True, False, True]
+    cache.clear()
+    assert cache.must_include(spec_of("a"))
 
 
 def test_must_tell_when_there_were_too_many_leaves_then_the_worker_forgets_and_is_told_again(
@@ -24,12 +24,12 @@ def test_must_tell_when_there_were_too_many_leaves_then_the_worker_forgets_and_i
 ) -> None:
     monkeypatch.setattr(worker_spec_cache, "MAX_LEAVES", 90)  # ten of these structures
     forgotten: list[int] = []
-    told = WorkerSpecCache(lambda: forgotten.append(len(told)))
-    assert all(told.must_tell(spec_of(f"k{number}")) for number in range(20))
+    cache = WorkerSpecCache(lambda: forgotten.append(len(cache)))
+    assert all(cache.must_include(spec_of(f"k{number}")) for number in range(20))
     assert forgotten == [0]
-    assert len(told) == 10
-    assert told.must_tell(spec_of("k0"))
+    assert len(cache) == 10
+    assert cache.must_include(spec_of("k0"))
     assert forgotten == [0, 0]
-    assert told.must_tell(spec_of(*map(str, range(100))))  # more than there is room for
-    assert not told.must_tell(spec_of(*map(str, range(100))))
-    assert len(told) == 1
+    assert cache.must_include(spec_of(*map(str, range(100))))  # more than there is room for
+    assert not cache.must_include(spec_of(*map(str, range(100))))
+    assert len(cache) == 1

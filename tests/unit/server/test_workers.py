@@ -38,7 +38,7 @@ def test_worker_when_killed_then_orders_fail_it_is_reported_and_another_comes(wo
     async def scenario() -> tuple[int, int]:
         await worker.ready.wait()
         before, worker._on_lost = worker.pid, lost.append
-        assert worker.known_specs.must_tell(Spec(Node((), None, None, None, ())))
+        assert worker.known_specs.must_include(Spec(Node((), None, None, None, ())))
         pending = worker.order(discarding())
         os.kill(before, signal.SIGKILL)
         with pytest.raises(PeerLostError, match="data worker 0"):

@@ -25,7 +25,7 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.server.creation import Creation
 from tdserve.server.movers.remote import RemoteMover
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.recovery.process_watch import Departures
+from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.services import assemble
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.workers import DataWorker
@@ -103,9 +103,9 @@ class World:
         """As after a start."""
         self.root = Root.acquire(self.path)
         self.db = CatalogDB(self.root.catalog_folder)
-        self.departures = Departures(self.root.sessions_folder)
+        self.process_watch = ProcessWatch(self.root.sessions_folder)
         config = ServerConfig(root=str(self.path), memory_limit_bytes=1 << 30, sync_interval_s=0.0)
-        services = assemble(config, self.root, self.db, self.departures, [self.worker])
+        services = assemble(config, self.root, self.db, self.process_watch, [self.worker])
         self.services, self.traffic = services, services.traffic
         self.stores, self.answers, self.surroundings = services.stores, services.answers, services.surroundings
         self.reads, self.writes, self.alterations = services.reads, services.writes, services.alterations

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tdserve.base.errors import ConnectError, NotSupportedError, PeerLostError
+from tdserve.transport.ending_groups import ENDING_GROUPS
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
-from tdserve.transport.graveyard import GRAVEYARD
 from tdserve.transport.nccl import (
     CudaGpu,
     NcclWire,
@@ -85,7 +85,7 @@ def test_wire_when_the_other_end_does_not_come_then_connect_error_and_the_stagin
     before = staging.num_free
     with pytest.raises(ConnectError):
         NcclWire(store, CLIENT_RANK, gpu=CudaGpu(torch.device("cuda:0")), staging=staging, peer="nobody")
-    assert GRAVEYARD.join(TIMEOUT_S)
+    assert ENDING_GROUPS.join(TIMEOUT_S)
     assert staging.num_free == before
 
 
@@ -108,7 +108,7 @@ def test_wire_when_pieces_move_then_they_arrive_and_both_sets_come_back(device: 
     for wire in wires:
         wire.close()
         wire.close()
-    assert GRAVEYARD.join(TIMEOUT_S)
+    assert ENDING_GROUPS.join(TIMEOUT_S)
     assert staging.num_free == 2
     with pytest.raises(PeerLostError):
         wires[0].send(torch.zeros(1, dtype=torch.uint8))
@@ -119,7 +119,7 @@ def test_wire_when_the_abort_hangs_then_what_a_kernel_may_write_is_kept_until_it
     staging = make_staging()
     kernels, wires = joined_wires(staging, device)
     kernels[1].may_abort.clear()
-    buried_before = GRAVEYARD.num_buried
+    buried_before = ENDING_GROUPS.num_ending
     buffer = torch.zeros(1000, dtype=torch.uint8)
     is_kept = weakref.ref(buffer)
     coming = wires[1].recv(buffer, None)  # which never comes: the other end stands still
@@ -128,15 +128,15 @@ def test_wire_when_the_abort_hangs_then_what_a_kernel_may_write_is_kept_until_it
         coming.finish()
     wires.pop().close()
     del buffer, coming
-    assert GRAVEYARD.num_buried == buried_before + 1
+    assert ENDING_GROUPS.num_ending == buried_before + 1
     assert staging.num_free == 0
     assert is_kept() is not None
     kernels[1].may_abort.set()
-    assert GRAVEYARD.join(TIMEOUT_S)
+    assert ENDING_GROUPS.join(TIMEOUT_S)
     assert staging.num_free == 1
     assert is_kept() is None
     wires[0].close()
-    assert GRAVEYARD.join(TIMEOUT_S)
+    assert ENDING_GROUPS.join(TIMEOUT_S)
 
 
 def test_wire_when_it_cannot_form_then_connect_error_and_neither_thread_nor_staging_stays() -> None:
@@ -149,7 +149,7 @@ def test_wire_when_it_cannot_form_then_connect_error_and_neither_thread_nor_stag
     failing.is_failing = True
     with pytest.raises(ConnectError, match="no group"):
         make_wire(failing, CLIENT_RANK, staging)
-    assert GRAVEYARD.join(TIMEOUT_S)
+    assert ENDING_GROUPS.join(TIMEOUT_S)
     assert lonely.is_aborted.is_set()
     assert staging.num_free == 1
     deadline = time.monotonic() + TIMEOUT_S
@@ -164,8 +164,8 @@ def test_wire_when_all_staging_is_in_use_then_refused_until_a_wire_is_closed() -
         make_wire(Kernels([SimpleQueue(), SimpleQueue()]), CLIENT_RANK, staging, timeout_s=0.05)
     for wire in wires:
         wire.close()
-    assert GRAVEYARD.join(TIMEOUT_S)
+    assert ENDING_GROUPS.join(TIMEOUT_S)
     _, again = joined_wires(staging)
     for wire in again:
         wire.close()
-    assert GRAVEYARD.join(TIMEOUT_S)
+    assert ENDING_GROUPS.join(TIMEOUT_S)

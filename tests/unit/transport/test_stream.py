@@ -95,7 +95,7 @@ def test_move_when_memory_is_direct_and_nothing_tells_of_others_then_all_is_post
             FlatEnd(content),
             pool=BufferPool(),
             timeout_s=5.0,
-            tells_of_others=False,
+            fills_last_after_sends=False,
         )
         wait_for_posted(ours.wire.sends, 20)
         recv_messages(theirs, 0, layout.messages, FlatEnd(received), pool=BufferPool(), timeout_s=5.0)
@@ -116,7 +116,7 @@ def test_send_messages_when_a_thread_apart_copies_them_together_then_few_wait_fo
     with ThreadPoolExecutor(1) as thread:
         arguments = layout.messages, LeafEnd(leaves)
         sending = thread.submit(
-            send_messages, ours, 0, *arguments, pool=BufferPool(), timeout_s=5.0, tells_of_others=False
+            send_messages, ours, 0, *arguments, pool=BufferPool(), timeout_s=5.0, fills_last_after_sends=False
         )
         for messages in (layout.messages[:1], layout.messages[1:]):
             wait_for_posted(ours.wire.sends, FILLED_UNDER_WAY)

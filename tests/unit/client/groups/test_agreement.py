@@ -133,20 +133,20 @@ def test_agree_when_the_first_cannot_take_part_then_it_raises_its_own() -> None:
 def test_agree_pair_when_structures_are_compared_then_both_come_to_the_same(
     taken: Spec, names: list[str | None]
 ) -> None:
-    told, heard = Known({}), Known({})
+    sent_specs, received_specs = Known({}), Known({})
 
     def agree_here(wire: GroupWire) -> Agreed:
         if wire.link.rank == 0:
             call = group_pb2.GroupCall(kind="send", values_nbytes=[9])
-            describe_structure(call, SPEC, fingerprint_of(SPEC), told)
-            return agree_pair(wire, 1, call, told=told, heard=Known({}), check=None, own=None)
+            describe_structure(call, SPEC, fingerprint_of(SPEC), sent_specs)
+            return agree_pair(wire, 1, call, sent_specs=sent_specs, received_specs=Known({}), check=None, own=None)
         call = group_pb2.GroupCall(kind="recv", fingerprint=fingerprint_of(taken))
         return agree_pair(
             wire,
             0,
             call,
-            told=Known({}),
-            heard=heard,
+            sent_specs=Known({}),
+            received_specs=received_specs,
             check=lambda spec: check_matches(spec, taken, store="g"),
             own=None,
         )

@@ -10,7 +10,7 @@ import pytest
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError
-from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY, TELL_EVERY, RequestNumbers
+from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY, REPORT_EVERY, RequestNumbers
 from tdserve.rules.request_log import RequestLog
 from tdserve.v1 import control_pb2
 from tests.integration.processes import wait_for
@@ -32,24 +32,24 @@ def test_next_when_numbers_are_taken_then_from_one_on_and_no_two_alike(numbers: 
 def test_tell_when_changes_are_under_way_then_all_below_but_these(numbers: RequestNumbers) -> None:
     first, _, second, third = numbers.begin_change(), numbers.next(), numbers.begin_change(), numbers.begin_change()
     numbers.end(second)
-    told = numbers.tell()
+    told = numbers.report_answered()
     assert (told.below, list(told.but_for)) == (third + 1, [first, third])
 
 
 def test_tell_with_when_it_is_not_due_or_the_request_changes_nothing_then_nothing(numbers: RequestNumbers) -> None:
-    numbers.tell()
-    for _ in range(TELL_EVERY - 1):
+    numbers.report_answered()
+    for _ in range(REPORT_EVERY - 1):
         request = numbers.begin_change()
-        assert numbers.tell_with(request) is None
+        assert numbers.report_with(request) is None
         numbers.end(request)
-    assert numbers.tell_with(numbers.next()) is None
+    assert numbers.report_with(numbers.next()) is None
     request = numbers.begin_change()
-    told = numbers.tell_with(request)
+    told = numbers.report_with(request)
     assert told is not None
     assert list(told.but_for) == [request]
-    assert numbers.tell_with(request) is None
-    numbers.tell_again()
-    assert numbers.tell_with(request) == told
+    assert numbers.report_with(request) is None
+    numbers.report_again()
+    assert numbers.report_with(request) == told
 
 
 def test_begin_write_when_the_window_is_full_then_waits_until_one_ends(numbers: RequestNumbers) -> None:
@@ -151,7 +151,7 @@ def lives(seed: int) -> Iterator[tuple[int, Server, int]]:
             under_way += [request] if request is not None else []
         if request is None:
             request = chance.choice(under_way[-10:])  # the first of them may wait for very long
-        told = numbers.tell_with(request)
+        told = numbers.report_with(request)
         if chance.random() < 0.8:  # the request arrives
             server.hear(told)
             answer = server.serve(request)
@@ -163,7 +163,7 @@ def lives(seed: int) -> Iterator[tuple[int, Server, int]]:
         if chance.random() < 0.01:
             server.crash()
         if chance.random() < 0.05:  # another session
-            server.hear(numbers.tell())
+            server.hear(numbers.report_answered())
         yield num_answered, server, len(under_way)
 
 
@@ -175,4 +175,4 @@ def test_retries_when_anything_gets_lost_then_each_change_is_made_once_and_few_a
         most_kept = max(most_kept, server.log.num_kept(CLIENT) - num_under_way)
         most_answered = num_answered
     assert most_answered > 1_000
-    assert 0 < most_kept < 4 * TELL_EVERY
+    assert 0 < most_kept < 4 * REPORT_EVERY

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from tdserve.client.tables.counts import TableCounts, ToldCounts
+from tdserve.client.tables.counts import LastCounts, TableCounts
 from tdserve.v1 import control_pb2
 
 
 def test_told_counts_when_an_answer_tells_them_then_those_and_else_as_before() -> None:
-    told = ToldCounts(3, 5)
+    told = LastCounts(3, 5)
     told.take(control_pb2.Done())
     assert told.newest == TableCounts(3, 5)
     told.take(control_pb2.Done(counts=control_pb2.TableCounts(rows=0, inserts=7)))

@@ -98,7 +98,7 @@ def test_write_when_the_session_is_lost_while_its_answer_is_taken_then_that_coun
 def test_write_when_the_session_is_lost_while_its_request_is_sent_then_tried_again_once(
     client: tdserve.Client, replay: tdserve.ReplayHandle, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, tell, later = client.session(Deadline.after(20.0)), client.requests.tell_with, client.later
+    session, tell, later = client.session(Deadline.after(20.0)), client.requests.report_with, client.later
     retries: list[Callable[[], object]] = []
 
     def lose(request: int) -> control_pb2.Answered | None:
@@ -109,7 +109,7 @@ def test_write_when_the_session_is_lost_while_its_request_is_sent_then_tried_aga
         retries.append(work)
         return later(work)
 
-    monkeypatch.setattr(client.requests, "tell_with", lose)
+    monkeypatch.setattr(client.requests, "report_with", lose)
     monkeypatch.setattr(client, "later", count)
     assert len(replay.extend(rows(num_rows), return_early=True).result(20.0)) == num_rows
     assert len(retries) == 1

@@ -11,7 +11,7 @@ from torch import nn
 
 import tdserve
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
-from tdserve.client.weights.publishing import MAX_TOLD_SPECS, MIN_ANNOUNCED_LEAVES, Published
+from tdserve.client.weights.publishing import MAX_KNOWN_SPECS, MIN_ANNOUNCED_LEAVES, Published
 from tdserve.server.specs import MIN_KEPT
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.structure.capture import capture
@@ -129,7 +129,7 @@ def test_publish_when_structures_come_and_go_then_neither_end_keeps_them_all(tmp
     with tdserve.Server(tmp_path / "root") as server, server.client(transport=transport) as client:
         for width in range(1, 201):
             client.publish("policy", TensorDict({"w": torch.zeros(width)}, []), keep=1)
-        assert len(client._session.told_specs) == MAX_TOLD_SPECS  # type: ignore[union-attr]
+        assert len(client._session.known_specs) == MAX_KNOWN_SPECS  # type: ignore[union-attr]
         assert client.publish("policy", TensorDict({"w": torch.ones(1)}, [])) == 201  # one that both have forgotten
         weights = client.latest("policy")
         assert weights is not None

@@ -165,7 +165,7 @@ def test_extend_when_the_server_was_restarted_then_rows_of_a_stopped_client_are_
         return peer
 
     stopped = run(stop())
-    world.departures.close()
+    world.process_watch.close()
     world.reopen()
 
     async def scenario() -> None:
@@ -196,7 +196,7 @@ def test_extend_when_the_client_was_killed_before_a_restart_then_nothing_is_held
                 await write
 
     run(scenario())
-    world.departures.close()
+    world.process_watch.close()
     world.reopen()
 
     async def find() -> OpenedStore:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.server.recovery.process_watch import Departures
+from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.store.session_locks import SessionLock
 from tests.unit.server.world import Loop
 
@@ -19,40 +19,40 @@ def held(folder: Path, name: str) -> SessionLock:
 
 
 def test_is_gone_when_the_lock_is_held_then_not_and_else_its_file_goes(tmp_path: Path) -> None:
-    departures = Departures(tmp_path)
+    process_watch = ProcessWatch(tmp_path)
     lock = held(tmp_path, "a")
-    assert not departures.is_gone("a")
+    assert not process_watch.is_gone("a")
     assert os.listdir(tmp_path) == ["a"]
     lock.release()
-    assert departures.is_gone("a")
+    assert process_watch.is_gone("a")
     assert os.listdir(tmp_path) == []
-    assert departures.is_gone("never there")
+    assert process_watch.is_gone("never there")
 
 
 def test_left_when_some_are_held_then_those_and_the_files_of_the_others_go(tmp_path: Path) -> None:
     lock = held(tmp_path, "a")
     (tmp_path / "b").touch()
-    assert Departures(tmp_path).left() == os.listdir(tmp_path) == ["a"]
+    assert ProcessWatch(tmp_path).list_held() == os.listdir(tmp_path) == ["a"]
     lock.release()
-    assert Departures(tmp_path).left() == os.listdir(tmp_path) == []
+    assert ProcessWatch(tmp_path).list_held() == os.listdir(tmp_path) == []
 
 
 def test_tidy_when_somebody_has_removed_the_folder_then_nothing_is_left_to_do(tmp_path: Path) -> None:
-    Departures(tmp_path / "removed").tidy()
+    ProcessWatch(tmp_path / "removed").remove_unused()
 
 
 def test_watch_when_the_holder_lets_go_then_each_who_waits_is_told_once(tmp_path: Path, run: Loop) -> None:
     async def scenario() -> None:
-        departures, told = Departures(tmp_path), list[str]()
+        process_watch, told = ProcessWatch(tmp_path), list[str]()
         lock, other = held(tmp_path, "a"), asyncio.Event()
-        departures.watch("a", lambda: told.append("first"))
-        departures.watch("a", lambda: told.append("second"))
-        departures.watch("free", other.set)
+        process_watch.watch("a", lambda: told.append("first"))
+        process_watch.watch("a", lambda: told.append("second"))
+        process_watch.watch("free", other.set)
         await other.wait()  # so it was looked at "a" too
         assert told == []
         lock.release()
         over = asyncio.Event()
-        departures.watch("a", over.set)
+        process_watch.watch("a", over.set)
         await over.wait()
         assert told == ["first", "second"]
         assert os.listdir(tmp_path) == []
@@ -62,13 +62,13 @@ def test_watch_when_the_holder_lets_go_then_each_who_waits_is_told_once(tmp_path
 
 def test_watch_when_nobody_was_waited_for_for_a_while_then_it_looks_again(tmp_path: Path, run: Loop) -> None:
     async def scenario() -> None:
-        departures = Departures(tmp_path)
+        process_watch = ProcessWatch(tmp_path)
         for _ in range(2):
             over = asyncio.Event()
-            departures.watch("free", over.set)
+            process_watch.watch("free", over.set)
             await over.wait()
-            assert departures._task is not None
-            await departures._task
+            assert process_watch._task is not None
+            await process_watch._task
 
     run(scenario())
 
@@ -79,27 +79,27 @@ def test_watch_when_one_file_cannot_be_looked_at_then_nothing_is_proved_and_the_
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
 
     async def scenario() -> None:
-        departures, told, over = Departures(tmp_path), list[str](), asyncio.Event()
-        departures.watch("link", lambda: told.append("link"))
-        departures.watch("free", over.set)
+        process_watch, told, over = ProcessWatch(tmp_path), list[str](), asyncio.Event()
+        process_watch.watch("link", lambda: told.append("link"))
+        process_watch.watch("free", over.set)
         await over.wait()
-        assert not departures.is_gone("link")
+        assert not process_watch.is_gone("link")
         assert told == []
-        departures.close()
+        process_watch.close()
 
     run(scenario())
 
 
 def test_close_when_somebody_is_waited_for_then_no_more(tmp_path: Path, run: Loop) -> None:
     async def scenario() -> None:
-        departures = Departures(tmp_path)
-        departures.close()
+        process_watch = ProcessWatch(tmp_path)
+        process_watch.close()
         lock = held(tmp_path, "a")
-        departures.watch("a", lambda: pytest.fail("told"))
-        departures.close()
-        assert departures._task is not None
-        await asyncio.wait({departures._task})
-        assert departures._task.cancelled()
+        process_watch.watch("a", lambda: pytest.fail("told"))
+        process_watch.close()
+        assert process_watch._task is not None
+        await asyncio.wait({process_watch._task})
+        assert process_watch._task.cancelled()
         lock.release()
 
     run(scenario())
@@ -107,15 +107,15 @@ def test_close_when_somebody_is_waited_for_then_no_more(tmp_path: Path, run: Loo
 
 def test_tidy_when_the_server_starts_then_only_files_that_matter_stay(tmp_path: Path, run: Loop) -> None:
     async def scenario() -> None:
-        departures = Departures(tmp_path)
+        process_watch = ProcessWatch(tmp_path)
         lock = held(tmp_path, "held")
         for name in ("waiting", "left"):
             (tmp_path / name).touch()
         (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-        departures.watch("waiting", lambda: None)
-        departures.tidy()
+        process_watch.watch("waiting", lambda: None)
+        process_watch.remove_unused()
         assert sorted(os.listdir(tmp_path)) == ["held", "link", "waiting"]
-        departures.close()
+        process_watch.close()
         lock.release()
 
     run(scenario())

@@ -5,41 +5,41 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.server.recovery.redo_log import Redo
+from tdserve.server.recovery.redo_log import RedoEntry
 from tests.unit.server.world import Loop, World
 
 
 def test_load_when_saved_twice_then_the_last(world: World) -> None:
     for uid, rows in (("first", [1]), ("second", [3, -1, 7])):
         with world.db.transaction() as txn:
-            Redo(uid, np.array(rows, np.int64), np.array(rows, np.int64) * 2).save(txn)
-    (found,) = Redo.load(world.db)
+            RedoEntry(uid, np.array(rows, np.int64), np.array(rows, np.int64) * 2).save(txn)
+    (found,) = RedoEntry.load(world.db)
     assert (found.uid, found.rows.tolist(), found.generations.tolist()) == ("second", [3, -1, 7], [6, -2, 14])
 
 
 @pytest.mark.parametrize("generations", [[2] * 9, [2, 4] * 30_000, [2, 2**50] * 30_000, [512, 2, *[4] * 60_000], [6]])
 def test_load_when_a_long_commit_gave_rows_other_generations_then_these(world: World, generations: list[int]) -> None:
     rows = np.arange(len(generations))
-    redo = Redo("uid", rows, np.array(generations, np.int64), is_long=True)
+    redo = RedoEntry("uid", rows, np.array(generations, np.int64), is_long=True)
     assert len(redo.record) < 150_000 or 2**50 in generations
     with world.db.transaction() as txn:
         redo.save(txn)
-    (found,) = Redo.load(world.db)
+    (found,) = RedoEntry.load(world.db)
     assert (found.generations.tolist(), found.rows.tolist()) == (generations, rows.tolist())
 
 
 def test_load_when_nothing_was_committed_then_nothing(world: World) -> None:
-    assert Redo.load(world.db) == []
+    assert RedoEntry.load(world.db) == []
 
 
 def test_repair_when_rows_are_odd_then_even_and_others_untouched() -> None:
     values = np.array([1, 3, 6, 5, 0], np.int64)
-    redo = Redo("uid", np.array([1, 2, 3]), np.array([4, 6, 8]))
+    redo = RedoEntry("uid", np.array([1, 2, 3]), np.array([4, 6, 8]))
     # row 1 was left odd, row 2 was done, row 3 has been given to somebody else since
     assert redo.repair(values) == 1
     assert values.tolist() == [1, 4, 6, 5, 0]
     assert redo.repair(values) == 0
-    first = Redo("uid", np.array([0, 4]), np.array([700, 700]))  # row 0 had never been committed
+    first = RedoEntry("uid", np.array([0, 4]), np.array([700, 700]))  # row 0 had never been committed
     assert (first.repair(values), values.tolist()) == (1, [700, 4, 6, 5, 0])
 
 
@@ -50,12 +50,12 @@ def test_record_when_rows_are_reserved_then_their_next_generations(world: World,
     assert reservation is not None
     encoded = reservation.encoded if is_encoded else b""
     generations = entry.replay_table().ring.committed_generations(reservation)
-    redo = Redo(entry.record.uid, reservation.rows, generations, encoded)
+    redo = RedoEntry(entry.record.uid, reservation.rows, generations, encoded)
     assert generations[0] % 2 == 0
     assert generations.tolist() == [generations[0]] * 3
     with world.db.transaction() as txn:
         redo.save(txn)
-    (found,) = Redo.load(world.db)
+    (found,) = RedoEntry.load(world.db)
     assert (found.uid, found.rows.tolist()) == (entry.record.uid, [0, 1, 2])
     assert found.generations.tolist() == generations.tolist()
 
@@ -66,7 +66,7 @@ def test_restore_when_killed_between_record_and_generations_then_rows_are_live(w
     reservation = table.plan_extend(3)
     assert reservation is not None
     with world.db.transaction() as txn:
-        Redo(entry.record.uid, reservation.rows, table.ring.committed_generations(reservation)).save(txn)
+        RedoEntry(entry.record.uid, reservation.rows, table.ring.committed_generations(reservation)).save(txn)
         world.stores.save_state(entry, txn, {**table.state(), "inserts": 3})
     world.reopen()
     restored = world.stores.get("r").replay_table()

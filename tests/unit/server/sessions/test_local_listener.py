@@ -42,7 +42,7 @@ class House:
         self.taken: list[tuple[ClientSession, control_pb2.ClientMessage]] = []
         self.came = asyncio.Event()
         self.door = LocalListener(
-            world.root, self.sessions, world.departures, partial(LocalMover, world.surroundings), self._take
+            world.root, self.sessions, world.process_watch, partial(LocalMover, world.surroundings), self._take
         )
 
     def _take(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:

@@ -204,7 +204,7 @@ def test_repair_when_a_crash_came_behind_the_record_then_finished(
 ) -> None:
     where, name = {
         "files": ("tdserve.server.tensordicts.alterations.restructuring", "carry_out"),
-        "values": ("tdserve.server.workers.DataWorker", "insist"),
+        "values": ("tdserve.server.workers.DataWorker", "order_until_done"),
         "rows": ("tdserve.server.row_write_hold.RowWriteHold", "let_go"),
     }[step]
     do = getattr(resolve_name(where), name)

@@ -150,7 +150,7 @@ def test_write_when_the_session_ends_in_the_middle_then_rows_are_lost_also_after
             with pytest.raises(CorruptDataError, match=r"rows .*write them again"):
                 read(world, run, found, index)
         assert read(world, run, found, [0, 3]).inline
-        world.departures.close()
+        world.process_watch.close()
         world.reopen()
 
 
@@ -365,7 +365,7 @@ def test_write_when_rows_of_a_table_are_lost_then_nobody_draws_them_and_the_next
             info = table.replay_table().info()
             assert (info["num_rows"], info["num_held"]) == (4, 2)
         gone = asyncio.Event()
-        world.departures.watch(stopped.lock_name, gone.set)
+        world.process_watch.watch(stopped.lock_name, gone.set)
         await gone.wait()
 
     run(scenario())

@@ -269,7 +269,7 @@ def test_publish_when_the_first_client_leaves_in_the_middle_then_nothing_is_left
             assert world.stores.find("w") is None
             assert world.stores.catalog.is_taken("w") != is_killed  # one that only stands still may go on
         over = asyncio.Event()
-        world.departures.watch(peer.lock_name, over.set)
+        world.process_watch.watch(peer.lock_name, over.set)
         await over.wait()
 
     run(scenario())

@@ -74,7 +74,7 @@ def check_nothing_left(world: World) -> None:
 async def until_gone(world: World) -> None:
     """Returns once those who wait for the local client's end were told of it."""
     over = asyncio.Event()
-    world.departures.watch("client", over.set)  # told after whoever asked before
+    world.process_watch.watch("client", over.set)  # told after whoever asked before
     await over.wait()
 
 

@@ -14,7 +14,7 @@ from threading import Lock, Thread, current_thread
 _log = logging.getLogger("tdserve.transport")
 
 
-class Graveyard:
+class EndingGroups:
     """Ends groups, each in a thread of its own, and keeps their memory meanwhile. Threads: safe."""
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class Graveyard:
         self._lost: list[object] = []  # memory that a kernel may still write; it is unknown whether one will
 
     @property
-    def num_buried(self) -> int:
+    def num_ending(self) -> int:
         """Number of groups that have not ended yet."""
         return len(self._kept)
 
-    def bury(
+    def end_in_thread(
         self, end: Callable[[], None], *, keeps: object, name: str, on_ended: Callable[[], None] | None = None
     ) -> Thread:
         """Starts to end a group.
@@ -72,5 +72,5 @@ class Graveyard:
         return not any(thread.is_alive() for thread in threads)
 
 
-GRAVEYARD = Graveyard()
-"""The graveyard of this process."""
+ENDING_GROUPS = EndingGroups()
+"""The groups that this process is ending."""
