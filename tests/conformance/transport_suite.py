@@ -179,15 +179,15 @@ class TransportSuite:
         self, ends: Ends, nbytes: int
     ) -> None:
         received = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(2)]
-        receiving = [ends[1].recv(buffer, 0) for buffer in received]
+        late = [ends[1].recv(buffer, 0) for buffer in received]
         sending = ends[0].send(content(nbytes), 0)
         sending.wait(TIMEOUT_S)
-        hearing = ends[0].recv(torch.zeros(nbytes, dtype=torch.uint8), 0)
+        back = ends[0].recv(torch.zeros(nbytes, dtype=torch.uint8), 0)
         with pytest.raises(DeadlineExceededError):
-            ends[1].wait_all(receiving, 10 * SHORT_S)
+            ends[1].wait_all(late, 10 * SHORT_S)
         assert torch.equal(received[0], content(nbytes))
         with pytest.raises(PeerLostError):
-            hearing.wait(TIMEOUT_S)
+            back.wait(TIMEOUT_S)
         with pytest.raises(PeerLostError):
             ends[0].send(content(nbytes), 0)
 

@@ -110,9 +110,9 @@ def main(rank: int, store_port: int, address: str, transport: str) -> None:
         TORCHELASTIC_USE_AGENT_STORE="True",
         TORCHELASTIC_RESTART_COUNT="0",
     )
-    told: dict[str, Any]
+    report: dict[str, Any]
     if not address:
-        told = {"training": train(rank, None)}
+        report = {"training": train(rank, None)}
     else:
         before = dict(os.environ)
         with tdserve.connect(address, transport=check_transport(transport), timeout_s=60.0) as client:
@@ -121,14 +121,14 @@ def main(rank: int, store_port: int, address: str, transport: str) -> None:
             first = {"is_initialized": dist.is_initialized(), "is_same_environment": dict(os.environ) == before}
             training = train(rank, use)
             use(torch.ones(NUM_ROWS, NUM_FLOATS), make_network())
-            told = {
+            report = {
                 "first": first,
                 "training": training,
                 "is_initialized_after": dist.is_initialized(),
                 "num_pulled": use.num_pulled,
                 "transport": client.stats()["transport"],
             }
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(report) + "\n")
 
 
 if __name__ == "__main__":

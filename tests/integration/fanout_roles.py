@@ -35,14 +35,14 @@ def pull(say: Say, address: str, name: str, nbytes: int, *, strikes: int = 0) ->
     Args:
         strikes: A signal that it sends itself when it has passed the first message of a version on.
     """
-    told = {signal.SIGUSR1, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, told)
+    signals = {signal.SIGUSR1, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     if strikes:
         _strike(strikes)
     with connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
         say("connected")
         version = 0
-        while signal.sigwait(told) == signal.SIGUSR1:
+        while signal.sigwait(signals) == signal.SIGUSR1:
             began = time.monotonic()
             found = client.latest(name, newer_than=version)
             assert found is not None

@@ -57,8 +57,8 @@ def numbers_in(td: Any) -> list[int]:
     found: list[int] = first.reshape(-1).tolist()
     if "text" in td.keys():  # noqa: SIM118 (iterating a tensordict yields rows)
         texts = td["text"]
-        told = [int(text.partition(":")[2]) for text in ([texts] if isinstance(texts, str) else texts)]
-        assert told == found, "a row's value is another row's"
+        numbers = [int(text.partition(":")[2]) for text in ([texts] if isinstance(texts, str) else texts)]
+        assert numbers == found, "a row's value is another row's"
     return found
 
 

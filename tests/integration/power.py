@@ -38,8 +38,8 @@ def compose(early: Path, late: Path, target: Path, reached: Choose) -> None:
     for name in ("catalog", "sessions", "stores"):
         (target / name).mkdir(exist_ok=True)
     run = target / "run.json"
-    told = json.loads(run.read_bytes())
-    run.write_text(json.dumps({**told, "boot_id": "of another start of the machine"}))
+    record = json.loads(run.read_bytes())
+    run.write_text(json.dumps({**record, "boot_id": "of another start of the machine"}))
 
 
 def _pages(path: Path) -> list[bytes] | None:

@@ -35,17 +35,17 @@ MISFITS: dict[str, tuple[TensorDict, str, str]] = {
     "batch size": (example(4).reshape(2, 2), "", r"\[2, 2\]"),
 }
 
-misfit = pytest.mark.parametrize(("td", "key", "told"), list(MISFITS.values()), ids=list(MISFITS))
+misfit = pytest.mark.parametrize(("td", "key", "message"), list(MISFITS.values()), ids=list(MISFITS))
 
 misfit_of_rows = pytest.mark.parametrize(
-    ("td", "key", "told"), [MISFITS[name] for name in MISFITS if "missing" not in name]
+    ("td", "key", "message"), [MISFITS[name] for name in MISFITS if "missing" not in name]
 )
 """What rows may lack is written later."""
 
 
 @misfit
 def test_send_when_td_does_not_fit_then_names_key_expected_and_actual(
-    client: tdserve.Client, store: Any, td: TensorDict, key: str, told: str
+    client: tdserve.Client, store: Any, td: TensorDict, key: str, message: str
 ) -> None:
     calls: list[Callable[[], object]] = [
         lambda: client.send(td, store.name),
@@ -54,7 +54,7 @@ def test_send_when_td_does_not_fit_then_names_key_expected_and_actual(
         lambda: client.init_remote(td, store.name, exists_ok=True),
     ]
     for call in calls:
-        with pytest.raises(tdserve.SpecMismatchError, match=told) as raised:
+        with pytest.raises(tdserve.SpecMismatchError, match=message) as raised:
             call()
         assert raised.value.store == store.name
         assert key in raised.value.key
@@ -62,10 +62,10 @@ def test_send_when_td_does_not_fit_then_names_key_expected_and_actual(
 
 @misfit_of_rows
 def test_extend_when_batch_does_not_fit_then_names_key_expected_and_actual(
-    replay: Any, td: TensorDict, key: str, told: str
+    replay: Any, td: TensorDict, key: str, message: str
 ) -> None:
     for early in (False, True):
-        with pytest.raises(tdserve.SpecMismatchError, match=told) as raised:
+        with pytest.raises(tdserve.SpecMismatchError, match=message) as raised:
             replay.extend(td, return_early=early)
         assert raised.value.store == replay.name
         assert key in raised.value.key
@@ -97,9 +97,9 @@ WRONG_WRITES: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = 
 }
 
 
-@pytest.mark.parametrize(("write", "error", "told"), list(WRONG_WRITES.values()), ids=list(WRONG_WRITES))
-def test_handle_when_written_wrongly_then_typed_error(store: Any, write: Any, error: Any, told: str) -> None:
-    with pytest.raises(error, match=told):
+@pytest.mark.parametrize(("write", "error", "message"), list(WRONG_WRITES.values()), ids=list(WRONG_WRITES))
+def test_handle_when_written_wrongly_then_typed_error(store: Any, write: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
         write(store)
 
 
@@ -292,11 +292,11 @@ WRONG_REPLAYS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "error", "told"), list(WRONG_REPLAYS.values()), ids=list(WRONG_REPLAYS))
+@pytest.mark.parametrize(("arguments", "error", "message"), list(WRONG_REPLAYS.values()), ids=list(WRONG_REPLAYS))
 def test_create_replay_when_a_number_cannot_be_then_invalid_request(
-    client: tdserve.Client, name: str, arguments: Any, error: Any, told: str
+    client: tdserve.Client, name: str, arguments: Any, error: Any, message: str
 ) -> None:
-    with pytest.raises(error, match=told) as raised:
+    with pytest.raises(error, match=message) as raised:
         client.create_replay(name, example()[0], **arguments)
     assert isinstance(raised.value, tdserve.TDServeError)
     assert name not in client

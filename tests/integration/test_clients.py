@@ -69,14 +69,14 @@ def test_client_when_forked_then_the_child_is_told_and_the_parent_goes_on(client
     pid = os.fork()
     if pid == 0:
         try:
-            told = []
+            outcomes = []
             for call in (client.stores, lambda: client["x"], lambda: client.publish("never", example()), client.close):
                 try:
                     call()
-                    told.append("nothing")
+                    outcomes.append("nothing")
                 except tdserve.ForkedClientError as error:
-                    told.append(f"pid {error.pid}")
-            os.write(write_fd, ",".join(told).encode())
+                    outcomes.append(f"pid {error.pid}")
+            os.write(write_fd, ",".join(outcomes).encode())
         finally:
             os._exit(0)
     os.close(write_fd)

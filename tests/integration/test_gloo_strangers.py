@@ -80,19 +80,19 @@ def strike(server: tdserve.Server, client: tdserve.Client, behave: Callable[[Lin
 def test_connect_when_a_stranger_has_the_next_numbers_then_the_client_gets_in_and_he_reads_nothing(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     def ask(line: Line) -> None:
         for _ in range(2):
-            heard.append(line.hear())
-            line.say(b"\x00" * MESSAGE_BYTES)
+            received.append(line.receive())
+            line.send_message(b"\x00" * MESSAGE_BYTES)
 
     client.init_remote(TensorDict({"k": torch.arange(50_000)}, []), "secret")
     before = ready_worker(client)
     with strike(server, client, ask):
         assert ready_worker(client)["pid"] == before["pid"]
-    assert heard
-    assert {len(message) for message in heard} == {MESSAGE_BYTES}
+    assert received
+    assert {len(message) for message in received} == {MESSAGE_BYTES}
 
 
 def spoil(line: Line) -> None:

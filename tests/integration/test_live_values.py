@@ -39,7 +39,7 @@ class Peer:
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True)
 
-    def heard(self) -> Any:
+    def receive(self) -> Any:
         """What it says next."""
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
@@ -49,7 +49,7 @@ class Peer:
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
-        return self.heard()
+        return self.receive()
 
 
 def content() -> TensorDict:
@@ -71,7 +71,7 @@ def live(client: tdserve.Client, name: str) -> tdserve.StoreHandle:
 def peer(server: tdserve.Server, live: tdserve.StoreHandle) -> Iterator[Peer]:
     """An independently started process that has the store."""
     started = Peer(server.address, live.name)
-    assert started.heard() == "ready"
+    assert started.receive() == "ready"
     yield started
     started.process.communicate("end\n", timeout=START_TIMEOUT_S)
 

@@ -87,8 +87,8 @@ def _serve(door: socket.socket) -> None:
 
 def _lives_here(connection: socket.socket) -> bool:
     """Whether who asks sees the network, the files and the processes that this process sees, as the same user."""
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, _ = struct.unpack("3i", told)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", credentials)
     try:
         same = all(os.readlink(f"/proc/{pid}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}") for name in _WORLD)
     except OSError:

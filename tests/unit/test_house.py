@@ -140,10 +140,10 @@ def run_fresh(program: str) -> str:
 def test_names_when_type_checkers_read_them_then_are_those_that_are_loaded() -> None:
     stub = ast.parse((ROOT / "tdserve/__init__.pyi").read_text())
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    told = {alias.asname: (node.module, alias.name) for node in imports for alias in node.names}
+    declared = {alias.asname: (node.module, alias.name) for node in imports for alias in node.names}
     loaded = {name: (getattr(tdserve, name).__module__, name) for name in importlib.import_module("tdserve").__all__}
     assert len(imports) == len(stub.body)
-    assert told == loaded
+    assert declared == loaded
 
 
 def test_import_when_interpreter_is_fresh_then_does_nothing() -> None:

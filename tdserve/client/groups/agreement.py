@@ -211,7 +211,7 @@ def agree_pair(
         peer: The other member's rank.
         call: What this member is about to do.
         sent_specs: Structures that this member has sent to the other.
-        received_specs: Structures that the other has sent.
+        received_specs: Structures that the other member has sent.
         check: As for ``agree``, at the receiver; None: this member sends.
         own: As for ``agree``.
 

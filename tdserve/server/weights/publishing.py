@@ -151,10 +151,10 @@ class Publishing:
         sent."""
         specs, known_specs = self._stores.specs, session.known_specs
         if asked.HasField("spec"):
-            sent_spec = codec.decode(asked.spec)
-            known_specs.pop(sent_spec.fingerprint, None)
-            known_specs[sent_spec.fingerprint] = specs.get(
-                sent_spec.fingerprint, specs.learn(sent_spec)
+            sent = codec.decode(asked.spec)
+            known_specs.pop(sent.fingerprint, None)
+            known_specs[sent.fingerprint] = specs.get(
+                sent.fingerprint, specs.learn(sent)
             )  # one object for all sessions
             while len(known_specs) > MAX_KNOWN_SPECS:
                 del known_specs[next(iter(known_specs))]

@@ -82,16 +82,16 @@ def test_resolve_when_the_name_comes_later_then_found(monkeypatch: pytest.Monkey
 
 def test_resolve_when_it_is_given_up_then_ends_at_once_and_has_told_why() -> None:
     given_up = Event()
-    told: list[str] = []
+    reasons: list[str] = []
 
     def tell(reason: str) -> None:
-        told.append(reason)
+        reasons.append(reason)
         given_up.set()
 
     with pytest.raises(ConnectError, match="does not resolve"):
         resolve("no-such-name.invalid:1", timeout_s=600.0, given_up=given_up, on_unknown=tell)
-    assert len(told) == 1
-    assert "'no-such-name.invalid'" in told[0]
+    assert len(reasons) == 1
+    assert "'no-such-name.invalid'" in reasons[0]
 
 
 def test_address_towards_when_loopback_then_loopback() -> None:

@@ -11,17 +11,17 @@ import pytest
 from tdserve.base import machine
 from tdserve.base.machine import boot_id, count_descriptors, count_oom_kills, pid_namespace, why_not_shared
 
-TOLD = "from tdserve.base.machine import boot_id, pid_namespace; print(boot_id(), pid_namespace())"
+PRINT_IDS = "from tdserve.base.machine import boot_id, pid_namespace; print(boot_id(), pid_namespace())"
 
 
 def test_ids_when_of_two_processes_of_one_machine_then_equal() -> None:
-    told = subprocess.run([sys.executable, "-c", TOLD], capture_output=True, text=True, check=True).stdout.split()
-    assert told == [boot_id(), pid_namespace()]
+    out = subprocess.run([sys.executable, "-c", PRINT_IDS], capture_output=True, text=True, check=True).stdout.split()
+    assert out == [boot_id(), pid_namespace()]
     assert len(boot_id()) == 36
 
 
 def test_pid_namespace_when_another_then_differs_and_the_machine_is_the_same() -> None:
-    command = ["unshare", "--pid", "--fork", sys.executable, "-c", TOLD]
+    command = ["unshare", "--pid", "--fork", sys.executable, "-c", PRINT_IDS]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip("a pid namespace of its own needs root")
@@ -32,8 +32,8 @@ def test_pid_namespace_when_another_then_differs_and_the_machine_is_the_same() -
 
 def test_ids_when_there_is_no_proc_then_empty() -> None:
     command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0" -c "$1"', sys.executable]
-    told = "from tdserve.base.machine import boot_id, pid_namespace; print([boot_id(), pid_namespace()])"
-    done = subprocess.run([*command, told], capture_output=True, text=True, check=False, cwd=os.getcwd())
+    program = "from tdserve.base.machine import boot_id, pid_namespace; print([boot_id(), pid_namespace()])"
+    done = subprocess.run([*command, program], capture_output=True, text=True, check=False, cwd=os.getcwd())
     if "mount" in done.stderr or "unshare" in done.stderr:
         pytest.skip("to hide /proc needs root")
     assert done.stdout.strip() == "['', '']", done.stderr
@@ -61,8 +61,8 @@ def test_keep_freed_memory_when_much_is_freed_then_its_pages_stay(keeps: bool) -
         "del content",
         "print(resident() - before)",
     ]
-    told = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
-    assert (int(told) > 20 << 20) == keeps
+    out = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
+    assert (int(out) > 20 << 20) == keeps
 
 
 def large_pages_kib(calls: str) -> int:
@@ -75,8 +75,8 @@ def large_pages_kib(calls: str) -> int:
         "found = [line.split()[1] for line in open('/proc/self/smaps') if line.startswith('AnonHugePages')]",
         "print(sum(map(int, found)))",
     ]
-    told = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
-    return int(told)
+    out = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
+    return int(out)
 
 
 def test_use_small_pages_when_an_array_is_large_then_it_gets_its_memory_by_small_ones() -> None:

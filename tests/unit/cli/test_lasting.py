@@ -78,10 +78,10 @@ def test_command_when_it_fails_then_its_line_at_once_and_its_end_after_the_pause
     with alarm(60.0, "its end"), start(program, delay_s="3") as process:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("tdserve: invalid port")
-        told_s = time.monotonic()
+        signalled_s = time.monotonic()
         assert process.poll() is None
         assert process.wait() == 1
-        assert time.monotonic() - told_s > 1.0
+        assert time.monotonic() - signalled_s > 1.0
         assert process.stderr.read() == ""
 
 

@@ -49,7 +49,7 @@ def connection(address: str) -> Iterator[ControlConnection]:
     made.close()
 
 
-class Heard:
+class Listener:
     """A session stream and what it said."""
 
     def __init__(self, connection: ControlConnection) -> None:
@@ -90,7 +90,7 @@ def test_connection_when_closed_then_every_use_says_so(address: str) -> None:
     for use in (
         lambda: connection.call("GetStats", control_pb2.GetStatsRequest(), timeout_s=TIMEOUT_S),
         lambda: connection.wait_ready(TIMEOUT_S),
-        lambda: Heard(connection),
+        lambda: Listener(connection),
     ):
         with pytest.raises(ClosedError, match=f"the client of {address} is closed"):
             use()
@@ -164,7 +164,7 @@ def test_wait_ready_when_the_name_has_another_address_then_begins_anew_and_leave
     names.addresses = ["127.0.0.1"]
     connection = ControlConnection(address)
     connection.wait_ready(TIMEOUT_S)
-    heard, before = Heard(connection), connection._channel
+    peer, before = Listener(connection), connection._channel
     connection.wait_ready(TIMEOUT_S)
     assert connection._channel is before
     names.addresses = ["127.0.0.2"]
@@ -172,9 +172,9 @@ def test_wait_ready_when_the_name_has_another_address_then_begins_anew_and_leave
     assert connection._channel is not before
     del before
     gc.collect()
-    heard.send(1)
-    assert heard.messages.get(timeout=TIMEOUT_S).request == 1
-    heard.stream.close()
+    peer.send(1)
+    assert peer.messages.get(timeout=TIMEOUT_S).request == 1
+    peer.stream.close()
     connection.close()
 
 
@@ -190,27 +190,27 @@ def test_wait_ready_when_it_listens_then_returns(connection: ControlConnection) 
 
 
 def test_session_when_messages_are_sent_then_answers_come_in_order(connection: ControlConnection) -> None:
-    heard = Heard(connection)
+    peer = Listener(connection)
     for request in range(20):
-        heard.send(request)
-    assert [heard.messages.get(timeout=TIMEOUT_S).request for _ in range(20)] == list(range(20))
-    heard.stream.close()
-    assert isinstance(heard.ends.get(timeout=TIMEOUT_S), TDServeError)
+        peer.send(request)
+    assert [peer.messages.get(timeout=TIMEOUT_S).request for _ in range(20)] == list(range(20))
+    peer.stream.close()
+    assert isinstance(peer.ends.get(timeout=TIMEOUT_S), TDServeError)
 
 
 def test_session_when_the_server_ends_it_then_lost_once(connection: ControlConnection) -> None:
-    heard = Heard(connection)
-    heard.send(99)
-    assert isinstance(heard.ends.get(timeout=TIMEOUT_S), ConnectError)
-    heard.stream.close()
-    heard.stream.close()
-    assert heard.ends.empty()
+    peer = Listener(connection)
+    peer.send(99)
+    assert isinstance(peer.ends.get(timeout=TIMEOUT_S), ConnectError)
+    peer.stream.close()
+    peer.stream.close()
+    assert peer.ends.empty()
 
 
 def test_session_when_it_fails_then_lost_with_the_servers_error(connection: ControlConnection) -> None:
-    heard = Heard(connection)
-    heard.send(98)
-    assert same(heard.ends.get(timeout=TIMEOUT_S), WrongStateError(state="a", event="b"))
+    peer = Listener(connection)
+    peer.send(98)
+    assert same(peer.ends.get(timeout=TIMEOUT_S), WrongStateError(state="a", event="b"))
 
 
 @pytest.mark.parametrize("is_serving", [True, False])

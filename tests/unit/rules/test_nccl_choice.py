@@ -26,6 +26,6 @@ from tdserve.rules.nccl_choice import why_not_nccl
 def test_nccl_when_the_ends_are_compared_then_used_or_told_why_not(
     asked: str, ends: dict[str, Any], reason: str
 ) -> None:
-    told = why_not_nccl(asked, **ends)
-    assert bool(told) == bool(reason)
-    assert reason in told
+    found = why_not_nccl(asked, **ends)
+    assert bool(found) == bool(reason)
+    assert reason in found

@@ -149,12 +149,12 @@ def _overwrite_in_place(
             values = encode_values(captured.spec, captured.values, store=name)
             asked = _writing(name, control_pb2.Content(fingerprint=entry.spec.fingerprint, values=values))
             write = asyncio.create_task(world.writes.write(peer.session, REQUEST, asked))
-            told = asyncio.create_task(peer.told())
-            await asyncio.wait({write, told}, return_when=asyncio.FIRST_COMPLETED)
-            if told.done():
+            answer = asyncio.create_task(peer.receive())
+            await asyncio.wait({write, answer}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
                 put_selection(mapped(entry), parse(1), captured)
                 peer.done(REQUEST)
-            told.cancel()
+            answer.cancel()
             await write
 
     run(scenario())
@@ -193,7 +193,7 @@ def _latest(world: World, run: Loop) -> object:
     return done.accepted.version, done.inline, done.accepted.values
 
 
-def _told(start: int) -> TensorDict:
+def _make_rows(start: int) -> TensorDict:
     """Rows of a table, with values."""
     td = replaying.rows(start)
     td["s"], td["t"] = (NonTensorStack(*(f"{name} {start + number}" for number in range(3))) for name in "st")
@@ -202,12 +202,12 @@ def _told(start: int) -> TensorDict:
 
 def _table(world: World, run: Loop) -> None:
     kind, settings = control_pb2.STORE_KIND_REPLAY, Settings().to_json()
-    entry = run(world.create("r", _told(0)[0], kind=kind, capacity=8, settings=settings))
-    replaying.extend(world, run, entry, _told(0))
+    entry = run(world.create("r", _make_rows(0)[0], kind=kind, capacity=8, settings=settings))
+    replaying.extend(world, run, entry, _make_rows(0))
 
 
 def _extend(world: World, run: Loop, session: ClientSession) -> None:
-    asked = replaying.extending(world.stores.get("r"), _told(3))
+    asked = replaying.extending(world.stores.get("r"), _make_rows(3))
     run(world.replays.extend(session, REQUEST, asked))
 
 
@@ -228,11 +228,11 @@ def _live_rows(world: World, run: Loop) -> object:
 
 
 def _overwrite_row(world: World, run: Loop, session: ClientSession) -> None:
-    _overwrite(world, run, session, "r", _told(8)[0])
+    _overwrite(world, run, session, "r", _make_rows(8)[0])
 
 
 def _overwrite_row_in_place(world: World, run: Loop, session: ClientSession) -> None:
-    _overwrite_in_place(world, run, session, "r", _told(8)[0])
+    _overwrite_in_place(world, run, session, "r", _make_rows(8)[0])
 
 
 def _rows(world: World, run: Loop) -> object:

@@ -104,7 +104,7 @@ class LocalPeer:
         await asyncio.sleep(0)  # the link's own end
         self._socket.close()
 
-    async def told(self) -> control_pb2.ServerMessage:
+    async def receive(self) -> control_pb2.ServerMessage:
         """The next message of the server."""
         while not self._messages:
             data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self._socket, 1 << 16), WAIT_S)
@@ -118,7 +118,7 @@ class LocalPeer:
 
     async def accepted(self) -> control_pb2.Accepted:
         """What it is let do."""
-        message = await self.told()
+        message = await self.receive()
         assert message.HasField("accepted"), message
         return message.accepted
 

@@ -40,16 +40,16 @@ def test_run_when_its_parent_is_gone_then_says_ready_and_leaves_in_order(
 
 
 @pytest.mark.parametrize(
-    ("shells", "told", "mode"),
+    ("shells", "umask", "mode"),
     [(0o000, None, 0o755), (0o077, None, 0o700), (0o022, 0o002, 0o775), (0o000, 0o027, 0o750)],
 )
 def test_run_when_the_shell_has_a_umask_then_only_its_user_may_write_unless_told(
-    tmp_path: Path, shells: int, told: int | None, mode: int
+    tmp_path: Path, shells: int, umask: int | None, mode: int
 ) -> None:
     os.umask(shells)
     ours, theirs = os.pipe()
     os.close(theirs)
-    assert run(ServerConfig(root=str(tmp_path / "root"), port=0, grace_s=0.1, umask=told), lifeline_fd=ours) == 0
+    assert run(ServerConfig(root=str(tmp_path / "root"), port=0, grace_s=0.1, umask=umask), lifeline_fd=ours) == 0
     os.close(ours)
     assert (tmp_path / "root" / "catalog").stat().st_mode & 0o777 == mode
     assert (tmp_path / "root" / "catalog" / "data.mdb").stat().st_mode & 0o777 == mode & 0o666
@@ -58,14 +58,14 @@ def test_run_when_the_shell_has_a_umask_then_only_its_user_may_write_unless_told
 def test_run_when_it_advertises_an_address_then_tells_that_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(Root, "set_address", lambda _, address: told.append(address))
+    addresses: list[str] = []
+    monkeypatch.setattr(Root, "set_address", lambda _, address: addresses.append(address))
     for advertise in ("example.org:99", "::1"):
         ours, theirs = os.pipe()
         os.close(theirs)
         run(ServerConfig(root=str(tmp_path / "root"), port=0, grace_s=0.1, advertise=advertise), lifeline_fd=ours)
         os.close(ours)
-    first, second = (address for address in told if address)
+    first, second = (address for address in addresses if address)
     assert first == "example.org:99"
     assert second.startswith("[::1]:")
     assert not second.endswith(":0")
@@ -124,5 +124,5 @@ def test_main_when_the_server_cannot_start_then_tells_its_parent_why(
     monkeypatch.setenv("TDSERVE_HOST", "0.0.0.0")
     assert main([]) == 1
     line = capsys.readouterr().out.strip()
-    told = json.loads(line.removeprefix(FAILED_PREFIX))
-    assert (told["error"], told["fields"]["argument"]) == ("InvalidRequestError", "host")
+    failure = json.loads(line.removeprefix(FAILED_PREFIX))
+    assert (failure["error"], failure["fields"]["argument"]) == ("InvalidRequestError", "host")

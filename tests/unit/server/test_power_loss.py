@@ -64,13 +64,13 @@ def _scan(root: Root) -> dict[bytes, bytes]:
 def test_recover_when_the_end_was_orderly_or_the_machine_runs_on_then_changes_nothing(
     root: Root, run: dict[str, object] | None
 ) -> None:
-    told = json.loads((root.path / "run.json").read_bytes())
+    record = json.loads((root.path / "run.json").read_bytes())
     if run is None:
         (root.path / "run.json").unlink()
     elif "boot_id" in run:
         root.note_run(is_synced=False)
     else:
-        (root.path / "run.json").write_text(json.dumps({**told, **run}))
+        (root.path / "run.json").write_text(json.dumps({**record, **run}))
     recover(root)
     assert b"later" in _scan(root)
     assert _generations(root) == [2, 2, 2, 2]

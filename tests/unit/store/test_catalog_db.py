@@ -183,8 +183,8 @@ def test_decided_changes_when_the_disk_is_full_then_they_find_room(small_disk: P
 
 def test_decided_changes_when_nothing_can_be_written_then_are_seen_and_go_with_the_next(tmp_path: Path) -> None:
     with CatalogDB(tmp_path) as db:
-        told: list[bool] = []
-        db.on_owed = lambda: told.append(db.owes)
+        owed: list[bool] = []
+        db.on_owed = lambda: owed.append(db.owes)
         db.put("pending", b"journal", b"1")
         db.put("pending", b"other", b"2")
         with no_page_can_be_written():
@@ -195,7 +195,7 @@ def test_decided_changes_when_nothing_can_be_written_then_are_seen_and_go_with_t
             with pytest.raises(CapacityError):
                 db.put("stores", b"newer", b"4")
             assert not db.settle()
-        assert told == [True, True, True]
+        assert owed == [True, True, True]
         assert db.get("pending", b"journal") is None
         assert db.scan("pending") == [(b"other", b"2")]
         assert db.scan("requests", b"a") == [(b"answer", b"3")]

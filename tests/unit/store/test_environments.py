@@ -166,11 +166,11 @@ def _writer(folder: Path) -> Iterator[Callable[[bytes], None]]:
     """
     command = [sys.executable, "-c", code, str(folder), str(NUM_VALUES)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        told, answers = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+        orders, answers = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
 
         def write(value: bytes) -> None:
-            told.write(value + b"\n")
-            told.flush()
+            orders.write(value + b"\n")
+            orders.flush()
             assert answers.readline() == b"done\n"
 
         yield write

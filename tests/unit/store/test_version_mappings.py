@@ -81,16 +81,16 @@ def test_when_dropped_when_any_tensor_lives_then_not_yet(tmp_path: Path) -> None
     file = VersionFile.create(tmp_path / "1.safetensors", SPEC)
     file.leaves["w",].fill_(3)
     file.seal()
-    told: list[int] = []
+    dropped: list[int] = []
     fd = os.open(file.path, os.O_RDONLY)
     mapping = VersionMapping.private(fd, path=file.path)
     os.close(fd)
-    mapping.call_when_dropped(told.append, 5)
+    mapping.call_when_dropped(dropped.append, 5)
     row = mapping.leaves(SPEC)["w",][1]
     del mapping
     gc.collect()
-    assert told == []
+    assert dropped == []
     assert torch.equal(row, torch.full((3,), 3.0))
     del row
     gc.collect()
-    assert told == [5]
+    assert dropped == [5]

@@ -30,7 +30,7 @@ class Line:
         self._connection.setblocking(True)
         self._connection.settimeout(5.0)
 
-    def hear(self) -> bytes:
+    def receive(self) -> bytes:
         """The next message."""
         while True:
             nbytes, kind, slot, _, length, _ = PREAMBLE.unpack(self._read(PREAMBLE.size))
@@ -40,7 +40,7 @@ class Line:
             elif kind == CONTENT:
                 return rest
 
-    def say(self, message: bytes, *, tag: int = PROOF_TAG) -> None:
+    def send_message(self, message: bytes, *, tag: int = PROOF_TAG) -> None:
         """Sends a message, asked for or not."""
         self.send(PREAMBLE.pack(PREAMBLE.size + len(message), CONTENT, tag, 0, len(message), 0) + message)
 
@@ -65,19 +65,19 @@ def be_silent(line: Line) -> None:
 def be_wrong(line: Line) -> None:
     """Says something at each step."""
     for _ in range(3):
-        line.hear()
-        line.say(b"x" * MESSAGE_BYTES)
+        line.receive()
+        line.send_message(b"x" * MESSAGE_BYTES)
 
 
 def reflect(line: Line) -> None:
     """Says what it has heard."""
     for _ in range(3):
-        line.say(line.hear())
+        line.send_message(line.receive())
 
 
 def be_cut_short(line: Line) -> None:
     """Says half of a message."""
-    line.hear()
+    line.receive()
     frame = PREAMBLE.pack(PREAMBLE.size + MESSAGE_BYTES, CONTENT, PROOF_TAG, 0, MESSAGE_BYTES, 0)
     line.send(frame + b"x" * (MESSAGE_BYTES // 2))
 
@@ -87,21 +87,21 @@ def hang_up(line: Line) -> None:
     line._connection.close()
 
 
-def port_told(told: bytes) -> int:
+def find_port(address: bytes) -> int:
     """The port in what gloo tells of a rank at 127.0.0.1."""
-    found = re.search(rb"\x02\x00(..)\x7f\x00\x00\x01", told, re.DOTALL)  # a sockaddr_in
+    found = re.search(rb"\x02\x00(..)\x7f\x00\x00\x01", address, re.DOTALL)  # a sockaddr_in
     assert found is not None
     return int.from_bytes(found[1], "big")
 
 
 def device_of_this_process() -> tuple[int, int]:
     """Port of the gloo device of this process, and the next of its numbers."""
-    told: list[bytes] = []
-    store = KVStore(lambda key, value: told.append(value))
+    addresses: list[bytes] = []
+    store = KVStore(lambda key, value: addresses.append(value))
     store.close()
     with suppress(ConnectError):
         GlooChannel(store, CLIENT_RANK, host="127.0.0.1", bond=BOND, peer="nobody")
-    return port_told(told[0]), struct.unpack("<2q", told[0][-16:])[1] + 1
+    return find_port(addresses[0]), struct.unpack("<2q", addresses[0][-16:])[1] + 1
 
 
 @contextmanager

@@ -75,27 +75,27 @@ def forming(handshake: Handshake, on_formed: Callable[[Channel], None] | None = 
 
 
 def test_wait_when_formed_then_everybody_has_the_channel(handshake: Handshake) -> None:
-    told: list[Channel] = []
-    made = forming(handshake, told.append)
+    opened: list[Channel] = []
+    made = forming(handshake, opened.append)
     with ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(made.wait, TIMEOUT_S) for _ in range(3)]
         handshake.end()
         assert {each.result(TIMEOUT_S) for each in waiting} == {handshake.channel}
     join()
-    assert told == [handshake.channel]
+    assert opened == [handshake.channel]
     assert made.wait(0.0) is handshake.channel
 
 
 def test_wait_when_it_cannot_be_formed_then_the_reason_now_and_later(handshake: Handshake) -> None:
-    told: list[Channel] = []
-    made = forming(handshake, told.append)
+    opened: list[Channel] = []
+    made = forming(handshake, opened.append)
     error = ConnectError(address="here", reason="nobody is there")
     handshake.fail(error)
     for _ in range(2):
         with pytest.raises(ConnectError) as raised:
             made.wait(TIMEOUT_S)
         assert raised.value is error
-    assert told == []
+    assert opened == []
 
 
 def test_wait_when_not_in_time_then_connect_error_but_the_forming_goes_on(handshake: Handshake) -> None:
@@ -109,8 +109,8 @@ def test_wait_when_not_in_time_then_connect_error_but_the_forming_goes_on(handsh
 def test_cancel_when_the_handshake_goes_on_then_waits_end_at_once_and_its_channel_is_closed(
     handshake: Handshake,
 ) -> None:
-    told: list[Channel] = []
-    made = forming(handshake, told.append)
+    opened: list[Channel] = []
+    made = forming(handshake, opened.append)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(made.wait, TIMEOUT_S)
         assert handshake.begun.wait(TIMEOUT_S)
@@ -121,7 +121,7 @@ def test_cancel_when_the_handshake_goes_on_then_waits_end_at_once_and_its_channe
     handshake.end()
     join()
     assert handshake.is_closed()
-    assert told == []
+    assert opened == []
 
 
 def test_cancel_when_formed_then_the_channel_is_closed(handshake: Handshake) -> None:

@@ -148,11 +148,11 @@ def test_mail_when_it_has_not_begun_then_what_came_waits_for_it() -> None:
 
 def test_join_when_called_by_the_thread_itself_then_does_not_wait() -> None:
     ours, theirs = LoopbackChannel.pair()
-    told: SimpleQueue[str] = SimpleQueue()
+    reported: SimpleQueue[str] = SimpleQueue()
 
     def on_message(message: bytes) -> None:
         receiving.join()
-        told.put("joined")
+        reported.put("joined")
 
     def ignore(_: object) -> None:
         pass
@@ -160,7 +160,7 @@ def test_join_when_called_by_the_thread_itself_then_does_not_wait() -> None:
     receiving = Mail(ours, on_message=on_message, on_lost=ignore, name="receiving")
     receiving.begin()
     Mail(theirs, on_message=ignore, on_lost=ignore, name="sending").send(b"x")
-    assert told.get(timeout=TIMEOUT_S) == "joined"
+    assert reported.get(timeout=TIMEOUT_S) == "joined"
     ours.close()
     receiving.join()
 

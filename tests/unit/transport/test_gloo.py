@@ -47,12 +47,12 @@ def test_connect_when_the_other_ends_address_is_garbage_then_connect_error(garba
 def test_connect_when_the_other_end_connects_to_what_was_given_up_then_its_connection_does_not_stay() -> None:
     num_fds = len(os.listdir("/proc/self/fd"))
     for number in range(6 * MAX_UNFORMED):
-        told: list[bytes] = []
-        store = KVStore(lambda key, value, told=told: told.append(value))  # type: ignore[misc]
+        addresses: list[bytes] = []
+        store = KVStore(lambda key, value, addresses=addresses: addresses.append(value))  # type: ignore[misc]
         store.close()
         with pytest.raises(ConnectError):
             GlooChannel(store, CLIENT_RANK, host="127.0.0.1", bond=BOND, peer="nobody")
-        found = re.search(rb"\x02\x00(..)\x7f\x00\x00\x01", told[0], re.DOTALL)  # a sockaddr_in
+        found = re.search(rb"\x02\x00(..)\x7f\x00\x00\x01", addresses[0], re.DOTALL)  # a sockaddr_in
         assert found is not None
         port = int.from_bytes(found[1], "big")
         with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as other:

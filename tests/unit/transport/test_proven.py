@@ -77,10 +77,10 @@ def test_pair_when_refused_then_logged_once_with_who_is_connected(
         with caplog.at_level(logging.WARNING), taken(port, range(number, number + 5), be_wrong):
             check(gloo_pair())  # type: ignore[arg-type]
     assert len(caplog.records) == 1
-    told = caplog.records[0].getMessage()
-    assert f"connected to port {port} are 127.0.0.1 (" in told or "are 127.0.0.1 (" in told
-    assert "a test" in told
-    assert "proof is wrong" in told or "no proof came" in told
+    message = caplog.records[0].getMessage()
+    assert f"connected to port {port} are 127.0.0.1 (" in message or "are 127.0.0.1 (" in message
+    assert "a test" in message
+    assert "proof is wrong" in message or "no proof came" in message
 
 
 def test_pair_when_the_ends_have_different_secrets_then_connect_error_in_time() -> None:

@@ -112,19 +112,19 @@ def against(stranger: Callable[[bytes, list[bytes]], bytes]) -> BaseException | 
     ranks, queues = groups(2)
     with ThreadPoolExecutor(1) as thread:
         proving = thread.submit(prove, ranks[0], 0, 2, BOND, attempt=0, timeout_s=0.5)
-        heard: list[bytes] = []
+        received: list[bytes] = []
         while not proving.done():
             try:
                 message = queues[0, 1].get(timeout=0.05)
             except Empty:
                 continue
-            queues[1, 0].put(stranger(message, heard))
-            heard.append(message)
+            queues[1, 0].put(stranger(message, received))
+            received.append(message)
     return proving.exception()
 
 
 def test_prove_when_everything_is_reflected_then_not_content() -> None:
-    assert isinstance(against(lambda message, heard: message), UnprovenError)
+    assert isinstance(against(lambda message, received: message), UnprovenError)
 
 
 def test_prove_when_an_earlier_conversation_is_replayed_then_not_content() -> None:
@@ -133,7 +133,7 @@ def test_prove_when_an_earlier_conversation_is_replayed_then_not_content() -> No
         for rank in (0, 1):
             threads.submit(prove, ranks[rank], rank, 2, BOND, attempt=0, timeout_s=TIMEOUT_S)
     assert len(ranks[1].sent) == 3
-    assert isinstance(against(lambda message, heard: ranks[1].sent[len(heard)]), UnprovenError)
+    assert isinstance(against(lambda message, received: ranks[1].sent[len(received)]), UnprovenError)
 
 
 def test_prove_when_nobody_answers_then_runtime_error_and_only_a_nonce_was_told() -> None:
@@ -144,14 +144,14 @@ def test_prove_when_nobody_answers_then_runtime_error_and_only_a_nonce_was_told(
 
 
 def test_prove_when_the_proof_is_wrong_then_nothing_is_confirmed() -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     def stranger(message: bytes, before: list[bytes]) -> bytes:
-        heard.append(message)
+        received.append(message)
         return b"x" * MESSAGE_BYTES
 
     assert isinstance(against(stranger), UnprovenError)
-    assert len(heard) == 2  # the nonce and the proof of the one who asks, which say nothing of the secret
+    assert len(received) == 2  # the nonce and the proof of the one who asks, which say nothing of the secret
 
 
 def test_prove_when_done_then_the_proof_is_the_one_that_the_book_names() -> None:

@@ -10,11 +10,11 @@ from tdserve.transport.rendezvous import Branch, KVStore
 
 
 def test_set_when_called_then_published_and_known_here() -> None:
-    told: list[tuple[str, bytes]] = []
-    store = KVStore(lambda key, value: told.append((key, value)))
+    posted: list[tuple[str, bytes]] = []
+    store = KVStore(lambda key, value: posted.append((key, value)))
     store.set("rank 0", "text")
     store.set("rank 1", b"bytes")
-    assert told == [("rank 0", b"text"), ("rank 1", b"bytes")]
+    assert posted == [("rank 0", b"text"), ("rank 1", b"bytes")]
     assert store.get("rank 0") == b"text"
 
 
@@ -47,10 +47,10 @@ def test_branch_when_the_rendezvous_is_closed_then_whoever_waits_is_told() -> No
 
 
 def test_branch_when_both_ends_have_one_then_entries_of_others_are_not_seen() -> None:
-    told: list[tuple[str, bytes]] = []
-    store = KVStore(lambda key, value: told.append((key, value)))
+    posted: list[tuple[str, bytes]] = []
+    store = KVStore(lambda key, value: posted.append((key, value)))
     Branch(Branch(store, "order"), "attempt 0").set("0", b"x")
-    assert told == [("order/attempt 0/0", b"x")]
+    assert posted == [("order/attempt 0/0", b"x")]
     assert Branch(Branch(store, "order"), "attempt 0").get("0") == b"x"
     other = Branch(store, "attempt 0")
     other.timeout_s = 0.01

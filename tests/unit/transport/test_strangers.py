@@ -9,7 +9,7 @@ import pytest
 from tdserve.transport.strangers import Sockets, describe_connections, shut_door
 
 
-def told_of(port: int, family: int = socket.AF_INET) -> bytes:
+def make_address(port: int, family: int = socket.AF_INET) -> bytes:
     """As gloo tells of a rank."""
     address = struct.pack("<H", family) + struct.pack(">H", port) + bytes(132)
     return struct.pack("<Q", 4) + b"host" + struct.pack("<Q", len(address)) + address
@@ -22,15 +22,15 @@ def test_describe_when_hosts_are_connected_then_counts_them(host: str, family: s
         port = listening.getsockname()[1]
         for _ in range(3):
             stack.enter_context(socket.create_connection((host, port)))
-        assert describe_connections(told_of(port, family)) == f"connected to port {port} are {host} (3)"
+        assert describe_connections(make_address(port, family)) == f"connected to port {port} are {host} (3)"
 
 
 def test_describe_when_nobody_is_connected_or_nothing_was_told_then_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        assert describe_connections(told_of(port)) == f"connected to port {port} are none any more"
-    for told in (None, b"", b"\xff" * 8, b"\xff" * 200, told_of(1, family=99)):
-        assert describe_connections(told) == "its address is not known"
+        assert describe_connections(make_address(port)) == f"connected to port {port} are none any more"
+    for address in (None, b"", b"\xff" * 8, b"\xff" * 200, make_address(1, family=99)):
+        assert describe_connections(address) == "its address is not known"
 
 
 def test_sockets_when_strangers_and_others_are_connected_then_only_strangers_count_and_their_port_can_be_shut() -> None:

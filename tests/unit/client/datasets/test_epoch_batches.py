@@ -66,7 +66,7 @@ def test_next_when_a_batch_could_not_be_read_then_the_next_call_tries_it_again()
 
 
 def test_close_when_another_thread_waits_then_it_is_told() -> None:
-    begun, told, go_on = Event(), [], Event()
+    begun, errors, go_on = Event(), [], Event()
 
     def read(rows: Any) -> TensorDict:
         begun.set()
@@ -78,7 +78,7 @@ def test_close_when_another_thread_waits_then_it_is_told() -> None:
     def wait() -> None:
         with pytest.raises(ClosedError) as error:
             next(batches)
-        told.append(error)
+        errors.append(error)
 
     thread = Thread(target=wait)
     thread.start()
@@ -87,7 +87,7 @@ def test_close_when_another_thread_waits_then_it_is_told() -> None:
     batches.close()
     go_on.set()
     thread.join(20.0)
-    assert len(told) == 1
+    assert len(errors) == 1
     with pytest.raises(ClosedError, match="it"):
         next(batches)
 

@@ -19,15 +19,15 @@ LAYOUT = read_layout(SPEC, is_packed=True)
 
 
 def test_wait_when_a_message_is_here_then_returns_and_the_first_part_is_told_once() -> None:
-    told: list[int] = []
-    kept = Kept(LAYOUT, torch.empty(LAYOUT.nbytes, dtype=torch.uint8), on_first=lambda: told.append(kept.num_here))
+    counts: list[int] = []
+    kept = Kept(LAYOUT, torch.empty(LAYOUT.nbytes, dtype=torch.uint8), on_first=lambda: counts.append(kept.num_here))
     waiting = Thread(target=kept.wait, args=(1, 20.0))
     waiting.start()
     kept.add_arrived(1)
     kept.add_arrived(1)
     waiting.join(20.0)
     assert not waiting.is_alive()
-    assert (told, kept.num_here) == ([1], 2)
+    assert (counts, kept.num_here) == ([1], 2)
 
 
 def test_wait_when_it_does_not_come_then_error() -> None:

@@ -93,9 +93,9 @@ def test_tell_checksums_when_a_version_came_from_the_server_then_control_is_told
     with office() as between:
         kept = between.keep(3)
         between.ends[0].report_checksums(3, kept, SPEC)
-        told = between.wait_report(0, "whole").whole
-        assert (told.link, told.checksums) == (3, checksums(LAYOUT, content(), SPEC))
-        assert len(np.frombuffer(told.checksums, "<u8")) == 2
+        taken = between.wait_report(0, "whole").whole
+        assert (taken.link, taken.checksums) == (3, checksums(LAYOUT, content(), SPEC))
+        assert len(np.frombuffer(taken.checksums, "<u8")) == 2
 
 
 def test_close_when_a_version_is_being_passed_on_then_its_thread_ends() -> None:

@@ -39,14 +39,14 @@ class Handshake:
         return self.channel
 
 
-def told(error: ConnectError) -> ConnectError:
+def add_remedy(error: ConnectError) -> ConnectError:
     """What callers are told when it cannot be formed."""
     return ConnectError(address="the server", reason=f"nothing goes, since {error.fields['reason']}")
 
 
 def test_expect_when_it_takes_too_long_then_error_and_the_next_call_finds_it_formed() -> None:
     handshake = Handshake()
-    content = ContentChannel(handshake, peer="the server", on_unformed=told)
+    content = ContentChannel(handshake, peer="the server", on_unformed=add_remedy)
     with pytest.raises(DeadlineExceededError, match="a channel to the server"):
         content.expect(0.01)
     assert not content.is_open
@@ -62,7 +62,7 @@ def test_get_when_it_cannot_be_formed_then_why() -> None:
     def refused(kv_store: KVStore) -> Channel:
         raise ConnectError(address="there", reason="refused")
 
-    content = ContentChannel(refused, peer="the server", on_unformed=told)
+    content = ContentChannel(refused, peer="the server", on_unformed=add_remedy)
     for ask in (content.expect, content.get):
         with pytest.raises(ConnectError, match="nothing goes, since refused"):
             ask(TIMEOUT_S)
@@ -71,10 +71,10 @@ def test_get_when_it_cannot_be_formed_then_why() -> None:
 def test_lose_when_the_session_is_over_then_what_is_formed_is_closed_and_nothing_begins() -> None:
     handshake = Handshake()
     handshake.may_end.set()
-    content = ContentChannel(handshake, peer="the server", on_unformed=told)
+    content = ContentChannel(handshake, peer="the server", on_unformed=add_remedy)
     content.get(TIMEOUT_S)
     content.lose(ClosedError(what="the session"))
-    untouched = ContentChannel(handshake, peer="the server", on_unformed=told)
+    untouched = ContentChannel(handshake, peer="the server", on_unformed=add_remedy)
     untouched.lose(ClosedError(what="the session"))
     with pytest.raises(ClosedError):
         untouched.get(TIMEOUT_S)
@@ -89,7 +89,7 @@ class Makers:
         self.published: list[control_pb2.Rendezvous] = []
         self.now_s = 100.0
         self.channels = ContentChannels(
-            self._make, self.published.append, peer="the server", on_unformed=told, clock=lambda: self.now_s
+            self._make, self.published.append, peer="the server", on_unformed=add_remedy, clock=lambda: self.now_s
         )
 
     def _make(self, number: int, kv_store: KVStore) -> Channel:

@@ -176,12 +176,12 @@ def test_control_channel_when_there_is_no_way_to_the_server_then_stays_closed() 
         tried.set()
         raise ConnectError(address="the server", reason="it does not resolve")
 
-    told: SimpleQueue[object] = SimpleQueue()
-    control_channel = ClientControlChannel(make_host, told.put, told.put, bond=BOND, peer="the server")
+    reported: SimpleQueue[object] = SimpleQueue()
+    control_channel = ClientControlChannel(make_host, reported.put, reported.put, bond=BOND, peer="the server")
     control_channel.begin()
     assert tried.wait(TIMEOUT_S)
     control_channel.close()
     assert not control_channel.is_open
     assert not control_channel.send(reading("x"))
     with pytest.raises(Empty):
-        told.get_nowait()
+        reported.get_nowait()

@@ -59,17 +59,17 @@ def test_warn_when_little_time_is_left_then_asks_no_longer(left_s: float) -> Non
 
 
 def test_explain_when_a_wait_is_over_then_it_has_the_time_of_the_whole_call() -> None:
-    told = MissingNames(silent).explain(DeadlineExceededError(what="it", timeout_s=1.4), 1.0)
-    assert str(told) == "it did not happen within 1 s"
+    explained = MissingNames(silent).explain(DeadlineExceededError(what="it", timeout_s=1.4), 1.0)
+    assert str(explained) == "it did not happen within 1 s"
 
 
 def test_explain_when_names_are_near_or_the_server_is_silent_then_the_same_error_of_the_whole_call() -> None:
     error = StoreNotCreatedError(what="the creation of store 'polcy'", timeout_s=0.5, name="polcy")
-    told = MissingNames(names_around).explain(error, 30.0)
-    assert str(told) == (
+    explained = MissingNames(names_around).explain(error, 30.0)
+    assert str(explained) == (
         "the creation of store 'polcy' did not happen within 30 s: there is no store 'polcy', but 'policy'"
     )
-    assert told.name == "polcy"
+    assert explained.name == "polcy"
     assert str(MissingNames(silent).explain(error, 30.0)).endswith("there is no store 'polcy'")
     missing = MissingNames(names_around).explain(StoreNotFoundError(name="polcy"), 30.0)
     assert str(missing) == "there is no store 'polcy', but 'policy'; client.stores() lists the stores"

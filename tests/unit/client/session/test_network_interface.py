@@ -40,10 +40,10 @@ def test_address_for_when_others_are_on_other_machines_then_not_loopback(monkeyp
 
 
 def test_unformed_when_told_then_one_line_with_the_reason_the_address_and_the_remedy() -> None:
-    told = str(make_channel_error("gloo: no channel", "server:7707", "10.0.0.2"))
-    assert "server:7707" in told
-    assert "gloo: no channel; content needs gloo" in told
-    assert "10.0.0.2 must be reachable from here" in told
+    message = str(make_channel_error("gloo: no channel", "server:7707", "10.0.0.2"))
+    assert "server:7707" in message
+    assert "gloo: no channel; content needs gloo" in message
+    assert "10.0.0.2 must be reachable from here" in message
     for what_to_set in ("TDSERVE_INTERFACE", "network_mode: host", "--advertise", "transport='shm'"):
-        assert what_to_set in told
-    assert "\n" not in told
+        assert what_to_set in message
+    assert "\n" not in message

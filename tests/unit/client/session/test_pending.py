@@ -33,11 +33,11 @@ def test_wait_when_the_answer_comes_later_in_another_thread_then_returned_whatev
 
 
 def test_wait_when_nothing_comes_then_deadline_and_silence_is_told() -> None:
-    told: list[str] = []
-    pending = Pending(on_silence=lambda: told.append("silence"))
+    reported: list[str] = []
+    pending = Pending(on_silence=lambda: reported.append("silence"))
     with pytest.raises(DeadlineExceededError, match="an answer to a miracle"):
         pending.wait(0.01, "a miracle")
-    assert told == ["silence"]
+    assert reported == ["silence"]
 
 
 def test_wait_when_nothing_comes_and_nothing_is_owed_then_no_silence_is_told() -> None:
@@ -47,16 +47,16 @@ def test_wait_when_nothing_comes_and_nothing_is_owed_then_no_silence_is_told() -
 
 
 def test_put_when_the_answer_and_the_loss_of_the_session_come_at_once_then_only_one_of_them_is_told() -> None:
-    told: list[Answer] = []
+    reported: list[Answer] = []
     answer, loss = control_pb2.ServerMessage(request=5), PeerLostError(peer="it", reason="gone")
 
     def on_answer(brought: Answer) -> None:
-        told.append(brought)
+        reported.append(brought)
         pending.put(loss)  # by another thread, while this one is about the answer
 
     pending = Pending(on_answer, on_silence=lambda: None)
     pending.put(answer)
-    assert told == [answer]
+    assert reported == [answer]
 
 
 def test_disown_when_called_then_nobody_is_told_and_nothing_is_written() -> None:
@@ -93,16 +93,16 @@ def test_wait_when_it_is_slow_then_that_is_told_once_and_the_answer_still_taken(
 ) -> None:
     monkeypatch.setattr(pending_module, "SLOW_S", 0.01)
     pending = Pending(on_silence=lambda: None)
-    told: list[str] = []
+    reported: list[str] = []
 
     def on_slow(left_s: float) -> None:
-        told.append("slow")
+        reported.append("slow")
         pending.put(control_pb2.ServerMessage(request=4))
 
     assert pending.wait(None, "", on_slow=on_slow).request == 4
     with pytest.raises(DeadlineExceededError):
-        pending.wait(0.02, "", on_slow=lambda left_s: told.append(f"again, {left_s <= 0.01}"))
-    assert told == ["slow", "again, True"]
+        pending.wait(0.02, "", on_slow=lambda left_s: reported.append(f"again, {left_s <= 0.01}"))
+    assert reported == ["slow", "again, True"]
 
 
 @pytest.mark.parametrize(

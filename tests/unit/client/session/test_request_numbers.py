@@ -32,8 +32,8 @@ def test_next_when_numbers_are_taken_then_from_one_on_and_no_two_alike(numbers: 
 def test_tell_when_changes_are_under_way_then_all_below_but_these(numbers: RequestNumbers) -> None:
     first, _, second, third = numbers.begin_change(), numbers.next(), numbers.begin_change(), numbers.begin_change()
     numbers.end(second)
-    told = numbers.report_answered()
-    assert (told.below, list(told.but_for)) == (third + 1, [first, third])
+    answered = numbers.report_answered()
+    assert (answered.below, list(answered.but_for)) == (third + 1, [first, third])
 
 
 def test_tell_with_when_it_is_not_due_or_the_request_changes_nothing_then_nothing(numbers: RequestNumbers) -> None:
@@ -44,12 +44,12 @@ def test_tell_with_when_it_is_not_due_or_the_request_changes_nothing_then_nothin
         numbers.end(request)
     assert numbers.report_with(numbers.next()) is None
     request = numbers.begin_change()
-    told = numbers.report_with(request)
-    assert told is not None
-    assert list(told.but_for) == [request]
+    answered = numbers.report_with(request)
+    assert answered is not None
+    assert list(answered.but_for) == [request]
     assert numbers.report_with(request) is None
     numbers.report_again()
-    assert numbers.report_with(request) == told
+    assert numbers.report_with(request) == answered
 
 
 def test_begin_write_when_the_window_is_full_then_waits_until_one_ends(numbers: RequestNumbers) -> None:
@@ -118,10 +118,10 @@ class Server:
         self.log = RequestLog()
         self.applied: Counter[int] = Counter()
 
-    def hear(self, told: control_pb2.Answered | None) -> None:
+    def hear(self, answered: control_pb2.Answered | None) -> None:
         """What came with a message."""
-        if told is not None:
-            self.log.forget(CLIENT, told.below, frozenset(told.but_for))
+        if answered is not None:
+            self.log.forget(CLIENT, answered.below, frozenset(answered.but_for))
 
     def serve(self, request: int) -> bytes:
         """The answer to a change."""
@@ -151,9 +151,9 @@ def lives(seed: int) -> Iterator[tuple[int, Server, int]]:
             under_way += [request] if request is not None else []
         if request is None:
             request = chance.choice(under_way[-10:])  # the first of them may wait for very long
-        told = numbers.report_with(request)
+        answered = numbers.report_with(request)
         if chance.random() < 0.8:  # the request arrives
-            server.hear(told)
+            server.hear(answered)
             answer = server.serve(request)
             if chance.random() < 0.7:  # so does the answer
                 assert answer == b"answer %d" % request

@@ -70,9 +70,9 @@ def test_channel_when_it_cannot_be_formed_then_all_who_wait_are_told_in_one_line
     session = opened(connection, bytes(15) + b"\2")
     pending = session.send(1, read=control_pb2.ReadRequest(store="never there", timeout_s=20.0))
     remedy = r"127\.0\.0\.1 must be reachable .* one published port is not enough.*network_mode: host, --advertise"
-    with pytest.raises(ConnectError, match=remedy) as told:
+    with pytest.raises(ConnectError, match=remedy) as raised:
         session.channel(session.content)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
     with pytest.raises(ConnectError, match=remedy):
         pending.wait(10.0, "a read")
 

@@ -5,8 +5,8 @@ from tdserve.v1 import control_pb2
 
 
 def test_told_counts_when_an_answer_tells_them_then_those_and_else_as_before() -> None:
-    told = LastCounts(3, 5)
-    told.take(control_pb2.Done())
-    assert told.newest == TableCounts(3, 5)
-    told.take(control_pb2.Done(counts=control_pb2.TableCounts(rows=0, inserts=7)))
-    assert told.newest == TableCounts(0, 7)
+    counts = LastCounts(3, 5)
+    counts.take(control_pb2.Done())
+    assert counts.newest == TableCounts(3, 5)
+    counts.take(control_pb2.Done(counts=control_pb2.TableCounts(rows=0, inserts=7)))
+    assert counts.newest == TableCounts(0, 7)

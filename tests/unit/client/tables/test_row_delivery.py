@@ -28,9 +28,9 @@ def batch(num_rows: int, *, priority: float = NO_PRIORITY, stream: int = 7) -> B
 
 def sent(table: RecordingTable, num_rows: int, **arguments: float) -> list[int]:
     """What was told of a batch's progress."""
-    told: list[int] = []
-    Delivery(table, batch=4, num_joined=100).send(batch(num_rows, **arguments), told.append)  # type: ignore[arg-type]
-    return told
+    progress: list[int] = []
+    Delivery(table, batch=4, num_joined=100).send(batch(num_rows, **arguments), progress.append)  # type: ignore[arg-type]
+    return progress
 
 
 def test_send_when_the_table_takes_it_then_in_one_call_that_waits_for_ever() -> None:
@@ -55,12 +55,12 @@ def test_send_when_so_many_are_refused_then_smaller_from_then_on(fault: TDServeE
     table = RecordingTable()
     table.faults = [fault, fault]
     delivery = Delivery(table, batch=4, num_joined=100)
-    told: list[int] = []
-    delivery.send(batch(9, priority=1.0), told.append)
-    assert told == [2, 2, 2, 2, 1]
+    progress: list[int] = []
+    delivery.send(batch(9, priority=1.0), progress.append)
+    assert progress == [2, 2, 2, 2, 1]
     assert table.numbers == list(range(9))
     assert table.ends == [2]
-    assert [len(call["priority"]) for call in table.calls] == told
+    assert [len(call["priority"]) for call in table.calls] == progress
     assert delivery.max_rows == 2
 
 
@@ -76,10 +76,10 @@ def test_send_when_even_one_row_is_refused_then_raised() -> None:
 def test_send_when_it_fails_otherwise_then_raised_at_once_and_progress_known(fault: TDServeError) -> None:
     table = RecordingTable()
     table.faults = [InvalidRequestError(argument="num_rows", reason="many"), None, fault]
-    told: list[int] = []
+    progress: list[int] = []
     with pytest.raises(type(fault)):
-        Delivery(table, batch=4, num_joined=100).send(batch(4), told.append)
-    assert told == [2]
+        Delivery(table, batch=4, num_joined=100).send(batch(4), progress.append)
+    assert progress == [2]
     assert table.numbers == [0, 1]
 
 
@@ -121,6 +121,6 @@ def test_send_when_rows_have_policy_versions_then_they_go_along_in_smaller_calls
     table = RecordingTable()
     table.faults = [InvalidRequestError(argument="num_rows", reason="many")]
     versions = np.array([4, 4, 5, 6])
-    told: list[int] = []
-    Delivery(table, batch=4, num_joined=100).send(replace(batch(4), policy_versions=versions), told.append)
+    progress: list[int] = []
+    Delivery(table, batch=4, num_joined=100).send(replace(batch(4), policy_versions=versions), progress.append)
     assert [call["policy_version"].tolist() for call in table.calls] == [[4, 4], [5, 6]]

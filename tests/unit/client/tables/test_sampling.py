@@ -209,9 +209,9 @@ def test_sampled_when_rows_are_slices_then_their_ends_are_truncated_where_rows_h
     marked = sliced(has_flag=True).build()
     assert marked["next", "truncated"].flatten().tolist() == [True, True, False, True]
     assert "slice_end" not in marked
-    told = sliced(has_flag=False).build()
-    assert set(told.keys(True, True)) == {"a", "index", "generation", "slice_end"}
-    assert told["slice_end"].tolist() == [False, True, False, True]
+    td = sliced(has_flag=False).build()
+    assert set(td.keys(True, True)) == {"a", "index", "generation", "slice_end"}
+    assert td["slice_end"].tolist() == [False, True, False, True]
 
 
 def test_sampled_when_a_table_adds_columns_then_they_are_keys() -> None:

@@ -389,8 +389,8 @@ def test_policy_version_when_set_anew_then_rows_keep_the_one_they_were_appended_
         subject.append(row(1))
         subject.policy_version = None
         subject.append(row(2))
-    told = [call["policy_version"] for call in table.calls]
-    assert (table.batches, told[0].tolist(), told[1]) == ([[0, 1], [2]], [2, 3], None)
+    versions = [call["policy_version"] for call in table.calls]
+    assert (table.batches, versions[0].tolist(), versions[1]) == ([[0, 1], [2]], [2, 3], None)
     for bad in (-1, True, 1.5):
         with pytest.raises(InvalidRequestError, match="policy_version"):
             subject.policy_version = bad  # type: ignore[assignment]

@@ -249,7 +249,7 @@ def test_views_when_a_consumer_was_forgotten_by_a_crash_then_its_place_is_clean_
 
 
 @pytest.mark.parametrize(
-    ("key", "told"),
+    ("key", "expected"),
     [
         (PLAIN, "too few are whole"),
         (SampleConditions(()), "too few can be drawn now"),
@@ -257,8 +257,8 @@ def test_views_when_a_consumer_was_forgotten_by_a_crash_then_its_place_is_clean_
         (SampleConditions((), group="g", group_size=4), "too few are in whole groups of 4"),
     ],
 )
-def test_describe_when_rows_are_waited_for_then_says_what_keeps_them_out(key: SampleConditions, told: str) -> None:
-    assert key.describe() == told
+def test_describe_when_rows_are_waited_for_then_says_what_keeps_them_out(key: SampleConditions, expected: str) -> None:
+    assert key.describe() == expected
 
 
 def test_describe_missing_when_leaves_were_not_written_then_counts_them_by_name(columns: RowColumns) -> None:

@@ -268,8 +268,8 @@ class _AgainstAModel(RuleBasedStateMachine):
         numbers = data.draw(st.lists(st.sampled_from(known), min_size=1))
         generations = self.generations[numbers] & ~1  # as of a batch that was drawn before somebody began to write
         if acks:
-            told = self.table.acknowledge(owner, consumer, np.array(numbers), generations.astype(np.uint32))
-            assert told == len(set(numbers))
+            num_acknowledged = self.table.acknowledge(owner, consumer, np.array(numbers), generations.astype(np.uint32))
+            assert num_acknowledged == len(set(numbers))
         else:
             self.table.give_back(owner, consumer, np.array(numbers), generations.astype(np.uint32))
         for number in set(numbers):

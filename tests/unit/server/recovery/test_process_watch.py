@@ -43,18 +43,18 @@ def test_tidy_when_somebody_has_removed_the_folder_then_nothing_is_left_to_do(tm
 
 def test_watch_when_the_holder_lets_go_then_each_who_waits_is_told_once(tmp_path: Path, run: Loop) -> None:
     async def scenario() -> None:
-        process_watch, told = ProcessWatch(tmp_path), list[str]()
+        process_watch, called = ProcessWatch(tmp_path), list[str]()
         lock, other = held(tmp_path, "a"), asyncio.Event()
-        process_watch.watch("a", lambda: told.append("first"))
-        process_watch.watch("a", lambda: told.append("second"))
+        process_watch.watch("a", lambda: called.append("first"))
+        process_watch.watch("a", lambda: called.append("second"))
         process_watch.watch("free", other.set)
         await other.wait()  # so it was looked at "a" too
-        assert told == []
+        assert called == []
         lock.release()
         over = asyncio.Event()
         process_watch.watch("a", over.set)
         await over.wait()
-        assert told == ["first", "second"]
+        assert called == ["first", "second"]
         assert os.listdir(tmp_path) == []
 
     run(scenario())
@@ -79,12 +79,12 @@ def test_watch_when_one_file_cannot_be_looked_at_then_nothing_is_proved_and_the_
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
 
     async def scenario() -> None:
-        process_watch, told, over = ProcessWatch(tmp_path), list[str](), asyncio.Event()
-        process_watch.watch("link", lambda: told.append("link"))
+        process_watch, called, over = ProcessWatch(tmp_path), list[str](), asyncio.Event()
+        process_watch.watch("link", lambda: called.append("link"))
         process_watch.watch("free", over.set)
         await over.wait()
         assert not process_watch.is_gone("link")
-        assert told == []
+        assert called == []
         process_watch.close()
 
     run(scenario())

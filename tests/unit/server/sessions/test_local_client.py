@@ -36,7 +36,7 @@ def test_written_when_the_client_says_so_then_over_with_what_it_said(world: Worl
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
             writing = peer.local.let_write(4, ACCEPTED)
-            message = await peer.told()
+            message = await peer.receive()
             assert (message.request, message.accepted.uid) == (4, "u")
             assert not writing.done()
             peer.done(5)  # nobody asked
@@ -63,7 +63,7 @@ def test_written_when_the_session_ends_then_peer_lost_also_for_who_asks_later(wo
     async def scenario() -> None:
         async with LocalPeer(world, 7) as peer:
             writing = peer.local.let_write(4, ACCEPTED)
-            await peer.told()
+            await peer.receive()
             await peer.leave()
             peer.local.lose()
             for future in (writing, peer.local.let_write(5, ACCEPTED)):
@@ -135,7 +135,7 @@ def test_filled_when_the_client_says_so_then_its_waiter_goes_on_before_the_next_
                 assert not peer.local.is_writing(4)
 
             await outside(begin_and_end)
-            assert (await peer.told()).accepted.uid == "u"
+            assert (await peer.receive()).accepted.uid == "u"
 
     run(scenario())
 

@@ -80,7 +80,7 @@ class Visitor:
         """Sends a message."""
         self._writer.write(frame(control_pb2.ClientMessage(**body).SerializeToString()))
 
-    async def told(self) -> control_pb2.ServerMessage:
+    async def receive(self) -> control_pb2.ServerMessage:
         """The one message that comes."""
         (content,) = FrameReader().feed(await self._reader.read(1 << 16))
         return control_pb2.ServerMessage.FromString(content)
@@ -141,7 +141,7 @@ def test_attach_when_key_and_lock_are_shown_then_the_session_is_local(within: Wi
         lock = house.lock(session)
         async with visiting(house.root.path) as visitor:
             await visitor.attach(session, lacks_values=True)
-            welcome = (await visitor.told()).welcome
+            welcome = (await visitor.receive()).welcome
             assert (welcome.session, welcome.transport) == (session.number, "shm")
             assert session.transport == "shm"
             assert isinstance(session.link, LocalClient)
@@ -157,7 +157,7 @@ def test_attach_when_it_only_reads_then_without_a_lock_and_it_may_not_write(with
         session = await house.session()
         async with visiting(house.root.path) as visitor:
             await visitor.attach(session, is_read_only=True)
-            assert (await visitor.told()).HasField("welcome")
+            assert (await visitor.receive()).HasField("welcome")
             assert isinstance(session.link, LocalClient)
             assert session.link.is_read_only
             assert session.mover.lock_name == ""
@@ -218,7 +218,7 @@ def test_attach_when_somebody_has_then_the_second_is_let_go(within: Within) -> N
         session = await house.session()
         async with visiting(house.root.path) as first, visiting(house.root.path) as second:
             await first.attach(session, is_read_only=True)
-            await first.told()
+            await first.receive()
             local = session.link
             await second.attach(session, is_read_only=True)
             assert await second.is_let_go()
@@ -245,10 +245,10 @@ def test_message_when_inside_then_a_request_is_taken_and_what_was_written_reache
         session = await house.session()
         async with visiting(house.root.path) as visitor:
             await visitor.attach(session, is_read_only=True)
-            await visitor.told()
+            await visitor.receive()
             assert isinstance(session.link, LocalClient)
             writing = session.link.let_write(4, control_pb2.Accepted(uid="u"))
-            assert (await visitor.told()).accepted.uid == "u"
+            assert (await visitor.receive()).accepted.uid == "u"
             visitor.say(request=4, written={"columns": [b"c"]})
             assert list((await writing).columns) == [b"c"]
             visitor.say(request=5, read={"store": "x"})
@@ -264,7 +264,7 @@ def test_link_when_the_client_goes_then_its_session_ends(within: Within) -> None
         session = await house.session()
         async with visiting(house.root.path) as visitor:
             await visitor.attach(session, is_read_only=True)
-            await visitor.told()
+            await visitor.receive()
             assert not session.ended.is_set()
         await session.ended.wait()
 
@@ -276,7 +276,7 @@ def test_link_when_the_session_ends_then_let_go_and_nothing_more_is_taken(within
         session = await house.session()
         async with visiting(house.root.path) as visitor:
             await visitor.attach(session, is_read_only=True)
-            await visitor.told()
+            await visitor.receive()
             session.ended.set()
             visitor.say(request=5, read={"store": "x"})
             assert await visitor.is_let_go()
@@ -290,7 +290,7 @@ def test_close_when_somebody_is_inside_then_let_go_and_nobody_listens(within: Wi
         session = await house.session()
         async with visiting(house.root.path) as visitor:
             await visitor.attach(session, is_read_only=True)
-            await visitor.told()
+            await visitor.receive()
             house.door.close()
             assert await visitor.is_let_go()
         with pytest.raises(OSError, match=r"refused|No such file"):

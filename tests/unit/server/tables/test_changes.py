@@ -96,8 +96,8 @@ def test_delete_when_retried_then_answered_from_the_record(
     run(requests.serve(first, message))
     again = world.session_of(first.hello, 2)
     run(requests.serve(again, message))
-    told = control_pb2.TableCounts(rows=4, inserts=6)
-    assert outbox(first).done() == outbox(again).done() == control_pb2.Done(num_rows=2, counts=told)
+    counts = control_pb2.TableCounts(rows=4, inserts=6)
+    assert outbox(first).done() == outbox(again).done() == control_pb2.Done(num_rows=2, counts=counts)
     assert entry.replay_table().live_rows().tolist() == [0, 2, 3, 5]
     run(requests.serve(world.session(3), message))  # the same number of another client
     assert len(entry.replay_table()) == 4

@@ -272,7 +272,7 @@ def test_write_when_a_journalled_one_and_a_local_one_meet_then_one_after_the_oth
             put(entry, [0, 1], 7)
             peer.done()
             await local
-            (message,) = [await peer.told()]
+            (message,) = [await peer.receive()]
             assert message.request == 2
             assert len(entry.writes) == 1
             peer.done(2)

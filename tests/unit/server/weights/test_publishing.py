@@ -247,7 +247,7 @@ def test_publish_when_its_folder_is_damaged_then_says_so_unless_the_store_was_de
             damaged = CorruptDataError(path="1.safetensors", expected="a file", actual="none")
             peer.done(failure=encode_failure(damaged))
             await serving
-            return decode_failure((await peer.told()).failure)
+            return decode_failure((await peer.receive()).failure)
 
     assert isinstance(run(scenario()), StoreNotFoundError if is_deleted else CorruptDataError)
     check_nothing_left(world)

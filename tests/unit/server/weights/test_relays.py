@@ -82,7 +82,7 @@ class Trees:
         await self.relays.check_taken(self.sessions[number], 9, asked)
 
 
-async def told(session: ClientSession) -> control_pb2.ServerMessage:
+async def receive(session: ClientSession) -> control_pb2.ServerMessage:
     """The next message of a session."""
     box = outbox(session)
     await asyncio.wait_for(box.next(), 20.0)
@@ -123,12 +123,12 @@ def test_place_when_somebody_keeps_it_then_both_are_introduced_and_their_entries
         root = await trees.root()
         placed = await trees.place(2)
         assert (placed.relay, placed.kept) == (1, root.link)
-        order = (await told(trees.sessions[1])).relay_order.pass_on
+        order = (await receive(trees.sessions[1])).relay_order.pass_on
         assert (order.link, order.kept) == (placed.link, root.link)
         entry = control_pb2.Rendezvous(link=placed.link, key="0", value=b"address")
         for sender, receiver in ((1, 2), (2, 1)):
             trees.relays.hand_on(trees.sessions[sender], entry)
-            assert (await told(trees.sessions[receiver])).rendezvous == entry
+            assert (await receive(trees.sessions[receiver])).rendezvous == entry
         trees.relays.hand_on(trees.sessions[3], entry)  # who is no end of it says nothing
         trees.relays.hand_on(trees.sessions[1], control_pb2.Rendezvous(link=77))
         await asyncio.sleep(0)
@@ -319,7 +319,7 @@ def test_end_when_a_relay_goes_then_its_puller_is_told_at_once(trees: Trees, run
         await trees.root()
         placed = await trees.place(2)
         trees.relays.on_session_ended(1)
-        assert (await told(trees.sessions[2])).relay_order.lost == placed.link
+        assert (await receive(trees.sessions[2])).relay_order.lost == placed.link
         assert (await trees.place(2, placed.link)).relay == SERVER
         trees.relays.on_session_ended(1)  # known no longer
 
@@ -344,10 +344,10 @@ def test_published_when_a_version_is_old_then_relays_need_not_keep_it(trees: Tre
         trees.publish()
         root = await trees.root()
         placed = await trees.place(2)
-        assert (await told(trees.sessions[1])).relay_order.HasField("pass_on")
+        assert (await receive(trees.sessions[1])).relay_order.HasField("pass_on")
         trees.publish()
         await trees.taken(2, placed.link)
-        assert (await told(trees.sessions[1])).relay_order.forget == root.link
+        assert (await receive(trees.sessions[1])).relay_order.forget == root.link
         assert (await trees.place(3)).relay == SERVER
 
     run(scenario())
@@ -361,7 +361,7 @@ def test_rest_when_nothing_moves_for_a_while_then_nobody_keeps_anything(
     async def scenario() -> None:
         trees.publish()
         root = await trees.root()
-        assert (await told(trees.sessions[1])).relay_order.forget == root.link
+        assert (await receive(trees.sessions[1])).relay_order.forget == root.link
 
     run(scenario())
 

@@ -19,8 +19,8 @@ def holding(entry: Entry) -> Node:
 
 
 def test_note_when_elements_tell_everything_then_not_needed() -> None:
-    told = (MEMBER, around(MEMBER), holding(ValueLeaf((2,), False, is_unbatched=True)))
-    assert not needs_note(told, (2,), is_locked=False)
+    nodes = (MEMBER, around(MEMBER), holding(ValueLeaf((2,), False, is_unbatched=True)))
+    assert not needs_note(nodes, (2,), is_locked=False)
 
 
 @pytest.mark.parametrize(
