@@ -26,8 +26,15 @@ async def run_in_turns(steps: Iterable[object]) -> None:
         await asyncio.sleep(0)
 
 
-async def sum_in_turns(steps: Iterable[int]) -> int:
-    """Returns the sum of what the steps of some work yield, with a turn of the event loop after each."""
+async def sum_in_turns(steps: Iterable[int], *, is_long: bool) -> int:
+    """Returns the sum of what the steps of some work yield, with a turn of the event loop after each.
+
+    Args:
+        is_long: Whether there may be several steps. Otherwise they are taken at once: a turn costs as much as a small
+            request.
+    """
+    if not is_long:
+        return sum(steps)
     total = 0
     for number in steps:
         total += number

@@ -73,11 +73,11 @@ class Changes:
         if kind == "delete":
             named = await _rows_of(entry, asked.delete)
             await call_in_turns(table.steps(named.pieces()), table.check_live)
-            return control_pb2.Done(num_rows=await sum_in_turns(table.delete_in_pieces(named.pieces())))
+            steps = table.delete_in_pieces(named.pieces())
+            return control_pb2.Done(num_rows=await sum_in_turns(steps, is_long=len(named) > table.step_rows))
         if kind == "clear":
-            return control_pb2.Done(
-                num_rows=await sum_in_turns(table.clear_in_pieces(resets_counts=asked.resets_counts))
-            )
+            steps = table.clear_in_pieces(resets_counts=asked.resets_counts)
+            return control_pb2.Done(num_rows=await sum_in_turns(steps, is_long=True))
         if kind == "limiter":
             table.set_limiter(Settings.from_json(asked.limiter).limiter)
         elif kind == "close":
@@ -115,7 +115,7 @@ async def _set_priorities(entry: OpenedStore, asked: control_pb2.Priorities) -> 
             same = None if generations is None else generations[part]
             yield table.update_priority(rows[part], priorities[part].astype(np.float64), same, skips_gone=skips_gone)
 
-    num_skipped = await sum_in_turns(update())
+    num_skipped = await sum_in_turns(update(), is_long=len(parts) > 1)
     return control_pb2.Done(num_rows=len(rows) - num_skipped, num_skipped=num_skipped)
 
 
@@ -137,7 +137,7 @@ async def _end_leases(
     rows = decode_rows(asked.rows, max_rows=entry.record.capacity)
     parts = end(session.number, asked.consumer, rows, generations_of(asked.generations, len(rows)))
     is_long = len(rows) > entry.replay_table().step_rows
-    return control_pb2.Done(num_rows=await sum_in_turns(parts) if is_long else sum(parts))
+    return control_pb2.Done(num_rows=await sum_in_turns(parts, is_long=is_long))
 
 
 def generations_of(content: bytes, num_rows: int) -> NDArray[Any] | None:
