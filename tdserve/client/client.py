@@ -5,34 +5,40 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from torch import nn
+
 from tdserve.base.config import TransportName
-from tdserve.base.errors import InvalidRequestError, NotSupportedError, StoreExistsError, WrongStateError
-from tdserve.base.ids import check_store_name
+from tdserve.base.errors import InvalidRequestError, WrongStateError
 from tdserve.base.integers import check_integer
+from tdserve.client.content.fake_modes import WEIGHTS, check_real
 from tdserve.client.groups.group import Group, join_group
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.movers.local import LocalMover
 from tdserve.client.movers.remote import RemoteMover
-from tdserve.client.session.description import StoreDescription, check_storage
+from tdserve.client.session.by_address import OfProcess
+from tdserve.client.session.catalog_client import ONCE, Once
+from tdserve.client.session.description import StoreDescription, VersionInfo
 from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.session import Session
+from tdserve.client.session.store_options import StoreOptions
+from tdserve.client.tables.new_table import create_table
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
-from tdserve.client.tensordicts.memmap.adopting import adopt_folder
-from tdserve.client.weights.calls import WeightsClient
-from tdserve.rules.catalog import Durability, check_durability, check_max_object_bytes
+from tdserve.client.tensordicts.adopting import adopt_folder
+from tdserve.client.tensordicts.reading import open_store
+from tdserve.client.tensordicts.tensordict_client import TensorDictClient
+from tdserve.client.weights.publishing import Published, publish
+from tdserve.client.weights.subscription import Subscription
+from tdserve.client.weights.versions import Pulls, Wanted, Weights, dtype_name
+from tdserve.rules.catalog import Durability
 from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.settings import Settings
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
-from tdserve.structure.declaring import Declared, declare_ragged, widens
-from tdserve.structure.fake_tensors import structure_of
-from tdserve.structure.matching import quote
-from tdserve.v1 import control_pb2
+from tdserve.structure.declaring import Declared
+from tdserve.structure.tree import Path
 
 
-class Client(WeightsClient):
+class Client(TensorDictClient):
     """A connection to one server. Threads: safe. Pickled by address. In a forked child its own calls raise
     ForkedClientError, since its threads and sockets do not exist there; its handles go on with a client of the child's
     own.
@@ -53,10 +59,84 @@ class Client(WeightsClient):
             read one.
         device: The GPU that content is for, such as ``"cuda:0"``, if it may move from GPU to GPU by NCCL; results are
             still put there only by calls with ``device=``.
+
+    What ``latest``, ``version`` and ``subscribe`` share:
+
+    * ``out`` is a tensordict that is filled in place. If its leaves are contiguous CPU tensors they are received into
+      directly. ``into`` is an ``nn.Module`` whose parameters and buffers are filled: they stay the same objects, with
+      their ``requires_grad`` and their optimizer state. Names and shapes must be equal, and dtypes too, except that
+      floating-point numbers are converted, as by ``load_state_dict``. ``data`` is then the module.
+    * Leaves that have not changed since the last pulled version are not sent again (over the network, from a mebibyte
+      on). They are taken from ``out`` or ``into``, or from the tensordict that was returned last if it still exists.
+      Their checksums are compared, so it does not matter what was done to them in between.
+    * ``dtype`` is a floating-point one, such as ``torch.bfloat16``: all floating-point leaves are converted to it
+      before they are sent, and all of them are sent.
+    * ``copy=False`` maps the version's file instead, over the transport ``shm``: nothing is copied, whatever the size,
+      and all processes share the memory. Writes into these tensors stay in this process, so they are not locked, just
+      like those of ``StoreHandle.map``. The file exists as long as any of them. With ``dtype``, or over another
+      transport, it has no effect.
     """
+
+    _pulls = OfProcess(Pulls)
+    _published = OfProcess(lambda _: Published())
 
     def __repr__(self) -> str:
         return f"<Client of {self.address}>"
+
+    # ------------------------------------------------------------ all stores
+
+    def stores(self, prefix: str = "") -> list[str]:
+        """Lists the names of all stores, sorted."""
+        return self.catalog.stores(prefix)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.catalog
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns the handle of a store: a StoreHandle or a ReplayHandle, by its kind. Raises StoreNotFoundError."""
+        return self._open(self.describe(name))
+
+    def keys(
+        self, name: str, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False
+    ) -> list[str | Path]:
+        """Lists the keys of a store as ``TensorDict.keys`` does: a nested key as a tuple.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+        """
+        return self.catalog.keys(name, include_nested, leaves_only, sort=sort)
+
+    def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> StoreDescription:
+        """Returns the structure and the figures of a store.
+
+        Args:
+            timeout_s: Waits this long for a store that does not exist yet, or for a server that does not answer; 0 asks
+                once, None is the client's default. By default waits only for the server, as every call does.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+            StoreNotCreatedError: The store was not created in time. The error lists similar names. After one second the
+                logger ``tdserve.client`` has logged them as a warning.
+        """
+        return self.catalog.describe(name, timeout_s=timeout_s)
+
+    def delete(self, name: str) -> None:
+        """Deletes a store and its files.
+
+        Space that other clients on the server's machine have mapped is freed when they next open a store, or end.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+        """
+        self.catalog.delete(name)
+        if self._session is not None:
+            self._session.mover.forget_deleted()
+
+    def _open(self, description: StoreDescription) -> StoreHandle | ReplayHandle | QueueHandle:
+        if description.kind != "replay":
+            return open_store(self, description, "a handle")
+        is_queue = Settings.from_json(description.settings).is_queue
+        return QueueHandle(self, description) if is_queue else ReplayHandle(self, description)
 
     # ------------------------------------------------------------ folders of the user's
 
@@ -95,7 +175,7 @@ class Client(WeightsClient):
         """
         deadline = self.deadline(timeout_s)
         adopt_folder(self, path, name, read_only=read_only, exists_ok=exists_ok or existsok, deadline=deadline)
-        return StoreHandle(self, self.describe_existing(name, deadline))
+        return StoreHandle(self, self.catalog.describe_existing(name, deadline))
 
     # ------------------------------------------------------------ replay stores
 
@@ -154,9 +234,8 @@ class Client(WeightsClient):
         given = {"sampler": sampler, "remover": remover, "limiter": limiter or MinSize(min_size)}
         rules = {part: rule for part, rule in given.items() if rule is not None}
         settings = Settings(**rules, max_times_sampled=max_times_sampled, policy=policy)
-        description = self._create_table(
-            name, like, capacity, settings, exists_ok or existsok, max_object_bytes, durability, ragged
-        )
+        options = StoreOptions(exists_ok or existsok, max_object_bytes, durability)
+        description = create_table(self, name, like, capacity, settings, options, ragged)
         return ReplayHandle(self, description)
 
     def create_queue(
@@ -192,9 +271,8 @@ class Client(WeightsClient):
         if sampler is not None and not isinstance(sampler, (Fifo, Lifo)):
             raise InvalidRequestError(argument="sampler", reason=f"{sampler!r} is neither Fifo() nor Lifo()")
         settings = Settings(sampler=sampler or Fifo(), limiter=Queue(max_size), is_queue=True, policy=policy)
-        description = self._create_table(
-            name, like, max_size, settings, exists_ok or existsok, max_object_bytes, durability, ragged
-        )
+        options = StoreOptions(exists_ok or existsok, max_object_bytes, durability)
+        description = create_table(self, name, like, max_size, settings, options, ragged)
         return QueueHandle(self, description)
 
     def queue(self, name: str, *, timeout_s: float | None = None) -> QueueHandle:
@@ -205,55 +283,10 @@ class Client(WeightsClient):
             StoreNotFoundError: It does not exist, with ``timeout_s=0``.
             WrongStateError: The store of this name is not a queue.
         """
-        handle = self._handle(self.describe(name, timeout_s=timeout_s))
+        handle = self._open(self.describe(name, timeout_s=timeout_s))
         if not isinstance(handle, QueueHandle):
             raise WrongStateError(state=f"store {name!r} is not a queue", event="queue()")
         return handle
-
-    def _create_table(
-        self,
-        name: str,
-        like: Any,
-        capacity: int,
-        settings: Settings,
-        exists_ok: bool,
-        max_object_bytes: int | None,
-        durability: Durability | None,
-        ragged: Declared,
-    ) -> StoreDescription:
-        settings.check(capacity)
-        captured = structure_of(
-            capture(like, store=check_store_name(name), allow_pickle=self.allow_pickle, takes_structure=True)
-        )
-        for path, leaf in captured.spec.values:
-            if leaf.is_unbatched:
-                reason = "all rows share it; put it into a store of its own"
-                raise NotSupportedError(
-                    feature=f"an UnbatchedTensor at key {quote(path)} of table {name!r}", reason=reason
-                )
-        spec = declare_ragged(captured.spec, captured.values, ragged, store=name)
-        for key in settings.rule_keys:
-            spec.find(key, store=name)
-        request = control_pb2.CreateStoreRequest(
-            name=name,
-            kind=control_pb2.STORE_KIND_REPLAY,
-            spec=codec.encode(spec),
-            capacity=capacity,
-            exists_ok=exists_ok,
-            settings=settings.to_json(),
-            max_object_bytes=check_max_object_bytes(max_object_bytes),
-            durability=check_durability(durability),
-        )
-        try:
-            return self._create(request, spec, None)[0]
-        except StoreExistsError:
-            # Rows of another size may have been written since another client created it with the same row.
-            found = self.describe(name, timeout_s=0) if exists_ok else None
-            is_same = found is not None and (found.settings, found.capacity) == (request.settings, capacity)
-            if found is None or not is_same or not widens(spec, found.spec):
-                raise
-            check_storage(found, request)
-            return found
 
     def replay(self, name: str, *, timeout_s: float | None = None) -> ReplayHandle:
         """Returns the handle of a replay store; waits for it if it does not exist yet.
@@ -262,10 +295,157 @@ class Client(WeightsClient):
             DeadlineExceededError: It was not created in time.
             StoreNotFoundError: It does not exist, with ``timeout_s=0``.
         """
-        handle = self._handle(self.describe(name, timeout_s=timeout_s))
+        handle = self._open(self.describe(name, timeout_s=timeout_s))
         if not isinstance(handle, ReplayHandle):
             raise WrongStateError(state=f"store {name!r} is not a replay", event="replay()")
         return handle
+
+    # ------------------------------------------------------------ weights
+
+    def publish(
+        self,
+        name: str,
+        td: Any,
+        *,
+        metadata: dict[str, Any] | None = None,
+        keep: int = 0,
+        fanout: int = 0,
+        dtype: Any = None,
+        timeout_s: float | None = None,
+        return_early: bool = False,
+    ) -> Any:
+        """Publishes the next version of some weights; the first one creates their store.
+
+        Weights are only content: parameters, buffers and ``TensorDictParams`` are read as plain tensors in plain
+        tensordicts, unlocked and without grad. ``init_remote`` preserves them.
+
+        Args:
+            td: TensorDict (for instance ``TensorDict.from_module(policy)``) or ``nn.Module``.
+            metadata: Small values for readers, such as ``{"step": 10}``; at most 1 MiB.
+            keep: How many of the newest versions stay readable; 0 keeps the setting (2 at first).
+            fanout: To how many readers each holder of a version passes it on, at most. It stays set until another is
+                given; 0 leaves the choice to the server.
+            dtype: Floating-point leaves are converted to it before they are sent.
+
+        Returns:
+            The version, or a future of it; it becomes visible as a whole, and not before.
+
+        Raises:
+            InvalidRequestError, NotSupportedError: Nothing was published.
+            CapacityError: The server's disk is full. The previous version stays the newest.
+        """
+        deadline = self.deadline(timeout_s)
+        return self.perform(
+            lambda: publish(
+                self,
+                name,
+                td,
+                self._published,
+                metadata=metadata,
+                keep=keep,
+                fanout=fanout,
+                dtype=dtype_name(dtype),
+                deadline=deadline,
+            ),
+            return_early,
+        )
+
+    def latest(
+        self,
+        name: str,
+        *,
+        newer_than: int | None = None,
+        timeout_s: float | None = None,
+        out: Any = None,
+        into: nn.Module | None = None,
+        device: Any = None,
+        copy: bool = True,
+        dtype: Any = None,
+    ) -> Weights | None:
+        """Returns the newest version of some weights; all of its leaves are of one version.
+
+        Args:
+            newer_than: Waits for a version above this one.
+            timeout_s: With 0 and nothing newer, None is returned.
+            out, into, device, copy, dtype: See the class.
+
+        Raises:
+            DeadlineExceededError: There was no such version in time.
+            SpecMismatchError: ``out`` or ``into`` does not fit; nothing was written to it.
+            PeerLostError, ConnectError: The server was lost and did not come back in time; ``out`` or ``into`` may
+                contain leaves of several versions.
+        """
+        check_real("reading weights", WEIGHTS)
+        wanted = Wanted(
+            name, newer_than=newer_than, out=out, into=into, device=device, copy=copy, dtype=dtype_name(dtype)
+        )
+        return self._pulls.pull(wanted, self.deadline(timeout_s))
+
+    def version(
+        self,
+        name: str,
+        v: int,
+        *,
+        timeout_s: float | None = None,
+        out: Any = None,
+        into: nn.Module | None = None,
+        device: Any = None,
+        copy: bool = True,
+        dtype: Any = None,
+    ) -> Weights:
+        """Returns a certain version of some weights, if it is still kept: see ``versions``.
+
+        Raises:
+            InvalidRequestError: It is not kept any more, or was not published yet; the error lists those that are kept.
+            Others: As raised by ``latest``, whose arguments these are.
+        """
+        wanted = Wanted(name, version=v, out=out, into=into, device=device, copy=copy, dtype=dtype_name(dtype))
+        found = self._pulls.pull(wanted, self.deadline(timeout_s))
+        if found is None:
+            raise WrongStateError(state="nothing newer", event=f"version {v} of {name!r}")
+        return found
+
+    def versions(self, name: str, *, timeout_s: float | None = None) -> list[VersionInfo]:
+        """Lists the readable versions of some weights, ascending: number, size, time and metadata of each.
+
+        Raises:
+            DeadlineExceededError: The weights were not created in time; with ``timeout_s=0`` StoreNotFoundError.
+            WrongStateError: The store of this name is not one of weights.
+        """
+        description = self.describe(name, timeout_s=timeout_s)
+        if description.kind != "weights":
+            raise WrongStateError(state=f"store {name!r} does not hold weights", event="versions()")
+        return list(description.versions)
+
+    def subscribe(
+        self,
+        name: str,
+        *,
+        newer_than: int | None = None,
+        timeout_s: float | None = None,
+        out: Any = None,
+        into: nn.Module | None = None,
+        device: Any = None,
+        copy: bool = True,
+        dtype: Any = None,
+    ) -> Subscription:
+        """Follows some weights: ``for weights in client.subscribe("policy", into=policy): ...``.
+
+        Each step waits for a version above the last one and skips to the newest, so that a slow reader is late but
+        never falls behind. A reader that starts late, or again, begins with the newest version. The iteration ends when
+        the subscription or the client is closed. It goes on after a restart of the server. If the store was deleted and
+        created again, it waits for a number above the last one.
+
+        Args:
+            newer_than: Begins above this version.
+            timeout_s: For each wait, which ends in DeadlineExceededError; the next step waits again. ``math.inf`` waits
+                without end.
+            out, into, device, copy, dtype: See the class.
+        """
+        wanted = Wanted(
+            name, newer_than=newer_than, out=out, into=into, device=device, copy=copy, dtype=dtype_name(dtype)
+        )
+        return Subscription(self, self._pulls, wanted, timeout_s=timeout_s)
 
     # ------------------------------------------------------------ groups
 
@@ -312,7 +492,7 @@ class Client(WeightsClient):
         (else it is ``""``). ``transports`` counts bytes and transfers of the whole server by transport.
         ``bytes_relayed`` of these were sent from client to client, not through the server.
         """
-        from_server = self.server_stats()
+        from_server = self.catalog.server_stats()
         session = self._session
         return {
             "address": self.address,

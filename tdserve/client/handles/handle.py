@@ -30,12 +30,10 @@ from tdserve.client.session.structure_text import repr_of
 from tdserve.client.transfers.read_selection import read_selection, require_content
 from tdserve.messages.selection.dimension_names import result_names
 from tdserve.messages.selection.items import split_index
-from tdserve.messages.selection.selection import Selection, encode
+from tdserve.messages.selection.selection import EVERYTHING, Selection, encode
 from tdserve.structure.entries import entry_at, name_dims
 from tdserve.structure.nodes import num_dims_of
 from tdserve.structure.tree import Path, ValueLeaf, show
-
-_EVERYTHING = Selection()
 
 
 class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
@@ -242,7 +240,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         With ``pad`` ragged tensors are padded to the longest of them, and ``("masks", *key)`` marks what is content. A
         tensorclass takes ``retain_none`` as ``to_tensordict`` of an instance does.
         """
-        found = self._read(_EVERYTHING, device=device, pad=pad, timeout_s=timeout_s)
+        found = self._read(EVERYTHING, device=device, pad=pad, timeout_s=timeout_s)
         return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
 
     def read_entries(
@@ -337,7 +335,6 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
-        check_real("reading a store")
         deadline = self._client.deadline(timeout_s)
         content = require_content(
             read_selection(self._client, self.name, selection, keys=keys, spec=self.spec, deadline=deadline)

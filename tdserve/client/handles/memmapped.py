@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, WrongStateError
-from tdserve.client.content.fake_modes import check_real
 from tdserve.client.handles.coerce import Manner
 from tdserve.client.handles.keys import check_path
 from tdserve.client.handles.schema_calls import AlterableHandle
 from tdserve.client.handles.schema_changes import addition
 from tdserve.client.transfers.read_selection import read_selection, require_content
-from tdserve.messages.selection.selection import Selection
 from tdserve.store.format import ROWS
 from tdserve.structure.entries import entry_at
 from tdserve.structure.tree import Path, Spec
@@ -37,7 +35,7 @@ class MemmappedHandle(AlterableHandle):
     @property
     def saved_path(self) -> FilePath:
         """Folder on the server's machine that ``TensorDict.load_memmap`` opens; asks the server."""
-        return FilePath(self._client.server_stats().root) / self._client.describe(self.name).path / ROWS
+        return FilePath(self._client.catalog.server_stats().root) / self._client.catalog.describe(self.name).path / ROWS
 
     def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
         """Updates which keys the store has after others added, removed or renamed some.
@@ -72,11 +70,8 @@ class MemmappedHandle(AlterableHandle):
         """
         if name is None or name == self.name:
             return self.memmap_refresh_()
-        check_real("reading a store")
         deadline = self._client.deadline(timeout_s)
-        found = require_content(
-            read_selection(self._client, name, Selection(), deadline=deadline, allow_pickle=allow_pickle)
-        )
+        found = require_content(read_selection(self._client, name, deadline=deadline, allow_pickle=allow_pickle))
         td = found.build()
         self.refresh()
         if not (_is_plain(self.spec) and _is_plain(found.spec)):
@@ -103,11 +98,8 @@ class MemmappedHandle(AlterableHandle):
         timeout_s: float | None = None,
     ) -> Any:
         """Reads a store by name into a local tensordict, as ``client.load_memmap(name)`` does."""
-        check_real("reading a store")
         deadline = self._client.deadline(timeout_s)
-        found = read_selection(
-            self._client, name, Selection(), deadline=deadline, device=device, allow_pickle=allow_pickle
-        )
+        found = read_selection(self._client, name, deadline=deadline, device=device, allow_pickle=allow_pickle)
         return require_content(found).build(device)
 
     load = load_memmap

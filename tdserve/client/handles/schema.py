@@ -43,9 +43,9 @@ class StructuredHandle:
             StoreNotFoundError: The store was deleted.
         """
         deadline = self._client.deadline(timeout_s)
-        if self._client.fingerprint(self.name, timeout_s=deadline.remaining_s) == self.spec.fingerprint:
+        if self._client.catalog.fingerprint(self.name, timeout_s=deadline.remaining_s) == self.spec.fingerprint:
             return False
-        description = self._client.describe_existing(self.name, deadline)
+        description = self._client.catalog.describe_existing(self.name, deadline)
         vars(self).update(spec=description.spec, uid=description.uid)
         return True
 

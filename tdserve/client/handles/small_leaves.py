@@ -24,7 +24,7 @@ def small_leaf(client: SessionClient, name: str, spec: Spec, path: Path) -> torc
     leaf = spec.tensors_by_path.get(path)
     if leaf is None or leaf.nbytes > MAX_CLONED_BYTES or not _is_plain(spec, leaf):
         return None
-    client.check_usable()
+    client.catalog.check_usable()
     mover = client.mover
     store = None if mover is None or client.pool.is_shared else mover.find_known(name, spec)
     return None if store is None else _copy_leaf(store, path)

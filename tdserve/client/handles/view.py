@@ -35,13 +35,11 @@ from tdserve.client.handles.view_steps import (
 from tdserve.client.session.structure_text import repr_of
 from tdserve.messages.selection.dimension_names import result_names
 from tdserve.messages.selection.items import split_index
-from tdserve.messages.selection.selection import Selection, encode
+from tdserve.messages.selection.selection import EVERYTHING, Selection, encode
 from tdserve.messages.selection.torch_selection import to_torch_index
 from tdserve.structure.entries import entry_at, put_in_order
 from tdserve.structure.nodes import num_dims_of
 from tdserve.structure.tree import Node, Path, Spec, ValueLeaf, quote, show
-
-_EVERYTHING = Selection()
 
 
 class RowStore(Protocol):
@@ -276,7 +274,7 @@ class StoreView(TensorDictCalls, Epochs):
         keys = [] if keys == [()] else keys
         place = self._place(selection, self._store.spec.select(keys) if keys else self._store.spec)
         is_placed = place is not None
-        rows = compose_index(self._dims, _EVERYTHING) if place is None else place
+        rows = compose_index(self._dims, EVERYTHING) if place is None else place
         td = self._store.read_entries(rows, keys, device=device, timeout_s=timeout_s)
         for step in self._steps:
             if not is_placed or step.name in KEY_STEPS:

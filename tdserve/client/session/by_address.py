@@ -6,7 +6,7 @@ import itertools
 import os
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 from tdserve.client.session.calls import Recipe, SessionClient
 from tdserve.client.session.process_clients import resident
@@ -28,7 +28,13 @@ class OfProcess(Generic[_Value]):
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, instance: Any, owner: type) -> Any:
+    @overload
+    def __get__(self, instance: None, owner: type) -> OfProcess[_Value]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> _Value: ...
+
+    def __get__(self, instance: Any, owner: type) -> OfProcess[_Value] | _Value:
         if instance is None:
             return self
         made: _Value = instance.__dict__.setdefault(self._name, self._make(instance))

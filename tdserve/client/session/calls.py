@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,6 +40,7 @@ CLOSE_FLUSH_S = 3.0
 """For sending the rows of writers that were not closed before their client."""
 
 _Result = TypeVar("_Result")
+_Self = TypeVar("_Self", bound="SessionClient")
 
 
 class Sender(Protocol):
@@ -76,10 +76,12 @@ class Recipe:
         )
 
 
-class SessionClient(CatalogClient):
+class SessionClient:
     """A client with sessions: numbered requests that are retried over new sessions until their deadline.
 
     Attributes:
+        catalog: For calls that need no session.
+        requests: Numbers of its requests.
         senders: Of open writers on this client, which closes them before it ends.
     """
 
@@ -97,7 +99,9 @@ class SessionClient(CatalogClient):
         chosen = check_transport(transport)
         check_available(chosen)
         self._gpu = find_gpu(device, transport=chosen)
-        super().__init__(address, token=token, timeout_s=timeout_s)
+        self.catalog = CatalogClient(address, token=token, timeout_s=timeout_s)
+        self.address = self.catalog.address
+        self.requests = self.catalog.requests
         self.transport = chosen
         self.allow_pickle = allow_pickle
         self._root = root
@@ -109,13 +113,22 @@ class SessionClient(CatalogClient):
         self._executor: ThreadPoolExecutor | None = None
 
     @property
+    def timeout_s(self) -> float:
+        """Default of every call that can wait, seconds."""
+        return self.catalog.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, value: float) -> None:
+        self.catalog.timeout_s = value
+
+    @property
     def recipe(self) -> Recipe:
         """Address and settings, to make an equivalent client elsewhere."""
         return Recipe(
             type(self),
             self.address,
             transport=self.transport,
-            token=self._token,
+            token=self.catalog.token,
             timeout_s=self.timeout_s,
             allow_pickle=self.allow_pickle,
             root=self._root,
@@ -133,7 +146,7 @@ class SessionClient(CatalogClient):
 
     def deadline(self, timeout_s: float | None) -> Deadline:
         """Returns the deadline of a call; None is the client's default timeout."""
-        return Deadline.after(self.timeout_s if timeout_s is None else check_wait_s(timeout_s))
+        return Deadline.after(self.catalog.timeout_s if timeout_s is None else check_wait_s(timeout_s))
 
     def call(
         self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, *, request: int | None = None
@@ -173,7 +186,7 @@ class SessionClient(CatalogClient):
                         raise
                     self.requests.report_again()
                 except TDServeError as error:
-                    raise self.missing_names.explain(error, deadline.timeout_s)  # noqa: B904 (it is this one, or says more)
+                    raise self.catalog.missing_names.explain(error, deadline.timeout_s)  # noqa: B904 (it is this one, or says more)
                 except BaseException:
                     # An interrupted transfer's remaining bytes would be taken for those of the next one.
                     if session is not None:
@@ -207,17 +220,10 @@ class SessionClient(CatalogClient):
         """Runs work now and returns its result, or in the background and returns a future."""
         return self.later(work) if return_early else work()
 
-    def delete(self, name: str) -> None:
-        """Deletes a store and its files.
-
-        Space that other clients on the server's machine have mapped is freed when they next open a store, or end.
-
-        Raises:
-            StoreNotFoundError: There is no such store.
-        """
-        super().delete(name)
-        if self._session is not None:
-            self._session.mover.forget_deleted()
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed; every call then raises ClosedError."""
+        return self.catalog.is_closed
 
     @property
     def has_session(self) -> bool:
@@ -248,7 +254,7 @@ class SessionClient(CatalogClient):
 
     def session(self, deadline: Deadline) -> Session:
         """Returns the open session; opens one if there is none."""
-        self.check_usable()
+        self.catalog.check_usable()
         session = self._session
         if session is not None and session.is_silent:
             session.close()
@@ -272,20 +278,20 @@ class SessionClient(CatalogClient):
                     self._make_session,
                     address=self.address,
                     timeout_s=wait_s,
-                    explain_silence=self._connection.explain_silence,
+                    explain_silence=self.catalog.connection.explain_silence,
                 )
         return opening.wait(wait_s, waited_s=deadline.timeout_s or wait_s)
 
     def _make_session(self, deadline: Deadline) -> Session:
         """Opens the client's session, in a thread of its own; one such thread runs at a time."""
-        self.check_usable()
-        self._connection.wait_ready(deadline.remaining_s or 0.0)
+        self.catalog.check_usable()
+        self.catalog.connection.wait_ready(deadline.remaining_s or 0.0)
         failure = self._session.nccl_failure if self._session is not None else ""
         if failure and self.transport == "auto":  # not retried
             self._gpu = self._gpu._replace(uuid="", why_not=failure)
         session = Session(
-            self._connection,
-            client_id=self._client_id,
+            self.catalog.connection,
+            client_id=self.catalog.client_id,
             transport=self.transport,
             root=self._root,
             gpu=self._gpu,
@@ -294,9 +300,9 @@ class SessionClient(CatalogClient):
         )
         session.mover = self.make_mover(session)
         self._session = session
-        if self._is_closed:  # by another thread, which may not know this session
+        if self.is_closed:  # by another thread, which may not know this session
             session.close()
-            self.check_usable()
+            self.catalog.check_usable()
         return session
 
     def close(self) -> None:
@@ -305,15 +311,16 @@ class SessionClient(CatalogClient):
         Rows that writers still hold are sent first, for up to ``CLOSE_FLUSH_S``. A writer that could not send them
         raises at its next call. Overwrites of other threads that are under way are finished first, within some seconds.
         """
-        if os.getpid() == self._pid:
+        is_own = not self.catalog.is_inherited
+        if is_own:
             self._close_writers()
-        self._is_closed = True
+        self.catalog.is_closed = True
         session, self._session = self._session, None
-        if session is not None and os.getpid() == self._pid:
+        if session is not None and is_own:
             session.end_overwrites()
             session.groups.leave_all(session.flush)
-        super().close()
-        if os.getpid() != self._pid:
+        self.catalog.close()
+        if not is_own:
             return
         if session is not None:
             session.close()
@@ -324,6 +331,12 @@ class SessionClient(CatalogClient):
             executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=False)  # pending work ends at once, with ClosedError
+
+    def __enter__(self: _Self) -> _Self:  # noqa: PYI019 (typing.Self is 3.11)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _close_writers(self) -> None:
         deadline = Deadline.after(CLOSE_FLUSH_S)

@@ -1,4 +1,4 @@
-"""The part of the client that only asks and manages: names, keys, descriptions, statistics. No torch, no session."""
+"""The client of a server's catalog: names, keys, descriptions, statistics. No torch, no session."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from enum import Enum
 from threading import Lock, Timer
-from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from tdserve.base.addresses import parse_address
 from tdserve.base.deadline import GRACE_S, Deadline
@@ -28,7 +27,8 @@ from tdserve.base.ids import check_store_name, new_client_id
 from tdserve.client.session.description import StoreDescription, from_message
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection
-from tdserve.structure.tree import Path
+from tdserve.structure import codec
+from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import control_pb2
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -46,14 +46,12 @@ class Once(Enum):
 
 ONCE: Final = Once.ONCE
 
-_Self = TypeVar("_Self", bound="CatalogClient")
-
 
 class CatalogClient:
-    """A client that asks a server about its stores.
+    """Asks a server about its stores, and creates and deletes them. A client with sessions holds one.
 
-    Threads: safe. Pickled by address. After a ``fork`` the child must make a client of its own: the parent's raises
-    ForkedClientError in every call there.
+    Threads: safe. After a ``fork`` the child must make one of its own: the parent's raises ForkedClientError in every
+    call there.
 
     Args:
         address: ``host:port``.
@@ -61,31 +59,35 @@ class CatalogClient:
         timeout_s: Default of every call that can wait, seconds.
 
     Attributes:
-        requests: Numbers of its requests.
+        client_id: By which the server recognises the client.
+        connection: To the server.
+        is_closed: Whether it was closed; every call then raises ClosedError.
+        missing_names: Warnings and errors about stores that do not exist.
+        requests: Numbers of the client's requests.
     """
 
     def __init__(self, address: str, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self.address = _check_address(address)
         self.timeout_s = check_wait_s(timeout_s)
-        self._token = _check_token(token)
+        self.token = _check_token(token)
         self._pid = os.getpid()
-        self._is_closed = False
+        self.is_closed = False
         self.missing_names = MissingNames(self._names_around)
-        self._connection = ControlConnection(address, token=token)
-        self._client_id = new_client_id()
+        self.connection = ControlConnection(address, token=token)
+        self.client_id = new_client_id()
         self.requests = RequestNumbers()
 
     @property
-    def is_closed(self) -> bool:
-        """Whether it was closed; every call then raises ClosedError."""
-        return self._is_closed
+    def is_inherited(self) -> bool:
+        """Whether it was made by the parent of this process, in which it does not work."""
+        return os.getpid() != self._pid
 
     def stores(self, prefix: str = "") -> list[str]:
         """Lists the names of all stores, sorted."""
         names: list[str] = []
         request = control_pb2.ListStoresRequest(prefix=prefix)
         while True:
-            page = self._call("ListStores", request)
+            page = self.call("ListStores", request)
             names.extend(page.names)
             if not page.next_page_token:
                 return names
@@ -104,31 +106,17 @@ class CatalogClient:
     def keys(
         self, name: str, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False
     ) -> list[str | Path]:
-        """Lists the keys of a store as ``TensorDict.keys`` does: a nested key as a tuple.
-
-        Raises:
-            StoreNotFoundError: There is no such store.
-        """
+        """Lists the keys of a store; see ``Client.keys``."""
         request = control_pb2.ListKeysRequest(
             name=check_store_name(name), include_nested=include_nested, leaves_only=leaves_only, sort=sort
         )
-        response = self._call("ListKeys", request)
+        response = self.call("ListKeys", request)
         if response.keys:
             return list(response.keys)
         return [path.parts[0] if len(path.parts) == 1 else tuple(path.parts) for path in response.paths]
 
     def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> StoreDescription:
-        """Returns the structure and the figures of a store.
-
-        Args:
-            timeout_s: Waits this long for a store that does not exist yet, or for a server that does not answer; 0 asks
-                once, None is the client's default. By default waits only for the server, as every call does.
-
-        Raises:
-            StoreNotFoundError: There is no such store.
-            StoreNotCreatedError: The store was not created in time. The error lists similar names. After one second the
-                logger ``tdserve.client`` has logged them as a warning.
-        """
+        """Describes a store; see ``Client.describe``."""
         if timeout_s is ONCE:
             return self._describe_once(name, self.timeout_s)
         wait_s = check_wait_s(self.timeout_s if timeout_s is None else timeout_s)
@@ -149,7 +137,7 @@ class CatalogClient:
 
     def _names_around(self, name: str, num_names: int, timeout_s: float) -> Sequence[str]:
         request = control_pb2.ListStoresRequest(near=name, page_size=num_names)
-        names: Sequence[str] = self._call("ListStores", request, timeout_s=min(self.timeout_s, timeout_s)).names
+        names: Sequence[str] = self.call("ListStores", request, timeout_s=min(self.timeout_s, timeout_s)).names
         return names
 
     def describe_existing(self, name: str, deadline: Deadline) -> StoreDescription:
@@ -158,47 +146,51 @@ class CatalogClient:
 
     def _describe_once(self, name: str, timeout_s: float | None, *, wait_s: float = 0.0) -> StoreDescription:
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), timeout_s=wait_s)
-        return from_message(self._call("DescribeStore", request, timeout_s=timeout_s))
+        return from_message(self.call("DescribeStore", request, timeout_s=timeout_s))
 
     def fingerprint(self, name: str, *, timeout_s: float | None = None) -> bytes:
         """Returns the current fingerprint of a store's structure. Raises StoreNotFoundError."""
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
-        return bytes(self._call("DescribeStore", request, timeout_s=timeout_s).fingerprint)
+        return bytes(self.call("DescribeStore", request, timeout_s=timeout_s).fingerprint)
+
+    def create(
+        self, request: control_pb2.CreateStoreRequest, spec: Spec, *, timeout_s: float | None = None
+    ) -> tuple[StoreDescription, bool]:
+        """Creates a store of this structure; returns its description, and whether it did not exist before."""
+        response = self.change("CreateStore", request, timeout_s=timeout_s)
+        description = response.description
+        description.spec.CopyFrom(codec.encode(spec))
+        return from_message(description), bool(response.created)
 
     def delete(self, name: str) -> None:
-        """Deletes a store and its files.
-
-        Raises:
-            StoreNotFoundError: There is no such store.
-        """
-        self._change("DeleteStore", control_pb2.DeleteStoreRequest(name=check_store_name(name)))
+        """Deletes a store; see ``Client.delete``."""
+        self.change("DeleteStore", control_pb2.DeleteStoreRequest(name=check_store_name(name)))
 
     def server_stats(self) -> control_pb2.GetStatsResponse:
         """Returns the server's own figures: workers, sessions, bytes by transport."""
-        stats: control_pb2.GetStatsResponse = self._call("GetStats", control_pb2.GetStatsRequest())
+        stats: control_pb2.GetStatsResponse = self.call("GetStats", control_pb2.GetStatsRequest())
         return stats
 
     def close(self) -> None:
         """Closes the connection. Idempotent; every later call raises ClosedError."""
-        self._is_closed = True
-        if os.getpid() == self._pid:
-            self._connection.close()
+        self.is_closed = True
+        if not self.is_inherited:
+            self.connection.close()
 
-    def __enter__(self: _Self) -> _Self:  # noqa: PYI019 (typing.Self is 3.11)
+    def __enter__(self) -> CatalogClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def check_usable(self) -> None:
+        """Raises ForkedClientError or ClosedError if no call is possible."""
         if os.getpid() != self._pid:
             raise ForkedClientError(what=f"the client of {self.address}", pid=self._pid)
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError(what=f"the client of {self.address}")
 
-    def _change(
+    def change(
         self,
         method: str,
         request: control_pb2.CreateStoreRequest | control_pb2.DeleteStoreRequest,
@@ -209,12 +201,13 @@ class CatalogClient:
         number = self.requests.begin_change()
         try:
             answered = self.requests.report_answered()
-            request.id.CopyFrom(control_pb2.RequestId(client_id=self._client_id, request=number, answered=answered))
-            return self._call(method, request, timeout_s=timeout_s)
+            request.id.CopyFrom(control_pb2.RequestId(client_id=self.client_id, request=number, answered=answered))
+            return self.call(method, request, timeout_s=timeout_s)
         finally:
             self.requests.end(number)
 
-    def _call(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
+    def call(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
+        """Calls a method of the server; None is the default timeout."""
         try:
             return self._ask(method, request, timeout_s=timeout_s)
         except StoreNotFoundError as error:
@@ -222,7 +215,7 @@ class CatalogClient:
 
     def _ask(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
         self.check_usable()
-        return self._connection.call(method, request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
+        return self.connection.call(method, request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
 
 
 def _check_address(address: object) -> str:

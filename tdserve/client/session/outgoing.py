@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from tdserve.client.content.value_blocks import encode_parts
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.pending import OnGranted
-from tdserve.messages.selection.selection import Selection
+from tdserve.messages.selection.selection import EVERYTHING, Selection
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
 from tdserve.transport.channel import Work
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
-
-_EVERYTHING = Selection()
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class WriteTarget:
     store: str
     fingerprint: bytes
     stored: Spec | None = None
-    selection: Selection = _EVERYTHING
+    selection: Selection = EVERYTHING
     is_packed: bool = False
     allow_pickle: bool = False
 

@@ -21,7 +21,7 @@ RENEWAL_TIMEOUT_S = 1.0
 """Between the end of the old table and the new one: a table of many GiB takes some time."""
 
 
-def retype(client: Any, name: str, row: Spec, batch: Any) -> StoreDescription | None:
+def retype(client: SessionClient, name: str, row: Spec, batch: Any) -> StoreDescription | None:
     """Recreates an empty table for rows like those of a batch.
 
     Args:
@@ -37,7 +37,7 @@ def retype(client: Any, name: str, row: Spec, batch: Any) -> StoreDescription | 
     if found is not None:
         return found
     spec = widen_row(row, capture(batch, store=name, allow_pickle=client.allow_pickle))
-    description: StoreDescription = client.describe(name, timeout_s=0)
+    description = client.catalog.describe(name, timeout_s=0)
     if spec is None or description.inserts or description.reserved_rows:
         return None
     request = control_pb2.CreateStoreRequest(
@@ -51,11 +51,10 @@ def retype(client: Any, name: str, row: Spec, batch: Any) -> StoreDescription | 
         replaces_empty_uid=description.uid,
     )
     try:
-        client._change("CreateStore", request, timeout_s=client.timeout_s)
+        client.catalog.change("CreateStore", request, timeout_s=client.timeout_s)
     except (StoreExistsError, StoreNotFoundError):
         return current_description(client, name, row)  # another client was faster
-    made: StoreDescription = client.describe(name, timeout_s=0)
-    return made
+    return client.catalog.describe(name, timeout_s=0)
 
 
 def was_densified(batch: Any, taken: Spec) -> bool:
@@ -77,9 +76,8 @@ def current_description(client: SessionClient, name: str, row: Spec) -> StoreDes
     Raises:
         StoreNotFoundError: There is no such table.
     """
-    describe: Any = client
     try:
-        description: StoreDescription = describe.describe(name, timeout_s=RENEWAL_TIMEOUT_S)
+        description = client.catalog.describe(name, timeout_s=RENEWAL_TIMEOUT_S)
     except TimeoutError as error:
         raise StoreNotFoundError(name=name) from error
     return description if description.spec != row and widens(row, description.spec) else None

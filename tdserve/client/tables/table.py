@@ -113,7 +113,7 @@ class TableHandle(TableRows, ByAddress):
 
         They are num_rows, capacity, inserts, samples, reserved_rows, num_waiting, settings and more.
         """
-        return self._client.describe(self.name).as_dict()
+        return self._client.catalog.describe(self.name).as_dict()
 
     def extend(
         self,
@@ -308,7 +308,7 @@ class TableHandle(TableRows, ByAddress):
         try:
             encode(index, batch_size=(self.capacity,), store=self.name)
         except SelectionError:  # another table may have this name now
-            encode(index, batch_size=(self._client.describe(self.name).capacity,), store=self.name)
+            encode(index, batch_size=(self._client.catalog.describe(self.name).capacity,), store=self.name)
 
     def _read(self, index: Any, deadline: Deadline) -> Any:
         selection = parse(index, store=self.name)
@@ -391,7 +391,7 @@ class TableHandle(TableRows, ByAddress):
 
     def _follow_recreated(self) -> bool:
         """Follows a table that was deleted and created again for the same rows; returns whether it was."""
-        found = self._client.describe(self.name, timeout_s=0)
+        found = self._client.catalog.describe(self.name, timeout_s=0)
         is_recreated = found.spec == self.spec and found.capacity != self.capacity
         if is_recreated:
             self._follow(found)

@@ -9,13 +9,14 @@ from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
+from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.mover import WantedSelection
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s
-from tdserve.messages.selection.selection import Selection
+from tdserve.messages.selection.selection import EVERYTHING, Selection
 from tdserve.structure import codec
 from tdserve.structure.tree import Path, Spec
 
@@ -23,7 +24,7 @@ from tdserve.structure.tree import Path, Spec
 def read_selection(
     client: SessionClient,
     name: str,
-    selection: Selection,
+    selection: Selection = EVERYTHING,
     *,
     keys: Sequence[Path] = (),
     spec: Spec | None = None,
@@ -40,6 +41,7 @@ def read_selection(
         device: Where the content will be moved, as of ``receive``.
         allow_pickle: Whether pickled values are unpickled; None: as set for the client.
     """
+    check_real("reading a store")
     wanted = WantedSelection(name, selection, tuple(keys), spec, newer_than, destination, device, allow_pickle)
     return client.call(partial(_attempt, client, wanted), deadline)
 
@@ -53,7 +55,7 @@ def _attempt(
         if content is not None:
             return content
     pending = session.send(request, read=wanted.request(deadline))
-    warn = partial(client.missing_names.warn, wanted.name) if spec is None else None
+    warn = partial(client.catalog.missing_names.warn, wanted.name) if spec is None else None
     answer = pending.wait(answer_timeout_s(deadline), f"a read of {wanted.name!r}", on_slow=warn)
     if answer.HasField("done") and answer.done.nothing_newer:
         return None

@@ -192,7 +192,7 @@ class _Attempt:
         message.failed.extend(failed)
         pending = session.send(request, latest=message)
         destination, mismatch = self._destination()  # while the server works
-        warn = partial(self._client.missing_names.warn, wanted.name) if spec is None else None
+        warn = partial(self._client.catalog.missing_names.warn, wanted.name) if spec is None else None
         answer = pending.wait(answer_timeout_s(deadline), f"a version of {wanted.name!r}", on_slow=warn)
         if answer.HasField("done") and answer.done.nothing_newer:
             if mismatch is not None:

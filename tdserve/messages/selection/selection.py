@@ -105,7 +105,7 @@ class Selection:
             only = items[0]
             if not is_mask(only):
                 kept = self._canonical_item(only, batch_size[0], 0, store)
-                return _EVERYTHING if is_full(kept) else self if kept is only else Selection((kept,))
+                return EVERYTHING if is_full(kept) else self if kept is only else Selection((kept,))
         found: list[Item] = []
         dim = 0
         for item in self._expand(len(batch_size), store):
@@ -320,7 +320,7 @@ class Selection:
         raise SelectionError(selection=repr(self), reason=where + reason)
 
 
-_EVERYTHING = Selection()
+EVERYTHING = Selection()
 
 
 def encode(index: object, *, batch_size: Sequence[int], store: str = "") -> Selection:

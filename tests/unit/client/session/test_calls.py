@@ -94,3 +94,9 @@ def test_close_when_done_then_every_call_says_so(server: tdserve.Server) -> None
         client.session(client.deadline(None))
     with pytest.raises(ClosedError):
         client.stores()
+
+
+def test_timeout_when_assigned_then_of_every_call(client: tdserve.Client, name: str) -> None:
+    client.timeout_s = 0.05
+    assert client.deadline(None).timeout_s == 0.05
+    assert client.catalog.timeout_s == 0.05

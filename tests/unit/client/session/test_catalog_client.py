@@ -73,7 +73,7 @@ def test_client_when_used_after_fork_then_says_what_to_do(
         with pytest.raises(ForkedClientError, match=r"call tdserve\.connect\(\) in the child"):
             client.stores()
         client.close()  # closes nothing that is the parent's
-        assert client._is_closed
-    client._is_closed = False
+        assert client.is_closed
+    client.catalog.is_closed = False
     assert isinstance(client.stores(), list)
     client.close()

@@ -5,7 +5,7 @@ import gc
 import torch
 from tensordict import TensorDict
 
-from tdserve.client.tensordicts.memmap.loading import ShownStores
+from tdserve.client.tensordicts.loading import ShownStores
 
 
 def made() -> TensorDict:

@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.client.content.fake_modes import fake_mode
-from tdserve.client.tensordicts.memmap.loading import imitate, is_imitation
+from tdserve.client.tensordicts.loading import imitate, is_imitation
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Path
 

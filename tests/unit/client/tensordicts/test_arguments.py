@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, lazy_stack
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, WrongStateError
-from tdserve.client.tensordicts.memmap.arguments import (
+from tdserve.client.tensordicts.arguments import (
     check_mode,
     check_no_archive,
     check_no_files,

@@ -1,0 +1,52 @@
+"""Creation of replay tables and queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.base.errors import NotSupportedError, StoreExistsError
+from tdserve.base.ids import check_store_name
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.description import StoreDescription, check_storage
+from tdserve.client.session.store_options import StoreOptions
+from tdserve.rules.replay.settings import Settings
+from tdserve.structure.capture import capture
+from tdserve.structure.declaring import Declared, declare_ragged, widens
+from tdserve.structure.fake_tensors import structure_of
+from tdserve.structure.matching import quote
+from tdserve.v1 import control_pb2
+
+
+def create_table(
+    client: SessionClient,
+    name: str,
+    like: Any,
+    capacity: int,
+    settings: Settings,
+    options: StoreOptions,
+    ragged: Declared,
+) -> StoreDescription:
+    """Creates a table of rows like ``like``; arguments and errors as of ``Client.create_replay``."""
+    settings.check(capacity)
+    captured = structure_of(
+        capture(like, store=check_store_name(name), allow_pickle=client.allow_pickle, takes_structure=True)
+    )
+    for path, leaf in captured.spec.values:
+        if leaf.is_unbatched:
+            reason = "all rows share it; put it into a store of its own"
+            raise NotSupportedError(feature=f"an UnbatchedTensor at key {quote(path)} of table {name!r}", reason=reason)
+    spec = declare_ragged(captured.spec, captured.values, ragged, store=name)
+    for key in settings.rule_keys:
+        spec.find(key, store=name)
+    request = options.request(name, spec, control_pb2.STORE_KIND_REPLAY)
+    request.capacity, request.settings = capacity, settings.to_json()
+    try:
+        return client.catalog.create(request, spec)[0]
+    except StoreExistsError:
+        # Rows of another size may have been written since another client created it with the same row.
+        found = client.catalog.describe(name, timeout_s=0) if options.exists_ok else None
+        is_same = found is not None and (found.settings, found.capacity) == (request.settings, capacity)
+        if found is None or not is_same or not widens(spec, found.spec):
+            raise
+        check_storage(found, request)
+        return found

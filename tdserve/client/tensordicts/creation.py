@@ -1,0 +1,153 @@
+"""Creation of tensordict stores, and writes that replace the whole content of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import StoreExistsError, StructureChangedError
+from tdserve.base.ids import check_store_name
+from tdserve.client.handles.handle import StoreHandle
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.description import check_storage
+from tdserve.client.session.session import Session
+from tdserve.client.session.store_options import StoreOptions
+from tdserve.client.tensordicts.arguments import check_sizes
+from tdserve.client.tensordicts.reading import open_store
+from tdserve.client.transfers.write import write_selection
+from tdserve.messages.selection.selection import EVERYTHING
+from tdserve.structure.capture import Captured, capture
+from tdserve.structure.declaring import Declared, declare_ragged, first_values, list_declared_paths, zeros_of
+from tdserve.structure.fake_tensors import structure_of, without_content
+from tdserve.structure.tree import Path, check_matches
+from tdserve.v1 import control_pb2
+
+
+class NewStore:
+    """A store that will be created from a tensordict, which must not change until then.
+
+    Raises:
+        NotSupportedError: A leaf cannot be stored.
+    """
+
+    def __init__(self, client: SessionClient, name: str, td: Any, options: StoreOptions) -> None:
+        self._client = client
+        self._name = name
+        self._td = td
+        self._options = options
+        self._captured = capture(
+            td, store=check_store_name(name), allow_pickle=client.allow_pickle, is_exact=True, takes_structure=True
+        )
+
+    def fill(self, deadline: Deadline) -> int:
+        """Creates the store, writes its content and returns the content version; errors as of ``init_remote``."""
+        client, name = self._client, self._name
+        blank = without_content(self._captured, store=name)
+        captured = blank or self._captured
+        request = self._options.request(name, captured.spec, control_pb2.STORE_KIND_TENSORDICT)
+        if blank is not None:
+            return self._make_blank(request, blank, deadline)
+        request.loading, request.exists_ok = True, False  # an existing store is written in another way
+
+        def create(session: Session) -> None:
+            is_first = not request.session
+            request.session = session.welcome.session
+            try:
+                client.catalog.call("CreateStore", request, timeout_s=deadline.remaining_s)
+            except StoreExistsError:
+                if is_first:
+                    raise
+                # Else an earlier session may have created it: then the write is known to the server, and is answered.
+
+        try:
+            return write_selection(
+                client, name, EVERYTHING, captured, stored=captured.spec, create=create, deadline=deadline
+            )
+        except StoreExistsError:
+            if not self._options.exists_ok:
+                raise
+            if request.durability or request.max_object_bytes:
+                check_storage(client.catalog.describe_existing(name, deadline), request)
+            return replace_content(client, name, captured, self._td, deadline)
+
+    def _make_blank(self, request: control_pb2.CreateStoreRequest, captured: Captured, deadline: Deadline) -> int:
+        """Creates a store of meta tensors; only its non-tensor values are written."""
+        catalog, stored = self._client.catalog, captured.spec
+        try:
+            description, _ = catalog.create(request, stored, timeout_s=deadline.remaining_s)
+        except StoreExistsError:
+            if not request.exists_ok:
+                raise
+            description = catalog.describe_existing(request.name, deadline)  # maybe of the same structure with content
+            check_storage(description, request)
+            stored = description.spec
+            check_matches(stored, captured.spec, store=request.name)
+        keys = [path for path, _ in captured.spec.values]
+        if not keys:
+            return description.version
+        content = captured._replace(spec=captured.spec.select(keys))
+        return write_selection(
+            self._client, request.name, EVERYTHING, content, keys=keys, stored=stored, deadline=deadline
+        )
+
+
+class NewZeros:
+    """A store of zeros that will be created with the structure of a tensordict; arguments as of ``memmap_like``."""
+
+    def __init__(
+        self,
+        client: SessionClient,
+        name: str,
+        like: Any,
+        options: StoreOptions,
+        batch_size: Sequence[int] | int,
+        ragged: Declared,
+    ) -> None:
+        self._client = client
+        captured = structure_of(capture(like, store=name, allow_pickle=client.allow_pickle, takes_structure=True))
+        self._values = captured.values
+        self._sizes = check_sizes(batch_size)
+        has_rows = bool(self._sizes) or ragged is not None  # else it is no row, from which others may differ
+        row = declare_ragged(captured.spec, captured.values, ragged, store=name) if has_rows else captured.spec
+        known = list_declared_paths(captured.spec, captured.values, ragged) if has_rows else set()
+        unknown = [path for path, leaf in row.values if leaf.ragged is not None and path not in known]
+        self._zeros: dict[Path, Any] = {}
+        if unknown:
+            blank = capture(zeros_of(like), store=name, like=row, allow_pickle=client.allow_pickle).values
+            self._zeros = {path: blank[path] for path in unknown}
+        self._spec = row.prepend(self._sizes) if self._sizes else row
+        self._request = options.request(check_store_name(name), self._spec, control_pb2.STORE_KIND_TENSORDICT)
+
+    def make(self, deadline: Deadline) -> StoreHandle:
+        """Creates the store, writes its non-tensor values and returns its handle; errors as of ``memmap_like``."""
+        client, request, spec = self._client, self._request, self._spec
+        description, is_new = client.catalog.create(request, spec, timeout_s=deadline.remaining_s)
+        if spec.values and is_new and 0 not in self._sizes:
+            keys = [path for path, _ in spec.values]
+            values_only, values = first_values(spec.select(keys), self._values, self._sizes, self._zeros)
+            content = Captured(values_only, {}, values, {})
+            write_selection(client, request.name, EVERYTHING, content, keys=keys, stored=spec, deadline=deadline)
+        return StoreHandle(client, description)
+
+
+def replace_content(client: SessionClient, name: str, captured: Captured, td: Any, deadline: Deadline) -> int:
+    """Replaces a store's content as a whole; see ``Client.send``.
+
+    Args:
+        captured: The content, captured without knowing the store.
+        td: The tensordict that it was captured from.
+    """
+    while True:
+        try:
+            return _replace_known(client, name, captured, td, deadline)
+        except StructureChangedError:  # the structure has changed since it was requested
+            deadline.raise_if_expired(f"a write to {name!r}, whose keys others keep changing")
+
+
+def _replace_known(client: SessionClient, name: str, captured: Captured, td: Any, deadline: Deadline) -> int:
+    stored = open_store(client, client.catalog.describe_existing(name, deadline), "send()").spec
+    if stored.has_ragged or captured.spec.has_ragged:
+        captured = capture(td, store=name, allow_pickle=client.allow_pickle, like=stored, is_exact=True)
+    check_matches(stored, captured.spec, store=name)
+    return write_selection(client, name, EVERYTHING, captured, stored=stored, deadline=deadline)

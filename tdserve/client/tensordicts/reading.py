@@ -1,0 +1,39 @@
+"""Reads of whole tensordict stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.base.errors import WrongStateError
+from tdserve.client.content.padding import Pad
+from tdserve.client.content.read_content import Content
+from tdserve.client.handles.handle import StoreHandle
+from tdserve.client.handles.live_values import with_live_leaves
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.description import StoreDescription
+
+
+def open_store(client: SessionClient, description: StoreDescription, event: str) -> StoreHandle:
+    """Returns the handle of a tensordict store.
+
+    Args:
+        event: What is asked of the store, for the error.
+
+    Raises:
+        WrongStateError: It is a store of another kind.
+    """
+    if description.kind == "weights":
+        state = f"store {description.name!r} holds weights"
+        raise WrongStateError(state=state, event="a handle (latest() pulls them)")
+    if description.kind == "replay":
+        raise WrongStateError(state=f"store {description.name!r} is a replay", event=event)
+    return StoreHandle(client, description)
+
+
+def show_content(client: SessionClient, name: str, content: Content, device: Any, pad: Pad) -> Any:
+    """Builds what was read of a store; live if the store shares its non-tensor leaves."""
+    td = content.build(device, pad)
+    if not content.spec.values:
+        return td
+    description = client.catalog.describe(name)
+    return with_live_leaves(td, StoreHandle(client, description)) if description.share_non_tensor else td
