@@ -287,6 +287,7 @@ class ControlProcess:
         """
         with self._services.held.holding_unary(must_wait=request.name not in self._services.stores.catalog):
             entry = await self._services.stores.wait(request.name, Deadline.after(request.timeout_s))
+        entry.catch_up()
         return descriptions.describe(self._services.stores, entry, with_spec=not request.without_spec)
 
     async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:

@@ -107,6 +107,7 @@ class Creation:
         return self._answer(existing, created=False)
 
     def _answer(self, entry: OpenedStore, *, created: bool) -> control_pb2.CreateStoreResponse:
+        entry.catch_up()
         description = descriptions.describe(self._stores, entry, with_spec=False)
         return control_pb2.CreateStoreResponse(description=description, created=created)
 
@@ -119,7 +120,8 @@ class Creation:
         if name not in self._stores.catalog:
             return  # an earlier attempt has deleted it
         entry = self._stores.get(name)
-        table = None if entry.table is None else entry.replay_table()
+        entry.catch_up()
+        table = entry.table
         if entry.record.uid != uid or table is None or table.ring.inserts or table.ring.num_reserved:
             raise StoreExistsError(name=name, reason="rows were written to it, or it was made anew")
         await self.delete(name)

@@ -45,7 +45,7 @@ def describe(stores: Stores, entry: OpenedStore, *, with_spec: bool = True) -> c
         description.spec.CopyFrom(message_of(spec))
     if entry.table is not None:
         describe_policy(stores, entry, description)
-        table = entry.replay_table()
+        table = entry.table
         counts = counts_of(entry)
         description.num_rows, description.inserts = counts.rows, counts.inserts
         description.samples = table.counts.samples

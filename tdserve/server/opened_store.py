@@ -80,13 +80,16 @@ class OpenedStore:
         return self.record.name
 
     def replay_table(self) -> Table:
-        """Returns a table's rules, up to date with its writers' claims. Raises WrongStateError for another kind of
-        store."""
+        """Returns a table's rules. Raises WrongStateError for another kind of store."""
         if self.table is None:
             raise self.wrong_kind("replay")
-        if self.table.claims is not None:
-            self.table.claims.catch_up()
         return self.table
+
+    def catch_up(self) -> None:
+        """Commits the rows that a local writer has filled by itself. A request does so before it looks at the table,
+        so that nobody sees less than the writer was promised."""
+        if self.table is not None and self.table.claims is not None:
+            self.table.claims.catch_up()
 
     def weight_versions(self) -> Versions:
         """Returns the rules of weights. Raises WrongStateError for another kind of store."""

@@ -184,6 +184,9 @@ class Requests:
         asked = getattr(message, kind)
         try:
             place_lists(message, ahead)
+            name = getattr(asked, "store", "")
+            if (entry := self._stores.find_used(name)) is not None:
+                entry.catch_up()  # first: this may be a retry of an extend into claimed rows
             if kind in _ONCE:
                 if (answered := self._answers.earlier(session.client_id, request)) is not None:
                     if kind in _WITH_CONTENT:
@@ -192,7 +195,7 @@ class Requests:
                     await session.send_done(request, control_pb2.Done.FromString(answered))
                     return
                 self._answers.check_room(session.client_id)
-            if self._stores.is_long_to_open(name := getattr(asked, "store", "")):
+            if self._stores.is_long_to_open(name):
                 with self._held.holding(session, f"a request of kind {kind!r}", message.ByteSize()):
                     await inline_tasks.in_task()
                     await self._stores.open_apart(name)

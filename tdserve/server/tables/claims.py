@@ -68,7 +68,7 @@ class TableClaims:
         self._window = window
         self._pending = deque(unfilled)  # claimed, and not known to be filled
         self._num_claimed = record.num_filled + sum(map(len, unfilled))
-        self._is_over = self._is_looking = self._is_broken = self._is_listening = False
+        self._is_over = self._is_looking = self._is_broken = False
         self._failure: CapacityError | None = None
         self._last_request: int | None = None  # with an answer that the client may still ask for
         self._table.claims = self
@@ -91,8 +91,7 @@ class TableClaims:
                 self._take_records(num_written)
             if num_claimed > self._num_claimed:
                 self._claim(num_claimed - self._num_claimed)
-            if self._is_listening and not self._entry.changed.num_waiting:
-                self._ring_when_needed()
+            self._ring_when_needed()
         except CapacityError as error:  # the next call tries again
             self._failure = error
             _log.error("rows that were claimed of store %r are not committed yet: %s", self._entry.name, error)
@@ -172,7 +171,6 @@ class TableClaims:
                 self._commit(num_rows, last, number + 1)
                 num_rows = 0
         self._commit(num_rows, last, num_written)
-        self._ring_when_needed()
 
     def _commit(self, num_rows: int, last: tuple[int, int], num_taken: int) -> None:
         """Commits the rows of some records. The same transaction records that they were taken, so each is committed
@@ -217,8 +215,8 @@ class TableClaims:
         self.catch_up()
 
     def _ring_when_needed(self) -> None:
-        self._is_listening = bool(self._entry.changed.num_waiting)
-        self._file.ring_at(0 if self._is_listening else self._num_claimed + self._window // 2)
+        is_awaited = bool(self._entry.changed.num_waiting)
+        self._file.ring_at(0 if is_awaited else self._num_claimed + self._window // 2)
 
 
 class Claiming:

@@ -69,9 +69,6 @@ class Replays:
         table = entry.replay_table()
         if table.claims is not None:
             table.claims.check_committed()  # this may be a retry of an extend that they have not committed yet
-        if (answered := self._answers.earlier(session.client_id, request)) is not None:
-            session.discard(request, asked.content)  # the client had claimed and filled the rows, as was seen just now
-            return control_pb2.Done.FromString(answered)
         if asked.content.fingerprint != entry.spec.fingerprint:
             raise older_store(entry)
         if any(column.file for column in columns_in(asked)):
