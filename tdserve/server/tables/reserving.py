@@ -6,14 +6,17 @@ import asyncio
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tdserve.base.deadline import Deadline
+from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.turns import drop_references
+
+_NUM_JOINED = 128
+"""Parts that are joined at a time: thousands at once take milliseconds."""
 
 
 async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int, deadline: Deadline) -> Reservation:
@@ -44,20 +47,24 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
         give_back=lambda _: table.end_reserving(),
     )
     parts: list[Reservation] = []
+    newest: list[Reservation] = []
     missing = num_rows
     try:
         while missing:
             look = partial(table.reserve_part, min(missing, table.step_rows))
-            parts.append(await session.wait(entry.changed, look, deadline, why, give_back=table.abort))
-            missing -= len(parts[-1])
+            newest.append(await session.wait(entry.changed, look, deadline, why, give_back=table.abort))
+            missing -= len(newest[-1])
+            if len(newest) == _NUM_JOINED or not missing:
+                parts.append(table.ring.join(newest, await asyncio.to_thread(_rows_of, newest)))
+                newest = []
             await asyncio.sleep(0)
-        rows = await asyncio.to_thread(_join, parts, is_sorted=not table.settings.remover.is_ring)
+        rows = await asyncio.to_thread(_rows_of, parts, must_sort=not table.settings.remover.is_ring)
         joined, last_references = table.ring.join(parts, rows), [parts]
         parts = [joined]
         drop_references(last_references, num_rows=num_rows)
         await asyncio.to_thread(lambda: joined.encoded)
     except BaseException:
-        for part in parts:
+        for part in (*parts, *newest):
             table.abort(part)
         raise
     finally:
@@ -66,8 +73,7 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
     return parts[0]
 
 
-def _join(parts: list[Reservation], *, is_sorted: bool) -> NDArray[np.int64]:
-    """Returns the rows of all parts; sorts them if they are not in the order of a ring, so that they encode to few
-    bytes."""
+def _rows_of(parts: list[Reservation], *, must_sort: bool = False) -> Rows:
+    """Returns the rows of all parts; sorts them where they are not in the order of a ring, to encode to few bytes."""
     rows = np.concatenate([part.rows for part in parts])
-    return np.sort(rows) if is_sorted else rows
+    return np.sort(rows) if must_sort else rows

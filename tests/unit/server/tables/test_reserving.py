@@ -72,6 +72,22 @@ def test_extend_when_there_are_very_many_rows_then_others_are_served_in_between(
     assert (table.inserts, table.ring.num_reserved, table.num_coming) == (NUM_ROWS, 0, 0)
 
 
+def test_extend_when_it_is_cut_short_after_hundreds_of_parts_then_all_their_rows_are_free(
+    world: World, run: Loop, entry: OpenedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Table, "step_rows", 64)
+    table = entry.replay_table()
+
+    async def cut_short() -> None:
+        await leave(await until(lambda: table.ring.num_reserved > NUM_ROWS // 2, extend(world, entry, NUM_ROWS)))
+
+    run(cut_short())
+    assert table.ring.num_reserved == 0
+    rows = decode_rows(run(extend(world, entry, NUM_ROWS, request=2)).indices)
+    assert sorted(rows.tolist()) == table.live_rows().tolist()
+    assert len(table) == NUM_ROWS
+
+
 def test_extend_when_it_goes_round_then_the_oldest_rows_leave(world: World, run: Loop, entry: OpenedStore) -> None:
     run(extend(world, entry, NUM_ROWS))
     done = run(extend(world, entry, NUM_ROWS, request=2))
