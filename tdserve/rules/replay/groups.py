@@ -8,18 +8,13 @@ from numpy.typing import NDArray
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import LiveRows, Rows
+from tdserve.rules.replay.parted_dict import PartedDict
 from tdserve.rules.replay.selector import Drawn
 
 _NONE = -1
 
 # Steps along the links of groups, about 3 µs each; beyond, one scan over the whole table per group is faster.
 _MAX_STEPS = 512
-
-
-# Groups of one part of the dictionary at most, on average: to copy it takes a fraction of a millisecond.
-_ROWS_OF_PART = 4096
-
-_MIXING_FACTOR = 0xBF58476D1CE4E5B9
 
 
 class GroupSelector:
@@ -58,9 +53,7 @@ class GroupSelector:
         self._is_sorted = np.zeros(capacity, np.bool_)
         self._num_rows: Rows = np.full(capacity, 0, np.int64)
         self._id_of_group: Rows = np.full(capacity, 0, np.int64)
-        # Of many groups in many parts: one that grows beyond its room is copied, and each has its own moment for that.
-        num_parts = 1 << (capacity // _ROWS_OF_PART).bit_length()
-        self._group_of_id: list[dict[int, int]] = [{} for _ in range(num_parts)]
+        self._group_of_id = PartedDict(capacity)
         self._unused: list[int] = []
         self._num_numbered = 0
         self._complete = LiveRows(capacity)
@@ -123,9 +116,8 @@ class GroupSelector:
         self._num_members -= len(rows)
         self._complete.remove(groups[(before >= self._size) & (before - counts < self._size)])
         empty = groups[before == counts]
-        ids = self._id_of_group[empty]
-        for part, value in zip(self._parts_of(ids), ids.tolist(), strict=True):
-            del self._group_of_id[part][value]
+        for value in self._id_of_group[empty].tolist():
+            del self._group_of_id.part_of(value)[value]
         self._unused.extend(empty.tolist())
 
     def update(self, rows: Rows) -> None:
@@ -155,8 +147,8 @@ class GroupSelector:
     def _number(self, ids: NDArray[np.int64]) -> Rows:
         """Returns the numbers of the groups of these values, each named once; a new one for each without members."""
         groups = []
-        for part, value in zip(self._parts_of(ids), ids.tolist(), strict=True):
-            known = self._group_of_id[part]
+        for value in ids.tolist():
+            known = self._group_of_id.part_of(value)
             group = known.get(value)
             if group is None:
                 if self._unused:
@@ -168,17 +160,6 @@ class GroupSelector:
         numbers = np.array(groups, np.int64)
         self._id_of_group[numbers] = ids
         return numbers
-
-    def _parts_of(self, ids: NDArray[np.int64]) -> list[int]:
-        """In which part each value stands: spread at random, so that no two parts grow at once."""
-        num_parts = len(self._group_of_id)
-        if num_parts == 1:
-            return [0] * len(ids)
-        words = ids.astype(np.uint64)
-        for shift in (30, 27):  # as of splitmix64
-            words = (words ^ (words >> np.uint64(shift))) * np.uint64(_MIXING_FACTOR)
-        parts: list[int] = ((words >> np.uint64(32)) & np.uint64(num_parts - 1)).tolist()
-        return parts
 
     def _unlink(self, rows: Rows, group: Rows) -> None:
         """Removes rows, which are not members any more, from the links of their groups, however many are neighbours."""

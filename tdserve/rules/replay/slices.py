@@ -248,10 +248,7 @@ class SliceSelector:
         self._lose_starts(rows)
 
     def update(self, rows: Rows) -> None:
-        """Notes that trajectories ended with these rows, each named once; rows that are not members are ignored."""
-        rows = rows[self._is_member[rows]]
-        if len(rows) and not self._setting.strict_length:
-            self._find_starts(rows)
+        """Does nothing: priorities do not matter here."""
 
     def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Chooses slices; None if none begins anywhere. ``slice_end`` is true on the last row of each.

@@ -8,23 +8,25 @@ unrelated, and only these links count.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
+from tdserve.rules.replay.parted_dict import PartedDict
 
 _NONE = -1
+
+_ID_BITS = 64
 
 
 class Trajectories:
     """Links between the rows of a table, in both directions.
 
-    A trajectory is *open* while its writer may continue it: until a row that ends it, until :meth:`end`, or until its
-    last row is gone. ``columns.previous`` and ``columns.is_end`` are written in place, and their owner keeps them over
-    a restart; all other state follows from them.
+    A trajectory is *open* while its writer may continue it: until a row that ends it, or until its last row is gone.
+    ``columns.previous`` and ``columns.is_end`` are written in place, and their owner keeps them over a restart; all
+    other state follows from them.
 
     Args:
         columns: Columns of the table.
@@ -43,8 +45,9 @@ class Trajectories:
         self._previous: Rows = np.asarray(columns.previous)  # the plain array of a memmap: indexing is twice as fast
         self._is_end: NDArray[np.bool_] = np.asarray(columns.is_end)
         self._is_tail: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
-        self._tails: dict[Hashable, dict[Hashable, int]] = {}
-        self._owner_of_tail: dict[int, tuple[Hashable, Hashable]] = {}
+        self._tails = PartedDict(capacity)  # the last row of each open trajectory, by its name
+        self._writer_of_tail: Rows = np.zeros(capacity, np.int64)
+        self._id_of_tail: Rows = np.zeros(capacity, np.int64)
 
     def __repr__(self) -> str:
         return f"<Trajectories of {len(self._is_tail)} rows, {self.num_open} open>"
@@ -52,7 +55,7 @@ class Trajectories:
     @property
     def num_open(self) -> int:
         """Number of trajectories that their writer may continue."""
-        return len(self._owner_of_tail)
+        return int(np.count_nonzero(self._is_tail))
 
     @property
     def is_end(self) -> NDArray[np.bool_]:
@@ -65,7 +68,7 @@ class Trajectories:
         *,
         writer: Hashable,
         ends: NDArray[np.bool_] | None = None,
-        ids: NDArray[Any] | None = None,
+        ids: NDArray[np.int64] | None = None,
     ) -> None:
         """Links rows of one writer, in the order in which it commits them. None of them may have a link: see
         :meth:`remove`.
@@ -74,58 +77,41 @@ class Trajectories:
             rows: Row numbers, each once.
             writer: Their writer; rows of several are never linked.
             ends: Which of the rows are the last of their trajectory, as many as ``rows``.
-            ids: Trajectory of each row, int64 or bytes: the writer's rows of one value are linked, even if they
+            ids: Trajectory of each row: the writer's rows of one value are linked, even if they
                 interleave with others. Without them the writer has one trajectory at a time.
         """
         if not len(rows):
             return
         is_end = np.zeros(len(rows), np.bool_) if ends is None else ends
-        names: list[Hashable] = [None]
-        heads = np.zeros(1, np.int64)
+        own_ids = heads = np.zeros(1, np.int64)
         is_joint = ~is_end[:-1]
         if ids is not None:
-            distinct, group = np.unique(ids, return_inverse=True)
+            own_ids, group = np.unique(ids, return_inverse=True)
             order = np.argsort(group, kind="stable")
             rows, is_end, group = rows[order], is_end[order], group[order]
             is_same = group[1:] == group[:-1]
-            names = distinct.tolist()
             heads = np.concatenate((heads, np.flatnonzero(~is_same) + 1))
             is_joint = is_same & ~is_end[:-1]
         before: Rows = np.full(len(rows), _NONE, np.int64)
         before[1:][is_joint] = rows[:-1][is_joint]
-        before[heads] = self._close_tails(writer, names)
+        lasts = np.append(heads[1:], len(rows)) - 1
+        before[heads] = self._move_tails(_number_of(writer, ids), own_ids, rows[lasts], ~is_end[lasts])
         is_linked = before != _NONE
         self.before[rows] = before
         self.after[rows] = _NONE
         self.after[before[is_linked]] = rows[is_linked]
         self._previous[rows] = before + 1
         self._is_end[rows] = is_end
-        lasts = np.append(heads[1:], len(rows)) - 1
-        self._open_tails(writer, names, rows[lasts], ~is_end[lasts])
 
-    def take_back(self, rows: Rows, *, writer: Hashable, ids: NDArray[Any] | None = None) -> None:
+    def take_back(self, rows: Rows, *, writer: Hashable, ids: NDArray[np.int64] | None = None) -> None:
         """Undoes the last :meth:`append` of this writer: its trajectories are open where they were. Arguments as
         there."""
         before = self.before[rows]
         is_earlier = (before != _NONE) & ~np.isin(before, rows)
         earlier = before[is_earlier]
-        names: list[Hashable] = [None] * len(earlier) if ids is None else ids[is_earlier].tolist()
         self.remove(rows)
-        self._open_tails(writer, names, earlier, np.ones(len(earlier), np.bool_))
-
-    def end(self, writer: Hashable) -> Rows:
-        """Ends every open trajectory of a writer: its last row so far is the last one.
-
-        Returns:
-            Those last rows, sorted; their ``is_end`` has changed, which is an ``update`` for selectors.
-        """
-        tails = self._tails.pop(writer, {})
-        rows = np.sort(np.fromiter(tails.values(), np.int64, len(tails)))
-        for row in tails.values():
-            del self._owner_of_tail[row]
-        self._is_tail[rows] = False
-        self._is_end[rows] = True
-        return rows
+        own_ids = np.zeros(len(earlier), np.int64) if ids is None else ids[is_earlier]
+        self._move_tails(_number_of(writer, ids), own_ids, earlier, np.ones(len(earlier), np.bool_))
 
     def remove(self, rows: Rows) -> None:
         """Cuts the links of rows that have gone. The rows before and after them are linked no more, not even to each
@@ -143,11 +129,11 @@ class Trajectories:
         self._is_end[rows] = False
         tails = rows[self._is_tail[rows]]
         self._is_tail[tails] = False
-        for row in tails.tolist():
-            writer, name = self._owner_of_tail.pop(row)
-            del self._tails[writer][name]
-            if not self._tails[writer]:
-                del self._tails[writer]
+        for number, trajectory_id in zip(
+            self._writer_of_tail[tails].tolist(), self._id_of_tail[tails].tolist(), strict=True
+        ):
+            name = (number << _ID_BITS) + trajectory_id
+            del self._tails.part_of(name)[name]
 
     def restore(self, live_rows: Rows) -> None:
         """Rebuilds the links from the stored ``columns.previous``, which may be some writes old.
@@ -162,7 +148,6 @@ class Trajectories:
         self.after[:] = self.before[:] = _NONE
         self._is_tail[:] = False
         self._tails.clear()
-        self._owner_of_tail.clear()
         sequence = self._columns.sequence
         before = self._previous[live_rows] - 1
         before[(before < 0) | (before >= capacity)] = _NONE
@@ -177,37 +162,29 @@ class Trajectories:
     def follow(self, starts: Rows, length: int) -> Rows:
         """Returns the rows from each start on, itself included: ``[len(starts), length]``, -1 behind the end of a
         trajectory."""
-        return self._walk(self.after, starts, length)
-
-    def back(self, rows: Rows, length: int) -> Rows:
-        """Returns the rows backwards from each row, itself first: ``[len(rows), length]``, -1 if there are no earlier
-        ones."""
-        return self._walk(self.before, rows, length)
-
-    @staticmethod
-    def _walk(links: Rows, rows: Rows, length: int) -> Rows:
-        found = np.empty((length, len(rows)), np.int64)
-        found[0] = rows
+        found = np.empty((length, len(starts)), np.int64)
+        found[0] = starts
         for step in range(1, length):
-            np.take(links, found[step - 1], out=found[step], mode="wrap")
+            np.take(self.after, found[step - 1], out=found[step], mode="wrap")
         return np.ascontiguousarray(found.T)
 
-    def _close_tails(self, writer: Hashable, names: list[Hashable]) -> Rows:
-        """Closes a writer's open trajectories and returns their last rows, -1 if there is none."""
-        tails = self._tails.get(writer, {})
-        rows = [tails.pop(name, _NONE) for name in names]
-        for row in rows:
-            self._owner_of_tail.pop(row, None)
-        found: Rows = np.array(rows, np.int64)
-        self._is_tail[found[found != _NONE]] = False
-        return found
-
-    def _open_tails(self, writer: Hashable, names: list[Hashable], rows: Rows, is_open: NDArray[np.bool_]) -> None:
-        tails = self._tails.setdefault(writer, {})
-        for name, row, opens in zip(names, rows.tolist(), is_open.tolist(), strict=True):
+    def _move_tails(self, writer: int, ids: Rows, rows: Rows, is_open: NDArray[np.bool_]) -> Rows:
+        """Opens trajectories of a writer with these last rows, or closes them; returns their last rows so far, -1 where
+        there is none."""
+        found = []
+        for each, row, opens in zip(ids.tolist(), rows.tolist(), is_open.tolist(), strict=True):
+            name = (writer << _ID_BITS) + each
+            tails = self._tails.part_of(name)
+            found.append(tails.pop(name, _NONE))
             if opens:
                 tails[name] = row
-                self._owner_of_tail[row] = (writer, name)
-        self._is_tail[rows[is_open]] = True
-        if not tails:
-            del self._tails[writer]
+        before: Rows = np.array(found, np.int64)
+        self._is_tail[before[before != _NONE]] = False
+        self._is_tail[rows] = is_open
+        self._writer_of_tail[rows], self._id_of_tail[rows] = writer, ids
+        return before
+
+
+def _number_of(writer: Hashable, ids: NDArray[np.int64] | None) -> int:
+    """Returns a number for a writer with or without ids, hardly ever that of another."""
+    return hash((writer, ids is None))

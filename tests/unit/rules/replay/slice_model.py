@@ -69,12 +69,6 @@ class Model:
         self.ends -= set(rows)
         self.open = {writer: places for writer, places in self.open.items() if places[-1] is not None}
 
-    def end(self, writer: int) -> None:
-        rows = self.links.end(writer)
-        self.ends |= {row for row in self.open.pop(writer, [])[-1:] if row is not None}
-        for selector, _ in self.selectors:
-            selector.update(rows)
-
     def slices(self, members: set[int], length: int, *, strict: bool) -> set[tuple[int, ...]]:
         """Every slice that may be drawn, by looking at each place of each trajectory."""
         found: set[tuple[int, ...]] = set()

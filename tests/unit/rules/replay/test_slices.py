@@ -69,10 +69,6 @@ class _AgainstLists(RuleBasedStateMachine):
         for turn in range(4 * num_rounds):
             self.model.write(turn % 4, [turn == end])
 
-    @rule(writer=st.integers(0, 3))
-    def end(self, writer: int) -> None:
-        self.model.end(writer)
-
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         self.model.remove(data.draw(st.lists(st.integers(0, self.capacity - 1), unique=True)))
@@ -196,8 +192,8 @@ def test_draw_when_only_shorter_trajectories_ended_then_they_come_whole_and_fewe
     assert set(_cut(drawn)) == {(0, 1)}
     assert drawn is not None
     assert len(drawn.rows) == 20
-    model.end(0)
-    assert set(_cut(view.draw(40, rng=_rng()))) == {(0, 1), (2, 3)}
+    model.write(0, [True])
+    assert set(_cut(view.draw(40, rng=_rng()))) == {(0, 1), (2, 3, 4)}
 
 
 def test_draw_when_slices_are_longer_than_the_table_then_whole_trajectories_come() -> None:

@@ -80,14 +80,6 @@ class _AgainstLists(RuleBasedStateMachine):
         self.ends -= set(rows)
         self.open = {key: places for key, places in self.open.items() if places[-1] is not None}
 
-    @rule(writer=st.integers(0, 2))
-    def end(self, writer: int) -> None:
-        places = [each for (whose, _), each in self.open.items() if whose == writer]
-        rows = sorted(row for each in places if (row := each[-1]) is not None)
-        assert self.trajectories.end(writer).tolist() == rows
-        self.ends |= set(rows)
-        self.open = {key: each for key, each in self.open.items() if key[0] != writer}
-
     @rule()
     def restart(self) -> None:
         self.trajectories = Trajectories(self.columns, _CAPACITY)
@@ -107,8 +99,8 @@ class _AgainstLists(RuleBasedStateMachine):
         assert (self.columns.previous == self.trajectories.before[:-1] + 1).all()
         assert set(np.flatnonzero(self.columns.is_end).tolist()) == self.ends
         assert self.trajectories.num_open == len(self.open)
-        assert sum(len(tails) for tails in self.trajectories._tails.values()) == len(self.open)
-        assert set(self.trajectories._tails) == {writer for writer, _ in self.open}  # nobody else is remembered
+        tails = [row for part in self.trajectories._tails._parts for row in part.values()]
+        assert sorted(tails) == sorted(row for places in self.open.values() if (row := places[-1]) is not None)
         assert set(np.flatnonzero(self.trajectories._is_tail).tolist()) == {places[-1] for places in self.open.values()}
 
 
@@ -120,17 +112,16 @@ def test_follow_when_writers_take_turns_row_by_row_then_each_finds_its_own() -> 
     for row in range(12):
         trajectories.append(_rows([row]), writer=f"actor {row % 4}", ends=np.array([row == 5]))
     assert trajectories.follow(_rows([0, 1, 6]), 3).tolist() == [[0, 4, 8], [1, 5, -1], [6, 10, -1]]
-    assert trajectories.back(_rows([8, 9, 6]), 3).tolist() == [[8, 4, 0], [9, -1, -1], [6, 2, -1]]
     assert trajectories.follow(_rows([0]), 1).tolist() == [[0]]
     assert trajectories.follow(_rows([]), 2).shape == (0, 2)
 
 
 def test_append_when_ids_mix_in_a_batch_then_each_goes_on_where_it_was() -> None:
     _, trajectories = _made()
-    ids = np.array([b"a", b"b", b"a", b"b", b"c"])
+    ids = np.array([-1, 2, -1, 2, 3])
     trajectories.append(np.arange(5), writer=1, ids=ids, ends=np.array([0, 0, 0, 1, 0], np.bool_))
-    trajectories.append(np.arange(5, 8), writer=1, ids=np.array([b"b", b"a", b"a"]))
-    trajectories.append(np.arange(8, 9), writer=2, ids=np.array([b"a"]))
+    trajectories.append(np.arange(5, 8), writer=1, ids=np.array([2, -1, -1]))
+    trajectories.append(np.arange(8, 9), writer=2, ids=np.array([-1]))
     found = trajectories.follow(_rows([0, 1, 4, 5, 8]), 4).tolist()
     assert found == [[0, 2, 6, 7], [1, 3, -1, -1], [4, -1, -1, -1], [5, -1, -1, -1], [8, -1, -1, -1]]
     assert trajectories.num_open == 4
@@ -151,7 +142,7 @@ def test_remove_when_the_last_row_of_an_open_trajectory_goes_then_its_writer_beg
     trajectories.remove(_rows([1]))
     assert trajectories.num_open == 0
     trajectories.append(_rows([1, 2]), writer=1)
-    assert trajectories.back(_rows([2]), 3).tolist() == [[2, 1, -1]]
+    assert trajectories.follow(_rows([0, 1]), 3).tolist() == [[0, -1, -1], [1, 2, -1]]
 
 
 def test_remove_when_rows_from_the_midst_go_then_both_sides_stay_apart() -> None:

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from tdserve.rules.replay.parted_dict import PartedDict
+
+
+@pytest.mark.parametrize("step", [1, 8, 1 << 20, -(1 << 40)])
+def test_part_of_when_numbers_are_regular_then_no_part_has_many(step: int) -> None:
+    entries = PartedDict(20_000)
+    for number in range(20_000):
+        entries.part_of(step * number)[step * number] = number
+    assert all(entries.part_of(step * number)[step * number] == number for number in range(20_000))
+    assert max(map(len, entries._parts)) < 600
+
+
+def test_clear_when_there_are_entries_then_none_is_left() -> None:
+    entries = PartedDict(2_000)
+    for key in (-1, 0, 1 << 100):
+        entries.part_of(key)[key] = 7
+    assert [entries.part_of(key)[key] for key in (-1, 0, 1 << 100)] == [7, 7, 7]
+    entries.clear()
+    assert not any(entries._parts)
+
+
+def test_part_of_when_there_can_be_few_entries_then_one_has_all() -> None:
+    entries = PartedDict(100)
+    assert entries.part_of(1) is entries.part_of(2)
