@@ -154,11 +154,15 @@ def test_loop_when_rows_form_trajectories_then_no_call_keeps_it_busy(
         many = num_rows // 10
         rows = TensorDict({"x": torch.arange(many) // 100}, [many])
         ends = None if key else torch.arange(many) % 100 == 99
+        everything = TensorDict({"x": torch.arange(num_rows) // 100}, [num_rows])
+        each_alone = TensorDict({"x": torch.randperm(many)}, [many])
         for _ in range(11):  # once round, and a little further
             table.extend(rows, ends=ends)
         calls: dict[str, Callable[[], object]] = {
             "extend": lambda: table.extend(rows[:256]),
             "extend by very many rows": lambda: table.extend(rows, ends=ends),
+            "extend by all rows at once": lambda: table.extend(everything),
+            "extend by very many trajectories": lambda: table.extend(each_alone),
             "sample": lambda: table.sample(256),
             "delete many rows": lambda: table.delete(table.extend(rows, ends=ends)),
             "clear": table.clear,
@@ -223,6 +227,7 @@ def test_loop_when_rows_leave_by_rules_of_their_own_then_no_call_keeps_it_busy(
         calls: dict[str, Callable[[], object]] = {
             "evict one row": lambda: lowest.extend(everything[:1]),
             "evict very many rows": lambda: lowest.extend(everything[: num_rows // 3]),
+            "evict all rows": lambda: lowest.extend(everything),
             "evict very many rows by priorities": lambda: lowest.extend(
                 everything[: num_rows // 3], priority=priorities[: num_rows // 3]
             ),

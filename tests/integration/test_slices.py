@@ -106,6 +106,25 @@ def test_slices_when_four_writers_write_a_row_each_in_turn_then_consecutive_and_
     assert not replay[:]["next", "truncated"].any(), "the table's own rows are as they were"
 
 
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+@pytest.mark.parametrize("key", KEYS)
+def test_slices_when_very_many_rows_come_at_once_then_each_is_of_one_trajectory(
+    server: tdserve.Server, name: str, key: str, transport: str
+) -> None:
+    length, num_rows = 7, 280_000
+    step = torch.arange(num_rows)
+    done = (step % length == length - 1)[:, None]
+    following = {"obs": step[:, None] + 1.0, "done": done, "truncated": torch.zeros_like(done)}
+    writer = torch.zeros_like(step)
+    many = TensorDict({"writer": writer, "step": step, "episode": step // length, "next": following}, [num_rows])
+    sampler = tdserve.Slices(slice_len=length, **KEYS[key])
+    with server.client(transport=transport, timeout_s=60.0) as client:
+        replay = client.create_replay(name, rows((0, 0))[0], num_rows, sampler=sampler)
+        replay.extend(many, ends=done[:, 0] if key == "ends=" else None)
+        found = slices_of(replay.sample(700), length)
+    assert all(each[0][1] % length == 0 for each in found)
+
+
 def test_slices_when_one_client_writes_for_many_then_their_numbers_tell_them_apart(
     client: tdserve.Client, name: str
 ) -> None:

@@ -18,6 +18,9 @@ from tdserve.store.catalog_db import Transaction
 from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import control_pb2, worker_pb2
 
+MAX_REPORTED_BYTES = 1 << 18
+"""Most bytes of rows that are reported with the end of a write: control's event loop reads a report at once."""
+
 
 @dataclass(frozen=True)
 class RowsToFill:
@@ -34,9 +37,17 @@ class RowsToFill:
     asked: control_pb2.ExtendRequest
 
     @cached_property
-    def columns(self) -> list[Path]:
-        """Paths of the leaves whose bytes the table's rules need."""
+    def rule_leaves(self) -> list[Path]:
+        """Paths of the tensor leaves whose bytes the table's rules need."""
         return [path for path in self.entry.rule_keys if path in self.entry.spec.tensors_by_path]
+
+    @cached_property
+    def columns(self) -> list[Path]:
+        """Those whose bytes are reported with the end of the write: all, or none if they are too long for that."""
+        spec = self.entry.spec
+        capacity_nbytes = sum(spec.tensors_by_path[path].nbytes for path in self.rule_leaves)
+        is_short = capacity_nbytes * len(self.reservation) <= MAX_REPORTED_BYTES * spec.batch_size[0]
+        return self.rule_leaves if is_short else []
 
     def name_columns(self, contents: Sequence[bytes]) -> dict[Path, bytes]:
         """Maps the paths in ``columns`` to their contents."""

@@ -13,7 +13,7 @@ from tdserve.messages.long_lists import columns_in, read_list
 from tdserve.messages.row_numbers import column_of
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, check_priorities
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.tables.rule_keys import as_bools, as_ids, group_column
+from tdserve.server.tables.rule_keys import Buffer, as_bools, as_ids, group_column
 from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
 
@@ -34,7 +34,7 @@ class Coming:
     versions: NDArray[np.int64] | None = None
     version_range: tuple[int, int] = (0, 0)
 
-    def with_columns(self, entry: OpenedStore, found: Mapping[Path, bytes]) -> Arrival:
+    def with_columns(self, entry: OpenedStore, found: Mapping[Path, Buffer]) -> Arrival:
         """Returns the rows' data, with the columns found in their content, by path."""
         if not found and not entry.group_keys:
             return self.arrival

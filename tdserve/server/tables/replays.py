@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -25,9 +25,10 @@ from tdserve.server.tables.commits import commit_in_turns, commit_rows
 from tdserve.server.tables.numbers import numbers_of, plan_read
 from tdserve.server.tables.policies import MadeBy
 from tdserve.server.tables.reserving import reserve_rows
-from tdserve.server.tables.rule_keys import RuleKeys, group_column
+from tdserve.server.tables.rule_keys import Buffer, RuleKeys, group_column
 from tdserve.server.tables.samples import Samples, older_store
 from tdserve.server.turns import build_row_set, drop_references
+from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
 
 
@@ -82,7 +83,9 @@ class Replays:
                 txn.update("pending", entry.lost.replace_written(RowSet.of(reservation.rows), ()))
         rows = RowsToFill(entry, reservation, asked)
         try:
-            found = await session.mover.put_rows(request, rows)
+            found: Mapping[Path, Buffer] = await session.mover.put_rows(request, rows)
+            if len(found) < len(rows.rule_leaves):
+                found = await self._rule_keys.read_columns(entry, rows.rule_leaves, reservation.rows, session)
             if len(reservation) > PIECE_ROWS:
                 arrival = await asyncio.to_thread(coming.with_columns, entry, found)
             else:
@@ -104,8 +107,8 @@ class Replays:
         except BaseException:
             session.mover.give_up_rows(request, rows)
             raise
-        last_references: list[object] = [reservation, rows, arrival, settle, coming]
-        del reservation, rows, arrival, settle, coming
+        last_references: list[object] = [reservation, rows, found, arrival, settle, coming]
+        del reservation, rows, found, arrival, settle, coming
         drop_references(last_references, num_rows=asked.num_rows)
         if asked.wished_claim and (claim := self._claiming.offer(session, entry, asked)) is not None:
             done.claim.CopyFrom(claim)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +15,17 @@ from tdserve.base.errors import KeyNotFoundError, NotSupportedError
 from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.value_columns import decode_block
+from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
 from tdserve.server.row_write_hold import wait_for_others
+from tdserve.server.sessions.mover import MAX_REPORTED_BYTES
 from tdserve.server.sessions.session import ClientSession
 from tdserve.structure.tree import Path
 from tdserve.v1 import worker_pb2
+
+Buffer = bytes | NDArray[np.uint8]
 
 _ID_BYTES = 8
 
@@ -60,9 +66,9 @@ class RuleKeys:
             # that may fail and bring them back.
             num_used = table.ring.num_used
             await wait_for_others(session, entry, RowSet.run(0, num_used), Deadline.after(CLAIMS_TIMEOUT_S))
-            column, num_read = table.columns.array(name, np.int64), self._rows_at_a_time(entry, path)
-            for start in range(0, num_used, num_read):
-                rows = table.ring.rows_of(slice(start, min(start + num_read, num_used)))
+            column = table.columns.array(name, np.int64)
+            for part in _parts(entry, path, num_used):
+                rows = table.ring.rows_of(part)
                 if not len(rows):
                     continue
                 names = table.ring.names(rows)
@@ -75,24 +81,29 @@ class RuleKeys:
             raise
         entry.known_groups.add(path)
 
-    def _rows_at_a_time(self, entry: OpenedStore, path: Path) -> int:
-        """Returns how many rows are read by one order: fewer for long leaves, whose rows are digested one by one."""
-        leaf = dict(entry.spec.tensors).get(path)
-        is_short = leaf is not None and leaf.nbytes <= _ID_BYTES * entry.record.capacity
-        return PIECE_ROWS if is_short else TREE_PIECE_ROWS
+    async def read_columns(
+        self, entry: OpenedStore, paths: Sequence[Path], rows: Rows, session: ClientSession
+    ) -> dict[Path, NDArray[np.uint8]]:
+        """Returns the bytes of tensor leaves of filled rows, of very many a part at a time."""
+        found = {}
+        for path in paths:
+            num_each = entry.spec.tensors_by_path[path].nbytes // entry.record.capacity
+            column = found[path] = np.empty(len(rows) * num_each, np.uint8)
+            for part in _parts(entry, path, len(rows)):
+                content = await self.read(entry, path, rows[part], session)
+                column[part.start * num_each : part.stop * num_each] = np.frombuffer(content, np.uint8)
+        return found
 
-    async def read_ids(
-        self, entry: OpenedStore, path: Path, rows: NDArray[np.int64], session: ClientSession
-    ) -> NDArray[np.int64]:
+    async def read_ids(self, entry: OpenedStore, path: Path, rows: Rows, session: ClientSession) -> NDArray[np.int64]:
         """Returns a number per row by which rows are grouped; reads very many rows in parts."""
-        num_read = self._rows_at_a_time(entry, path)
-        if len(rows) > num_read:
-            parts = [rows[start : start + num_read] for start in range(0, len(rows), num_read)]
-            return np.concatenate([await self.read_ids(entry, path, part, session) for part in parts])
-        content = await self.read(entry, path, rows, session)
-        return as_ids(content, len(rows)) if path in dict(entry.spec.tensors) else _ids_of_values(content, path, rows)
+        as_numbers = as_ids if path in entry.spec.tensors_by_path else partial(_ids_of_values, path)
+        ids = np.empty(len(rows), np.int64)
+        for part in _parts(entry, path, len(rows)):
+            content = await self.read(entry, path, rows[part], session)
+            ids[part] = as_numbers(content, part.stop - part.start)
+        return ids
 
-    async def read(self, entry: OpenedStore, path: Path, rows: NDArray[np.int64], session: ClientSession) -> bytes:
+    async def read(self, entry: OpenedStore, path: Path, rows: Rows, session: ClientSession) -> bytes:
         """Returns the bytes of a leaf of filled rows."""
         order = worker_pb2.Order()
         order.read_columns.store.CopyFrom(entry.ref(session.worker.known_specs))
@@ -100,6 +111,16 @@ class RuleKeys:
         order.read_columns.keys.add(parts=path)
         worked = await session.worker.order(order)
         return worked.columns[0]
+
+
+def _parts(entry: OpenedStore, path: Path, num_rows: int) -> Iterator[slice]:
+    """Yields the parts of rows that are read by one order: fewer rows of long leaves, which are digested one by one."""
+    leaf = entry.spec.tensors_by_path.get(path)
+    num_each = _ID_BYTES + 1 if leaf is None else max(leaf.nbytes // entry.record.capacity, 1)
+    most = PIECE_ROWS if num_each <= _ID_BYTES else TREE_PIECE_ROWS
+    num_read = max(min(most, MAX_REPORTED_BYTES // num_each), 1)
+    for start in range(0, num_rows, num_read):
+        yield slice(start, min(start + num_read, num_rows))
 
 
 async def _without_claims(entry: OpenedStore, session: ClientSession) -> Table:
@@ -116,12 +137,12 @@ async def _without_claims(entry: OpenedStore, session: ClientSession) -> Table:
     return table
 
 
-def _ids_of_values(content: bytes, path: Path, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _ids_of_values(path: Path, content: bytes, num_rows: int) -> NDArray[np.int64]:
     ((per_row, values),) = decode_block(content)
     digests = [_digest(value) for value in values]
     if not per_row:
-        digests *= len(rows)
-    if len(digests) != len(rows):
+        digests *= num_rows
+    if len(digests) != num_rows:
         raise NotSupportedError(feature=f"group_by={path!r}", reason="a row has several values there")
     return np.frombuffer(b"".join(digests), "<i8").astype(np.int64)
 
@@ -135,12 +156,12 @@ def group_column(path: Path) -> str:
     return "group-" + _digest(repr(path).encode("utf-8", "surrogatepass")).hex()
 
 
-def as_bools(content: bytes, num_rows: int) -> NDArray[np.bool_]:
+def as_bools(content: Buffer, num_rows: int) -> NDArray[np.bool_]:
     """Returns which rows have a byte that is not zero."""
     return np.asarray(np.frombuffer(content, np.uint8).reshape(num_rows, -1).any(axis=1))
 
 
-def as_ids(content: bytes, num_rows: int) -> NDArray[np.int64]:
+def as_ids(content: Buffer, num_rows: int) -> NDArray[np.int64]:
     """Returns a number per row: equal for equal bytes, and hardly ever otherwise."""
     table = np.frombuffer(content, np.uint8).reshape(num_rows, len(content) // max(num_rows, 1))
     if table.shape[1] <= _ID_BYTES:

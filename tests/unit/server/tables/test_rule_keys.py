@@ -11,7 +11,9 @@ from tensordict import NonTensorData, TensorDict
 
 from tdserve.base.errors import KeyNotFoundError, PeerLostError
 from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.slices import Slices
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.sessions.mover import MAX_REPORTED_BYTES
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.tables.rule_keys import RuleKeys, as_bools, as_ids, group_column
 from tdserve.v1 import control_pb2
@@ -219,6 +221,16 @@ def test_learn_when_the_server_restarts_then_still_known(world: World, run: Loop
     assert again.group_keys == [("g",)]
     done = run(world.samples.sample(world.session(), 1, sampling(6, **GROUPED)))
     assert pairs(content(again, done)) == PAIRS
+
+
+def test_extend_when_it_has_more_rows_than_one_report_then_they_are_read_a_part_at_a_time(
+    world: World, run: Loop
+) -> None:
+    num_rows = MAX_REPORTED_BYTES // 8 + 10
+    entry = create(world, run, num_rows, sampler=Slices(slice_len=2, trajectory_key="a"))
+    extend(world, run, entry, TensorDict({**rows(0, num_rows), "a": torch.arange(num_rows) // 2}, [num_rows]))
+    links = entry.replay_table().columns.trajectories
+    assert links.after[:-1].reshape(-1, 2).tolist() == [[row + 1, -1] for row in range(0, num_rows, 2)]
 
 
 def test_group_column_when_keys_differ_then_its_name_does_and_is_a_file_name() -> None:
