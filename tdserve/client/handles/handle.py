@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from tdserve.base.errors import KeyNotFoundError, SpecMismatchError
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.padding import Pad
-from tdserve.client.datasets.dataset import StoreRows
+from tdserve.client.datasets.dataset import read_into_shared_memory, row_by_row
 from tdserve.client.handles.coerce import Manner
 from tdserve.client.handles.key_list import KeyList
 from tdserve.client.handles.keys import NO_DEFAULT, as_path, check_path
@@ -36,7 +36,7 @@ from tdserve.structure.nodes import num_dims_of
 from tdserve.structure.tree import Path, ValueLeaf, show
 
 
-class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
+class StoreHandle(MemmappedHandle, ByAddress, TensorDictCalls):
     """A tensordict store by name. Every access is a call to the server, and every read returns a copy.
 
     So ``store["obs"][7] = x`` changes nothing on the server: use ``store.set_at_("obs", x, 7)`` or ``store[7] = td``. A
@@ -96,6 +96,33 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
             index, below = split_index(index, len(self.spec.batch_size), len(self.batch_size))
         found = self._live(self._read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index)
         return found if below is None else found[below]
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Reads a whole batch in one call, as a ``DataLoader`` does: ``store[indices]``.
+
+        In a worker of a ``DataLoader`` it is in shared memory, from where the main process takes it without a copy.
+        """
+        read_into_shared_memory(self._client)
+        return self[list(indices)]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the rows, as ``iter(td)`` does, read in blocks; each block is as of one moment.
+
+        Raises:
+            TypeError: The store has no batch dimension.
+        """
+        batch_size = self.spec.batch_size
+        if not batch_size and self.spec.root.inner:  # one piece: only its content has the dimensions
+            return iter(self[...])
+        if not batch_size:
+            raise TypeError(
+                f"iteration over store {self.name!r}, which has no batch dimension; items() has its entries"
+            )
+        return row_by_row(self, batch_size[0], self.spec.nbytes)
+
+    def _read_batch(self, rows: Any, pad: Pad, timeout_s: float | None) -> Any:
+        selection = encode(rows, batch_size=self.spec.batch_size, store=self.name)
+        return self._read(selection, pad=pad, timeout_s=timeout_s)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Replaces a leaf or nested part (``store["key"] = tensor``) or rows of everything (``store[3] = td``).
@@ -242,6 +269,9 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         """
         found = self._read(EVERYTHING, device=device, pad=pad, timeout_s=timeout_s)
         return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
+
+    def read_into_shared_memory(self) -> None:
+        read_into_shared_memory(self._client)
 
     def read_entries(
         self,

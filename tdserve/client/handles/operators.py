@@ -1,124 +1,59 @@
-"""Python's operators for stores and views: each performs tensordict's own on a copy."""
+"""Python's operators for stores and views: each performs tensordict's own on a copy.
+
+``==`` and the other comparisons compare element by element, as for tensordicts.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tdserve.base.errors import NotSupportedError
 
+Operator = Callable[[Any, Any], Any]
 
-class Operators:
-    """Operators that all follow one rule; a subclass defines how an operation is performed.
 
-    ``==`` and the other comparisons compare element by element, as for tensordicts. As keys of a dict or members of a
-    set, two objects are equal only if they are identical.
-    """
+def on_copy(*names: str) -> Iterator[Operator]:
+    """Makes operators of two operands that run on a local copy: special methods, named without their underscores."""
+    return (_binary(f"__{name}__") for name in names)
 
-    def _operate(self, name: str, *args: Any) -> Any:
-        """Performs a special method of tensordict on a copy of the content."""
-        raise NotImplementedError
 
-    def _rewrite(self, name: str, *args: Any) -> Any:
-        """Performs a special method in place, on a copy that is written back."""
-        raise NotImplementedError
+def on_copy_of_one(*names: str) -> Iterator[Callable[[Any], Any]]:
+    """Makes operators of one operand that run on a local copy."""
+    return (_unary(f"__{name}__") for name in names)
 
-    __hash__ = object.__hash__
 
-    def __bool__(self) -> bool:
-        raise NotSupportedError(
-            feature="the truth value of a store",
-            reason="use len(store.keys()) to test for keys, is_empty() for leaves, (a == b).all() to compare",
-        )
+def on_copy_written_back(*names: str) -> Iterator[Operator]:
+    """Makes operators that assign: each performs the in-place method of this name on a copy, and writes it back."""
+    return (_assigning(name) for name in names)
 
-    def __eq__(self, other: object) -> Any:
-        return self._operate("__eq__", other)
 
-    def __ne__(self, other: object) -> Any:
-        return self._operate("__ne__", other)
+def refuse_truth(_: object) -> bool:
+    """Refuses to be true or false: both how many rows there are and what they hold may be meant."""
+    raise NotSupportedError(
+        feature="the truth value of a store",
+        reason="use len(store.keys()) to test for keys, is_empty() for leaves, (a == b).all() to compare",
+    )
 
-    def __lt__(self, other: Any) -> Any:
-        return self._operate("__lt__", other)
 
-    def __le__(self, other: Any) -> Any:
-        return self._operate("__le__", other)
+def _binary(name: str) -> Operator:
+    def operate(self: Any, other: Any) -> Any:
+        return self._perform(name, other)
 
-    def __gt__(self, other: Any) -> Any:
-        return self._operate("__gt__", other)
+    operate.__name__ = name
+    return operate
 
-    def __ge__(self, other: Any) -> Any:
-        return self._operate("__ge__", other)
 
-    def __abs__(self) -> Any:
-        return self._operate("__abs__")
+def _unary(name: str) -> Callable[[Any], Any]:
+    def operate(self: Any) -> Any:
+        return self._perform(name)
 
-    def __neg__(self) -> Any:
-        return self._operate("__neg__")
+    operate.__name__ = name
+    return operate
 
-    def __invert__(self) -> Any:
-        return self._operate("__invert__")
 
-    def __add__(self, other: Any) -> Any:
-        return self._operate("__add__", other)
+def _assigning(name: str) -> Operator:
+    def operate(self: Any, other: Any) -> Any:
+        return self._rewrite(name, other)
 
-    def __radd__(self, other: Any) -> Any:
-        return self._operate("__radd__", other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._operate("__sub__", other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._operate("__rsub__", other)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._operate("__mul__", other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._operate("__rmul__", other)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._operate("__truediv__", other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._operate("__rtruediv__", other)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._operate("__mod__", other)
-
-    def __pow__(self, other: Any) -> Any:
-        return self._operate("__pow__", other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return self._operate("__rpow__", other)
-
-    def __and__(self, other: Any) -> Any:
-        return self._operate("__and__", other)
-
-    def __rand__(self, other: Any) -> Any:
-        return self._operate("__rand__", other)
-
-    def __or__(self, other: Any) -> Any:
-        return self._operate("__or__", other)
-
-    def __ror__(self, other: Any) -> Any:
-        return self._operate("__ror__", other)
-
-    def __xor__(self, other: Any) -> Any:
-        return self._operate("__xor__", other)
-
-    def __rxor__(self, other: Any) -> Any:
-        return self._operate("__rxor__", other)
-
-    def __iadd__(self, other: Any) -> Any:
-        return self._rewrite("add_", other)
-
-    def __isub__(self, other: Any) -> Any:
-        return self._rewrite("sub_", other)
-
-    def __imul__(self, other: Any) -> Any:
-        return self._rewrite("mul_", other)
-
-    def __itruediv__(self, other: Any) -> Any:
-        return self._rewrite("div_", other)
-
-    def __ipow__(self, other: Any) -> Any:
-        return self._rewrite("pow_", other)
+    return operate

@@ -13,7 +13,7 @@ from tdserve.client.content.ragged_values import describe_value
 from tdserve.client.handles.coerce import is_number
 from tdserve.client.handles.key_list import KeyList
 from tdserve.client.handles.keys import NO_DEFAULT, check_path
-from tdserve.client.handles.operators import Operators
+from tdserve.client.handles.operators import on_copy, on_copy_of_one, on_copy_written_back, refuse_truth
 from tdserve.client.handles.tensordict_names import (
     ASSIGNED,
     CONSTANTS,
@@ -27,10 +27,10 @@ from tdserve.client.handles.tensordict_names import (
 )
 from tdserve.client.handles.view_calls import ViewCalls, is_view_call, rename_argument
 from tdserve.structure.instances import fields_of
-from tdserve.structure.tree import Path, Spec, ValueLeaf, show
+from tdserve.structure.tree import Path, ValueLeaf, show
 
 
-class TensorDictCalls(ViewCalls, Operators):
+class TensorDictCalls(ViewCalls):
     """The methods of a tensordict, for rows on a server. Three rules cover them.
 
     - Calls that select or rearrange (``select``, ``view``, ``split``, ...) return views. Nothing is fetched until a
@@ -43,8 +43,18 @@ class TensorDictCalls(ViewCalls, Operators):
     ``tensordict_names.REFUSED`` lists what is refused, and why.
     """
 
-    name: str
-    spec: Spec
+    # ------------------------------------------------------------------------------- operators
+
+    __hash__ = object.__hash__  # as keys of a dict or members of a set, only identical objects are equal
+    __bool__ = refuse_truth
+    __eq__, __ne__, __lt__, __le__, __gt__, __ge__ = on_copy("eq", "ne", "lt", "le", "gt", "ge")
+    __add__, __sub__, __mul__, __truediv__, __mod__ = on_copy("add", "sub", "mul", "truediv", "mod")
+    __radd__, __rsub__, __rmul__, __rtruediv__ = on_copy("radd", "rsub", "rmul", "rtruediv")
+    __pow__, __rpow__, __and__, __rand__ = on_copy("pow", "rpow", "and", "rand")
+    __or__, __ror__, __xor__, __rxor__ = on_copy("or", "ror", "xor", "rxor")
+    __abs__, __neg__, __invert__ = on_copy_of_one("abs", "neg", "invert")
+    __iadd__, __isub__, __imul__ = on_copy_written_back("add_", "sub_", "mul_")
+    __itruediv__, __ipow__ = on_copy_written_back("div_", "pow_")
 
     # ------------------------------------------------------------------------------- defined by handles and views
 
@@ -406,9 +416,6 @@ class TensorDictCalls(ViewCalls, Operators):
             return self[name]
         except KeyNotFoundError:  # it is empty
             return None
-
-    def _operate(self, name: str, *args: Any) -> Any:
-        return self._perform(name, *args)
 
     def _leave(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return self

@@ -10,7 +10,7 @@ from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_c
 
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
 from tdserve.client.content.padding import Pad, pad_built
-from tdserve.client.datasets.dataset import Epochs, row_by_row
+from tdserve.client.datasets.dataset import row_by_row
 from tdserve.client.handles.coerce import Manner, broadcast, is_none, is_unset_field
 from tdserve.client.handles.keys import NO_DEFAULT, as_path, check_path
 from tdserve.client.handles.overwriting import check_whole_rows
@@ -63,7 +63,7 @@ class RowStore(Protocol):
         """Prepares for a batch that is passed to another process, in a worker of a ``DataLoader``."""
 
 
-class StoreView(TensorDictCalls, Epochs):
+class StoreView(TensorDictCalls):
     """The result of ``select``, ``exclude``, ``view``, ``permute``, ``split``, ``flatten_keys`` ... of a store.
 
     It has the methods of a handle. Reading it is one read of the store, of the keys that are asked for. If the selected

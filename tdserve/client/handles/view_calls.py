@@ -1,4 +1,4 @@
-"""The calls that return views: they select from a store or rearrange it, and fetch nothing until the view is read."""
+"""The calls that fetch nothing: they return views of a store, or batches, which fetch what is read of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,35 @@ from typing import Any
 
 import torch
 
+from tdserve.base.errors import InvalidRequestError, WrongStateError
+from tdserve.base.integers import check_integer
+from tdserve.client.content.devices import resolve_device
+from tdserve.client.content.fake_modes import check_real
+from tdserve.client.content.padding import Pad
+from tdserve.client.datasets.dataset import INDEX_KEY, add_index
+from tdserve.client.datasets.epoch_batches import EpochBatches, EpochPlan
 from tdserve.client.handles.skeletons import Skeleton
+from tdserve.rules.replay.epochs import epoch_order, share_of
 from tdserve.structure.tree import Path, Spec
 
 
 class ViewCalls:
-    """``select``, ``view``, ``split`` and the like, with tensordict's own arguments. A subclass makes the views."""
+    """``select``, ``view``, ``split`` and the like, with tensordict's own arguments, and batches of an epoch.
 
+    A subclass makes the views.
+    """
+
+    name: str
     spec: Spec
+
+    @property
+    def _what(self) -> str:
+        """Names the rows, for messages."""
+        return f"store {self.name!r}"
+
+    def _read_batch(self, rows: Any, pad: Pad, timeout_s: float | None) -> Any:
+        """Reads rows of everything, by a slice or an array of numbers."""
+        raise NotImplementedError
 
     def _skeleton(self) -> Skeleton:
         raise NotImplementedError
@@ -141,6 +162,80 @@ class ViewCalls:
         found = self._skeleton().td.narrow(dim, start, length)
         start = int(start) % self._skeleton().td.batch_size[dim] if start < 0 else int(start)
         return self._cut(dim % self._num_dims, [slice(start, start + length)], [found])[0]
+
+    def batches(
+        self,
+        num_rows: int,
+        *,
+        sampler: Any = None,
+        epoch: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        start: int = 0,
+        prefetch: int = 4,
+        with_index: bool = False,
+        device: Any = None,
+        pad: Pad = None,
+        timeout_s: float | None = None,
+    ) -> EpochBatches:
+        """Returns an iterator over one reader's part of an epoch, which reads ahead while the caller works.
+
+        ``world_size`` readers with the same arguments except ``rank`` see each row exactly once, whatever the numbers
+        of rows and readers are: nothing is padded, and no row is repeated. The order is computed here, from the
+        sampler's seed, the epoch and the number of rows. The server keeps nothing, so that any store can be used, even
+        a read-only one; a view has the rows and keys that it shows. If rows do not divide evenly, some readers get one
+        row more than others, and perhaps one batch more; ``drop_last`` gives all of them the same number of full
+        batches.
+
+        Each batch is as of the moment when it is read, which is before it is returned.
+
+        Args:
+            num_rows: Rows of each batch; the last one has the rest.
+            sampler: ``tdserve.WithoutReplacement(seed=)`` for a random order, which differs by seed and epoch; None or
+                ``tdserve.Fifo()`` for the rows as they are numbered.
+            epoch: At least 0; for the next one, call again.
+            rank: Of this reader, from 0.
+            world_size: Number of readers.
+            drop_last: Leaves out batches that only some readers would have, and those that are not full.
+            start: Batches that this reader has had before; goes on after them.
+            prefetch: Batches under way or waiting, at most.
+            with_index: Adds the row numbers under ``"index"``, int64 ``[num_rows, *others]`` with the other
+                batch dimensions; in a view the numbers of its own rows.
+            device: Where batches are moved.
+            pad: Pads ragged tensors to the longest of the batch, as of ``get``.
+            timeout_s: Seconds that one batch may take; after that ``next`` raises, and the next call returns the same
+                batch.
+
+        Returns:
+            An iterator with a ``len``, over plain tensordicts (or the stored class); a context manager.
+
+        Raises:
+            InvalidRequestError: An argument is invalid, or the sampler has no order that visits each row once.
+            WrongStateError: The store, or view, has no batch dimension.
+        """
+        check_real("reading a store")
+        num_rows = check_integer("num_rows", num_rows, 1)
+        prefetch = check_integer("prefetch", prefetch, 1)
+        start = check_integer("start", start, 0)
+        batch_size = self.spec.batch_size
+        if not batch_size:
+            raise WrongStateError(state=f"{self._what} has no batch dimension", event="batches()")
+        keys = self.spec.keys()
+        if with_index and INDEX_KEY in keys:
+            reason = f"the rows of {self.name!r} have a key {INDEX_KEY!r} of their own"
+            raise InvalidRequestError(argument="with_index", reason=reason)
+        order = epoch_order(sampler, batch_size[0], epoch=epoch)
+        share = share_of(batch_size[0], rank=rank, world_size=world_size)
+        if drop_last:
+            share = share[: batch_size[0] // world_size // num_rows * num_rows]
+
+        def read(rows: Any) -> Any:
+            td = self._read_batch(rows, pad, timeout_s)
+            return add_index(td, rows) if with_index else td
+
+        plan = EpochPlan(order, share, num_rows)
+        return EpochBatches(self.name, read, plan, start=start, prefetch=prefetch, device=resolve_device(device))
 
     def _arrange(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Returns a view with other batch dimensions; a local tensordict if only the elements have some of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad
 from tdserve.client.content.read_content import Content
-from tdserve.client.datasets.dataset import TableRows
+from tdserve.client.datasets.dataset import read_in_blocks, read_into_shared_memory
 from tdserve.client.handles.keys import check_path
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.session.by_address import ByAddress, OfProcess
@@ -55,7 +55,7 @@ from tdserve.v1 import content_pb2, control_pb2
 T = TypeVar("T")
 
 
-class TableHandle(TableRows, ByAddress):
+class TableHandle(ByAddress):
     """A table of rows on the server.
 
     Threads: safe. Processes: safe, whether the handle is pickled (by address) or forked.
@@ -303,6 +303,18 @@ class TableHandle(TableRows, ByAddress):
         if shape is None or len(shape) == 1:
             return found
         return found[0] if shape == () else found.reshape(*shape)
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Reads a whole batch in one call, as a ``DataLoader`` does: ``table[indices]``.
+
+        In a worker of a ``DataLoader`` it is in shared memory, from where the main process takes it without a copy.
+        """
+        read_into_shared_memory(self._client)
+        return self[list(indices)]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the live rows, read in blocks. Rows that are added or deleted meanwhile shift the others."""
+        return read_in_blocks(lambda start, stop: self[start:stop], self.spec.nbytes)
 
     def _check_index(self, index: Any) -> None:
         try:

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from tensordict import TensorDictBase
 
-from tdserve.client.handles.operators import Operators
+from tdserve.client.handles.tensordict_calls import TensorDictCalls
 
 
-class Named(Operators):
+class Named(TensorDictCalls):
     """Tells which special method was performed."""
 
-    def _operate(self, name: str, *args: Any) -> Any:
+    def _perform(self, name: str, *args: Any, **_: Any) -> Any:
         return (name, *args)
 
-    def _rewrite(self, name: str, *args: Any) -> Any:
+    def _rewrite(self, name: str, *args: Any, **_: Any) -> Any:
         return (name, "in place", *args)
 
 
@@ -45,7 +45,7 @@ def test_operators_when_tensordict_has_one_then_so_have_these() -> None:
     known = [*BINARY, *(f"r{name}" for name in BINARY), *(f"i{name}" for name in BINARY), "abs", "neg", "invert"]
     theirs = [f"__{name}__" for name in known if hasattr(TensorDictBase, f"__{name}__")]
     assert len(theirs) > 30
-    assert [name for name in theirs if getattr(Operators, name, None) is None] == []
+    assert [name for name in theirs if getattr(TensorDictCalls, name, None) is None] == []
 
 
 def test_operators_when_hashed_then_by_identity() -> None:
