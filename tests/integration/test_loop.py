@@ -294,6 +294,7 @@ def test_loop_when_very_many_rows_become_too_old_then_they_go_a_few_at_a_time(
             table.sample(16, max_lag=0)
 
         calls: dict[str, Callable[[], object]] = {
+            "extend by all rows at once": lambda: table.extend(row.expand(num_rows).clone()),
             "become too old": sample_after_a_publish,
             "are of another policy": replace_policy,
         }

@@ -7,6 +7,7 @@ Rows of a policy that was deleted have no lag: they are older than any limit.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ its place, all rows are older than its versions, and none has to be visited."""
 
 _MIN_ROOM = 64
 
+_CHUNK_ROWS = 4096
+
 
 class Lags(NamedTuple):
     """The ages of rows, in versions."""
@@ -40,7 +43,7 @@ class Staleness:
     """The versions of a table's rows, and the rows that a largest lag lets through.
 
     Rows that may be drawn lie in buckets by version: rows that become too old are found without visiting the others.
-    The amortised cost is that of the rows that change. Memory: up to 25 bytes per row of capacity.
+    The cost is that of the rows that change. Memory: up to 32 bytes per row of capacity.
 
     Args:
         columns: RowColumns of the table.
@@ -56,7 +59,9 @@ class Staleness:
 
     def __init__(self, columns: RowColumns, *, uid: str = "", num_former: int = 0, num_discarded: int = 0) -> None:
         self._numbers: NDArray[np.int64] = np.asarray(columns.array(POLICY_VERSION_KEY, np.int64))
-        self._is_member: NDArray[np.bool_] = np.zeros(columns.capacity, np.bool_)
+        self._chunk_rows = min(max(columns.capacity // 4, _MIN_ROOM), _CHUNK_ROWS)
+        # One more than the place of each row in its bucket; 0: it is no member.
+        self._places: Rows = np.zeros(columns.capacity, np.int64)
         self._buckets: dict[int, _VersionBucket] = {}
         self._ordered: list[int] = []  # the numbers that have a bucket
         self._sum = 0  # of the known versions of all members
@@ -101,13 +106,17 @@ class Staleness:
         for number, same in self._by_number(rows):
             bucket = self._buckets.get(number)
             if bucket is None:
-                bucket = self._buckets[number] = _VersionBucket()
+                bucket = self._buckets[number] = _VersionBucket(self._chunk_rows)
                 insort(self._ordered, number)
-            if bucket.end + len(same) > len(bucket.rows):
-                bucket.move(self._alive(number, bucket), len(same))
-            bucket.append(same)
+            bucket.num_members += len(same)
             self._sum += max(number - self._first, 0) * len(same)
-        self._is_member[rows] = True
+            self._places[same] = bucket.append(same) + 1
+            # A bucket in which most rows have gone is passed through faster than it grows.
+            for _ in range(2 * len(same) // self._chunk_rows + 1):
+                if not bucket.is_sparse:
+                    break
+                alive = self._select_alive(number, *bucket.pop_chunk())
+                self._places[alive] = bucket.append(alive) + 1
 
     def leave(self, rows: Rows) -> None:
         """Removes members, each named once: they may not be drawn any more."""
@@ -118,7 +127,7 @@ class Staleness:
             if not bucket.num_members:
                 del self._buckets[number]
                 del self._ordered[bisect_left(self._ordered, number)]
-        self._is_member[rows] = False
+        self._places[rows] = 0
 
     def floor(self, max_lag: int) -> int:
         """Returns the oldest version of a row of at most this lag."""
@@ -130,17 +139,19 @@ class Staleness:
 
     def between(self, low: int, high: int | None = None) -> Rows:
         """Returns the members of a version from ``low`` on, below ``high``; each once, oldest version first."""
-        found = [self._alive(number, self._buckets[number]) for number in self._range(low, high)]
-        return found[0] if len(found) == 1 else np.concatenate(found) if found else np.empty(0, np.int64)
+        buckets = [(number, self._buckets[number]) for number in self._range(low, high)]
+        found = [self._select_alive(number, *chunk) for number, bucket in buckets for chunk in bucket.chunks()]
+        return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def pieces(self, low: int, high: int, *, piece_rows: int) -> Iterator[Rows]:
         """As :meth:`between`, so many rows at most at a time, or none: each is a member when it is given. Rows may come
         and go meanwhile; those that come are not among them."""
         buckets = [(number, self._buckets[number]) for number in self._range(low, high)]
-        for number, rows in [(number, bucket.rows[: bucket.end]) for number, bucket in buckets]:
+        chunks = [(number, rows) for number, bucket in buckets for _, rows in bucket.chunks()]
+        for number, rows in chunks:
             for start in range(0, len(rows), piece_rows):
                 part = rows[start : start + piece_rows]
-                part = part[self._is_member[part] & (self._numbers[part] == number)]
+                part = part[(self._places[part] > 0) & (self._numbers[part] == number)]  # it may have moved
                 yield each_once(part) if len(part) else part
 
     def count(self, low: int, high: int | None = None) -> int:
@@ -181,34 +192,63 @@ class Staleness:
         heads = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))
         yield from zip(numbers[heads].tolist(), np.split(rows, heads[1:]), strict=True)
 
-    def _alive(self, number: int, bucket: _VersionBucket) -> Rows:
-        """Returns the members among a bucket's rows: some rows have gone, and some have come back."""
-        rows = bucket.rows[: bucket.end]
-        rows = rows[self._is_member[rows] & (self._numbers[rows] == number)]
-        return rows if len(rows) == bucket.num_members else np.unique(rows)
+    def _select_alive(self, number: int, first: int, rows: Rows) -> Rows:
+        """Returns the members among a chunk of a bucket, each where it came last: some rows have gone, or come back.
+
+        Args:
+            number: Of the bucket.
+            first: Place of the first row.
+            rows: The rows.
+        """
+        is_here = self._places[rows] == np.arange(first + 1, first + 1 + len(rows))
+        return rows[is_here & (self._numbers[rows] == number)]
 
 
 class _VersionBucket:
-    """Rows of one version in an array with room behind them, including those that have gone meanwhile.
+    """Rows of one version in the order in which they came, including those that have gone meanwhile: in chunks, since
+    one array would take long to grow.
+
+    Args:
+        chunk_rows: Rows of a chunk.
 
     Attributes:
-        end: Start of the room.
         num_members: Rows that have not gone.
     """
 
-    def __init__(self) -> None:
-        self.rows: Rows = np.empty(0, np.int64)
-        self.end = 0
+    def __init__(self, chunk_rows: int) -> None:
         self.num_members = 0
+        self._chunk_rows = chunk_rows
+        self._chunks: deque[Rows] = deque()  # full, but for the last
+        self._begin = self._end = 0  # places
 
-    def append(self, rows: Rows) -> None:
-        """Appends rows; there must be room."""
-        self.rows[self.end : self.end + len(rows)] = rows
-        self.end += len(rows)
-        self.num_members += len(rows)
+    @property
+    def is_sparse(self) -> bool:
+        """Whether most rows have gone, of those in full chunks."""
+        return self._end - self._begin > 2 * self.num_members + self._chunk_rows
 
-    def move(self, alive: Rows, num_more: int) -> None:
-        """Removes rows that have gone, and makes room for twice the rest."""
-        self.rows = np.empty(max(2 * (len(alive) + num_more), _MIN_ROOM), np.int64)
-        self.rows[: len(alive)] = alive
-        self.end = len(alive)
+    def append(self, rows: Rows) -> Rows:
+        """Appends rows; returns their places."""
+        begin, added = self._end, 0
+        while added < len(rows):
+            used = self._end % self._chunk_rows
+            room = min(max(2 * used, used + len(rows) - added, _MIN_ROOM), self._chunk_rows) - used
+            if not used:
+                self._chunks.append(np.empty(room, np.int64))
+            elif used == len(self._chunks[-1]):
+                self._chunks[-1] = np.append(self._chunks[-1], np.empty(room, np.int64))
+            chunk = self._chunks[-1]
+            part = rows[added : added + len(chunk) - used]
+            chunk[used : used + len(part)] = part
+            added += len(part)
+            self._end += len(part)
+        return np.arange(begin, self._end)
+
+    def chunks(self) -> Iterator[tuple[int, Rows]]:
+        """Yields the rows in parts, with the place of the first of each."""
+        for first, rows in zip(range(self._begin, self._end, self._chunk_rows), self._chunks, strict=True):
+            yield first, rows[: self._end - first]
+
+    def pop_chunk(self) -> tuple[int, Rows]:
+        """Removes the first chunk, which is full; returns the place of its first row, and the rows."""
+        first, self._begin = self._begin, self._begin + self._chunk_rows
+        return first, self._chunks.popleft()

@@ -56,8 +56,8 @@ def test_between_when_rows_come_and_go_then_each_member_once_and_oldest_first(su
     subject.enter(rows(2, 0))
     subject.arrive(rows(3), rows(1))
     subject.enter(rows(3))
-    assert (subject.between(0).tolist(), subject.count(0)) == ([3, 0, 1, 2], 4)
-    assert (subject.between(2, 4).tolist(), subject.count(2, 4)) == ([0, 1], 2)
+    assert (subject.between(0).tolist(), subject.count(0)) == ([3, 1, 0, 2], 4)
+    assert (subject.between(2, 4).tolist(), subject.count(2, 4)) == ([1, 0], 2)
     assert (subject.between(3, 4).tolist(), subject.count(3, 4)) == ([], 0)
 
 
@@ -138,5 +138,16 @@ def test_enter_when_a_version_stays_the_newest_for_long_then_its_bucket_does_not
         going = np.arange(start, start + 100) % 1000
         subject.leave(going)
         subject.enter(going)
-    assert len(subject._buckets[0].rows) <= 4096
+    assert sum(len(rows) for _, rows in subject._buckets[0].chunks()) <= 4096
     assert subject.count(0) == len(subject.between(0)) == 1000
+
+
+def test_pieces_when_rows_are_moved_meanwhile_then_none_is_left_out() -> None:
+    subject = Staleness(RowColumns(1000))
+    subject.enter(np.arange(1000))
+    pieces = subject.pieces(0, 1, piece_rows=100)
+    found = [next(pieces)]
+    for _ in range(500):
+        subject.leave(np.arange(900, 1000))
+        subject.enter(np.arange(900, 1000))
+    assert np.unique(np.concatenate([*found, *pieces])).tolist() == list(range(1000))
