@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +13,10 @@ from numpy.typing import NDArray
 from tdserve.base.errors import InvalidRequestError
 from tdserve.rules.replay.live_rows import Rows
 
-
-def no_rows() -> Rows:
-    """Returns no rows."""
-    return np.empty(0, np.int64)
+NO_ROWS: Rows = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class RowsPlan:
+class RowsPlan(NamedTuple):
     """Rows to read.
 
     Attributes:
@@ -42,9 +38,9 @@ class RowsPlan:
     rows: Rows
     generations: Rows
     columns: Mapping[str, NDArray[Any]]
-    spent: Rows = field(default_factory=no_rows)
-    spent_generations: Rows = field(default_factory=no_rows)
-    sequence: Rows = field(default_factory=no_rows)
+    spent: Rows = NO_ROWS
+    spent_generations: Rows = NO_ROWS
+    sequence: Rows = NO_ROWS
     lease: tuple[int, str, int] | None = None
     num_missing: int = 0
     batch_rows: int = 0
@@ -61,8 +57,7 @@ class RowsPlan:
     def join(cls, plans: Sequence[RowsPlan]) -> RowsPlan:
         """Returns one plan of the rows of several plans; ``num_missing`` is that of the last."""
         names = plans[0].columns
-        return replace(
-            plans[-1],
+        return plans[-1]._replace(
             rows=np.concatenate([plan.rows for plan in plans]),
             generations=np.concatenate([plan.generations for plan in plans]),
             columns={name: np.concatenate([plan.columns[name] for plan in plans]) for name in names},

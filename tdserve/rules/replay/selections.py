@@ -16,7 +16,7 @@ from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.leases import Leases
 from tdserve.rules.replay.live_rows import Rows
-from tdserve.rules.replay.plans import no_rows
+from tdserve.rules.replay.plans import NO_ROWS
 from tdserve.rules.replay.row_mask import RowMask
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import Settings
@@ -301,7 +301,7 @@ class ConditionalSelectors:
         staleness = self.staleness
         if staleness is None or (staleness.uid, staleness.newest) == (uid, newest):
             return
-        limited = [key for key, _, _ in self._each(no_rows()) if key.max_lag is not None]
+        limited = [key for key, _, _ in self._each(NO_ROWS) if key.max_lag is not None]
         lows = [staleness.floor(key.max_lag or 0) for key in limited]
         if staleness.follow(uid, newest):
             self.dropped += [self._selectors.pop(key) for key in limited if key in self._selectors]

@@ -15,7 +15,7 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.leases import not_held
 from tdserve.rules.replay.live_rows import Rows, compact
-from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities, no_rows
+from tdserve.rules.replay.plans import NO_ROWS, PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.selections import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.table_state import TableState
@@ -191,8 +191,8 @@ class Table(TableState):
         sampler = self.settings.sampler
         is_one = owner is not None or (sampler.is_independent and not key.group)
         nothing = RowsPlan(
-            no_rows(),
-            no_rows(),
+            NO_ROWS,
+            NO_ROWS,
             {},
             lease=None if owner is None else (owner, key.consumer, request),
             num_missing=total,
@@ -232,7 +232,8 @@ class Table(TableState):
         if draw is None:
             return None
         rows, num_missing = draw.drawn.rows, plan.num_missing - num_rows * num_batches
-        self._uncount(plan, num_rows * num_batches - len(rows))  # shorter slices
+        if len(rows) < num_rows * num_batches:  # slices that are shorter
+            self._uncount(plan, num_rows * num_batches - len(rows))
         if len(draw.spent):
             self._live.remove(draw.spent)  # on their way out: they must not change any more
         if lease is not None:

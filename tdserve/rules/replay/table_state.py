@@ -15,7 +15,7 @@ from tdserve.rules.replay.columns import MakeColumn, RowColumns, in_memory
 from tdserve.rules.replay.drawing import Drawing
 from tdserve.rules.replay.limiter import Limiter, LimiterCounts
 from tdserve.rules.replay.live_rows import Rows
-from tdserve.rules.replay.plans import no_rows
+from tdserve.rules.replay.plans import NO_ROWS
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
 from tdserve.rules.replay.row_mask import RowMask
@@ -62,7 +62,7 @@ class TableState:
         make_column: MakeColumn = in_memory,
         num_keys: int = 1,
     ) -> None:
-        self._take(name, Ring(capacity, generations), generations, settings, {}, make_column, num_keys, no_rows())
+        self._take(name, Ring(capacity, generations), generations, settings, {}, make_column, num_keys, NO_ROWS)
 
     @classmethod
     def restore(
@@ -80,7 +80,7 @@ class TableState:
     ) -> Self:
         """Restores a table. Arguments and errors as of :meth:`Ring.restore`; there is a row per generation."""
         table = cls.__new__(cls)
-        kept = no_rows() if held is None else held
+        kept = NO_ROWS if held is None else held
         ring = Ring.restore(
             len(generations),
             generations,
