@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tdserve.base.errors import KeyNotFoundError, SpecMismatchError
-from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.padding import Pad
-from tdserve.client.datasets.dataset import read_into_shared_memory, row_by_row
+from tdserve.client.datasets.dataset import row_by_row
 from tdserve.client.handles.coerce import Manner
 from tdserve.client.handles.key_list import KeyList
 from tdserve.client.handles.keys import NO_DEFAULT, as_path, check_path
 from tdserve.client.handles.live_values import with_live_leaves
-from tdserve.client.handles.mapping import map_store
-from tdserve.client.handles.memmapped import MemmappedHandle
-from tdserve.client.handles.overwriting import overwrite
+from tdserve.client.handles.schema_calls import AlterableHandle
 from tdserve.client.handles.schema_changes import first_unknown
 from tdserve.client.handles.skeletons import Skeleton, skeleton_of
-from tdserve.client.handles.small_leaves import small_leaf
+from tdserve.client.handles.store_client import StoreClient
 from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, keep_keys
 from tdserve.client.handles.view import StoreView, bare
-from tdserve.client.session.by_address import ByAddress
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.structure_text import repr_of
-from tdserve.client.transfers.read_selection import read_selection, require_content
-from tdserve.messages.selection.dimension_names import result_names
 from tdserve.messages.selection.items import split_index
-from tdserve.messages.selection.selection import EVERYTHING, Selection, encode
-from tdserve.structure.entries import entry_at, name_dims
+from tdserve.messages.selection.selection import EVERYTHING, encode
+from tdserve.structure.entries import entry_at
 from tdserve.structure.nodes import num_dims_of
-from tdserve.structure.tree import Path, ValueLeaf, show
+from tdserve.structure.tree import Path, Spec, ValueLeaf, show
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
-class StoreHandle(MemmappedHandle, ByAddress, TensorDictCalls):
+class StoreHandle(AlterableHandle):
     """A tensordict store by name. Every access is a call to the server, and every read returns a copy.
 
     So ``store["obs"][7] = x`` changes nothing on the server: use ``store.set_at_("obs", x, 7)`` or ``store[7] = td``. A
@@ -47,21 +44,76 @@ class StoreHandle(MemmappedHandle, ByAddress, TensorDictCalls):
     live: each access to their value reads the store again, and in-place updates are written to it.
     """
 
-    shares_non_tensor: bool
+    _undone_next: bool | None = None
+    _undone_at_exits: tuple[bool | None, ...] = ()
 
     def __init__(self, client: SessionClient, description: StoreDescription) -> None:
-        self._client = client
-        self._description = description
-        vars(self).update(  # a plain assignment would set a field
-            name=description.name,
-            uid=description.uid,
-            spec=description.spec,
-            shares_non_tensor=description.share_non_tensor,
-        )
+        self._store = StoreClient(client, description)
+
+    @property
+    def spec(self) -> Spec:
+        """The store's structure, when this handle last read it."""
+        return self._store.spec
+
+    @property
+    def uid(self) -> str:
+        """Incarnation of the store, read together with ``spec``."""
+        return self._store.uid
+
+    @property
+    def shares_non_tensor(self) -> bool:
+        """Whether non-tensor leaves that are read are live."""
+        return self._store.shares_non_tensor
 
     def __repr__(self) -> str:
-        header = f"{self.name!r} at {self._client.address}"
+        header = f"{self.name!r} at {self._store.client.address}"
         return repr_of(header, self.spec.root, kind="StoreHandle", device=self.device)
+
+    def refresh(self, *, timeout_s: float | None = None) -> bool:
+        """Asks the server for the store's structure; returns whether it differs from the one in this handle.
+
+        Raises:
+            StoreNotFoundError: The store was deleted.
+        """
+        return self._store.refresh(timeout_s=timeout_s)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the store's keys are locked for all clients; asks the server."""
+        self.refresh()
+        return self.spec.root.is_locked
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        self._set_lock(bool(value), None)
+
+    def lock_(self, *, timeout_s: float | None = None) -> Self:
+        """Locks the store's keys for all clients until ``unlock_``. Content can still be written in place.
+
+        ``with store.lock_(): ...`` unlocks it at the end.
+        """
+        return self._set_lock(True, timeout_s)
+
+    def unlock_(self, *, timeout_s: float | None = None) -> Self:
+        """Unlocks the store's keys for all clients. ``with store.unlock_(): ...`` locks it again at the end."""
+        return self._set_lock(False, timeout_s)
+
+    def _set_lock(self, is_locked: bool, timeout_s: float | None) -> Self:
+        is_changed = self._store.set_locked(is_locked, timeout_s)
+        self._undone_next = (not is_locked) if is_changed else None
+        return self
+
+    def __enter__(self) -> Self:
+        """Enters ``with store.lock_():`` or ``with store.unlock_():``; the end of the block undoes the change."""
+        self._undone_at_exits = (*self._undone_at_exits, self._undone_next)
+        self._undone_next = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        *rest, undone = self._undone_at_exits
+        self._undone_at_exits = tuple(rest)
+        if undone is not None:
+            self._set_lock(undone, None)
 
     def keys(
         self,
@@ -86,15 +138,15 @@ class StoreHandle(MemmappedHandle, ByAddress, TensorDictCalls):
         """
         path = as_path(index)
         if path is not None:
-            leaf = self._small_leaf(path)
+            leaf = self._store.read_small_leaf(path)
             if leaf is not None:
                 return leaf
-            entry = self._retry_on_new_structure(lambda: self.spec.find(path, store=self.name))
+            entry = self._store.retry(lambda: self.spec.find(path, store=self.name))
             return bare(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path, NO_DEFAULT)
         below = None
         if self.spec.root.inner:  # batch dimensions that only the elements have
             index, below = split_index(index, len(self.spec.batch_size), len(self.batch_size))
-        found = self._live(self._read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index)
+        found = self._live(self._store.read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index)
         return found if below is None else found[below]
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
@@ -102,7 +154,7 @@ class StoreHandle(MemmappedHandle, ByAddress, TensorDictCalls):
 
         In a worker of a ``DataLoader`` it is in shared memory, from where the main process takes it without a copy.
         """
-        read_into_shared_memory(self._client)
+        self._store.read_into_shared_memory()
         return self[list(indices)]
 
     def __iter__(self) -> Iterator[Any]:
@@ -122,7 +174,7 @@ class StoreHandle(MemmappedHandle, ByAddress, TensorDictCalls):
 
     def _read_batch(self, rows: Any, pad: Pad, timeout_s: float | None) -> Any:
         selection = encode(rows, batch_size=self.spec.batch_size, store=self.name)
-        return self._read(selection, pad=pad, timeout_s=timeout_s)
+        return self._store.read(selection, pad=pad, timeout_s=timeout_s)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Replaces a leaf or nested part (``store["key"] = tensor``) or rows of everything (``store[3] = td``).
@@ -168,12 +220,12 @@ class StoreHandle(MemmappedHandle, ByAddress, TensorDictCalls):
         """
         path = check_path(key)
         if index is ... and pad is None and timeout_s is None:
-            leaf = self._small_leaf(path)
+            leaf = self._store.read_small_leaf(path)
             if leaf is not None:
                 return leaf
         try:
             index, below = self._split_at(path, index)
-            found = entry_at(self._live(self._read_at(path, index, timeout_s, pad), index), path)
+            found = entry_at(self._live(self._store.read_at(path, index, timeout_s, pad), index), path)
             return found if below is None else found[below]
         except KeyNotFoundError:
             if default is NO_DEFAULT:
@@ -181,32 +233,25 @@ class StoreHandle(MemmappedHandle, ByAddress, TensorDictCalls):
             return default
 
     def _split_at(self, path: Path, index: Any) -> tuple[Any, Any]:
-        entry = self._retry_on_new_structure(lambda: self.spec.find(path, store=self.name))
+        entry = self._store.retry(lambda: self.spec.find(path, store=self.name))
         return split_index(index, len(self.spec.batch_size), num_dims_of(entry))
-
-    def _shared_at(self, path: Path) -> Any:
-        """Reads what all rows share at a key."""
-        return self.snapshot_at(path, (0,) * len(self.spec.batch_size))
 
     def snapshot_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
         """Reads as ``get_at`` does; the result is never live."""
         path = check_path(key)
-        return entry_at(self._read_at(path, index, timeout_s), path)
+        return entry_at(self._store.read_at(path, index, timeout_s), path)
 
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreHandle:
         """Replaces an existing leaf or nested part, also in a locked store."""
-        self.write_rows(..., value, at=check_path(key), manner=Manner.BEHIND, timeout_s=timeout_s)
+        self._store.write_rows(..., value, at=check_path(key), manner=Manner.BEHIND, timeout_s=timeout_s)
         return self
 
     def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], StoreHandle]:
         def write() -> StoreHandle:
-            self.write_rows(index, value, at=path, timeout_s=timeout_s)
+            self._store.write_rows(index, value, at=path, timeout_s=timeout_s)
             return self
 
         return write
-
-    def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
-        return self._client.perform(write, return_early)
 
     def update_(
         self,
@@ -229,7 +274,7 @@ class StoreHandle(MemmappedHandle, ByAddress, TensorDictCalls):
         """
         chosen = keep_keys(values, keys_to_update)
         try:
-            self.write_rows(..., chosen, manner=Manner.COPY, timeout_s=timeout_s)
+            self._store.write_rows(..., chosen, manner=Manner.COPY, timeout_s=timeout_s)
             return self
         except SpecMismatchError as error:
             unknown = first_unknown(self.spec, chosen)
@@ -251,7 +296,7 @@ class StoreHandle(MemmappedHandle, ByAddress, TensorDictCalls):
 
         Arguments as of ``update_``.
         """
-        self.write_rows(index, keep_keys(values, keys_to_update), timeout_s=timeout_s)
+        self._store.write_rows(index, keep_keys(values, keys_to_update), timeout_s=timeout_s)
         return self
 
     def to_tensordict(
@@ -267,32 +312,8 @@ class StoreHandle(MemmappedHandle, ByAddress, TensorDictCalls):
         With ``pad`` ragged tensors are padded to the longest of them, and ``("masks", *key)`` marks what is content. A
         tensorclass takes ``retain_none`` as ``to_tensordict`` of an instance does.
         """
-        found = self._read(EVERYTHING, device=device, pad=pad, timeout_s=timeout_s)
+        found = self._store.read(EVERYTHING, device=device, pad=pad, timeout_s=timeout_s)
         return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
-
-    def read_into_shared_memory(self) -> None:
-        read_into_shared_memory(self._client)
-
-    def read_entries(
-        self,
-        index: Any,
-        keys: Sequence[Path],
-        *,
-        device: torch.device | str | None = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        """Reads rows of some entries, or of everything if no keys are given; never live.
-
-        Nodes above the entries are included.
-        """
-
-        def read() -> Any:
-            for path in keys:
-                self.spec.find(path, store=self.name)
-            selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
-            return self._read(selection, keys=keys, device=device, timeout_s=timeout_s)
-
-        return self._retry_on_new_structure(read)
 
     def _skeleton(self) -> Skeleton:
         return skeleton_of(self.spec)
@@ -303,26 +324,14 @@ class StoreHandle(MemmappedHandle, ByAddress, TensorDictCalls):
         elif kwargs.get("inplace") and name == "exclude":
             self._drop(args)
         else:
-            return self._retry_on_new_structure(lambda: StoreView(self)._then(name, args, kwargs))
+            return self._store.retry(lambda: StoreView(self._store)._then(name, args, kwargs))
         return self
 
     def _cut(self, dim: int, pieces: Sequence[int | slice], cut: Sequence[Any]) -> tuple[StoreView, ...]:
-        return StoreView(self)._cut(dim, pieces, cut)
+        return StoreView(self._store)._cut(dim, pieces, cut)
 
     def _live(self, td: Any, index: Any) -> Any:
         return with_live_leaves(td, self, index) if self.shares_non_tensor else td
-
-    def _small_leaf(self, path: Path) -> torch.Tensor | None:
-        check_real("reading a store")
-        return small_leaf(self._client, self.name, self.spec, path)
-
-    def _read_at(self, path: Path, index: Any, timeout_s: float | None, pad: Pad = None) -> Any:
-        def read() -> Any:
-            self.spec.find(path, store=self.name)
-            selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
-            return self._read(selection, keys=(path,), pad=pad, timeout_s=timeout_s)
-
-        return self._retry_on_new_structure(read)
 
     def map(
         self,
@@ -353,59 +362,4 @@ class StoreHandle(MemmappedHandle, ByAddress, TensorDictCalls):
         """
         if fn is not None:
             return self._perform("map", fn, dim, num_workers, timeout_s=timeout_s, **kwargs)
-        deadline = self._client.deadline(timeout_s)
-        return self._live(map_store(self._client, self.name, self.spec, writable=writable, deadline=deadline), ...)
-
-    def _read(
-        self,
-        selection: Selection,
-        *,
-        keys: Sequence[Path] = (),
-        device: torch.device | str | None = None,
-        pad: Pad = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        deadline = self._client.deadline(timeout_s)
-        content = require_content(
-            read_selection(self._client, self.name, selection, keys=keys, spec=self.spec, deadline=deadline)
-        )
-        if content.stored is not None:
-            vars(self).update(spec=content.stored)
-        td = content.build(device, pad)
-        names = result_names(self.spec.root.names, self.spec.batch_size, selection)
-        if names is not None:
-            name_dims(td, names)
-        return td
-
-    def write_rows(
-        self,
-        index: Any,
-        value: Any,
-        *,
-        at: Path = (),
-        manner: Manner = Manner.ROWS,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Writes rows of the leaves that ``value`` has, or of the entry at a key.
-
-        Args:
-            manner: Which of tensordict's calls is performed.
-        """
-        check_real("writing to a store")
-        deadline = self._client.deadline(timeout_s)
-
-        def write() -> None:
-            self.spec.find(at, store=self.name)
-            overwrite(
-                self._client,
-                self.name,
-                self.spec,
-                index,
-                value,
-                at=at,
-                manner=manner,
-                shared=self._shared_at,
-                deadline=deadline,
-            )
-
-        self._insist(write, timeout_s)
+        return self._live(self._store.map(writable=writable, timeout_s=timeout_s), ...)

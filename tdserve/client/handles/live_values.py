@@ -16,7 +16,9 @@ from tdserve.structure.tree import Path, Spec
 class LiveStore(Protocol):
     """The calls that a live leaf needs of its store; a StoreHandle has them."""
 
-    spec: Spec
+    @property
+    def spec(self) -> Spec:
+        """Its structure, when it was last read."""
 
     def snapshot_at(self, key: Path, index: Any) -> Any:
         """Reads rows of a leaf as they are now, as plain entries."""

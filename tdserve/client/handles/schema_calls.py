@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
+import torch
 from tensordict import TensorDict
 
-from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
+from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, NotSupportedError, WrongStateError
 from tdserve.client.handles.coerce import Manner, is_unset_field
 from tdserve.client.handles.keys import NO_DEFAULT, as_path, check_path
-from tdserve.client.handles.schema import StructuredHandle
-from tdserve.client.handles.schema_changes import addition, alter, check_fields, split, union
-from tdserve.client.handles.tensordict_calls import as_local
+from tdserve.client.handles.schema_changes import addition, check_fields, split
+from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local
+from tdserve.client.transfers.read_selection import read_selection, require_content
+from tdserve.store.format import ROWS
 from tdserve.structure.altering import Renaming
-from tdserve.structure.capture import Captured
+from tdserve.structure.entries import entry_at
 from tdserve.structure.tree import Node, Path, Spec
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class AlterableHandle(StructuredHandle):
+class AlterableHandle(TensorDictCalls):
     """A handle that can change the keys of its store.
 
     Every change becomes visible to all clients as a whole or not at all. Their handles notice it at their next call;
@@ -32,15 +35,7 @@ class AlterableHandle(StructuredHandle):
     keys in an adopted store, in a store whose rows differ in structure, or in a tensorclass.
     """
 
-    def get(self, key: str | Path, default: Any = None) -> Any:
-        """Reads a whole leaf or nested part."""
-        raise NotImplementedError
-
-    def write_rows(
-        self, index: Any, value: Any, *, at: Path = (), manner: Manner, timeout_s: float | None = None
-    ) -> None:
-        """Writes rows of leaves, or of the entry at a key."""
-        raise NotImplementedError
+    # ------------------------------------------------------------ keys
 
     def set(
         self,
@@ -67,18 +62,18 @@ class AlterableHandle(StructuredHandle):
         path = check_path(key)
 
         def write() -> None:
-            if not self._has(path):
+            if not self._store.has(path):
                 if item is not None or not is_unset_field(self.spec.root, path):
                     is_field = self.spec.root.tensorclass is not None and len(path) == 1  # may be a dict
-                    self._add({path: item}, timeout_s, is_value=is_field and isinstance(item, dict))
+                    self._store.add({path: as_local(item)}, timeout_s, is_value=is_field and isinstance(item, dict))
                 return
             if not inplace:
-                self._check_unlocked(path[:-1])
-            self.write_rows(..., item, at=path, manner=_manner(inplace), timeout_s=timeout_s)
+                self._store.check_unlocked(path[:-1])
+            self._store.write_rows(..., item, at=path, manner=_manner(inplace), timeout_s=timeout_s)
 
-        if not self._has(path):
-            self.refresh(timeout_s=timeout_s)
-        self._insist(write, timeout_s)
+        if not self._store.has(path):
+            self._store.refresh(timeout_s=timeout_s)
+        self._store.insist(write, timeout_s)
         return self
 
     def set_non_tensor(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Self:
@@ -86,12 +81,12 @@ class AlterableHandle(StructuredHandle):
         path = check_path(key)
 
         def write() -> None:
-            is_there = self._has(path)
-            self._add({path: value}, timeout_s, is_value=True, replaces=[path] if is_there else ())
+            is_there = self._store.has(path)
+            self._store.add({path: value}, timeout_s, is_value=True, replaces=[path] if is_there else ())
 
-        if not self._has(path):
-            self.refresh(timeout_s=timeout_s)
-        self._insist(write, timeout_s)
+        if not self._store.has(path):
+            self._store.refresh(timeout_s=timeout_s)
+        self._store.insist(write, timeout_s)
         return self
 
     def setdefault(
@@ -100,10 +95,10 @@ class AlterableHandle(StructuredHandle):
         """Returns the existing entry; if there is none, sets ``default`` and returns it as it was stored."""
         path = check_path(key)
         try:
-            return self.get(path, NO_DEFAULT)
+            return self.get_at(path, ..., NO_DEFAULT)
         except KeyNotFoundError:
             self.set(path, default, inplace, timeout_s=timeout_s)
-            return self.get(path, NO_DEFAULT)
+            return self.get_at(path, ..., NO_DEFAULT)
 
     def create_nested(self, key: str | Path, *, timeout_s: float | None = None) -> Self:
         """Adds an empty nested tensordict; replaces an existing entry."""
@@ -117,10 +112,10 @@ class AlterableHandle(StructuredHandle):
             check_fields(self.spec, [path])
             empty = node._replace(entries=(), tensorclass=None, stack_dim=None)
             added = Spec(_around(self.spec.root, path, empty))
-            is_there = self._has(path)
-            self._alter(zeros=added, replaces=[path] if is_there else (), timeout_s=timeout_s)
+            is_there = self._store.has(path)
+            self._store.alter(zeros=added, replaces=[path] if is_there else (), timeout_s=timeout_s)
 
-        self._insist(write, timeout_s)
+        self._store.insist(write, timeout_s)
         return self
 
     def update(
@@ -143,21 +138,21 @@ class AlterableHandle(StructuredHandle):
             **values: More entries, by key.
         """
         given = _chosen(as_local(input_dict_or_td), keys_to_update)
-        given = {**dict(given.items()), **values} if values else given
+        given = {**dict(given.items()), **as_local(values)} if values else given
 
         def write() -> None:
             known, fresh = split(self.spec, given)
             if not fresh:
                 for path in known if not inplace else ():
-                    self._check_unlocked(path[:-1])
+                    self._store.check_unlocked(path[:-1])
                 values = given if () in known else known
-                self.write_rows(..., values, manner=_manner(inplace), timeout_s=timeout_s)
+                self._store.write_rows(..., values, manner=_manner(inplace), timeout_s=timeout_s)
                 return
-            self._add(fresh, timeout_s, known=known)
+            self._store.add(fresh, timeout_s, known=known)
 
         if split(self.spec, given)[1]:
-            self.refresh(timeout_s=timeout_s)
-        self._insist(write, timeout_s)
+            self._store.refresh(timeout_s=timeout_s)
+        self._store.insist(write, timeout_s)
         return self
 
     def pop(self, key: str | Path, default: Any = NO_DEFAULT, *, timeout_s: float | None = None) -> Any:
@@ -168,7 +163,7 @@ class AlterableHandle(StructuredHandle):
         """
         path = check_path(key)
         try:
-            value = self.get(path, NO_DEFAULT)
+            value = self.get_at(path, ..., NO_DEFAULT)
             self.del_(path, timeout_s=timeout_s)
         except KeyNotFoundError:
             if default is NO_DEFAULT:
@@ -182,7 +177,7 @@ class AlterableHandle(StructuredHandle):
         Raises:
             KeyNotFoundError: The store has no entries.
         """
-        self.refresh(timeout_s=timeout_s)
+        self._store.refresh(timeout_s=timeout_s)
         if not self.spec.root.entries:
             raise KeyNotFoundError(store=self.name, key="")
         key = self.spec.root.entries[-1][0]
@@ -197,7 +192,7 @@ class AlterableHandle(StructuredHandle):
 
     def clear(self, *, timeout_s: float | None = None) -> Self:
         """Removes all entries; the store and its batch size stay."""
-        self.refresh(timeout_s=timeout_s)
+        self._store.refresh(timeout_s=timeout_s)
         return self._remove([(key,) for key, _ in self.spec.root.entries], timeout_s)
 
     def rename_key_(
@@ -218,7 +213,7 @@ class AlterableHandle(StructuredHandle):
             KeyNotFoundError: There is no ``old_key``.
         """
         old, new = check_path(old_key), check_path(new_key, argument="new_key")
-        self._alter(renamed=[Renaming(old, new, safe)], timeout_s=timeout_s)
+        self._store.alter(renamed=[Renaming(old, new, safe)], timeout_s=timeout_s)
         return self
 
     def add_zeros(self, added: Spec, *, timeout_s: float | None = None) -> Self:
@@ -230,7 +225,7 @@ class AlterableHandle(StructuredHandle):
         Raises:
             StructureChangedError: One of them exists already. Nothing was changed.
         """
-        self._alter(zeros=added, timeout_s=timeout_s)
+        self._store.alter(zeros=added, timeout_s=timeout_s)
         return self
 
     def _add_rows(self, index: Any, values: Any) -> bool:
@@ -243,12 +238,12 @@ class AlterableHandle(StructuredHandle):
             whole[index] = values
         except (RuntimeError, ValueError, TypeError, AttributeError):
             return False
-        self._insist(lambda: self._add(split(self.spec, whole)[1], None), None)
+        self._store.insist(lambda: self._store.add(split(self.spec, whole)[1], None), None)
         return True
 
     def _keep_only(self, keys: Sequence[str | Path], *, strict: bool) -> None:
         """Performs ``select(..., inplace=True)``."""
-        self.refresh()
+        self._store.refresh()
         wanted = [check_path(key) for key in keys]
         for path in wanted if strict else ():
             self.spec.find(path, store=self.name)
@@ -256,53 +251,194 @@ class AlterableHandle(StructuredHandle):
 
     def _drop(self, keys: Sequence[str | Path]) -> None:
         """Performs ``exclude(..., inplace=True)``."""
-        self.refresh()
-        self._remove([path for path in map(check_path, keys) if self._has(path)], None)
+        self._store.refresh()
+        self._remove([path for path in map(check_path, keys) if self._store.has(path)], None)
 
     def _remove(self, paths: Sequence[Path], timeout_s: float | None) -> Self:
         if paths:
-            self._alter(removed=paths, timeout_s=timeout_s)
+            self._store.alter(removed=paths, timeout_s=timeout_s)
         return self
 
-    def _add(
-        self,
-        fresh: dict[Path, Any],
-        timeout_s: float | None,
-        *,
-        known: dict[Path, Any] | None = None,
-        is_value: bool = False,
-        replaces: Iterable[Path] = (),
-    ) -> None:
-        """Adds entries, and writes ``known``, new values of existing entries, in the same change."""
-        allow_pickle = self._client.allow_pickle
-        content = addition(self.spec, fresh, store=self.name, allow_pickle=allow_pickle, is_value=is_value)
-        if known:
-            content = union(self.spec, known, content, store=self.name, allow_pickle=allow_pickle)
-        self._alter(content=content, replaces=(*replaces, *(known or ())), timeout_s=timeout_s)
+    # ------------------------------------------------------------ memory-mapped tensordicts
 
-    def _alter(
+    def is_memmap(self) -> bool:
+        """Returns True: every store is memory-mapped."""
+        return True
+
+    @property
+    def saved_path(self) -> FilePath:
+        """Folder on the server's machine that ``TensorDict.load_memmap`` opens; asks the server."""
+        catalog = self._store.client.catalog
+        return FilePath(catalog.server_stats().root) / catalog.describe(self.name).path / ROWS
+
+    def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
+        """Updates which keys the store has after others added, removed or renamed some.
+
+        Content is read anew in any case.
+
+        Raises:
+            StoreNotFoundError: The store was deleted.
+        """
+        self._store.refresh()
+        return self
+
+    def load_memmap_(
         self,
+        name: str | None = None,
+        robust_key: bool | None = True,
         *,
-        content: Captured | None = None,
-        zeros: Spec | None = None,
-        replaces: Iterable[Path] = (),
-        removed: Iterable[Path] = (),
-        renamed: Iterable[Renaming] = (),
-        is_locked: bool | None = None,
+        allow_pickle: bool | None = None,
+        mode: str | None = None,
         timeout_s: float | None = None,
-    ) -> None:
-        alter(
-            self._client,
-            self.name,
+    ) -> Self:
+        """Replaces what this store holds by what another holds.
+
+        Keys that the other lacks are removed, as in tensordict.
+
+        Args:
+            name: Of the other store, of the same batch size; None, or this store's name, only refreshes this handle.
+            allow_pickle: Whether pickled values of the other are unpickled; None: as set for the client.
+
+        Raises:
+            StoreNotFoundError, SpecMismatchError, LockedError: This store is unchanged.
+        """
+        if name is None or name == self.name:
+            return self.memmap_refresh_()
+        deadline = self._store.client.deadline(timeout_s)
+        found = require_content(read_selection(self._store.client, name, deadline=deadline, allow_pickle=allow_pickle))
+        td = found.build()
+        self._store.refresh()
+        if not (_is_plain(self.spec) and _is_plain(found.spec)):
+            return self._overwritten(td, timeout_s)
+        entries: dict[Path, Any] = {(key,): entry_at(td, (key,)) for key, _ in found.spec.root.entries}
+        content = addition(self.spec, entries, store=self.name, allow_pickle=True)
+        mine: list[Path] = [(key,) for key, _ in self.spec.root.entries]
+        self._store.alter(
             content=content,
-            zeros=zeros,
-            replaces=replaces,
-            removed=removed,
-            renamed=renamed,
-            is_locked=is_locked,
-            deadline=self._client.deadline(timeout_s),
+            replaces=[path for path in mine if path in entries],
+            removed=[path for path in mine if path not in entries],
+            timeout_s=deadline.remaining_s,
         )
-        self.refresh()
+        return self
+
+    load_ = load_memmap_
+
+    def load_memmap(
+        self,
+        name: str,
+        device: Any = None,
+        *,
+        allow_pickle: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Reads a store by name into a local tensordict, as ``client.load_memmap(name)`` does."""
+        deadline = self._store.client.deadline(timeout_s)
+        found = read_selection(self._store.client, name, deadline=deadline, device=device, allow_pickle=allow_pickle)
+        return require_content(found).build(device)
+
+    load = load_memmap
+
+    def make_memmap(
+        self,
+        key: str | Path,
+        shape: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        robust_key: bool | None = True,
+        timeout_s: float | None = None,
+    ) -> torch.Tensor:
+        """Adds a tensor of zeros and the missing nodes above it, for all clients.
+
+        Args:
+            shape: Of the tensor; it begins with the store's batch size.
+            dtype: By default torch's default one.
+
+        Returns:
+            The store's memory, if this client shares it with the server and may write to it. What is written there
+            reaches the store at once, as after ``map(writable=True)``. Over the network, a copy as from every other
+            read: ``set_at_`` writes.
+
+        Raises:
+            WrongStateError: The key exists. Nothing was changed.
+            SpecMismatchError: The shape does not begin with the batch size. Nothing was changed.
+            LockedError: The store is locked. Nothing was changed.
+        """
+        if isinstance(shape, torch.Tensor):
+            reason = "set() takes a nested tensor"
+            raise NotSupportedError(feature="make_memmap() with the shapes of a nested tensor", reason=reason)
+        path = self._checked_new(key, "make_memmap()", timeout_s)
+        zero = torch.zeros((), dtype=dtype or torch.get_default_dtype())
+        content = addition(self.spec, {path: zero.expand(tuple(shape))}, store=self.name)
+        self.add_zeros(content.spec, timeout_s=timeout_s)
+        return self._make_leaf(path, timeout_s)
+
+    def make_memmap_from_tensor(
+        self,
+        key: str | Path,
+        tensor: torch.Tensor,
+        *,
+        copy_data: bool = True,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+        timeout_s: float | None = None,
+    ) -> torch.Tensor:
+        """Adds a copy of a tensor, as ``make_memmap`` adds zeros.
+
+        Args:
+            copy_data: False adds zeros of its shape and dtype.
+            existsok: No effect, since a new key has no files yet.
+        """
+        if not copy_data and not tensor.is_nested:
+            return self.make_memmap(key, tensor.shape, dtype=tensor.dtype, timeout_s=timeout_s)
+        path = self._checked_new(key, "make_memmap_from_tensor()", timeout_s)
+        self._store.add({path: tensor.detach()}, timeout_s)
+        return self._make_leaf(path, timeout_s)
+
+    def make_memmap_from_storage(
+        self,
+        key: str | Path,
+        storage: torch.UntypedStorage,
+        shape: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        robust_key: bool | None = True,
+        timeout_s: float | None = None,
+    ) -> torch.Tensor:
+        """Adds a copy of the beginning of a storage, as ``make_memmap`` adds zeros.
+
+        The store keeps a file of its own.
+        """
+        if isinstance(shape, torch.Tensor):
+            reason = "set() takes a nested tensor"
+            raise NotSupportedError(feature="make_memmap_from_storage() of a nested tensor", reason=reason)
+        flat = torch.empty(0, dtype=dtype or torch.get_default_dtype(), device=storage.device)
+        size = torch.Size(shape)
+        if size.numel() * flat.itemsize > storage.nbytes():
+            reason = f"{storage.nbytes()} bytes are fewer than the {size.numel() * flat.itemsize} of {list(size)}"
+            raise InvalidRequestError(argument="storage", reason=reason)
+        tensor = flat.set_(storage)[: size.numel()].view(size)
+        return self.make_memmap_from_tensor(key, tensor, timeout_s=timeout_s)
+
+    def _overwritten(self, td: Any, timeout_s: float | None) -> Self:
+        """Overwrites rows of a store that has no keys of its own."""
+        self._store.write_rows(..., td, manner=Manner.COPY, timeout_s=timeout_s)
+        return self
+
+    def _checked_new(self, key: str | Path, event: str, timeout_s: float | None) -> Path:
+        path = check_path(key)
+        self._store.refresh(timeout_s=timeout_s)
+        if self._store.has(path):
+            state = f"store {self.name!r} has the key {key!r} already (set() writes over it, del_() removes it)"
+            raise WrongStateError(state=state, event=event)
+        return path
+
+    def _make_leaf(self, path: Path, timeout_s: float | None) -> torch.Tensor:
+        try:
+            found = self._store.map(writable=True, timeout_s=timeout_s).get(path)
+        except NotSupportedError:
+            found = self.get_at(path, ...)
+        made: torch.Tensor = found
+        return made
 
 
 def _manner(inplace: bool) -> Manner:
@@ -348,3 +484,8 @@ def _chosen(values: Any, keys: Sequence[str | Path] | None) -> Any:
         if below and hasattr(value, "items"):
             found[key] = _chosen(value, below)
     return found
+
+
+def _is_plain(spec: Spec) -> bool:
+    """Returns whether keys can be added to a structure and removed from it: it has no lazy stack."""
+    return spec.root.stack_dim is None and spec.root.inner is None

@@ -10,7 +10,6 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import SpecMismatchError
 from tdserve.client.handles.coerce import Manner, coerce_value, is_none, is_unset_field
-from tdserve.client.handles.tensordict_calls import as_local
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
@@ -122,7 +121,7 @@ def addition(
             if is_value:
                 td.set_non_tensor(path, value)
             else:
-                td.set(path, as_local(value))
+                td.set(path, value)
         except (RuntimeError, ValueError, TypeError) as fault:
             node = entry_of(spec.root, path[:-1])
             batch_size = list(node.batch_size if isinstance(node, Node) else spec.batch_size)

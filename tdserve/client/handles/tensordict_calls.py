@@ -84,14 +84,10 @@ class TensorDictCalls(ViewCalls):
         Returns:
             This handle or view, or a future of it.
         """
-        return self.perform_write(self._write_of_rows(check_path(key), value, index, timeout_s), return_early)
+        return self._store.perform_write(self._write_of_rows(check_path(key), value, index, timeout_s), return_early)
 
     def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], Any]:
         """Prepares the write of ``set_at_``, and checks at once what can be checked without the server."""
-        raise NotImplementedError
-
-    def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
-        """Performs a write now, or in the background and returns a future of its result."""
         raise NotImplementedError
 
     def update_at_(self, values: Any, index: Any, *, timeout_s: float | None = None) -> Any:
@@ -408,7 +404,7 @@ class TensorDictCalls(ViewCalls):
         return self if result is td else result
 
     def _is_field(self, name: str) -> bool:
-        tensorclass = vars(self)["spec"].root.tensorclass if "spec" in vars(self) else None
+        tensorclass = self.spec.root.tensorclass if "_store" in vars(self) else None
         return tensorclass is not None and (name in fields_of(tensorclass) or name in dict(self.spec.root.entries))
 
     def _field(self, name: str) -> Any:

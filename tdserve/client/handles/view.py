@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_collection
@@ -15,6 +15,7 @@ from tdserve.client.handles.coerce import Manner, broadcast, is_none, is_unset_f
 from tdserve.client.handles.keys import NO_DEFAULT, as_path, check_path
 from tdserve.client.handles.overwriting import check_whole_rows
 from tdserve.client.handles.skeletons import Skeleton, skeleton_of
+from tdserve.client.handles.store_client import StoreClient
 from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, keep_keys
 from tdserve.client.handles.tensordict_names import REFUSED
 from tdserve.client.handles.view_steps import (
@@ -42,27 +43,6 @@ from tdserve.structure.nodes import num_dims_of
 from tdserve.structure.tree import Node, Path, Spec, ValueLeaf, quote, show
 
 
-class RowStore(Protocol):
-    """The calls that a view needs of its store; a StoreHandle has them."""
-
-    name: str
-    spec: Spec
-
-    def read_entries(
-        self, index: Any, keys: Sequence[Path], *, device: torch.device | str | None, timeout_s: float | None
-    ) -> Any:
-        """Reads rows of some entries, of all of them for ``()``; never live."""
-
-    def write_rows(self, index: Any, value: Any, *, manner: Manner, timeout_s: float | None) -> None:
-        """Writes rows of leaves."""
-
-    def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
-        """Performs a write now, or in the background and returns a future of its result."""
-
-    def read_into_shared_memory(self) -> None:
-        """Prepares for a batch that is passed to another process, in a worker of a ``DataLoader``."""
-
-
 class StoreView(TensorDictCalls):
     """The result of ``select``, ``exclude``, ``view``, ``permute``, ``split``, ``flatten_keys`` ... of a store.
 
@@ -74,7 +54,7 @@ class StoreView(TensorDictCalls):
 
     def __init__(
         self,
-        store: RowStore,
+        store: StoreClient,
         skeleton: Skeleton | None = None,
         dims: tuple[Dim, ...] | None = None,
         steps: tuple[Step, ...] = (),
@@ -83,8 +63,13 @@ class StoreView(TensorDictCalls):
         self._shape = skeleton_of(store.spec) if skeleton is None else skeleton
         self._dims: tuple[Dim, ...] = tuple(map(range, store.spec.batch_size)) if dims is None else dims
         self._steps = steps
-        vars(self).update(name=store.name, spec=self._shape.spec())  # a plain assignment would set a field
+        self._spec = self._shape.spec()
         self._has_hollow = bool(steps) and bool(self._shape.hollow())
+
+    @property
+    def spec(self) -> Spec:
+        """The structure of what the view shows."""
+        return self._spec
 
     def __repr__(self) -> str:
         return repr_of(f"of store {self.name!r}", self.spec.root, kind="StoreView", device=self.device)
@@ -200,9 +185,6 @@ class StoreView(TensorDictCalls):
     def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], StoreView]:
         check_whole_rows(index, self.spec, path, store=self.name)
         return lambda: self._write({path: as_local(value)}, index, Manner.ROWS, timeout_s)
-
-    def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
-        return self._store.perform_write(write, return_early)
 
     def _write_whole(self, path: Path, value: Any, manner: Manner, timeout_s: float | None) -> StoreView:
         self.spec.find(path, store=self.name)

@@ -15,6 +15,7 @@ from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.dataset import INDEX_KEY, add_index
 from tdserve.client.datasets.epoch_batches import EpochBatches, EpochPlan
 from tdserve.client.handles.skeletons import Skeleton
+from tdserve.client.handles.store_client import StoreClient
 from tdserve.rules.replay.epochs import epoch_order, share_of
 from tdserve.structure.tree import Path, Spec
 
@@ -25,8 +26,17 @@ class ViewCalls:
     A subclass makes the views.
     """
 
-    name: str
-    spec: Spec
+    _store: StoreClient
+
+    @property
+    def name(self) -> str:
+        """Of the store."""
+        return self._store.name
+
+    @property
+    def spec(self) -> Spec:
+        """The structure."""
+        raise NotImplementedError
 
     @property
     def _what(self) -> str:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Subset
 
 import tdserve
 from tdserve.client.datasets.dataset import BLOCK_ROWS
+from tdserve.client.handles.store_client import StoreClient
 from tests.unit.structure.strategies import difference
 
 NUM_ROWS = 103
@@ -100,14 +101,14 @@ def test_iteration_when_of_many_rows_then_few_reads(
 ) -> None:
     store = local_client.memmap(TensorDict({"a": torch.arange(20_000)}, [20_000]), name)
     reads: list[int] = []
-    read = type(store)._read
+    read = StoreClient.read
 
-    def counted(self: Any, selection: Any, **arguments: Any) -> Any:
+    def counted(self: StoreClient, selection: Any, **arguments: Any) -> Any:
         found = read(self, selection, **arguments)
         reads.append(len(found))
         return found
 
-    monkeypatch.setattr(type(store), "_read", counted)
+    monkeypatch.setattr(StoreClient, "read", counted)
     rows = iter(store)
     assert next(rows)["a"] == 0
     assert sum(reads) < 100  # one who looks at the first need not read a thousand

@@ -33,7 +33,7 @@ OTHER: dict[str, Any] = {
 def opened(handle: tdserve.StoreHandle) -> MappedStore:
     """What the client has mapped, once it was let."""
     handle.to_tensordict()
-    mover = handle._client.mover
+    mover = handle._store.client.mover
     assert mover is not None
     store = mover.find_known(handle.name, handle.spec)
     assert store is not None
@@ -42,7 +42,7 @@ def opened(handle: tdserve.StoreHandle) -> MappedStore:
 
 def read(handle: tdserve.StoreHandle, *path: str) -> torch.Tensor | None:
     """Without asking anybody."""
-    return small_leaf(handle._client, handle.name, handle.spec, path)
+    return small_leaf(handle._store.client, handle.name, handle.spec, path)
 
 
 def same(found: torch.Tensor, expected: torch.Tensor) -> bool:

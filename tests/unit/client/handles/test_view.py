@@ -14,6 +14,7 @@ from tensordict import NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.client.handles.keys import as_path
+from tdserve.client.handles.store_client import StoreClient
 from tdserve.client.handles.view import StoreView
 from tests.unit.client.handles.tensordict_examples import Call, fault, outcome
 from tests.unit.client.handles.view_examples import CALLS, INDICES, local_rows
@@ -23,20 +24,16 @@ from tests.unit.structure.strategies import Inner, difference
 class Watched:
     """A store that remembers what was read of it, and how many elements of its batch."""
 
-    def __init__(self, handle: tdserve.StoreHandle) -> None:
-        self._handle = handle
-        self.name, self.spec = handle.name, handle.spec
+    def __init__(self, store: StoreClient) -> None:
+        self._store = store
+        self.name, self.spec = store.name, store.spec
         self.reads: list[tuple[set[str], int]] = []
 
     def read_entries(self, index: Any, keys: Sequence[tuple[str, ...]], **kwargs: Any) -> Any:
-        """As of the handle."""
-        found = self._handle.read_entries(index, keys, **kwargs)
+        """As of the store."""
+        found = self._store.read_entries(index, keys, **kwargs)
         self.reads.append(({".".join(key) for key in keys}, found.numel() if found.batch_size else 1))
         return found
-
-    def update_at_(self, values: Any, index: Any, **kwargs: Any) -> Any:
-        """As of the handle."""
-        return self._handle.update_at_(values, index, **kwargs)
 
 
 def at(index: Any) -> Call:
@@ -49,6 +46,13 @@ def shared(server: tdserve.Server) -> Iterator[Any]:
     """A store that is only read."""
     with server.client(transport="shm", timeout_s=20.0) as client:
         yield client.memmap(local_rows(), "views")
+
+
+@pytest.fixture
+def watched(server: tdserve.Server, shared: Any) -> Iterator[Any]:
+    """The same store."""
+    with server.client(transport="shm", timeout_s=20.0) as client:
+        yield Watched(StoreClient(client, client.describe(shared.name)))
 
 
 @pytest.fixture
@@ -96,17 +100,15 @@ WANTED: list[tuple[str, Call, Callable[[Any], Any], set[str], int]] = [
 
 @pytest.mark.parametrize(("call", "read", "keys", "size"), [case[1:] for case in WANTED], ids=[x[0] for x in WANTED])
 def test_view_when_a_part_is_read_then_nothing_else_is_fetched_and_once(
-    shared: Any, call: Call, read: Callable[[Any], Any], keys: set[str], size: int
+    watched: Any, call: Call, read: Callable[[Any], Any], keys: set[str], size: int
 ) -> None:
-    watched: Any = Watched(shared)
     view = call(StoreView(watched))
     assert watched.reads == []
     assert fault(read(call(local_rows())), read(view)) is None
     assert watched.reads == [(keys, size)]
 
 
-def test_view_when_looked_at_then_shows_its_tree_and_fetches_nothing(shared: Any) -> None:
-    watched: Any = Watched(shared)
+def test_view_when_looked_at_then_shows_its_tree_and_fetches_nothing(watched: Any) -> None:
     view = StoreView(watched).flatten_keys().view(2, 6).select("n.b", "t")
     assert "n.b: Tensor(shape=torch.Size([2, 6]), device=cpu, dtype=torch.int64" in repr(view)
     assert "a:" not in repr(view)
@@ -115,8 +117,7 @@ def test_view_when_looked_at_then_shows_its_tree_and_fetches_nothing(shared: Any
     assert watched.reads == []
 
 
-def test_view_when_of_no_leaves_then_has_its_batch_size_without_a_read(shared: Any) -> None:
-    watched: Any = Watched(shared)
+def test_view_when_of_no_leaves_then_has_its_batch_size_without_a_read(watched: Any) -> None:
     view = StoreView(watched).select().split(2)[0]
     assert view.to_tensordict().batch_size == (2, 3)
     assert view[0].batch_size == (3,)
@@ -259,8 +260,7 @@ def test_view_when_rows_have_values_then_each_its_own(client: tdserve.Client, na
     assert store["text"] == ["a", "B", "C", "D"]
 
 
-def test_view_when_iterated_then_its_rows_in_few_reads(shared: Any) -> None:
-    watched: Any = Watched(shared)
+def test_view_when_iterated_then_its_rows_in_few_reads(shared: Any, watched: Any) -> None:
     rows = list(StoreView(watched).select("a").split(3)[0])
     assert fault(local_rows().select("a")[:3].unbind(0), rows) is None
     assert watched.reads == [({"a"}, 9)]

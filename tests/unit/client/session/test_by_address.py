@@ -40,12 +40,12 @@ def test_handles_when_pickled_then_by_address_over_one_client_that_is_made_when_
     store = client.memmap(ROWS, name)
     replay = client.create_replay(f"{name}-r", ROWS[0], 8)
     found_store, found_replay = pickle.loads(pickle.dumps((store, replay)))
-    assert "_client" not in found_store.__dict__
+    assert "_client" not in found_store._store.__dict__
     assert pickle.loads(pickle.dumps(found_store)).name == name  # before it was used, too
     assert found_store[3]["a"] == 3
     assert found_replay.extend(ROWS[:4]).tolist() == replay[:]["a"].tolist()
-    assert found_store._client is found_replay._client is not client
-    assert found_store._client.recipe == client.recipe
+    assert found_store._store.client is found_replay._client is not client
+    assert found_store._store.client.recipe == client.recipe
     with pytest.raises(tdserve.KeyNotFoundError):
         found_store["b"]
 
@@ -53,7 +53,7 @@ def test_handles_when_pickled_then_by_address_over_one_client_that_is_made_when_
 def test_handle_when_copied_then_over_the_same_client(client: tdserve.Client, name: str) -> None:
     store = client.memmap(ROWS, name)
     copied = copy.copy(store)
-    assert copied._client is client
+    assert copied._store.client is client
     assert copied is not store
     assert copied[2]["a"] == 2
 

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import KeyNotFoundError, LockedError, StoreNotFoundError
+from tdserve.client.handles.store_client import StoreClient
 from tests.unit.client.three_rows import local
 from tests.unit.structure.strategies import difference
 
@@ -143,3 +144,57 @@ def test_init_remote_when_the_tensordict_is_locked_then_the_store_is(client: tds
         client[name]["z"] = torch.ones(3)
     client.send(local(), name)
     assert client[name].unlock_().set("z", torch.ones(3))["z"].tolist() == [1.0] * 3
+
+
+@pytest.fixture
+def store(client: tdserve.Client, handle: tdserve.StoreHandle) -> StoreClient:
+    """The client of the handle's store, which knows its structure of now."""
+    return StoreClient(client, client.describe(handle.name))
+
+
+def test_retry_when_the_structure_has_changed_then_once_more_with_the_new_one(
+    store: StoreClient, handle: tdserve.StoreHandle
+) -> None:
+    handle["z"] = torch.ones(3)
+    tried: list[bool] = []
+
+    def access() -> int:
+        tried.append(store.has(("z",)))
+        store.spec.find(("z",), store=store.name)
+        return len(tried)
+
+    assert store.retry(access) == 2
+    assert tried == [False, True]
+    handle.del_("z")
+    with pytest.raises(KeyNotFoundError):
+        store.retry(lambda: store.read_at(("z",), ..., None))
+
+
+def test_retry_of_a_write_when_another_store_has_its_name_then_not_repeated(
+    client: tdserve.Client, store: StoreClient
+) -> None:
+    client.delete(store.name)
+    client.init_remote(TensorDict({"z": torch.ones(3)}, [3]), store.name)
+    tried: list[str] = []
+
+    def access() -> None:
+        tried.append(store.uid)
+        store.spec.find(("z",), store=store.name)
+
+    with pytest.raises(KeyNotFoundError):
+        store.retry(access, is_write=True)
+    assert len(tried) == 1
+    store.retry(access, is_write=True)  # it is known by now
+
+
+def test_set_locked_when_it_is_so_already_then_says_that_nothing_changed(store: StoreClient) -> None:
+    assert [store.set_locked(is_locked, None) for is_locked in (True, True, False, False)] == [True, False, True, False]
+
+
+def test_store_client_when_pickled_then_reads_and_writes_over_a_client_of_its_process(store: StoreClient) -> None:
+    other = pickle.loads(pickle.dumps(store))
+    other.write_rows(1, torch.full((2,), 7.0), at=("a",))
+    found = store.read_entries(slice(1, 2), [("a",)])
+    assert found["a"].tolist() == [[7.0, 7.0]]
+    assert other.client.recipe == store.client.recipe
+    assert other.client is not store.client

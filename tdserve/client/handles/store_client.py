@@ -1,0 +1,269 @@
+"""The client of one tensordict store: its structure as last read, its content, and changes of its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from tdserve.base.errors import KeyNotFoundError, LockedError, SpecMismatchError, StructureChangedError
+from tdserve.client.content.fake_modes import check_real
+from tdserve.client.content.padding import Pad
+from tdserve.client.datasets.dataset import read_into_shared_memory
+from tdserve.client.handles.coerce import Manner
+from tdserve.client.handles.mapping import map_store
+from tdserve.client.handles.overwriting import overwrite
+from tdserve.client.handles.schema_changes import addition, alter, union
+from tdserve.client.handles.small_leaves import small_leaf
+from tdserve.client.session.by_address import ByAddress
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.description import StoreDescription
+from tdserve.client.transfers.read_selection import read_selection, require_content
+from tdserve.messages.selection.dimension_names import result_names
+from tdserve.messages.selection.selection import Selection, encode
+from tdserve.structure.altering import Renaming
+from tdserve.structure.captured import Captured
+from tdserve.structure.entries import entry_at, name_dims
+from tdserve.structure.nodes import entry_of
+from tdserve.structure.tree import Node, Path, Spec, show
+
+_Result = TypeVar("_Result")
+
+
+class StoreClient(ByAddress):
+    """Reads and writes one store, and changes its keys. A handle and its views hold one.
+
+    It caches the structure of the store, which other clients may change, and asks the server for the newest where it
+    matters. Threads: safe. Processes: safe, whether it is pickled (by address) or forked.
+
+    Attributes:
+        name: Of the store.
+        uid: Incarnation of the store, read together with ``spec``.
+        spec: Its structure when it was last read.
+        shares_non_tensor: Whether its non-tensor leaves are live.
+    """
+
+    def __init__(self, client: SessionClient, description: StoreDescription) -> None:
+        self._client = client
+        self.name = description.name
+        self.uid = description.uid
+        self.spec = description.spec
+        self.shares_non_tensor = description.share_non_tensor
+
+    @property
+    def client(self) -> SessionClient:
+        """The client of this process."""
+        return self._client
+
+    # ------------------------------------------------------------ structure
+
+    def refresh(self, *, timeout_s: float | None = None) -> bool:
+        """Asks the server for the store's structure; returns whether it differs from the one known here.
+
+        Raises:
+            StoreNotFoundError: The store was deleted.
+        """
+        deadline = self._client.deadline(timeout_s)
+        if self._client.catalog.fingerprint(self.name, timeout_s=deadline.remaining_s) == self.spec.fingerprint:
+            return False
+        description = self._client.catalog.describe_existing(self.name, deadline)
+        self.spec, self.uid = description.spec, description.uid
+        return True
+
+    def has(self, path: Path) -> bool:
+        """Returns whether the store has an entry at this path, as far as is known here."""
+        return entry_of(self.spec.root, path) is not None
+
+    def check_unlocked(self, path: Path) -> None:
+        """Raises LockedError if the node at ``path``, or one above it, is locked."""
+        for depth in range(len(path) + 1):
+            entry = entry_of(self.spec.root, path[:depth])
+            if isinstance(entry, Node) and entry.is_locked:
+                raise LockedError(store=self.name, key=show(path[:depth]) if depth else "")
+
+    def retry(self, access: Callable[[], _Result], *, is_write: bool = False) -> _Result:
+        """Performs an access, and repeats it once if it failed because the structure known here is out of date.
+
+        A write is not repeated if another store has this name by now: the caller may not mean that one.
+        """
+        uid, spec = self.uid, self.spec
+        try:
+            return access()
+        except (KeyNotFoundError, SpecMismatchError, LockedError):
+            is_other = self.refresh() or self.spec is not spec  # the access itself may have refreshed it
+            if not is_other or (is_write and self.uid != uid):
+                raise
+        return access()
+
+    def insist(self, access: Callable[[], _Result], timeout_s: float | None) -> _Result:
+        """Repeats a write as ``retry`` does, until it succeeds; stops when time is up."""
+        uid, deadline = self.uid, self._client.deadline(timeout_s)
+        while True:
+            try:
+                return self.retry(access, is_write=True)
+            except StructureChangedError:
+                if self.uid != uid or deadline.expired:
+                    raise
+                self.refresh()
+
+    # ------------------------------------------------------------ changes of keys
+
+    def set_locked(self, is_locked: bool, timeout_s: float | None) -> bool:
+        """Locks or unlocks all keys; returns whether that changed anything."""
+        self.refresh(timeout_s=timeout_s)
+        is_changed = self.spec.with_locked(is_locked) != self.spec
+        if is_changed:
+            self.alter(is_locked=is_locked, timeout_s=timeout_s)
+        return is_changed
+
+    def add(
+        self,
+        fresh: dict[Path, Any],
+        timeout_s: float | None,
+        *,
+        known: dict[Path, Any] | None = None,
+        is_value: bool = False,
+        replaces: Iterable[Path] = (),
+    ) -> None:
+        """Adds entries, and writes ``known``, new values of existing entries, in the same change."""
+        allow_pickle = self._client.allow_pickle
+        content = addition(self.spec, fresh, store=self.name, allow_pickle=allow_pickle, is_value=is_value)
+        if known:
+            content = union(self.spec, known, content, store=self.name, allow_pickle=allow_pickle)
+        self.alter(content=content, replaces=(*replaces, *(known or ())), timeout_s=timeout_s)
+
+    def alter(
+        self,
+        *,
+        content: Captured | None = None,
+        zeros: Spec | None = None,
+        replaces: Iterable[Path] = (),
+        removed: Iterable[Path] = (),
+        renamed: Iterable[Renaming] = (),
+        is_locked: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Changes keys, or the lock, in one step; arguments and errors as of ``schema_changes.alter``."""
+        alter(
+            self._client,
+            self.name,
+            content=content,
+            zeros=zeros,
+            replaces=replaces,
+            removed=removed,
+            renamed=renamed,
+            is_locked=is_locked,
+            deadline=self._client.deadline(timeout_s),
+        )
+        self.refresh()
+
+    # ------------------------------------------------------------ content
+
+    def read_small_leaf(self, path: Path) -> torch.Tensor | None:
+        """Reads a leaf in the cheapest way; None if that is not possible."""
+        check_real("reading a store")
+        return small_leaf(self._client, self.name, self.spec, path)
+
+    def read(
+        self,
+        selection: Selection,
+        *,
+        keys: Sequence[Path] = (),
+        device: torch.device | str | None = None,
+        pad: Pad = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Reads a selection of everything, or of some entries; never live."""
+        deadline = self._client.deadline(timeout_s)
+        content = require_content(
+            read_selection(self._client, self.name, selection, keys=keys, spec=self.spec, deadline=deadline)
+        )
+        if content.stored is not None:
+            self.spec = content.stored
+        td = content.build(device, pad)
+        names = result_names(self.spec.root.names, self.spec.batch_size, selection)
+        if names is not None:
+            name_dims(td, names)
+        return td
+
+    def read_at(self, path: Path, index: Any, timeout_s: float | None, pad: Pad = None) -> Any:
+        """Reads rows of one entry, with the nodes above it; never live."""
+
+        def read() -> Any:
+            self.spec.find(path, store=self.name)
+            selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
+            return self.read(selection, keys=(path,), pad=pad, timeout_s=timeout_s)
+
+        return self.retry(read)
+
+    def read_entries(
+        self,
+        index: Any,
+        keys: Sequence[Path],
+        *,
+        device: torch.device | str | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Reads rows of some entries, or of everything if no keys are given; never live.
+
+        Nodes above the entries are included.
+        """
+
+        def read() -> Any:
+            for path in keys:
+                self.spec.find(path, store=self.name)
+            selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
+            return self.read(selection, keys=keys, device=device, timeout_s=timeout_s)
+
+        return self.retry(read)
+
+    def read_into_shared_memory(self) -> None:
+        """Prepares for a batch that is passed to another process, in a worker of a ``DataLoader``."""
+        read_into_shared_memory(self._client)
+
+    def map(self, *, writable: bool = False, timeout_s: float | None = None) -> Any:
+        """Maps the store's memory; see ``StoreHandle.map``."""
+        deadline = self._client.deadline(timeout_s)
+        return map_store(self._client, self.name, self.spec, writable=writable, deadline=deadline)
+
+    def write_rows(
+        self,
+        index: Any,
+        value: Any,
+        *,
+        at: Path = (),
+        manner: Manner = Manner.ROWS,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Writes rows of the leaves that ``value`` has, or of the entry at a key.
+
+        Args:
+            manner: Which of tensordict's calls is performed.
+        """
+        check_real("writing to a store")
+        deadline = self._client.deadline(timeout_s)
+
+        def write() -> None:
+            self.spec.find(at, store=self.name)
+            overwrite(
+                self._client,
+                self.name,
+                self.spec,
+                index,
+                value,
+                at=at,
+                manner=manner,
+                shared=self._read_shared,
+                deadline=deadline,
+            )
+
+        self.insist(write, timeout_s)
+
+    def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
+        """Performs a write now, or in the background and returns a future of its result."""
+        return self._client.perform(write, return_early)
+
+    def _read_shared(self, path: Path) -> Any:
+        """Reads what all rows share at a key."""
+        return entry_at(self.read_at(path, (0,) * len(self.spec.batch_size), None), path)
