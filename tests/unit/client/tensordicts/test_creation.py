@@ -6,7 +6,10 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import NotSupportedError, SpecMismatchError, StoreExistsError, WrongStateError
+from tdserve.client.session.store_options import StoreOptions
+from tdserve.client.tensordicts.creation import NewStore, NewZeros
 from tests.integration.processes import wait_for
+from tests.sameness import difference
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"t": "text"}}, [3])
 
@@ -52,3 +55,31 @@ def test_getitem_when_of_each_kind_then_its_handle(client: tdserve.Client, name:
     assert isinstance(client[f"{name}.r"], tdserve.ReplayHandle)
     with pytest.raises(WrongStateError, match="latest"):
         _ = client[f"{name}.w"]
+
+
+def test_new_store_when_made_then_nothing_is_on_the_server_before_it_is_filled(
+    client: tdserve.Client, name: str
+) -> None:
+    new = NewStore(client, name, TD, StoreOptions(False, None, None))
+    assert name not in client
+    assert new.fill(client.deadline(None)) == client.describe(name).version
+    assert difference(TD, client.load_memmap(name)) is None
+    with pytest.raises(StoreExistsError):
+        new.fill(client.deadline(None))
+
+
+def test_new_store_when_it_exists_and_may_then_its_content_is_replaced(client: tdserve.Client, name: str) -> None:
+    client.init_remote(TD, name)
+    changed = TD.clone()
+    changed["a"] += 1
+    NewStore(client, name, changed, StoreOptions(True, None, None)).fill(client.deadline(None))
+    assert difference(changed, client.load_memmap(name)) is None
+
+
+def test_new_zeros_when_made_then_values_are_those_of_the_example(client: tdserve.Client, name: str) -> None:
+    new = NewZeros(client, name, TD, StoreOptions(False, None, None), [2], None)
+    assert name not in client
+    handle = new.make(client.deadline(None))
+    assert handle.batch_size == (2, 3)
+    assert not handle["a"].any()
+    assert handle[1, 2]["n", "t"] == "text"
