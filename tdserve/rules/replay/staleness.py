@@ -201,7 +201,8 @@ class Staleness:
             rows: The rows.
         """
         is_here = self._places[rows] == np.arange(first + 1, first + 1 + len(rows))
-        return rows[is_here & (self._numbers[rows] == number)]
+        alive: Rows = rows[is_here & (self._numbers[rows] == number)]
+        return alive
 
 
 class _VersionBucket:

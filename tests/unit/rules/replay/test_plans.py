@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities, no_rows
-
-
-def test_no_rows_when_asked_twice_then_nobody_shares_them() -> None:
-    assert (len(no_rows()), no_rows().dtype.name) == (0, "int64")
-    assert no_rows() is not no_rows()
+from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities
 
 
 def test_plan_when_nothing_else_is_said_then_no_row_is_spent_and_none_on_lease() -> None:
