@@ -29,7 +29,7 @@ PROTOCOL_VERSION = 6
 DEFAULT_PORT = 7707
 
 DEFAULT_INLINE_BYTES = 32768
-"""Up to this size a payload in the gRPC message beats a second message over the data transport (design 2.3)."""
+"""Up to this size a payload in the gRPC message beats a second message over the data transport."""
 
 DEFAULT_MEMORY_LIMIT_BYTES = 1 << 30
 """Two of the largest messages and change: enough for thousands of waiting writers, and no danger to a small machine."""

@@ -1,4 +1,4 @@
-"""Moves bytes between processes: channels (gloo, loopback), reusable buffers, and transfers of a layout's messages.
+"""Moves bytes between processes: channels (gloo, NCCL, loopback), reusable buffers, transfers of a layout's messages.
 
 The only room that touches ``torch.distributed``. It knows layouts and tensors, not stores, sessions or gRPC.
 """

@@ -72,7 +72,7 @@ class Session:
         why_not_local: Why it does not, for messages.
         groups: Receives the events of groups.
         relays: Passes versions on to other clients.
-        told_specs: Structures that the server has received, the last one by fingerprint: others differ in the order of
+        known_specs: Structures that the server has received, the last one by fingerprint: others differ in the order of
             keys.
         connect_timeout_s: For the first call that uses the channel: it may take no longer than its own timeout.
 

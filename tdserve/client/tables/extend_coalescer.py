@@ -80,12 +80,12 @@ class ExtendCoalescer:
         self._lock = Lock()
         self._waiting: deque[ExtendPart] = deque()
         self._under_way: dict[Future[control_pb2.Done], int] = {}
-        self._opening: Future[control_pb2.Done] | None = (
-            None  # begun without a session or its channel: others would overtake it
-        )
+        # A request that was begun before the session or its channel was open. No other is sent until it has ended:
+        # it would overtake this one.
+        self._opening: Future[control_pb2.Done] | None = None
         self._num_waiting_bytes = 0
         self._is_sending = False
-        self._is_in_line = False  # for the client's next free write
+        self._is_in_line = False  # waits until the client may begin another write
         self._pid = os.getpid()
         before_executors_end(_finish_all)
         before_the_end(_finish_all)
@@ -215,8 +215,8 @@ class ExtendCoalescer:
     def _begin(self, parts: list[ExtendPart]) -> int | None:
         """Returns a number for a request of these parts.
 
-        Returns None if the client has too many writes under way; then they are
-        the next ones."""
+        Returns None if the client has too many writes under way; then the parts wait again, before all others.
+        """
         with self._lock:
             self._is_in_line = True
         request = self._client.requests.try_begin_write(self._on_room)
@@ -239,7 +239,7 @@ class ExtendCoalescer:
                 return
             claim_request = self._claim_policy.make_claim_request(parts[0].request.num_rows)
             make_outgoing, make_body = self._recipe(parts, claim_request)
-            deadline = min((part.deadline for part in parts), key=_end_of)
+            deadline = min((part.deadline for part in parts), key=_remaining_s)
             late: list[ExtendPart] = []
             done = write_early(
                 self._client,
@@ -264,9 +264,8 @@ class ExtendCoalescer:
         with self._lock:
             self._under_way[done] = sum(part.nbytes for part in parts)
             self._opening = done if late else None
-        done.add_done_callback(
-            lambda done: self._settle(done, parts, claim_request)
-        )  # else what it closes over would stay alive
+        # The future is an argument: a closure over it would keep the future, and the parts with it, alive.
+        done.add_done_callback(lambda done: self._settle(done, parts, claim_request))
 
     def _recipe(self, parts: list[ExtendPart], claim_request: ClaimRequest | None) -> tuple[MakeOutgoing, MakeBody]:
         request = join_requests([part.request for part in parts])
@@ -364,6 +363,6 @@ def _indices(done: control_pb2.Done) -> torch.Tensor:
     return torch.from_numpy(decode_rows(done.indices).copy())
 
 
-def _end_of(deadline: Deadline) -> float:
+def _remaining_s(deadline: Deadline) -> float:
     remaining_s = deadline.remaining_s
     return float("inf") if remaining_s is None else remaining_s

@@ -231,9 +231,9 @@ def ask(
 
 
 def _expect_messages(session: Session, query: Query, total: int) -> tuple[int, ...]:
-    """Returns the messages to receive without an answer before them.
+    """Returns the sizes of the messages that can be received without an answer before them.
 
-    None if the content may be inline or has values.
+    Returns () if the content may be inline or has values.
     """
     if session.is_renewing or query.stored.values or not query.is_exact:
         return ()

@@ -28,7 +28,7 @@ RULES: dict[str, dict[str, type[Any]]] = {
     "limiter": {cls.kind: cls for cls in (MinSize, SampleToInsertRatio, Queue)},
 }
 """The classes of each part of the settings, by their names in JSON. A new sampler, remover or limiter is registered
-here, and named nowhere else but in tdserve/__init__.py."""
+here, and exported by tdserve/__init__.py and its stub, __init__.pyi; nothing else names it."""
 
 _DEFAULTS: dict[str, Any] = {"max_times_sampled": 0, "is_queue": False, "policy": ""}
 

@@ -101,7 +101,8 @@ class Table(TableState):
             self.columns.trajectories.append(rows, writer=arrival.writer, ends=arrival.ends, ids=arrival.ids)
 
     def take_back(self, rows: Rows, arrival: Arrival = PLAIN_ARRIVAL) -> None:
-        """Undoes the last :meth:`arrive` of this writer, for rows that are not committed after all."""
+        """Undoes what the last :meth:`arrive` of this writer did to its trajectories, for rows that are not committed
+        after all."""
         if self.columns.trajectories is not None:
             self.columns.trajectories.take_back(rows, writer=arrival.writer, ids=arrival.ids)
 

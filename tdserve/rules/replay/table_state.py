@@ -43,7 +43,7 @@ class TableState:
     Attributes:
         ring: Decides which rows writers fill.
         columns: Columns of the rows.
-        views: Decides which rows a sample may draw.
+        selectors: Decide which rows a sample may draw.
         is_closed: Whether the table accepts no more rows.
         num_coming: Rows whose commit is on record, and which are not visible yet.
         claims: Claims of the writer that takes rows by itself; None if there is none.
@@ -282,7 +282,8 @@ class TableState:
         self._num_kept_too_old = self._count_too_old(max_lag)
 
     def num_too_old(self, max_lag: int) -> int:
-        """Rows that :meth:`discard` would look at, but for so many as the last one has left to those that hold them."""
+        """Returns the number of rows that are too old, minus those that the last :meth:`discard` spared because a lease
+        holds them."""
         return self._count_too_old(max_lag) - self._num_kept_too_old
 
     def _count_too_old(self, max_lag: int) -> int:

@@ -73,7 +73,7 @@ class ClientSession:
         channel_number: Number of the newest channel for content; earlier ones are gone.
         held_nbytes: Memory of the session's requests under way.
         secret: Shared secret with which both ends of the session's gloo groups prove their identity.
-        told_specs: Structures of versions that the client has sent, each in its latest order of keys, by fingerprint.
+        known_specs: Structures of versions that the client has sent, each in its latest order of keys, by fingerprint.
     """
 
     def __init__(

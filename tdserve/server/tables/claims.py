@@ -157,8 +157,8 @@ class TableClaims:
         return reservation
 
     def _take_records(self, num_written: int) -> None:
-        """Commits the rows of new records: several extends together, but for rows that were claimed before they were
-        filled."""
+        """Commits the rows of new records. Joins several records into one commit, except where a claim was already
+        registered."""
         if num_written - self._record.num_taken > MAX_RECORDS:
             raise RemoteProtocolError(expected=f"at most {MAX_RECORDS} records", received=f"{num_written}")
         num_rows, last = 0, (0, 0)
