@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -135,6 +136,14 @@ def run_fresh(program: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_readme_when_it_leads_to_a_file_then_that_exists() -> None:
+    text = (ROOT / "README.md").read_text().partition("## Develop")[2]
+    named = {path for path in re.findall(r"`([\w./]+)`", text) if path.endswith(("/", ".py", ".pyi"))}
+    assert len(named) > 30
+    bases = ROOT / "tdserve", ROOT
+    assert [path for path in sorted(named) if not any((base / path).exists() for base in bases)] == []
 
 
 def test_names_when_type_checkers_read_them_then_are_those_that_are_loaded() -> None:
