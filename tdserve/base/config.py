@@ -14,14 +14,13 @@ from typing import Any, Literal, get_args
 
 from tdserve.base.addresses import join_address, parse_address
 from tdserve.base.adoptions import parse_adoptions, parse_folders, split_adoption
-from tdserve.base.errors import InvalidRequestError, NotSupportedError
+from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import integer_of
 from tdserve.base.logs import LEVELS
 
 TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
-TRANSPORTS_HERE: tuple[TransportName, ...] = ("auto", "shm", "nccl", "gloo")
-"""The transports that this version has; any other is refused by name."""
+"""All names. Those that this version does not have are refused, see ``tdserve.rules.channel_transports``."""
 
 PROTOCOL_VERSION = 6
 """Raised when an old peer could misread a new one; a mismatch ends the session at Hello."""
@@ -381,12 +380,6 @@ def check_transport(name: str) -> TransportName:
         if name == known:
             return known
     raise InvalidRequestError(argument="transport", reason=f"{name!r} is none of {', '.join(TRANSPORTS)}")
-
-
-def check_available(transport: str) -> None:
-    """Raises NotSupportedError for a transport that this version does not have."""
-    if transport not in TRANSPORTS_HERE:
-        raise NotSupportedError(feature=f"transport {transport!r}", reason=f"there is {', '.join(TRANSPORTS_HERE)}")
 
 
 def _check_host(host: object) -> None:

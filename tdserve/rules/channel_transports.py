@@ -1,12 +1,38 @@
 """The transports whose content moves over a channel between a client and its data worker, and the choice among them.
 
-``tdserve.transport.session_channels`` has the other half of this table: it opens the channel of each.
+``tdserve.transport.session_channels`` has the other half of this table: it opens the channel of each. Nothing else
+decides by the name of a transport.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from tdserve.base.errors import ConnectError, NcclUnavailableError, NotSupportedError, TDServeError
+
+BASE_TRANSPORT = "gloo"
+"""The transport that any two ends can use: for content where there is no better one, and for all small messages."""
+
+
+class SessionEnds(NamedTuple):
+    """The two ends of a session, as far as the choice depends on them.
+
+    Attributes:
+        client_gpu, worker_gpu: Unique ids of the GPUs of both ends; "" if there is none.
+        why_no_gpu: Why the worker has none.
+        is_one_machine: Whether both ends run on one kernel.
+    """
+
+    client_gpu: str = ""
+    worker_gpu: str = ""
+    why_no_gpu: str = ""
+    is_one_machine: bool = False
+
+
+WhyNot = Callable[[SessionEnds, bool], str]
+"""Returns why two ends do not use a transport, given whether the client asks for it by name; "" if they do."""
 
 
 @dataclass(frozen=True)
@@ -17,15 +43,110 @@ class ChannelTransport:
         num_descriptors: Descriptors that a session takes at its worker.
         is_reopened: Whether a lost channel is replaced by another.
         needs_device: Whether each end has a GPU of its own.
+        why_not: Why two ends do not use it.
+        error: Raised in a client that asks for it by name and cannot have it; None: NotSupportedError.
     """
 
     num_descriptors: int
     is_reopened: bool
     needs_device: bool
+    why_not: WhyNot
+    error: type[ConnectError] | None = None
 
 
-CHANNEL_TRANSPORTS: Mapping[str, ChannelTransport] = {
-    "gloo": ChannelTransport(num_descriptors=2, is_reopened=True, needs_device=False),
+class ChannelChoice(NamedTuple):
+    """The transport of a session's channel.
+
+    Attributes:
+        transport: Its name.
+        why_not: Why it is not the one that the client asks for, or none for the GPU that the client has named.
+    """
+
+    transport: str
+    why_not: str = ""
+
+
+def _why_not_nccl(ends: SessionEnds, is_asked_for: bool) -> str:
+    if not ends.client_gpu:
+        return "the client has no GPU that NCCL can use"
+    if not ends.worker_gpu:
+        reason = ends.why_no_gpu or "none was named (tdserve serve --device cuda:N)"
+        return f"the server's data worker has no GPU: {reason}"
+    if ends.client_gpu == ends.worker_gpu:
+        reason = f"both ends use one GPU, {ends.client_gpu}, which NCCL refuses"
+        return f"{reason}; content is staged in pinned memory instead"
+    if ends.is_one_machine and not is_asked_for:
+        return "both ends are on one machine, whose memory is nearer; content is staged in pinned memory"
+    return ""
+
+
+CHANNEL_TRANSPORTS: dict[str, ChannelTransport] = {
     # One descriptor more for gloo; NCCL's need was not measured.
-    "nccl": ChannelTransport(num_descriptors=8, is_reopened=False, needs_device=True),
+    "nccl": ChannelTransport(
+        num_descriptors=8, is_reopened=False, needs_device=True, why_not=_why_not_nccl, error=NcclUnavailableError
+    ),
+    BASE_TRANSPORT: ChannelTransport(
+        num_descriptors=2, is_reopened=True, needs_device=False, why_not=lambda ends, is_asked_for: ""
+    ),
 }
+"""By name. ``"auto"`` takes the first one that suits both ends, so a better one stands before a worse one."""
+
+
+def check_available(transport: str) -> None:
+    """Raises NotSupportedError for a transport that this version does not have."""
+    available = ("auto", "shm", *CHANNEL_TRANSPORTS)
+    if transport not in available:
+        raise NotSupportedError(feature=f"transport {transport!r}", reason=f"there is {', '.join(available)}")
+
+
+def choose_channel(asked: str, ends: SessionEnds) -> ChannelChoice:
+    """Chooses the transport of a session's channel; it is not the one asked for if that does not suit both ends.
+
+    Args:
+        asked: The client's transport.
+        ends: What is known of both ends.
+    """
+    reasons: list[str] = []
+    for name, transport in CHANNEL_TRANSPORTS.items():
+        is_asked_for = asked == name
+        is_candidate = is_asked_for or asked == "auto"
+        why_not = transport.why_not(ends, is_asked_for) if is_candidate else f"{asked!r} was asked for"
+        if not why_not:
+            return ChannelChoice(name, "; ".join(reasons))
+        if is_asked_for or (transport.needs_device and ends.client_gpu):
+            reasons.append(why_not)
+    return ChannelChoice(BASE_TRANSPORT, "; ".join(reasons))
+
+
+def check_granted(asked: str, granted: ChannelChoice, ends: SessionEnds, *, address: str) -> ChannelChoice:
+    """Checks what the server has chosen, before the client opens a channel.
+
+    Both ends compare their GPUs; all else about them is known to the server alone.
+
+    Args:
+        asked: The client's transport.
+        granted: The server's choice.
+        ends: The GPUs of both ends.
+        address: Of the server, for errors.
+
+    Returns:
+        The transport of the session's channel.
+
+    Raises:
+        TDServeError: The client asked for a channel transport by name and cannot have it: the transport's own error.
+    """
+    transport = CHANNEL_TRANSPORTS.get(granted.transport)
+    why_not = f"the server chose {granted.transport!r}" if transport is None else ""
+    if transport is not None and transport.needs_device:
+        why_not = transport.why_not(ends, True)
+    if asked in CHANNEL_TRANSPORTS and (why_not or granted.transport != asked):
+        raise _make_refusal(asked, address, why_not or granted.why_not or "the server gives no reason")
+    return ChannelChoice(BASE_TRANSPORT, why_not) if why_not else granted
+
+
+def _make_refusal(name: str, address: str, reason: str) -> TDServeError:
+    error = CHANNEL_TRANSPORTS[name].error
+    if error is None:
+        reason = f"it cannot be had from the server at {address}: {reason}"
+        return NotSupportedError(feature=f"transport {name!r}", reason=reason)
+    return error(address=address, reason=reason)

@@ -71,7 +71,7 @@ class Forming:
             self._changed.wait_for(lambda: self._channel or self._error, max(end - time.monotonic(), 0.0))
             if self._channel is not None:
                 return self._channel
-            reason = f"gloo: no channel within {round(timeout_s, 2):g} s"
+            reason = f"no channel within {round(timeout_s, 2):g} s"
             raise self._error or ConnectError(address=self._peer, reason=reason)
 
     def cancel(self, error: TDServeError) -> None:

@@ -1,12 +1,13 @@
 """Opens the channel of a session; there is one entry for each transport whose content moves over a channel.
 
 A new transport is a function here with its entry in ``OPENERS``, an entry in
-:data:`tdserve.rules.channel_transports.CHANNEL_TRANSPORTS`, and its name in :mod:`tdserve.base.config`.
+:data:`tdserve.rules.channel_transports.CHANNEL_TRANSPORTS`, and its name in ``TransportName`` of
+:mod:`tdserve.base.config`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -73,4 +74,4 @@ def _open_nccl(end: ChannelEnd) -> OrderedChannel:
     return OrderedChannel(small, mail, wire, is_leader=end.rank == WORKER_RANK, transport="nccl", peer=end.peer)
 
 
-OPENERS: Mapping[str, Callable[[ChannelEnd], Channel]] = {"gloo": _open_gloo, "nccl": _open_nccl}
+OPENERS: dict[str, Callable[[ChannelEnd], Channel]] = {"gloo": _open_gloo, "nccl": _open_nccl}

@@ -146,7 +146,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[bytes] = ..., transport: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., takes_values: bool = ..., gpu: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "session", "worker", "server_id", "inline_bytes", "transport", "local", "gpu", "why_not_nccl", "interface", "secret")
+    __slots__ = ("protocol_version", "session", "worker", "server_id", "inline_bytes", "transport", "local", "gpu", "why_not", "interface", "secret")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -155,7 +155,7 @@ class Welcome(_message.Message):
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
-    WHY_NOT_NCCL_FIELD_NUMBER: _ClassVar[int]
+    WHY_NOT_FIELD_NUMBER: _ClassVar[int]
     INTERFACE_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
@@ -166,10 +166,10 @@ class Welcome(_message.Message):
     transport: str
     local: LocalRoot
     gpu: str
-    why_not_nccl: str
+    why_not: str
     interface: str
     secret: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., local: _Optional[_Union[LocalRoot, _Mapping]] = ..., gpu: _Optional[str] = ..., why_not_nccl: _Optional[str] = ..., interface: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., local: _Optional[_Union[LocalRoot, _Mapping]] = ..., gpu: _Optional[str] = ..., why_not: _Optional[str] = ..., interface: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class LocalRoot(_message.Message):
     __slots__ = ("root", "nonce", "device", "inode", "pid_namespace", "lock_name", "key")

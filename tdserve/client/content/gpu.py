@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from tdserve.base.errors import InvalidRequestError, NcclUnavailableError, NotSupportedError
+from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.client.content.devices import resolve_device
-from tdserve.rules.nccl_choice import why_not_nccl
+from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS, ChannelChoice, SessionEnds, check_granted
 from tdserve.transport.nccl import gpu_uuid
 from tdserve.v1 import control_pb2
 
@@ -34,35 +34,36 @@ def find_gpu(device: torch.device | str | int | None, *, transport: str) -> Gpu:
     """Returns the GPU that a client names.
 
     Args:
-        device: CUDA device; None names none, or the thread's current one if ``transport`` is ``"nccl"``.
+        device: CUDA device; None names none, or the thread's current one if ``transport`` needs one.
         transport: The transport that the client asks for.
 
     Raises:
         InvalidRequestError: It is not a CUDA device.
-        NotSupportedError: There is no such device here, or ``transport`` is ``"nccl"`` and NCCL cannot use it.
+        NotSupportedError: There is no such device here, or ``transport`` needs one and NCCL cannot use this one.
     """
-    if device is None and transport != "nccl":
+    needs_device = transport in CHANNEL_TRANSPORTS and CHANNEL_TRANSPORTS[transport].needs_device
+    if device is None and not needs_device:
         return NO_GPU
     try:
         wanted = resolve_device("cuda" if device is None else device)
     except NotSupportedError as error:
-        if transport != "nccl":
+        if not needs_device:
             raise
-        raise NotSupportedError(feature="transport 'nccl'", reason=str(error.fields["reason"])) from error
+        raise NotSupportedError(feature=f"transport {transport!r}", reason=str(error.fields["reason"])) from error
     if wanted is None or wanted.type != "cuda":
         raise InvalidRequestError(argument="device", reason=f"{str(wanted)!r} is not a CUDA device")
-    if transport not in ("auto", "nccl"):
+    if transport != "auto" and not needs_device:
         return Gpu(str(wanted), "", f"{transport!r} was asked for")
     try:
         return Gpu(str(wanted), gpu_uuid(str(wanted)))
     except NotSupportedError as error:
-        if transport == "nccl":
+        if needs_device:
             raise
         return Gpu(str(wanted), "", str(error.fields["reason"]))
 
 
-def choose_device(welcome: control_pb2.Welcome, gpu: Gpu, *, transport: str, address: str) -> tuple[str, str]:
-    """Decides whether a session uses the client's GPU, once the server has answered; does not use NCCL yet.
+def check_channel(welcome: control_pb2.Welcome, gpu: Gpu, *, transport: str, address: str) -> ChannelChoice:
+    """Returns the transport of a session's channel, once the server has answered; opens nothing yet.
 
     Args:
         welcome: The server's answer.
@@ -70,20 +71,11 @@ def choose_device(welcome: control_pb2.Welcome, gpu: Gpu, *, transport: str, add
         transport: The transport that it asked for.
         address: Of the server, for errors.
 
-    Returns:
-        The GPU's name if content moves from GPU to GPU, else ""; and the reason if it does not.
-
     Raises:
-        NcclUnavailableError: NCCL was asked for and cannot be used.
+        NcclUnavailableError, NotSupportedError: A transport was asked for by name and cannot be used.
     """
-    why_not: str = welcome.why_not_nccl
-    if welcome.transport == "nccl":
-        why_not = why_not_nccl(transport, client_gpu=gpu.uuid, worker_gpu=welcome.gpu)
-        if not why_not:
-            return gpu.device, ""
-    if transport == "nccl":
-        raise NcclUnavailableError(address=address, reason=why_not or "the server gives no reason")
-    return "", why_not
+    granted = ChannelChoice(welcome.transport, welcome.why_not)
+    return check_granted(transport, granted, SessionEnds(gpu.uuid, welcome.gpu), address=address)
 
 
 def landing(gpu: str, device: torch.device | str | int | None) -> torch.device | None:

@@ -107,6 +107,6 @@ class RemoteMover(ClientMover):
 
     def check_maps(self, what: str, *, writable: bool) -> None:
         """Raises NotSupportedError: a remote client cannot map stores."""
-        why = self._session.why_not_local or "this client was set to use gloo"
+        why = self._session.why_not_local or f"this client was set to use {self.transport}"
         reason = f"it needs transport 'shm', which is not available here: {why}; read the store instead"
         raise NotSupportedError(feature=what, reason=reason)

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
-from tdserve.base.config import TransportName, check_available, check_transport
+from tdserve.base.config import TransportName, check_transport
 from tdserve.base.deadline import Deadline, grace_s
 from tdserve.base.errors import (
     ClosedError,
@@ -27,6 +27,7 @@ from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
 from tdserve.client.session.timeouts import min_channel_s
+from tdserve.rules.channel_transports import check_available
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
 

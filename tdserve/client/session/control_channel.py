@@ -7,6 +7,7 @@ from threading import Lock
 
 from tdserve.base.config import MAIL_BYTES
 from tdserve.base.errors import ClosedError, TDServeError
+from tdserve.rules.channel_transports import BASE_TRANSPORT
 from tdserve.transport.channel import Channel
 from tdserve.transport.channel_opener import Forming
 from tdserve.transport.control_channel import Mail
@@ -115,7 +116,8 @@ class ClientControlChannel:
             mail.join()
 
     def _make(self) -> Channel:
-        return open_channel("gloo", ChannelEnd(self._kv_store, CLIENT_RANK, self._make_host(), self._bond, self._peer))
+        end = ChannelEnd(self._kv_store, CLIENT_RANK, self._make_host(), self._bond, self._peer)
+        return open_channel(BASE_TRANSPORT, end)
 
     def _begin_mail(self, channel: Channel) -> None:
         with self._lock:

@@ -19,7 +19,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
     TransportError,
 )
-from tdserve.client.content.gpu import NO_GPU, Gpu, choose_device
+from tdserve.client.content.gpu import NO_GPU, Gpu, check_channel
 from tdserve.client.local.end import LocalEnd, open_local
 from tdserve.client.relays.relay import SessionRelays
 from tdserve.client.session.abandoned_requests import AbandonedRequests, Brings
@@ -33,7 +33,7 @@ from tdserve.client.session.pending import OnAnswer, OnGranted, Pending
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection, SessionStream
 from tdserve.control.status import encode_failure
-from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
+from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS
 from tdserve.structure.tree import Spec
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CLIENT_RANK
@@ -65,6 +65,7 @@ class Session:
 
     Attributes:
         mover: Moves its content; set by the code that opens the session.
+        channel_transport: The transport of its content channel.
         device: The client's GPU, if content moves from GPU to GPU; "" over any other transport.
         why_not_nccl: Why it does not, although a GPU was named.
         nccl_failure: Why the attempt failed.
@@ -94,6 +95,7 @@ class Session:
         gpu: Gpu = NO_GPU,
     ) -> None:
         self.device = self.why_not_nccl = self.nccl_failure = ""
+        self.channel_transport = BASE_TRANSPORT
         self.local: LocalEnd | None = None
         self.why_not_local = ""
         self.groups = GroupInbox()
@@ -119,7 +121,9 @@ class Session:
         self._stream.send(control_pb2.ClientMessage(hello=said, answered=requests.report_answered()))
         try:
             self.welcome = greeting.wait(timeout_s, "Hello").welcome
-            self.device, self.why_not_nccl = choose_device(self.welcome, gpu, transport=transport, address=self.address)
+            channel = check_channel(self.welcome, gpu, transport=transport, address=self.address)
+            self.channel_transport, self.why_not_nccl = channel
+            self.device = gpu.device if CHANNEL_TRANSPORTS[channel.transport].needs_device else ""
             if transport in ("auto", "shm") and not self.device:
                 self._open_local(transport, root)
         except BaseException:
@@ -146,11 +150,6 @@ class Session:
     def transport(self) -> str:
         """How content moves."""
         return self.mover.transport
-
-    @property
-    def channel_transport(self) -> str:
-        """The transport of its content channel."""
-        return "nccl" if self.device else "gloo"
 
     def send(
         self,

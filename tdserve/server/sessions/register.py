@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterator
 
 from tdserve.base.addresses import interface_address
-from tdserve.base.config import PROTOCOL_VERSION, ServerConfig, check_available
+from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     DeadlineExceededError,
@@ -17,7 +17,7 @@ from tdserve.base.errors import (
 from tdserve.base.ids import check_client_id, check_text
 from tdserve.base.machine import boot_id
 from tdserve.control.servicer import SessionLink
-from tdserve.rules.nccl_choice import why_not_nccl
+from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS, SessionEnds, check_available, choose_channel
 from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.local_client import Invitation
 from tdserve.server.sessions.mover import Mover
@@ -95,15 +95,9 @@ class Sessions:
                 if not await older.finish(self._config.transfer_timeout_s + END_GRACE_S):
                     raise TransferAbortedError(transfer=0, reason=f"session {older.number} of this client does not end")
         worker = await self._choose_worker(hello.gpu)
-        why_not = why_not_nccl(
-            hello.transport,
-            client_gpu=hello.gpu,
-            worker_gpu=worker.gpu,
-            why_no_gpu=worker.why_no_gpu,
-            is_one_machine=self._is_here(hello),
-        )
-        channel_transport = "gloo" if why_not else "nccl"
-        check_room(worker, self, channel_transport)
+        ends = SessionEnds(hello.gpu, worker.gpu, worker.why_no_gpu, is_one_machine=self._is_here(hello))
+        channel = choose_channel(hello.transport, ends)
+        check_room(worker, self, channel.transport)
         self._last_number += 1
         chosen = self._config.interface
         interface = local_address_towards(link.peer) if chosen is None else interface_address(chosen)
@@ -116,7 +110,7 @@ class Sessions:
             interface=interface,
             inline_bytes=self._config.inline_bytes,
             invitation=self._invitation(hello),
-            channel_transport=channel_transport,
+            channel_transport=channel.transport,
         )
         self._by_number[session.number] = session
         welcome = control_pb2.Welcome(
@@ -126,8 +120,8 @@ class Sessions:
             server_id=self._server_id,
             inline_bytes=self._config.inline_bytes,
             transport=session.transport,
-            gpu="" if why_not else worker.gpu,
-            why_not_nccl=why_not if hello.gpu or hello.transport == "nccl" else "",
+            gpu=worker.gpu if CHANNEL_TRANSPORTS[channel.transport].needs_device else "",
+            why_not=channel.why_not,
             interface=interface,
             secret=session.secret,
         )

@@ -16,7 +16,7 @@ from tdserve.base.errors import ConnectError, LocalProtocolError, PeerLostError,
 from tdserve.base.ids import new_secret
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
-from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
+from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS
 from tdserve.rules.tags import tag_of
 from tdserve.server import inline_tasks
 from tdserve.server.sessions.local_client import Invitation, LocalClient
@@ -87,7 +87,7 @@ class ClientSession:
         interface: str,
         inline_bytes: int,
         invitation: Invitation | None = None,
-        channel_transport: str = "gloo",
+        channel_transport: str = BASE_TRANSPORT,
     ) -> None:
         self.channel_transport = channel_transport
         self.invitation = invitation
@@ -293,7 +293,7 @@ class ClientSession:
             self._is_opened.add(entry.is_mail)
             opening = self.order()
             opening.open_session.is_mail = entry.is_mail
-            opening.open_session.transport = "gloo" if entry.is_mail else self.channel_transport
+            opening.open_session.transport = BASE_TRANSPORT if entry.is_mail else self.channel_transport
             opening.open_session.host = self._interface
             opening.open_session.secret = self.secret
             self.worker.order(opening).add_done_callback(retrieve_exception)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tdserve.rules.channel_transports import BASE_TRANSPORT
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.workers import DataWorker
 from tdserve.v1 import control_pb2, worker_pb2
@@ -103,8 +104,9 @@ class Traffic:
             inline.transfers_out += found.num_reads
             inline.bytes_out += found.nbytes_moved
             if found.num_sent:
-                self._counts["gloo"].transfers_out += found.num_sent
-                self._counts["gloo"].bytes_out += found.nbytes_sent
+                sent = self._counts[BASE_TRANSPORT]  # workers send at once over no other
+                sent.transfers_out += found.num_sent
+                sent.bytes_out += found.nbytes_sent
 
     def count_received(self, transport: str, content: control_pb2.Content) -> None:
         """Counts a transfer to the server."""

@@ -7,7 +7,7 @@ import torch
 
 from tdserve.base.errors import InvalidRequestError, NcclUnavailableError, NotSupportedError
 from tdserve.client.content import gpu as under_test
-from tdserve.client.content.gpu import NO_GPU, Gpu, choose_device, find_gpu, landing
+from tdserve.client.content.gpu import NO_GPU, Gpu, check_channel, find_gpu, landing
 from tdserve.v1 import control_pb2
 
 MINE = Gpu("cuda:1", "mine")
@@ -57,32 +57,32 @@ def test_named_gpu_when_torch_has_no_nccl_then_says_so_or_is_refused(monkeypatch
         find_gpu("cuda:0", transport="nccl")
 
 
-def test_agreed_when_the_server_grants_nccl_then_the_clients_gpu() -> None:
+def test_agreed_when_the_server_grants_nccl_then_taken() -> None:
     welcome = control_pb2.Welcome(transport="nccl", gpu="another")
-    assert choose_device(welcome, MINE, transport="auto", address="a:1") == ("cuda:1", "")
+    assert check_channel(welcome, MINE, transport="auto", address="a:1") == ("nccl", "")
 
 
 def test_agreed_when_the_server_refuses_then_its_reason() -> None:
-    welcome = control_pb2.Welcome(transport="gloo", why_not_nccl="told")
-    assert choose_device(welcome, MINE, transport="auto", address="a:1") == ("", "told")
+    welcome = control_pb2.Welcome(transport="gloo", why_not="told")
+    assert check_channel(welcome, MINE, transport="auto", address="a:1") == ("gloo", "told")
     with pytest.raises(NcclUnavailableError, match="told"):
-        choose_device(welcome, MINE, transport="nccl", address="a:1")
+        check_channel(welcome, MINE, transport="nccl", address="a:1")
 
 
 def test_agreed_when_the_server_overlooks_that_the_gpu_is_shared_then_not_touched() -> None:
     welcome = control_pb2.Welcome(transport="nccl", gpu="mine")
-    device, why_not = choose_device(welcome, MINE, transport="auto", address="a:1")
-    assert device == ""
+    transport, why_not = check_channel(welcome, MINE, transport="auto", address="a:1")
+    assert transport == "gloo"
     assert "both ends use one GPU" in why_not
     with pytest.raises(NcclUnavailableError, match="one GPU"):
-        choose_device(welcome, MINE, transport="nccl", address="a:1")
+        check_channel(welcome, MINE, transport="nccl", address="a:1")
 
 
 def test_agreed_when_the_server_is_older_then_another_transport_or_refused() -> None:
     welcome = control_pb2.Welcome(transport="gloo")
-    assert choose_device(welcome, NO_GPU, transport="auto", address="a:1") == ("", "")
+    assert check_channel(welcome, NO_GPU, transport="auto", address="a:1") == ("gloo", "")
     with pytest.raises(NcclUnavailableError) as caught:
-        choose_device(welcome, MINE, transport="nccl", address="a:1")
+        check_channel(welcome, MINE, transport="nccl", address="a:1")
     assert not caught.value.retryable
 
 

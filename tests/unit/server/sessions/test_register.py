@@ -108,7 +108,7 @@ def test_open_when_both_ends_have_a_gpu_of_their_own_then_nccl(
     workers[0].gpu, workers[1].gpu = "mine", "another"
     session = run(sessions.open(hello(transport=transport, gpu="mine", boot_id="elsewhere"), SessionLink(Outbox())))
     welcome = outbox(session).messages[0].welcome
-    assert (welcome.transport, welcome.gpu, welcome.why_not_nccl, welcome.worker) == ("nccl", "another", "", 1)
+    assert (welcome.transport, welcome.gpu, welcome.why_not, welcome.worker) == ("nccl", "another", "", 1)
     assert session.transport == "nccl"
 
 
@@ -120,7 +120,7 @@ def test_open_when_both_ends_share_a_gpu_then_another_transport_and_says_so(
     session = run(sessions.open(hello(transport=transport, gpu="mine", boot_id=boot_id()), SessionLink(Outbox())))
     welcome = outbox(session).messages[0].welcome
     assert (welcome.transport, welcome.gpu) == ("gloo", "")
-    assert "both ends use one GPU" in welcome.why_not_nccl
+    assert "both ends use one GPU" in welcome.why_not
     assert welcome.HasField("local") == (transport == "auto")
 
 
@@ -130,7 +130,7 @@ def test_open_when_no_gpu_is_named_then_nothing_is_said_of_nccl(
     workers[0].gpu = "another"
     session = run(sessions.open(hello(transport="auto"), SessionLink(Outbox())))
     welcome = outbox(session).messages[0].welcome
-    assert (welcome.transport, welcome.gpu, welcome.why_not_nccl) == ("gloo", "", "")
+    assert (welcome.transport, welcome.gpu, welcome.why_not) == ("gloo", "", "")
 
 
 @pytest.mark.parametrize(
