@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-from google.protobuf.message import Message
 
 from tdserve.cli.leaves import COLUMNS, describe_leaves
 from tdserve.cli.options import catalog_client, client_options
 from tdserve.cli.render import jsonable, nbytes_text, print_json, print_table, printable
+from tdserve.client.session.message_facts import message_facts
 
 HIDDEN = ("spec", "name")
 """Facts that the header or the table of leaves already shows."""
@@ -38,17 +38,6 @@ def info(name: str | None, address: str | None, token_file: Path | None, as_json
     print_table((printable(described.name), ""), fact_rows({**shown, "batch_size": batch_size}))
     click.echo()
     print_table(COLUMNS, [leaf.cells() for leaf in leaves], right=("bytes",))
-
-
-def message_facts(message: Message) -> dict[str, Any]:
-    """Returns a protobuf message as a dict, including fields that are 0 or empty."""
-    facts: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
-        value = getattr(message, field.name)
-        is_many = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-        plain = [message_facts(item) if isinstance(item, Message) else item for item in (value if is_many else [value])]
-        facts[field.name] = plain if is_many else plain[0]
-    return facts
 
 
 def fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from tdserve.client.movers.remote import RemoteMover
 from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.description import StoreDescription, VersionInfo
+from tdserve.client.session.message_facts import server_facts
 from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.session import Session
 from tdserve.client.session.store_options import StoreOptions
@@ -492,23 +493,13 @@ class Client(TensorDictClient):
         (else it is ``""``). ``transports`` counts bytes and transfers of the whole server by transport.
         ``bytes_relayed`` of these were sent from client to client, not through the server.
         """
-        from_server = self.catalog.server_stats()
         session = self._session
         return {
+            **server_facts(self.catalog.server_stats()),
             "address": self.address,
             "transport": session.transport if session is not None else None,
             "why_not_nccl": self.why_not_nccl,
             "session": session.welcome.session if session is not None else None,
-            "server_id": from_server.server_id,
-            "version": from_server.version,
-            "uptime_s": from_server.uptime_s,
-            "num_stores": from_server.num_stores,
-            "num_sessions": from_server.num_sessions,
-            "root": from_server.root,
-            "root_free_bytes": from_server.root_free_bytes,
-            "transports": {each.transport: _plain(each, skip="transport") for each in from_server.transports},
-            "workers": [_plain(each) for each in from_server.workers],
-            "sessions": [_plain(each) for each in from_server.sessions],
         }
 
     def make_mover(self, session: Session) -> ClientMover:
@@ -548,7 +539,3 @@ def connect(
         client.close()
         raise
     return client
-
-
-def _plain(message: Any, *, skip: str = "") -> dict[str, Any]:
-    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields if field.name != skip}

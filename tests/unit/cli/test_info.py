@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tdserve.cli.info import fact_rows, message_facts
-from tdserve.v1 import control_pb2
+from tdserve.cli.info import fact_rows
 
 
 def test_facts_when_shown_then_bytes_and_moments_are_readable() -> None:
@@ -31,11 +30,3 @@ def test_facts_when_a_list_of_mappings_then_one_row_each() -> None:
 
 def test_facts_when_a_mapping_then_one_row() -> None:
     assert fact_rows({"gloo": {"transfers_in": 3}}) == [("gloo", "transfers_in 3")]
-
-
-def test_message_when_turned_into_facts_then_has_every_field_and_what_lies_in_lists() -> None:
-    message = control_pb2.GetStatsResponse(num_stores=2, workers=[control_pb2.WorkerStats(pid=7)])
-    facts = message_facts(message)
-    assert facts["workers"] == [{"worker": 0, "pid": 7, "num_restarts": 0, "is_ready": False}]
-    assert facts["num_stores"] == 2
-    assert list(facts) == [field.name for field in message.DESCRIPTOR.fields]

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import ConnectError, InvalidRequestError, InvalidSpecError, WrongStateError
+from tdserve.v1 import control_pb2
 
 ROW = TensorDict({"a": torch.zeros(2)}, [])
 
@@ -56,4 +57,7 @@ def test_stats_when_asked_then_plain_values(client: tdserve.Client, name: str) -
     assert (session["host"], session["transport"]) == (socket.gethostname(), client.transport)
     assert stats["num_stores"] >= 1
     assert stats["workers"][0]["is_ready"]
+    fields = {field.name for field in control_pb2.GetStatsResponse.DESCRIPTOR.fields}
+    assert stats.keys() == {*fields, "address", "transport", "why_not_nccl", "session"}
+    assert (stats["address"], stats["why_not_nccl"]) == (client.address, "")
     assert stats["transports"]["inline" if client.transport == "gloo" else "shm"]["transfers_in"] >= 1
