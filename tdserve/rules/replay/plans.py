@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.rules.replay.conditions import SampleConditions
 from tdserve.rules.replay.live_rows import Rows
 
 NO_ROWS: Rows = np.empty(0, np.int64)
 
 
-class RowsPlan(NamedTuple):
+@dataclass(eq=False, slots=True)
+class RowsPlan:
     """Rows to read.
 
     Attributes:
@@ -26,38 +28,61 @@ class RowsPlan(NamedTuple):
         columns: Columns that the sampler adds, by key.
         spent: Rows that leave the table once they were sent,
         spent_generations: and their generations.
-        sequence: The rows' places in the order of commits, which identify them.
-        lease: Owner, consumer and request, if the rows are handed out on lease.
-        num_missing: Rows that are still to be drawn, see ``Table.draw_more``; they already count as sampled.
-        batch_rows: Rows of each batch, if they depend on each other; of all batches otherwise.
-        is_alone: Whether no other sample whose rows must differ is drawn until all of this one is.
-        num_clears: How often the table had been cleared when they were counted.
-        is_counted: Whether they count as sampled; otherwise they replace rows that do.
     """
 
     rows: Rows
     generations: Rows
     columns: Mapping[str, NDArray[Any]]
-    spent: Rows = NO_ROWS
-    spent_generations: Rows = NO_ROWS
-    sequence: Rows = NO_ROWS
-    lease: tuple[int, str, int] | None = None
-    num_missing: int = 0
-    batch_rows: int = 0
-    is_alone: bool = False
-    num_clears: int = 0
-    is_counted: bool = True
+    spent: Rows = field(default_factory=lambda: NO_ROWS)
+    spent_generations: Rows = field(default_factory=lambda: NO_ROWS)
+
+
+@dataclass(eq=False, slots=True)
+class SampleTerms:
+    """What holds for all parts of a sample.
+
+    Attributes:
+        conditions: Which rows it may draw.
+        lease: Owner, consumer and request, if the rows are handed out on lease.
+        batch_rows: Rows of each batch, if they depend on each other; of all batches otherwise.
+        is_alone: Whether no other sample whose rows must differ is drawn until all of this one is.
+        num_clears: How often the table had been cleared when its rows were counted.
+        is_counted: Whether its rows count as sampled; otherwise they replace rows that do.
+    """
+
+    conditions: SampleConditions
+    lease: tuple[int, str, int] | None
+    batch_rows: int
+    is_alone: bool
+    num_clears: int
+    is_counted: bool
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class SamplePlan(RowsPlan):
+    """Rows of a sample, or of a part of one that is drawn a part at a time.
+
+    Attributes:
+        terms: The terms of the sample.
+        num_missing: Rows of it that are still to be drawn, see ``Table.draw_more``; they already count as sampled.
+        sequence: The rows' places in the order of commits, which identify them.
+    """
+
+    terms: SampleTerms
+    num_missing: int
+    sequence: Rows
 
     def has_repeated_rows(self) -> bool:
         """Returns whether a batch has a row twice; for very many rows, call it in a thread."""
-        batches = np.sort(self.rows.reshape(-1, self.batch_rows), axis=1)
+        batches = np.sort(self.rows.reshape(-1, self.terms.batch_rows), axis=1)
         return bool((batches[:, 1:] == batches[:, :-1]).any())
 
     @classmethod
-    def join(cls, plans: Sequence[RowsPlan]) -> RowsPlan:
-        """Returns one plan of the rows of several plans; ``num_missing`` is that of the last."""
+    def join(cls, plans: Sequence[SamplePlan]) -> SamplePlan:
+        """Returns one plan of the rows of several parts; ``num_missing`` is that of the last."""
         names = plans[0].columns
-        return plans[-1]._replace(
+        return replace(
+            plans[-1],
             rows=np.concatenate([plan.rows for plan in plans]),
             generations=np.concatenate([plan.generations for plan in plans]),
             columns={name: np.concatenate([plan.columns[name] for plan in plans]) for name in names},

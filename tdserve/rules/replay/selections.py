@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from tdserve.base.errors import CapacityError
 from tdserve.messages.row_numbers import PIECE_ROWS, RUN_PIECE_ROWS, TREE_PIECE_ROWS
 from tdserve.rules.replay.columns import RowColumns
+from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.leases import Leases
 from tdserve.rules.replay.live_rows import Rows
@@ -39,49 +39,6 @@ MAX_NAMED = 4
 GROWING_ROWS = TREE_PIECE_ROWS
 """Rows that are added to a selector at a time while others are served in between; groups take longest, a few ms."""
 
-OWN = ""
-"""The consumer of calls that name none: rows that it acknowledges leave the table."""
-
-
-class SampleConditions(NamedTuple):
-    """The conditions of a sample.
-
-    Attributes:
-        require: Numbers of the leaves that must have been written; None: all leaves of a row.
-        consumer: The consumer; rows that it has had, or holds on lease, are left out.
-        group: Name of the column by whose values rows are grouped; "": the table's sampler draws.
-        group_size: Rows per whole group.
-        max_lag: Largest lag of the rows behind the table's policy; None: any.
-    """
-
-    require: tuple[int, ...] | None = None
-    consumer: str = OWN
-    group: str = ""
-    group_size: int = 0
-    max_lag: int | None = None
-
-    def describe(self, *, has_partial_rows: bool = True, missing: str = "") -> str:
-        """Returns what leaves rows out, for the error of a sample that waited for them.
-
-        Args:
-            has_partial_rows: Whether rows of the table may lack leaves.
-            missing: Which leaves are missing in how many rows; "" if that is unknown.
-        """
-        told = []
-        if self.group:
-            told.append(f"are in whole groups of {self.group_size}")
-        if self.require or (self.require is None and has_partial_rows):
-            reason = f" ({missing})" if missing else ""
-            told.append(("have all required keys" if self.require else "are whole") + reason)
-        if self.consumer != OWN:
-            told.append(f"consumer {self.consumer!r} has not had")
-        if self.max_lag is not None:
-            told.append(f"are at most {self.max_lag} versions old")
-        return "too few " + (" and ".join(told) or "can be drawn now")
-
-
-PLAIN = SampleConditions()
-
 
 @dataclass(eq=False)
 class _Growing:
@@ -91,7 +48,7 @@ class _Growing:
         end: Rows from this number on were not visited yet: they are not its members, whatever becomes of them.
     """
 
-    key: SampleConditions
+    conditions: SampleConditions
     selector: Selector
     end: int = 0
 
@@ -150,17 +107,17 @@ class ConditionalSelectors:
         """Whether no sample has requested conditions."""
         return len(self._selectors) == 1 and self._growing is None
 
-    def describe_missing(self, key: SampleConditions, names: Sequence[str]) -> str:
+    def describe_missing(self, conditions: SampleConditions, names: Sequence[str]) -> str:
         """Returns which leaves that a sample requires are missing in how many rows; "" if none is.
 
         Args:
             names: Names of the leaves, by their numbers.
         """
-        if self._written is None or key.require == ():
+        if self._written is None or conditions.require == ():
             return ""
         rows = self._members.first_rows(MAX_LOOKED_AT)
         counts = self._written.count_missing(rows)
-        wanted = range(self._num_keys) if key.require is None else key.require
+        wanted = range(self._num_keys) if conditions.require is None else conditions.require
         missing = sorted((number for number in wanted if counts[number]), key=lambda number: -counts[number])
         told = [f"{names[number]} is missing in {counts[number]}" for number in missing[:MAX_NAMED]]
         if len(missing) > MAX_NAMED:
@@ -219,36 +176,36 @@ class ConditionalSelectors:
         """Returns which of these rows a sample might draw."""
         return self._members.contains(rows)
 
-    def get(self, key: SampleConditions) -> Selector:
+    def get(self, conditions: SampleConditions) -> Selector:
         """Returns the selector of some conditions, made when it is first requested.
 
         Raises:
             CapacityError: There are too many consumers.
         """
-        if key is PLAIN or key == PLAIN:
+        if conditions is PLAIN or conditions == PLAIN:
             return self._plain
-        selector = self._selectors.get(key)
+        selector = self._selectors.get(conditions)
         if selector is None:
-            for _ in self._learn_consumer(key.consumer):
+            for _ in self._learn_consumer(conditions.consumer):
                 pass
-            selector = self.make(key)
-            rows = self._candidates(key)
-            selector.add(rows[self._fits(key, rows)])
-            self._keep(key, selector)
-        elif key in self._oldest:
-            self._shed(key)
-        self._selectors.move_to_end(key)
+            selector = self.make(conditions)
+            rows = self._candidates(conditions)
+            selector.add(rows[self._fits(conditions, rows)])
+            self._keep(conditions, selector)
+        elif conditions in self._oldest:
+            self._shed(conditions)
+        self._selectors.move_to_end(conditions)
         return selector
 
-    def has(self, key: SampleConditions, num_rows: int = 0) -> bool:
+    def has(self, conditions: SampleConditions, num_rows: int = 0) -> bool:
         """Returns whether :meth:`get` has the selector ready, and it can draw a sample of so many rows at once."""
-        selector = self._selectors.get(key)
-        if selector is None or key in self._oldest:
+        selector = self._selectors.get(conditions)
+        if selector is None or conditions in self._oldest:
             return False
         return not (num_rows and isinstance(selector, SliceSelector) and selector.lacks(num_rows))
 
     def grow_in_pieces(
-        self, key: SampleConditions, selector: Selector, *, piece_rows: int = GROWING_ROWS
+        self, conditions: SampleConditions, selector: Selector, *, piece_rows: int = GROWING_ROWS
     ) -> Generator[None]:
         """Adds the rows of some conditions to their selector, a piece at a time; then :meth:`get` has it.
 
@@ -257,38 +214,38 @@ class ConditionalSelectors:
         time. If the policy changes meanwhile, it is dropped, and :meth:`get` makes it.
 
         Args:
-            key: The conditions.
+            conditions: Those of its samples.
             selector: From :meth:`make`.
             piece_rows: Rows that are visited in one step.
 
         Raises:
             CapacityError: There are too many consumers.
         """
-        yield from self._learn_consumer(key.consumer)
-        growing = self._growing = _Growing(key, selector)
+        yield from self._learn_consumer(conditions.consumer)
+        growing = self._growing = _Growing(conditions, selector)
         try:
             for start in range(0, self._columns.capacity, piece_rows):
                 if self._growing is not growing:
                     return
                 rows = np.arange(start, min(start + piece_rows, self._columns.capacity))
                 rows = self._members.select_members(rows)
-                rows = rows[self._fits(key, rows)]
+                rows = rows[self._fits(conditions, rows)]
                 if len(rows):
                     selector.add(rows)
                 growing.end = start + piece_rows
                 if len(rows) or not start % RUN_PIECE_ROWS:
                     yield
-            self.dropped += self._keep(key, selector)
+            self.dropped += self._keep(conditions, selector)
         finally:
             if self._growing is growing:
                 self._growing = None
 
-    def _keep(self, key: SampleConditions, selector: Selector) -> list[Selector]:
+    def _keep(self, conditions: SampleConditions, selector: Selector) -> list[Selector]:
         """Takes a selector over; returns those that were dropped for it."""
-        self._selectors[key] = selector
+        self._selectors[conditions] = selector
         if len(self._selectors) <= MAX_SELECTORS:
             return []
-        oldest = next(each for each in self._selectors if each not in (PLAIN, key))
+        oldest = next(each for each in self._selectors if each not in (PLAIN, conditions))
         self._oldest.pop(oldest, None)
         return [self._selectors.pop(oldest)]
 
@@ -301,39 +258,39 @@ class ConditionalSelectors:
         staleness = self.staleness
         if staleness is None or (staleness.uid, staleness.newest) == (uid, newest):
             return
-        limited = [key for key, _, _ in self._each(NO_ROWS) if key.max_lag is not None]
-        lows = [staleness.floor(key.max_lag or 0) for key in limited]
+        limited = [conditions for conditions, _, _ in self._each(NO_ROWS) if conditions.max_lag is not None]
+        lows = [staleness.floor(conditions.max_lag or 0) for conditions in limited]
         if staleness.follow(uid, newest):
-            self.dropped += [self._selectors.pop(key) for key in limited if key in self._selectors]
+            self.dropped += [self._selectors.pop(conditions) for conditions in limited if conditions in self._selectors]
             self._oldest.clear()
-            if self._growing is not None and self._growing.key.max_lag is not None:
+            if self._growing is not None and self._growing.conditions.max_lag is not None:
                 self._growing = None
             return
-        for key, low in zip(limited, lows, strict=True):
-            num_rows = staleness.count(low, staleness.floor(key.max_lag or 0))
+        for conditions, low in zip(limited, lows, strict=True):
+            num_rows = staleness.count(low, staleness.floor(conditions.max_lag or 0))
             if num_rows:
-                self._oldest.setdefault(key, low)
-            if num_rows <= GROWING_ROWS and self._oldest.get(key) == low and key in self._selectors:
-                self._shed(key)
+                self._oldest.setdefault(conditions, low)
+            if num_rows <= GROWING_ROWS and self._oldest.get(conditions) == low and conditions in self._selectors:
+                self._shed(conditions)
 
-    def shed_in_pieces(self, key: SampleConditions) -> Iterator[None]:
+    def shed_in_pieces(self, conditions: SampleConditions) -> Iterator[None]:
         """Removes the rows that have become too old for these conditions, a piece at a time; other calls may do
         anything in between."""
-        while self.staleness is not None and key in self._oldest and key in self._selectors:
-            low, high = self._oldest[key], self.staleness.floor(key.max_lag or 0)
+        while self.staleness is not None and conditions in self._oldest and conditions in self._selectors:
+            low, high = self._oldest[conditions], self.staleness.floor(conditions.max_lag or 0)
             if low >= high:
-                del self._oldest[key]
+                del self._oldest[conditions]
                 return
             for rows in self.staleness.pieces(low, high, piece_rows=GROWING_ROWS):
-                if key not in self._selectors:
+                if conditions not in self._selectors:
                     return
-                self._selectors[key].remove(rows)
+                self._selectors[conditions].remove(rows)
                 yield
-            if key in self._oldest:
-                self._oldest[key] = high
+            if conditions in self._oldest:
+                self._oldest[conditions] = high
 
-    def _shed(self, key: SampleConditions) -> None:
-        for _ in self.shed_in_pieces(key):
+    def _shed(self, conditions: SampleConditions) -> None:
+        for _ in self.shed_in_pieces(conditions):
             pass
 
     def lease(self, owner: int, consumer: str, rows: Rows, *, request: int = 0) -> None:
@@ -370,54 +327,54 @@ class ConditionalSelectors:
 
     def _each(self, rows: Rows) -> Iterator[tuple[SampleConditions, Selector, Rows]]:
         """Yields the selectors, and which of these rows each of them has visited."""
-        for key, selector in self._selectors.items():
-            yield key, selector, rows
+        for conditions, selector in self._selectors.items():
+            yield conditions, selector, rows
         if self._growing is not None:
-            yield self._growing.key, self._growing.selector, rows[rows < self._growing.end]
+            yield self._growing.conditions, self._growing.selector, rows[rows < self._growing.end]
 
     def _add(self, rows: Rows) -> None:
-        for key, selector, seen in self._each(rows):
-            is_plain = key == PLAIN and self._written is None and not self.leases.num_leased
-            chosen = seen if is_plain else seen[self._fits(key, seen)]
+        for conditions, selector, seen in self._each(rows):
+            is_plain = conditions == PLAIN and self._written is None and not self.leases.num_leased
+            chosen = seen if is_plain else seen[self._fits(conditions, seen)]
             if len(chosen):
                 selector.add(chosen)
 
     def _return_to(self, consumer: str, rows: Rows) -> None:
         rows = self._members.select_members(rows)
-        for key, selector, seen in self._each(rows):
-            if key.consumer == consumer:
-                selector.add(seen[self._fits(key, seen)])
+        for conditions, selector, seen in self._each(rows):
+            if conditions.consumer == consumer:
+                selector.add(seen[self._fits(conditions, seen)])
 
     def _drop_of(self, consumer: str, rows: Rows) -> None:
-        for key, selector, _ in self._each(rows):
-            if key.consumer == consumer:
+        for conditions, selector, _ in self._each(rows):
+            if conditions.consumer == consumer:
                 selector.remove(rows)
 
-    def _fits(self, key: SampleConditions, rows: Rows) -> NDArray[np.bool_]:
+    def _fits(self, conditions: SampleConditions, rows: Rows) -> NDArray[np.bool_]:
         fits = np.ones(len(rows), np.bool_)
-        if key.require != () and self._written is not None:
-            fits &= self._written.has(rows, range(self._num_keys) if key.require is None else key.require)
-        if key.consumer != OWN:
-            fits &= (self._consumed[rows] & self._bit(key.consumer)) == 0
-        if key.max_lag is not None and self.staleness is not None:
-            fits &= self.staleness.fits(rows, key.max_lag)
+        if conditions.require != () and self._written is not None:
+            fits &= self._written.has(rows, range(self._num_keys) if conditions.require is None else conditions.require)
+        if conditions.consumer != OWN:
+            fits &= (self._consumed[rows] & self._bit(conditions.consumer)) == 0
+        if conditions.max_lag is not None and self.staleness is not None:
+            fits &= self.staleness.fits(rows, conditions.max_lag)
         if self.leases.num_leased:
-            fits &= ~self.leases.holds(rows, key.consumer)
+            fits &= ~self.leases.holds(rows, conditions.consumer)
         return fits
 
-    def _candidates(self, key: SampleConditions) -> Rows:
-        if key.max_lag is None or self.staleness is None:
+    def _candidates(self, conditions: SampleConditions) -> Rows:
+        if conditions.max_lag is None or self.staleness is None:
             return self._members.rows()
-        return self.staleness.between(self.staleness.floor(key.max_lag))
+        return self.staleness.between(self.staleness.floor(conditions.max_lag))
 
-    def make(self, key: SampleConditions) -> Selector:
+    def make(self, conditions: SampleConditions) -> Selector:
         """Returns an empty selector, and makes the columns that its conditions read; for very many rows, call it in a
         thread."""
-        if key.consumer != OWN and not self.consumers:
+        if conditions.consumer != OWN and not self.consumers:
             self._consumed[:] = 0  # of no use to anybody else yet; the file gets its pages here, and not on the loop
-        if key.group:
-            ids = self._columns.array(key.group, np.int64)
-            return GroupSelector(self._columns, ids, key.group_size)
+        if conditions.group:
+            ids = self._columns.array(conditions.group, np.int64)
+            return GroupSelector(self._columns, ids, conditions.group_size)
         return self._settings.sampler.selector(self._columns, self._columns.capacity)
 
     @property

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from tdserve.base.errors import EndOfStreamError, InvalidRequestError, WrongStateError
 from tdserve.messages.row_numbers import each_once
 from tdserve.messages.row_sets import RowSet
+from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.leases import not_held
 from tdserve.rules.replay.live_rows import Rows, compact
-from tdserve.rules.replay.plans import NO_ROWS, PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities
+from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, SamplePlan, SampleTerms, check_priorities
 from tdserve.rules.replay.reservation import Reservation
-from tdserve.rules.replay.selections import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.table_state import TableState
 
 
@@ -151,19 +151,19 @@ class Table(TableState):
         num_batches: int = 1,
         *,
         rng: np.random.Generator,
-        key: SampleConditions = PLAIN,
+        conditions: SampleConditions = PLAIN,
         owner: int | None = None,
         max_drawn: int = 0,
         request: int = 0,
         replaces: bool = False,
-    ) -> RowsPlan | None:
+    ) -> SamplePlan | None:
         """Draws rows for some batches at once; returns ``None`` if the limiter makes the caller wait.
 
         Args:
             num_rows: Rows per batch.
             num_batches: Number of batches; their rows are concatenated in the plan.
             rng: Source of randomness.
-            key: The conditions of the sample.
+            conditions: Those of the sample.
             owner: The session that gets the rows on lease; None: no lease, they stay available to others.
             max_drawn: Most rows that are drawn now, but for units such as a slice, see ``draw_more``; 0: all.
             request: The owner's request, as in ``Leases.grant``.
@@ -179,40 +179,36 @@ class Table(TableState):
                 raise InvalidRequestError(argument=argument, reason=f"{value} is not at least 1")
         total = num_rows * num_batches
         if owner is not None:
-            self._check_lease(key, num_rows)
+            self._check_lease(conditions, num_rows)
         counts, limiter = self.counts, self.settings.limiter
         limiter.check_sample(counts.capacity, num_rows)
         if self.is_closed and owner is not None:
-            num_rows = total = self._what_is_left(key, total)
+            num_rows = total = self._what_is_left(conditions, total)
         elif not replaces and not limiter.can_sample(counts, total):
             return None
-        selector = self.selectors.get(key)
-        if not total or not len(selector) or self._waits_for_more(key, num_rows, len(selector)):
+        selector = self.selectors.get(conditions)
+        if not total or not len(selector) or self._waits_for_more(conditions, num_rows, len(selector)):
             return None
         sampler = self.settings.sampler
-        is_one = owner is not None or (sampler.is_independent and not key.group)
-        nothing = RowsPlan(
-            NO_ROWS,
-            NO_ROWS,
-            {},
-            lease=None if owner is None else (owner, key.consumer, request),
-            num_missing=total,
-            batch_rows=total if is_one else num_rows,
-            is_alone=owner is not None or bool(key.group) or sampler.is_distinct,
+        is_lease, is_grouped = owner is not None, bool(conditions.group)
+        terms = SampleTerms(
+            conditions,
+            lease=None if owner is None else (owner, conditions.consumer, request),
+            batch_rows=total if is_lease or (sampler.is_independent and not is_grouped) else num_rows,
+            is_alone=is_lease or is_grouped or sampler.is_distinct,
             num_clears=self._num_clears,
             is_counted=not replaces,
         )
-        if nothing.is_alone and self._is_drawing:
+        if terms.is_alone and self._is_drawing:
             return None
-        plan = self.draw_more(nothing, max_drawn or total, rng=rng, key=key)
-        self._samples += total * (plan is not None and plan.is_counted)
+        plan = self._draw_part(terms, total, max_drawn or total, rng=rng)
+        self._samples += total * (plan is not None and terms.is_counted)
         return plan
 
-    def draw_more(
-        self, plan: RowsPlan, max_drawn: int, *, rng: np.random.Generator, key: SampleConditions
-    ) -> RowsPlan | None:
-        """Draws the next rows of a plan that lacks some; returns ``None``, and changes nothing, if they cannot be drawn
-        any more.
+    def draw_more(self, plan: SamplePlan, max_drawn: int, *, rng: np.random.Generator) -> SamplePlan | None:
+        """Draws the next rows of a sample that lacks some.
+
+        Returns ``None``, and changes nothing, if they cannot be drawn any more.
 
         Rows may come and go in between: each is drawn among those of that moment, and the limiter has let all of them
         through at once. Where they must differ from each other, no other such sample is drawn until the last one is.
@@ -220,77 +216,79 @@ class Table(TableState):
         Args:
             plan: The previous part.
             max_drawn: Most rows of the next one, but for units.
-            rng, key: As in ``plan_sample``.
+            rng: As in ``plan_sample``.
         """
-        num_rows, num_batches, begun = self._next_part(plan, max_drawn, key)
-        selector, lease = self.selectors.get(key), plan.lease
+        return self._draw_part(plan.terms, plan.num_missing, max_drawn, rng=rng)
+
+    def _draw_part(
+        self, terms: SampleTerms, num_missing: int, max_drawn: int, *, rng: np.random.Generator
+    ) -> SamplePlan | None:
+        num_rows, num_batches, begun = self._next_part(terms, num_missing, max_drawn)
+        selector, lease = self.selectors.get(terms.conditions), terms.lease
         if lease is None:
             draw = self._drawing.draw(
-                selector, num_rows, num_batches=num_batches, rng=rng, begun=begun, total=plan.batch_rows
+                selector, num_rows, num_batches=num_batches, rng=rng, begun=begun, total=terms.batch_rows
             )
         else:
-            draw = self._drawing.draw_distinct(selector, num_rows, rng=rng, total=plan.num_missing)
+            draw = self._drawing.draw_distinct(selector, num_rows, rng=rng, total=num_missing)
         if draw is None:
             return None
-        rows, num_missing = draw.drawn.rows, plan.num_missing - num_rows * num_batches
+        rows = draw.drawn.rows
+        num_missing -= num_rows * num_batches
         if len(rows) < num_rows * num_batches:  # slices that are shorter
-            self._uncount(plan, num_rows * num_batches - len(rows))
+            self._uncount(terms, num_rows * num_batches - len(rows))
         if len(draw.spent):
             self._live.remove(draw.spent)  # on their way out: they must not change any more
         if lease is not None:
             owner, consumer, request = lease
             self.selectors.lease(owner, consumer, rows, request=request)
-        if plan.is_alone:
+        if terms.is_alone:
             self._is_drawing = num_missing > 0
-        return RowsPlan(
+        return SamplePlan(
             rows,
             self._generations[rows],
             draw.drawn.columns,
-            spent=draw.spent,
-            spent_generations=self._generations[draw.spent],
-            sequence=self.columns.sequence[rows],
-            lease=lease,
+            draw.spent,
+            self._generations[draw.spent],
+            terms=terms,
             num_missing=num_missing,
-            batch_rows=plan.batch_rows,
-            is_alone=plan.is_alone,
-            num_clears=plan.num_clears,
-            is_counted=plan.is_counted,
+            sequence=self.columns.sequence[rows],
         )
 
-    def finish(self, plan: RowsPlan) -> bool:
+    def finish(self, plan: SamplePlan) -> bool:
         """Ends a sample, or a part of one, that was sent; returns whether rows have left the table for it."""
         if not len(plan.spent):
             return False
         self.remove(plan.spent[self._generations[plan.spent] == plan.spent_generations])
         return True
 
-    def undo(self, plan: RowsPlan) -> None:
+    def undo(self, plan: SamplePlan) -> None:
         """Undoes a sample that could not be sent: what it used up is available again."""
         for _ in self.undo_in_parts([plan]):
             pass
 
-    def undo_in_parts(self, plans: Sequence[RowsPlan]) -> Iterator[None]:
+    def undo_in_parts(self, plans: Sequence[SamplePlan]) -> Iterator[None]:
         """Like :meth:`undo`, of the parts of one sample, one at a time; between two parts rows may come and go."""
-        last = plans[-1]
-        self._uncount(last, sum(len(plan.rows) for plan in plans) + last.num_missing)
+        last, terms = plans[-1], plans[-1].terms
+        self._uncount(terms, sum(len(plan.rows) for plan in plans) + last.num_missing)
         for plan in plans:
             is_same = self._generations[plan.spent] == plan.spent_generations
             self._live.add(plan.spent[is_same])
             self._drawing.undo(plan.rows[self.columns.sequence[plan.rows] == plan.sequence], plan.spent[is_same])
-            if plan.lease is not None:
-                owner, consumer, _ = plan.lease
+            if terms.lease is not None:
+                owner, consumer, _ = terms.lease
                 self.selectors.give_back(
                     owner, consumer, plan.rows[self.selectors.leases.held_by(owner, plan.rows, consumer)]
                 )
             if plan is not last:
                 yield
-        if last.is_alone and last.num_missing:
+        if terms.is_alone and last.num_missing:
             self._is_drawing = False
 
-    def _uncount(self, plan: RowsPlan, num_rows: int) -> None:
-        num_rows *= plan.is_counted
+    def _uncount(self, terms: SampleTerms, num_rows: int) -> None:
+        num_rows *= terms.is_counted
         self._samples -= num_rows
-        if plan.num_clears != self._num_clears:  # samples before the last clear are not counted any more
+        if terms.num_clears != self._num_clears:  # samples before the last clear are not counted any more
             inserts, samples = self._cleared
             self._cleared = (inserts, samples - num_rows)
 
@@ -474,45 +472,46 @@ class Table(TableState):
             self.check_numbers(rows[part])
             yield rows[part][self._is_same(rows[part], None if generations is None else generations[part])]
 
-    def _next_part(self, plan: RowsPlan, max_drawn: int, key: SampleConditions) -> tuple[int, int, int]:
+    def _next_part(self, terms: SampleTerms, num_missing: int, max_drawn: int) -> tuple[int, int, int]:
         """Returns the rows of the next part of a batch, how many batches are drawn together, and how many rows of the
         batch were drawn before."""
-        batch_rows, begun = plan.batch_rows, -plan.num_missing % plan.batch_rows
+        batch_rows, begun = terms.batch_rows, -num_missing % terms.batch_rows
         if not begun and batch_rows <= max_drawn:
-            return batch_rows, min(max_drawn, plan.num_missing) // batch_rows, 0
-        unit = key.group_size or self.settings.sampler.unit(batch_rows, self.ring.capacity)
+            return batch_rows, min(max_drawn, num_missing) // batch_rows, 0
+        unit = terms.conditions.group_size or self.settings.sampler.unit(batch_rows, self.ring.capacity)
         return min(max(max_drawn // unit, 1) * unit, batch_rows - begun), 1, begun
 
-    def _check_lease(self, key: SampleConditions, num_rows: int) -> None:
+    def _check_lease(self, conditions: SampleConditions, num_rows: int) -> None:
         if num_rows > self.ring.capacity:
             reason = f"{num_rows} different rows never fit into a capacity of {self.ring.capacity}"
             raise InvalidRequestError(argument="num_rows", reason=reason)
         reason = ""
-        if self.columns.trajectories is not None and not key.group:
+        if self.columns.trajectories is not None and not conditions.group:
             reason = f"table {self.name!r} samples slices, whose rows belong together"
         elif self.settings.max_times_sampled:
             reason = f"rows of table {self.name!r} leave it by max_times_sampled, not when they are acknowledged"
         if reason:
             raise InvalidRequestError(argument="consumer", reason=reason)
 
-    def _waits_for_more(self, key: SampleConditions, num_rows: int, num_members: int) -> bool:
+    def _waits_for_more(self, conditions: SampleConditions, num_rows: int, num_members: int) -> bool:
         """Returns whether the sampler would refuse so many rows although more may come: rows that are young enough, or
         that are being written."""
-        if not self.settings.sampler.keeps_epoch or key.group:
+        if not self.settings.sampler.keeps_epoch or conditions.group:
             return False
-        most = num_members + self.ring.num_held if key.max_lag is None else self.ring.capacity
+        most = num_members + self.ring.num_held if conditions.max_lag is None else self.ring.capacity
         return num_members < num_rows <= most
 
-    def _what_is_left(self, key: SampleConditions, num_rows: int) -> int:
-        selector = self.selectors.get(key)
-        num_left = selector.num_complete * key.group_size if isinstance(selector, GroupSelector) else len(selector)
+    def _what_is_left(self, conditions: SampleConditions, num_rows: int) -> int:
+        selector = self.selectors.get(conditions)
+        size = conditions.group_size
+        num_left = selector.num_complete * size if isinstance(selector, GroupSelector) else len(selector)
         if not (num_left or self.selectors.leases.num_leased or self.ring.num_held):
             raise EndOfStreamError(name=self.name)
         return min(num_rows, num_left)
 
     # ------------------------------------------------------------ figures
 
-    def why_sample(self, num_rows: int, key: SampleConditions = PLAIN, *, names: Sequence[str] = ()) -> str:
+    def why_sample(self, num_rows: int, conditions: SampleConditions = PLAIN, *, names: Sequence[str] = ()) -> str:
         """Returns what a sample waits for now, for the error when it has waited too long.
 
         Args:
@@ -521,8 +520,8 @@ class Table(TableState):
         counts = self.counts
         if not self.settings.limiter.can_sample(counts, num_rows):
             return self.settings.limiter.why_sample(counts, self.name, num_rows)
-        missing = self.selectors.describe_missing(key, names) if names else ""
-        reason = key.describe(has_partial_rows=self.selectors.has_partial_rows, missing=missing)
+        missing = self.selectors.describe_missing(conditions, names) if names else ""
+        reason = conditions.describe(has_partial_rows=self.selectors.has_partial_rows, missing=missing)
         return f"a sample of {num_rows} rows of table {self.name!r}, of whose {counts.num_rows} rows {reason},"
 
     def why_extend(self, num_rows: int) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +14,8 @@ from tdserve.base.errors import InvalidRequestError, PeerLostError, SpecMismatch
 from tdserve.base.ids import check_text
 from tdserve.messages.content import MAX_SAMPLE_ROWS, rows_layout
 from tdserve.messages.row_numbers import TREE_PIECE_ROWS
-from tdserve.rules.replay.plans import RowsPlan
-from tdserve.rules.replay.selections import PLAIN, SampleConditions
+from tdserve.rules.replay.conditions import PLAIN, SampleConditions
+from tdserve.rules.replay.plans import RowsPlan, SamplePlan
 from tdserve.rules.replay.table import Table
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
@@ -34,8 +34,77 @@ from tdserve.v1 import control_pb2
 class _Granted(NamedTuple):
     """A sample that was drawn: the rows to send, and the parts in which it is finished or undone."""
 
-    plan: RowsPlan
-    parts: Sequence[RowsPlan]
+    plan: SamplePlan
+    parts: Sequence[SamplePlan]
+
+
+@dataclass(eq=False)
+class _SampleCall:
+    """A request for a sample, until its rows are drawn.
+
+    Attributes:
+        conditions: Which rows it may draw.
+        max_lag: Largest lag of the rows; a queue discards those above it.
+        draws_at_once: Whether all rows are drawn in one turn, because they had left the table when they were drawn in
+            several.
+    """
+
+    session: ClientSession
+    request: int
+    entry: OpenedStore
+    asked: control_pb2.SampleRequest
+    conditions: SampleConditions
+    max_lag: int | None
+    deadline: Deadline
+    discarding: Discarding
+    view_building: ViewBuilding
+    rng: np.random.Generator
+    draws_at_once: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_rows, self.num_batches = _size_of(self.asked)
+
+    @property
+    def line(self) -> Hashable:
+        """Returns what is equal for calls that wait in one line: nobody's sample is possible before another's."""
+        asked = self.asked
+        wanted = (self.num_rows, self.num_batches, self.conditions, self.max_lag)
+        return ("sample", *wanted, asked.is_lease, asked.replaces_torn)
+
+    @property
+    def part_rows(self) -> int:
+        """Returns how many rows are drawn in one turn: fewer for a named consumer, to which each new row may cost a
+        page of memory."""
+        return TREE_PIECE_ROWS // 2 if self.conditions.consumer else TREE_PIECE_ROWS
+
+    async def make_ready(self) -> None:
+        """Waits until there is a selector for it. Errors as of ``ViewBuilding.ready``."""
+        await self.view_building.ready(self.session, self.entry, self.conditions, self.num_rows, self.deadline)
+
+    def plan(self) -> SamplePlan | None:
+        """Draws all batches, or one as soon as there is one: a limiter may never let several through; None to wait."""
+        return self.plan_batches(self.num_batches) or (self.plan_batches(1) if self.num_batches > 1 else None)
+
+    def plan_batches(self, num_batches: int) -> SamplePlan | None:
+        """Draws the first rows of some batches; None if that must wait."""
+        if not self.discarding.refresh(self.entry, self.max_lag):
+            return None
+        if not self.view_building.refresh(self.entry, self.conditions, self.num_rows):
+            return None
+        return self.entry.replay_table().plan_sample(
+            self.num_rows,
+            num_batches,
+            rng=self.rng,
+            conditions=self.conditions,
+            owner=self.session.number if self.asked.is_lease else None,
+            max_drawn=0 if self.draws_at_once else self.part_rows,
+            request=self.request,
+            replaces=self.asked.replaces_torn,
+        )
+
+    def describe_wait(self) -> str:
+        """Returns what it waits for."""
+        return self.entry.replay_table().why_sample(self.num_rows, self.conditions, names=self.entry.leaf_names)
 
 
 class Samples:
@@ -71,86 +140,72 @@ class Samples:
         table = entry.replay_table()
         if asked.fingerprint and asked.fingerprint != entry.spec.fingerprint:
             raise older_store(entry)
-        if asked.asks_newest:
-            staleness = follow(self._stores, entry)
-            return control_pb2.Done(newest_policy_version=staleness.newest if staleness is not None else 0)
-        if asked.asks_counts:
-            return control_pb2.Done(counts=counts_of(entry))
-        num_rows, num_batches = _size_of(asked)
+        if asked.asks_newest or asked.asks_counts:
+            return self._answer_without_rows(entry, asked)
         max_lag = check_max_lag(entry, asked)
-        key = await self._view(session, entry, asked)
+        conditions = await self._parse_conditions(session, entry, asked)
         if max_lag is not None and not table.settings.is_queue:  # a queue discards rows that are too old
-            key = key._replace(max_lag=max_lag)
-        ready = partial(self._view_building.ready, session, entry, key, num_rows, deadline)
+            conditions = conditions._replace(max_lag=max_lag)
+        call = _SampleCall(
+            session,
+            request,
+            entry,
+            asked,
+            conditions,
+            max_lag,
+            deadline,
+            self._discarding,
+            self._view_building,
+            self._rng,
+        )
         await self._discarding.finish(session, entry, max_lag)
-        await ready()
+        await call.make_ready()
         _check_session(session)
-        owner = session.number if asked.is_lease else None
-        if owner is not None:
-            self._leasing.setdefault(owner, {})[entry.record.uid] = entry
-
-        num_failed = 0
-        draw = partial(table.plan_sample, num_rows, rng=self._rng, key=key, owner=owner, request=request)
-
-        def plan_some(num_batches: int) -> RowsPlan | None:
-            if not self._discarding.refresh(entry, max_lag) or not self._view_building.refresh(entry, key, num_rows):
-                return None
-            return draw(num_batches, max_drawn=0 if num_failed else _part_rows(key), replaces=asked.replaces_torn)
-
-        def plan() -> RowsPlan | None:
-            # A caller that waits gets one batch as soon as there is one: a limiter may never let several through.
-            return plan_some(num_batches) or (plan_some(1) if num_batches > 1 else None)
-
-        line = ("sample", num_rows, num_batches, key, max_lag, owner is not None, asked.replaces_torn)
+        if asked.is_lease:
+            self._leasing.setdefault(session.number, {})[entry.record.uid] = entry
         if asked.message_nbytes:
             # Callers that wait in line go first.
-            begun = None if entry.changed.has_line(line) else plan_some(num_batches)
-            found = None if begun is None else await self._complete(session, entry, begun, key, ready)
+            begun = None if entry.changed.has_line(call.line) else call.plan_batches(call.num_batches)
+            found = None if begun is None else await self._complete(call, begun)
             return await self._send_expected(session, request, entry, found, asked)
         granted: _Granted | None = None
         while granted is None:
             begun = await session.wait(
-                entry.changed,
-                plan,
-                deadline,
-                lambda: table.why_sample(num_rows, key, names=entry.leaf_names),
-                line=line,
-                give_back=table.undo,
+                entry.changed, call.plan, deadline, call.describe_wait, line=call.line, give_back=table.undo
             )
-            granted = await self._complete(session, entry, begun, key, ready)
-            num_failed += granted is None  # there were too few such rows: the next attempt draws all at once
+            granted = await self._complete(call, begun)
+            call.draws_at_once = granted is None  # there were too few such rows: the next attempt waits for nothing
         rows = granted.plan
         return await self._sending(
             entry, granted, lambda: self.send(session, request, entry, rows, includes_spec=not asked.fingerprint)
         )
 
-    async def _complete(
-        self,
-        session: ClientSession,
-        entry: OpenedStore,
-        plan: RowsPlan,
-        key: SampleConditions,
-        ready: Callable[[], Awaitable[None]],
-    ) -> _Granted | None:
+    def _answer_without_rows(self, entry: OpenedStore, asked: control_pb2.SampleRequest) -> control_pb2.Done:
+        if asked.asks_counts:
+            return control_pb2.Done(counts=counts_of(entry))
+        staleness = follow(self._stores, entry)
+        return control_pb2.Done(newest_policy_version=staleness.newest if staleness is not None else 0)
+
+    async def _complete(self, call: _SampleCall, plan: SamplePlan) -> _Granted | None:
         """Draws the missing rows of a plan, a few at a time. If too many rows have left the table meanwhile, undoes the
-        plan and returns None. ``ready`` waits until there is a selector that draws them."""
+        plan and returns None."""
         if not plan.num_missing:
             return _Granted(plan, (plan,))
-        parts, table = [plan], entry.replay_table()
+        parts, entry, terms = [plan], call.entry, plan.terms
         try:
             await inline_tasks.in_task()
             while parts[-1].num_missing:
                 await asyncio.sleep(0)
                 entry.check_present()
-                _check_session(session)
-                await ready()
-                more = table.draw_more(parts[-1], _part_rows(key), rng=self._rng, key=key)
+                _check_session(call.session)
+                await call.make_ready()
+                more = entry.replay_table().draw_more(parts[-1], call.part_rows, rng=self._rng)
                 if more is None:
                     await self._undo(entry, parts)
                     return None
                 parts.append(more)
-            joined = await asyncio.to_thread(RowsPlan.join, parts)
-            if plan.is_alone and plan.lease is None and await asyncio.to_thread(joined.has_repeated_rows):
+            joined = await asyncio.to_thread(SamplePlan.join, parts)
+            if terms.is_alone and terms.lease is None and await asyncio.to_thread(joined.has_repeated_rows):
                 await self._undo(entry, parts)  # a row has left, come back, and been drawn again
                 return None
         except BaseException:
@@ -181,7 +236,7 @@ class Samples:
             accepted.spec.CopyFrom(message_of(row_spec))
         return await session.mover.get_rows(request, entry, plan, accepted)
 
-    async def _view(
+    async def _parse_conditions(
         self, session: ClientSession, entry: OpenedStore, asked: control_pb2.SampleRequest
     ) -> SampleConditions:
         if not (asked.require or asked.consumer or asked.accepts_partial or asked.HasField("group_by")):
@@ -233,7 +288,7 @@ class Samples:
             await self._settle(entry, map(entry.replay_table().finish, granted.parts), is_long=len(granted.parts) > 1)
         return done
 
-    async def _undo(self, entry: OpenedStore, parts: Sequence[RowsPlan]) -> None:
+    async def _undo(self, entry: OpenedStore, parts: Sequence[SamplePlan]) -> None:
         await self._settle(entry, entry.replay_table().undo_in_parts(parts), is_long=len(parts) > 1)
 
     async def _settle(self, entry: OpenedStore, steps: Iterable[object], *, is_long: bool) -> None:
@@ -248,12 +303,6 @@ class Samples:
             for _ in steps:
                 pass
             entry.changed.wake()
-
-
-def _part_rows(key: SampleConditions) -> int:
-    """Returns how many rows are drawn in one turn: fewer for a named consumer, to which each new row may cost a page of
-    memory."""
-    return TREE_PIECE_ROWS // 2 if key.consumer else TREE_PIECE_ROWS
 
 
 def _check_session(session: ClientSession) -> None:
@@ -285,7 +334,7 @@ def older_store(entry: OpenedStore) -> SpecMismatchError:
     return SpecMismatchError(store=entry.name, key="", expected=expected, actual=actual)
 
 
-def _is_expected(entry: OpenedStore, plan: RowsPlan, message_nbytes: Sequence[int]) -> bool:
+def _is_expected(entry: OpenedStore, plan: SamplePlan, message_nbytes: Sequence[int]) -> bool:
     """Whether these rows make exactly the messages that the client waits for."""
     layout = rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
     return layout.message_nbytes == tuple(message_nbytes)

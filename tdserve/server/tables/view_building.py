@@ -6,7 +6,7 @@ import asyncio
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError
-from tdserve.rules.replay.selections import SampleConditions
+from tdserve.rules.replay.conditions import SampleConditions
 from tdserve.rules.replay.slices import SliceSelector
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
@@ -26,21 +26,27 @@ class ViewBuilding:
     def __init__(self) -> None:
         self._under_way: dict[tuple[str, SampleConditions, int], asyncio.Task[None]] = {}
 
-    def refresh(self, entry: OpenedStore, key: SampleConditions, num_rows: int) -> bool:
+    def refresh(self, entry: OpenedStore, conditions: SampleConditions, num_rows: int) -> bool:
         """Returns whether a table has a selector for a sample of so many rows. If not, builds it in a task, and wakes
         those who wait afterwards. A table of few rows builds it at once when it is requested."""
-        if entry.record.capacity < LONG_ROWS or entry.replay_table().selectors.has(key, num_rows):
+        if entry.record.capacity < LONG_ROWS or entry.replay_table().selectors.has(conditions, num_rows):
             return True
-        name = entry.record.uid, key, num_rows
+        name = entry.record.uid, conditions, num_rows
         if name not in self._under_way:
-            task = asyncio.get_running_loop().create_task(_build(entry, key, num_rows), name="tdserve-view-building")
+            building = _build(entry, conditions, num_rows)
+            task = asyncio.get_running_loop().create_task(building, name="tdserve-view-building")
             self._under_way[name] = task
             task.add_done_callback(lambda _: self._end(name))
             task.add_done_callback(lambda _: entry.changed.wake())
         return False
 
     async def ready(
-        self, session: ClientSession, entry: OpenedStore, key: SampleConditions, num_rows: int, deadline: Deadline
+        self,
+        session: ClientSession,
+        entry: OpenedStore,
+        conditions: SampleConditions,
+        num_rows: int,
+        deadline: Deadline,
     ) -> None:
         """Waits until a table of very many rows has a selector for a sample of so many rows.
 
@@ -49,8 +55,8 @@ class ViewBuilding:
             StoreNotFoundError: The table was deleted.
             CapacityError: There are too many consumers.
         """
-        while not self.refresh(entry, key, num_rows):
-            task = self._under_way[entry.record.uid, key, num_rows]
+        while not self.refresh(entry, conditions, num_rows):
+            task = self._under_way[entry.record.uid, conditions, num_rows]
             await inline_tasks.in_task()
             with session.waiting():
                 await asyncio.wait({task}, timeout=deadline.remaining_s)
@@ -65,18 +71,18 @@ class ViewBuilding:
         retrieve_exception(self._under_way.pop(name))
 
 
-async def _build(entry: OpenedStore, key: SampleConditions, num_rows: int) -> None:
+async def _build(entry: OpenedStore, conditions: SampleConditions, num_rows: int) -> None:
     selectors = entry.replay_table().selectors
     async with entry.view_lock:
-        await run_in_turns(selectors.shed_in_pieces(key))
-        if not selectors.has(key):
-            grown = await asyncio.to_thread(selectors.make, key)
+        await run_in_turns(selectors.shed_in_pieces(conditions))
+        if not selectors.has(conditions):
+            grown = await asyncio.to_thread(selectors.make, conditions)
             entry.check_present()
-            await run_in_turns(selectors.grow_in_pieces(key, grown))
+            await run_in_turns(selectors.grow_in_pieces(conditions, grown))
             entry.check_present()
             drop_references(selectors.dropped, num_rows=entry.record.capacity)
-            await run_in_turns(selectors.shed_in_pieces(key))
-        selector = selectors.get(key) if selectors.has(key) else None
+            await run_in_turns(selectors.shed_in_pieces(conditions))
+        selector = selectors.get(conditions) if selectors.has(conditions) else None
         if isinstance(selector, SliceSelector) and selector.lacks(num_rows):
             search = selector.begin(num_rows)
             await asyncio.to_thread(selector.search, search)

@@ -8,9 +8,8 @@ import numpy as np
 
 from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.plans import Arrival, RowsPlan
+from tdserve.rules.replay.plans import Arrival, SamplePlan
 from tdserve.rules.replay.reservation import Reservation
-from tdserve.rules.replay.selections import PLAIN, SampleConditions
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
 
@@ -39,16 +38,16 @@ def write(table: Table, num_rows: int, **arrival: Any) -> list[int]:
     return rows
 
 
-def planned(table: Table, num_rows: int, num_batches: int = 1, **fields: Any) -> RowsPlan:
+def planned(table: Table, num_rows: int, num_batches: int = 1, **fields: Any) -> SamplePlan:
     """A sample, which there must be."""
     plan = table.plan_sample(num_rows, num_batches, rng=rng(), **fields)
     assert plan is not None
     return plan
 
 
-def more(table: Table, plan: RowsPlan, max_drawn: int, key: SampleConditions = PLAIN) -> RowsPlan:
+def more(table: Table, plan: SamplePlan, max_drawn: int) -> SamplePlan:
     """The next part of a sample, which there must be."""
-    part = table.draw_more(plan, max_drawn, rng=rng(), key=key)
+    part = table.draw_more(plan, max_drawn, rng=rng())
     assert part is not None
     return part
 

@@ -4,18 +4,28 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities
+from tdserve.rules.replay.conditions import PLAIN
+from tdserve.rules.replay.plans import (
+    PLAIN_ARRIVAL,
+    Arrival,
+    RowsPlan,
+    SamplePlan,
+    SampleTerms,
+    check_priorities,
+)
 
 
-def test_plan_when_nothing_else_is_said_then_no_row_is_spent_and_none_on_lease() -> None:
+def test_plan_when_nothing_else_is_said_then_no_row_is_spent() -> None:
     plan = RowsPlan(np.array([3, 1]), np.array([2, 4]), {})
-    assert (len(plan.spent), len(plan.spent_generations), plan.lease) == (0, 0, None)
+    assert (len(plan.spent), len(plan.spent_generations)) == (0, 0)
 
 
-def test_has_repeated_rows_when_asked_then_looks_at_each_batch_by_itself() -> None:
-    plan = RowsPlan(np.array([3, 1, 3, 2]), np.array([2, 2, 2, 2]), {}, batch_rows=2)
-    assert not plan.has_repeated_rows()
-    assert RowsPlan(plan.rows, plan.generations, {}, batch_rows=4).has_repeated_rows()
+@pytest.mark.parametrize(("batch_rows", "is_repeated"), [(2, False), (4, True)])
+def test_has_repeated_rows_when_asked_then_looks_at_each_batch_by_itself(batch_rows: int, is_repeated: bool) -> None:
+    terms = SampleTerms(PLAIN, lease=None, batch_rows=batch_rows, is_alone=True, num_clears=0, is_counted=True)
+    rows = np.array([3, 1, 3, 2])
+    plan = SamplePlan(rows, rows, {}, terms=terms, num_missing=0, sequence=rows)
+    assert plan.has_repeated_rows() is is_repeated
 
 
 def test_arrival_when_plain_then_all_leaves_and_the_highest_priority() -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from tdserve.rules.replay.columns import RowColumns
+from tdserve.rules.replay.conditions import OWN, SampleConditions
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.sampler import Uniform
-from tdserve.rules.replay.selections import GROWING_ROWS, OWN, ConditionalSelectors, SampleConditions
+from tdserve.rules.replay.selections import GROWING_ROWS, ConditionalSelectors
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.staleness import Staleness

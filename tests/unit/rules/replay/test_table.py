@@ -11,12 +11,12 @@ from tdserve.base.errors import (
     SelectionError,
     WrongStateError,
 )
+from tdserve.rules.replay.conditions import OWN, SampleConditions
 from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
 from tdserve.rules.replay.reservation import Reservation
-from tdserve.rules.replay.selections import OWN, SampleConditions
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.table import Table
@@ -295,13 +295,13 @@ def test_slices_when_rows_are_overwritten_then_none_crosses_the_write_position()
 def test_why_sample_when_keys_or_consumers_keep_rows_out_then_says_so() -> None:
     table = table_of()
     write(table, 2, keys=(0,))
-    key = SampleConditions((1,), "a")
-    assert table.plan_sample(1, rng=rng(), key=key) is None
-    assert table.why_sample(1, key) == (
+    conditions = SampleConditions((1,), "a")
+    assert table.plan_sample(1, rng=rng(), conditions=conditions) is None
+    assert table.why_sample(1, conditions) == (
         "a sample of 1 rows of table 'replay', of whose 2 rows too few have all required keys "
         "and consumer 'a' has not had,"
     )
-    assert table.why_sample(1, key, names=["a", "b"]) == (
+    assert table.why_sample(1, conditions, names=["a", "b"]) == (
         "a sample of 1 rows of table 'replay', of whose 2 rows too few have all required keys (b is missing in 2) "
         "and consumer 'a' has not had,"
     )
@@ -316,7 +316,7 @@ def test_plan_sample_when_a_lag_is_asked_for_then_uniform_among_young_rows() -> 
     write(table, 8)
     table.selectors.follow("a", 2)
     young = write(table, 6) + write(table, 2, policy_versions=np.array([1, 2]))[1:]
-    plan = planned(table, 7000, key=SampleConditions(max_lag=0))
+    plan = planned(table, 7000, conditions=SampleConditions(max_lag=0))
     found, counts = np.unique(plan.rows, return_counts=True)
     assert found.tolist() == young
     assert statistic(counts) < limit(len(young))
@@ -329,12 +329,12 @@ def test_plan_sample_when_rows_come_once_each_and_too_few_are_young_then_waits()
     write(table, 2)
     table.selectors.follow("a", 2)
     write(table, 2)
-    key = SampleConditions(max_lag=0)
-    assert table.plan_sample(3, rng=rng(), key=key) is None
-    assert sorted(planned(table, 2, key=key).rows.tolist()) == [2, 3]
+    conditions = SampleConditions(max_lag=0)
+    assert table.plan_sample(3, rng=rng(), conditions=conditions) is None
+    assert sorted(planned(table, 2, conditions=conditions).rows.tolist()) == [2, 3]
     with pytest.raises(InvalidRequestError):
-        table.plan_sample(9, rng=rng(), key=key)
-    assert "at most 0 versions old" in table.why_sample(3, key)
+        table.plan_sample(9, rng=rng(), conditions=conditions)
+    assert "at most 0 versions old" in table.why_sample(3, conditions)
 
 
 def test_discard_when_rows_are_too_old_then_they_go_but_for_those_on_lease() -> None:

@@ -11,26 +11,27 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tdserve.base.errors import InvalidRequestError, SelectionError, WrongStateError
+from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.plans import Arrival, RowsPlan
+from tdserve.rules.replay.plans import Arrival, SamplePlan
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.sampler import Uniform
-from tdserve.rules.replay.selections import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 
 _CAPACITY = 9
 _KEYS = (0, 1)
-_VIEWS = (
+_CONDITIONS = (
     PLAIN,
     SampleConditions((0,)),
     SampleConditions((), "a"),
     SampleConditions(None, "b"),
     SampleConditions((1,), "a"),
 )
+_ANY = st.sampled_from(_CONDITIONS)
 _SAMPLERS = (Uniform(), Prioritized(), Fifo(), WithoutReplacement())
 
 _numbers = st.lists(st.integers(0, _CAPACITY - 1), min_size=1, max_size=_CAPACITY)
@@ -53,7 +54,7 @@ class _Row:
 class _Sent:
     """A sample whose content is under way."""
 
-    plan: RowsPlan
+    plan: SamplePlan
     rows: list[tuple[int, _Row]]
     lease: tuple[int, str] | None
 
@@ -91,14 +92,14 @@ class _AgainstAModel(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ what the model knows
 
-    def _members(self, key: SampleConditions) -> set[int]:
-        wanted = set(_KEYS if key.require is None else key.require)
+    def _members(self, conditions: SampleConditions) -> set[int]:
+        wanted = set(_KEYS if conditions.require is None else conditions.require)
         return {
             number
             for number, row in self.rows.items()
             if wanted <= row.keys
-            and key.consumer not in row.had
-            and (key.consumer, number) not in self.leases
+            and conditions.consumer not in row.had
+            and (conditions.consumer, number) not in self.leases
             and not row.is_held
             and not row.is_spent
         }
@@ -117,7 +118,7 @@ class _AgainstAModel(RuleBasedStateMachine):
         for number in numbers:
             if self.rows.pop(number).is_held:
                 self.left.add(number)
-            self.leases = {key: owner for key, owner in self.leases.items() if key[1] != number}
+            self.leases = {conditions: owner for conditions, owner in self.leases.items() if conditions[1] != number}
 
     def _known(self, consumer: str, owner: int) -> list[int]:
         """Rows of a lease whose owner was told of them."""
@@ -178,11 +179,11 @@ class _AgainstAModel(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ reading
 
-    @rule(key=st.sampled_from(_VIEWS), num_rows=st.integers(1, _CAPACITY), num_batches=st.integers(1, 3))
-    def sample(self, key: SampleConditions, num_rows: int, num_batches: int) -> None:
-        members = self._members(key)
+    @rule(conditions=_ANY, num_rows=st.integers(1, _CAPACITY), num_batches=st.integers(1, 3))
+    def sample(self, conditions: SampleConditions, num_rows: int, num_batches: int) -> None:
+        members = self._members(conditions)
         try:
-            plan = self.table.plan_sample(num_rows, num_batches, rng=self.rng, key=key)
+            plan = self.table.plan_sample(num_rows, num_batches, rng=self.rng, conditions=conditions)
         except InvalidRequestError:
             assert self.settings.sampler.kind == "without_replacement"
             assert num_rows > len(members)
@@ -203,16 +204,14 @@ class _AgainstAModel(RuleBasedStateMachine):
             assert plan.rows.tolist()[:num_rows] == oldest
         self._sent(plan, None)
 
-    @rule(
-        key=st.sampled_from(_VIEWS), num_rows=st.integers(1, 4), num_batches=st.integers(1, 2), place=st.integers(0, 1)
-    )
-    def take(self, key: SampleConditions, num_rows: int, num_batches: int, place: int) -> None:
-        members, owner = self._members(key), self.owners[place]
+    @rule(conditions=_ANY, num_rows=st.integers(1, 4), num_batches=st.integers(1, 2), place=st.integers(0, 1))
+    def take(self, conditions: SampleConditions, num_rows: int, num_batches: int, place: int) -> None:
+        members, owner = self._members(conditions), self.owners[place]
         if self.settings.max_times_sampled:
             with pytest.raises(InvalidRequestError):
-                self.table.plan_sample(num_rows, num_batches, rng=self.rng, key=key, owner=owner)
+                self.table.plan_sample(num_rows, num_batches, rng=self.rng, conditions=conditions, owner=owner)
             return
-        plan = self.table.plan_sample(num_rows, num_batches, rng=self.rng, key=key, owner=owner)
+        plan = self.table.plan_sample(num_rows, num_batches, rng=self.rng, conditions=conditions, owner=owner)
         if num_rows * num_batches > len(members):
             assert plan is None
             return
@@ -222,10 +221,10 @@ class _AgainstAModel(RuleBasedStateMachine):
         assert set(chosen) <= members, "a row was handed out twice to one consumer"
         if self.settings.sampler.kind == "fifo":
             assert chosen == sorted(members, key=lambda number: self.rows[number].sequence)[: len(chosen)]
-        self.leases.update({(key.consumer, number): owner for number in chosen})
-        self._sent(plan, (owner, key.consumer))
+        self.leases.update({(conditions.consumer, number): owner for number in chosen})
+        self._sent(plan, (owner, conditions.consumer))
 
-    def _sent(self, plan: RowsPlan, lease: tuple[int, str] | None) -> None:
+    def _sent(self, plan: SamplePlan, lease: tuple[int, str] | None) -> None:
         most = self.settings.max_times_sampled
         for number in plan.rows.tolist():
             row = self.rows[number]
@@ -296,10 +295,10 @@ class _AgainstAModel(RuleBasedStateMachine):
     @rule(place=st.integers(0, 1))
     def session_ends(self, place: int) -> None:
         owner = self.owners[place]
-        held = [key for key, by in self.leases.items() if by == owner]
+        held = [conditions for conditions, by in self.leases.items() if by == owner]
         assert bool(sum(self.table.selectors.release_in_pieces(owner))) is bool(held)
-        for key in held:
-            del self.leases[key]
+        for conditions in held:
+            del self.leases[conditions]
         self.owners[place] = max(self.owners) + 1
 
     # ------------------------------------------------------------ changes
@@ -389,8 +388,8 @@ class _AgainstAModel(RuleBasedStateMachine):
         assert (info["inserts"], info["samples"]) == (self.inserts, self.samples)
         assert (info["num_held"], info["num_reserved"]) == (self._num_held(), self._num_reserved())
         assert info["num_leased"] == len(self.leases)
-        for key in _VIEWS:
-            assert len(table.selectors.get(key)) == len(self._members(key)), key
+        for conditions in _CONDITIONS:
+            assert len(table.selectors.get(conditions)) == len(self._members(conditions)), conditions
         for number in there:
             row = self.rows[number]
             assert table.columns.sequence[number] == row.sequence

@@ -12,10 +12,10 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.messages.row_numbers import PIECE_ROWS
+from tdserve.rules.replay.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.sampler import Sampler
-from tdserve.rules.replay.selections import PLAIN, SampleConditions
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 from tests.unit.rules.replay.tables import more, numbers, planned, queue, rng, table_of, write
@@ -102,25 +102,25 @@ def test_closed_when_drained_then_takers_get_what_is_left_and_then_the_end() -> 
 def test_closed_when_a_consumer_has_had_all_then_the_end_for_it_alone() -> None:
     table = table_of()
     write(table, 3)
-    key, other = SampleConditions(consumer="a"), SampleConditions(consumer="b")
-    table.acknowledge(1, "a", planned(table, 3, key=key, owner=1).rows)
-    assert table.plan_sample(1, rng=rng(), key=key, owner=1) is None
+    conditions, other = SampleConditions(consumer="a"), SampleConditions(consumer="b")
+    table.acknowledge(1, "a", planned(table, 3, conditions=conditions, owner=1).rows)
+    assert table.plan_sample(1, rng=rng(), conditions=conditions, owner=1) is None
     table.close()
     with pytest.raises(EndOfStreamError):
-        table.plan_sample(1, rng=rng(), key=key, owner=1)
-    assert len(planned(table, 5, key=other, owner=1).rows) == 3
+        table.plan_sample(1, rng=rng(), conditions=conditions, owner=1)
+    assert len(planned(table, 5, conditions=other, owner=1).rows) == 3
 
 
 def test_closed_when_groups_are_taken_then_whole_ones_and_then_the_end() -> None:
     table = table_of()
-    key = SampleConditions(group="g", group_size=2)
+    conditions = SampleConditions(group="g", group_size=2)
     write(table, 5, groups={"g": numbers(1, 2, 1, 2, 3)})
     table.close()
-    plan = planned(table, 6, key=key, owner=1)
+    plan = planned(table, 6, conditions=conditions, owner=1)
     assert set(map(tuple, plan.rows.reshape(-1, 2).tolist())) == {(0, 2), (1, 3)}
     table.acknowledge(1, "", plan.rows)
     with pytest.raises(EndOfStreamError):  # the third group will never be whole
-        table.plan_sample(2, rng=rng(), key=key, owner=1)
+        table.plan_sample(2, rng=rng(), conditions=conditions, owner=1)
 
 
 def test_max_times_when_a_sample_was_sent_then_its_rows_go_and_else_they_come_back() -> None:
@@ -202,8 +202,8 @@ def test_acknowledge_when_in_parts_then_all_are_looked_at_first_and_others_come_
     num_rows = 2 * PIECE_ROWS + 10
     table = table_of(num_rows, sampler=Fifo())
     write(table, num_rows)
-    key = SampleConditions(consumer=consumer)
-    held = planned(table, num_rows - 5, owner=7, key=key).rows
+    conditions = SampleConditions(consumer=consumer)
+    held = planned(table, num_rows - 5, owner=7, conditions=conditions).rows
     for named in (np.append(held, num_rows - 1), np.arange(num_rows)):
         if not consumer:
             with pytest.raises(WrongStateError, match="are not held by this owner"):
@@ -215,11 +215,11 @@ def test_acknowledge_when_in_parts_then_all_are_looked_at_first_and_others_come_
     while not next(acknowledging):
         assert table.info()["num_leased"] == num_rows - 5
     table.delete(held[-2:])
-    assert planned(table, 2, owner=8, key=key).rows.tolist() == [num_rows - 5, num_rows - 4]
+    assert planned(table, 2, owner=8, conditions=conditions).rows.tolist() == [num_rows - 5, num_rows - 4]
     assert sum(acknowledging) > PIECE_ROWS
     assert table.info()["num_leased"] == 2
     assert len(table) == (5 if not consumer else num_rows - 2)
-    assert planned(table, 3, owner=8, key=key).rows.tolist() == [num_rows - 3, num_rows - 2, num_rows - 1]
+    assert planned(table, 3, owner=8, conditions=conditions).rows.tolist() == [num_rows - 3, num_rows - 2, num_rows - 1]
 
 
 def test_draw_more_when_rows_have_left_meanwhile_then_none_and_undone_the_next_taker_gets_them() -> None:
@@ -228,7 +228,7 @@ def test_draw_more_when_rows_have_left_meanwhile_then_none_and_undone_the_next_t
     parts = [planned(table, 7, owner=1, max_drawn=2)]
     parts.append(more(table, parts[0], 2))
     table.delete(numbers(5, 6))
-    assert table.draw_more(parts[1], 2, rng=rng(), key=PLAIN) is None
+    assert table.draw_more(parts[1], 2, rng=rng()) is None
     assert table.plan_sample(1, rng=rng(), owner=2) is None
     for _ in table.undo_in_parts(parts):
         pass
@@ -260,10 +260,10 @@ def test_draw_more_when_rows_must_differ_then_they_do_and_batches_are_as_if_draw
 def test_draw_more_when_groups_or_slices_come_in_parts_then_each_is_whole() -> None:
     table = table_of(12)
     write(table, 12, groups={"g": numbers(*range(4)).repeat(3)})
-    key = SampleConditions(group="g", group_size=3)
-    parts = [planned(table, 12, key=key, max_drawn=4)]
+    conditions = SampleConditions(group="g", group_size=3)
+    parts = [planned(table, 12, conditions=conditions, max_drawn=4)]
     while parts[-1].num_missing:
-        parts.append(more(table, parts[-1], 4, key))
+        parts.append(more(table, parts[-1], 4))
     found = np.concatenate([part.rows for part in parts]).reshape(-1, 3)
     assert sorted(found.tolist()) == np.arange(12).reshape(-1, 3).tolist()
     for slices in (Slices(slice_len=3), Slices(num_slices=4)):
@@ -302,6 +302,6 @@ def test_take_when_rows_leave_after_some_samples_then_refused() -> None:
     table = table_of(max_times_sampled=1)  # they would be gone before anybody could acknowledge them
     write(table, 3)
     with pytest.raises(InvalidRequestError, match="max_times_sampled"):
-        table.plan_sample(2, rng=rng(), key=SampleConditions(consumer="a"), owner=1)
+        table.plan_sample(2, rng=rng(), conditions=SampleConditions(consumer="a"), owner=1)
     assert table.counts.samples == 0
     assert len(table.selectors.get(PLAIN)) == 3

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError, SelectionError
+from tdserve.rules.replay.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
-from tdserve.rules.replay.selections import PLAIN, SampleConditions
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.table import Table
@@ -184,11 +184,11 @@ def test_restore_when_there_were_priorities_then_they_and_the_highest_are_back()
 def test_restore_when_consumers_had_rows_then_not_again() -> None:
     files = _Files(4, sampler=Fifo())
     files.write(3)
-    key = SampleConditions(consumer="a")
-    assert files.drawn(2, key=key, owner=1) == [0, 1]
+    conditions = SampleConditions(consumer="a")
+    assert files.drawn(2, conditions=conditions, owner=1) == [0, 1]
     files.table.acknowledge(1, "a", rows(0))
     files.restart()
-    assert files.drawn(2, key=key, owner=2) == [1, 2]  # row 1 was not acknowledged
+    assert files.drawn(2, conditions=conditions, owner=2) == [1, 2]  # row 1 was not acknowledged
     assert files.drawn(3) == [0, 1, 2]
 
 
@@ -198,7 +198,7 @@ def test_restore_when_rows_lack_leaves_then_still() -> None:
     files.write(1)
     files.restart()
     assert set(files.drawn(30) or []) == {2}
-    assert set(files.drawn(30, key=SampleConditions((0,))) or []) == {0, 1, 2}
+    assert set(files.drawn(30, conditions=SampleConditions((0,))) or []) == {0, 1, 2}
 
 
 def test_restore_when_a_last_sample_was_cut_short_then_its_rows_can_be_had_once_more() -> None:
@@ -279,19 +279,19 @@ def test_restore_when_rows_have_policy_versions_then_they_and_the_policy_are_kno
     files.write(2, policy_versions=rows(1, 3))
     files.write(1)
     files.table.discard(2)
-    key = SampleConditions(max_lag=1)
+    conditions = SampleConditions(max_lag=1)
     table = files.restart()
     staleness = table.selectors.staleness
     assert staleness is not None
     assert (staleness.uid, staleness.num_discarded) == ("a", 1)
     table.selectors.follow("a", 5)
-    assert set(files.drawn(50, key=key) or []) == {2}
+    assert set(files.drawn(50, conditions=conditions) or []) == {2}
     assert staleness.lags() == (1, 1.5, 2)
     files.restart().selectors.follow("b", 5)
-    assert files.drawn(1, key=SampleConditions(max_lag=100)) is None
+    assert files.drawn(1, conditions=SampleConditions(max_lag=100)) is None
     assert files.write(2, policy_versions=rows(4, 5)) == [0, 3]
     table = files.restart()
-    assert set(files.drawn(50, key=SampleConditions(max_lag=100)) or []) == {0, 3}
+    assert set(files.drawn(50, conditions=SampleConditions(max_lag=100)) or []) == {0, 3}
     plan = table.plan_sample(50, rng=np.random.default_rng(0))
     assert plan is not None
     known = dict(zip(plan.rows.tolist(), plan.columns["policy_version"].tolist(), strict=True))

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import CapacityError
 from tdserve.messages.row_numbers import PIECE_ROWS
-from tdserve.rules.replay.selections import PLAIN
+from tdserve.rules.replay.conditions import PLAIN
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.trajectories import Trajectories

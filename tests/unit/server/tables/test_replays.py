@@ -18,7 +18,7 @@ from tdserve.messages.content import MAX_SAMPLE_ROWS, rows_layout
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.messages.selection.selection import parse
 from tdserve.messages.value_columns import decode_block
-from tdserve.rules.replay.selections import PLAIN
+from tdserve.rules.replay.conditions import PLAIN
 from tdserve.server.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import in_line, path
