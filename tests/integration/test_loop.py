@@ -172,6 +172,28 @@ def test_loop_when_rows_form_trajectories_then_no_call_keeps_it_busy(
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("size", SIZES)
+def test_loop_when_writers_of_long_trajectories_take_turns_then_no_call_keeps_it_busy(
+    watched: WatchedServer, size: tuple[int, float], strict: bool
+) -> None:
+    num_rows, limit_s = size
+    many = num_rows // 10
+    rows = TensorDict({"x": torch.arange(many) % 64}, [many])
+    with watched.client(transport="gloo", timeout_s=110.0) as client:
+        sampler = tdserve.Slices(slice_len=1000, trajectory_key="x", strict_length=strict)
+        table = client.create_replay("r", like=rows[0], capacity=num_rows, sampler=sampler)
+        for _ in range(11):  # once round, and a little further
+            table.extend(rows)
+        calls: dict[str, Callable[[], object]] = {
+            "extend": lambda: table.extend(rows[:256]),
+            "extend by very many rows": lambda: table.extend(rows),
+            "sample": lambda: table.sample(16_000),
+            "delete some rows": lambda: table.delete(table.extend(rows[:256])),
+        }
+        assert long_ones(watched, calls, limit_s) == {}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("size", SIZES)
 def test_loop_when_slices_are_of_a_new_length_then_it_passes_over_no_table(
     watched: WatchedServer, size: tuple[int, float], strict: bool
 ) -> None:

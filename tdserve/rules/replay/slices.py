@@ -25,8 +25,15 @@ _NONE = -1
 # Each length that is kept costs 16 bytes per row, and time for every row that comes or goes.
 _MAX_LENGTHS = 4
 
-# Rows and steps of walks, per row of the table, from which on one pass over the table is faster: measured.
-_WORTH_A_PASS = 1 / 4
+# A step of a walk costs as much as so many more rows in it; a pass over the table costs a step per row for each binary
+# digit of the length. Measured.
+_ROWS_OF_STEP = 100
+
+# So few rows are walked from one by one, at a tenth of the cost of a step for all of them.
+_MAX_ALONE = 8
+
+# From so many stretches on, those that follow each other are joined.
+_MIN_STRETCHES = 16
 
 # Checking whether a walk may stop costs as much as half a step of it.
 _STEPS_PER_LOOK = 8
@@ -363,9 +370,9 @@ class SliceSelector:
 
     def _find_starts(self, rows: Rows) -> None:
         """Adds the starts of all slices that contain one of these members."""
-        heads, lasts = self._stretches(rows)
+        rows, heads, lasts = self._stretches(rows)
         width = self._max_length()
-        if len(rows) + len(heads) * width > self._capacity * _WORTH_A_PASS:
+        if self._is_pass_worth(len(heads), width):
             self._build_all()
             return
         before = self._walk(self._trajectories.before, rows[heads], width)
@@ -373,7 +380,7 @@ class SliceSelector:
         num_after = (after != _NONE).sum(axis=0)
         num_own = lasts - heads + 1
         behind_row = np.repeat(lasts + num_after, num_own) - np.arange(len(rows))
-        behind_before = np.arange(width)[:, None] + (num_own + num_after)
+        behind_before = np.arange(len(before))[:, None] + (num_own + num_after)
         is_before = before != _NONE
         if self._search is not None:
             self._search.discard(np.concatenate((rows, before[is_before])))  # a thread may have seen them half changed
@@ -390,9 +397,9 @@ class SliceSelector:
 
     def _lose_starts(self, rows: Rows) -> None:
         """Removes the starts of all slices that contain one of these rows, which are not members any more."""
-        heads, lasts = self._stretches(rows)
+        rows, heads, lasts = self._stretches(rows)
         width = self._max_length()
-        if len(rows) + len(heads) * width > self._capacity * _WORTH_A_PASS:
+        if self._is_pass_worth(len(heads), width):
             self._build_all()
             return
         before = self._walk(self._trajectories.before, rows[heads], width)
@@ -432,20 +439,72 @@ class SliceSelector:
     def _max_length(self) -> int:
         return max((length for length, _ in self._each_length()), default=0)
 
-    def _stretches(self, rows: Rows) -> tuple[Rows, Rows]:
-        """Returns where in ``rows`` each stretch of consecutive rows begins, and where it ends."""
+    def _is_pass_worth(self, num_heads: int, width: int) -> bool:
+        """Returns whether a pass over the table is faster than walks of so many steps from so many rows."""
+        costs = width * (_ROWS_OF_STEP + num_heads)
+        return costs > self._capacity * width.bit_length() or width * num_heads > self._capacity
+
+    def _stretches(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
+        """Returns the rows, where in them each stretch of consecutive rows of a trajectory begins, and where it ends.
+
+        Rows of writers that take turns are many stretches: these are put in the order of their trajectories.
+        """
+        heads, lasts = self._bounds(rows)
+        if len(heads) >= _MIN_STRETCHES:
+            rows = rows[_spread(heads, lasts, self._order(rows[heads], rows[lasts]))]
+            heads, lasts = self._bounds(rows)
+        return rows, heads, lasts
+
+    def _bounds(self, rows: Rows) -> tuple[Rows, Rows]:
         is_joint = self._trajectories.after[rows[:-1]] == rows[1:]
         heads = np.flatnonzero(np.concatenate(((True,), ~is_joint)))
         return heads, np.append(heads[1:], len(rows)) - 1
 
+    def _order(self, firsts: Rows, lasts: Rows) -> Rows:
+        """Returns the numbers of stretches, given their first and last rows, in an order in which those that follow
+        each other do so."""
+        by_first = np.argsort(firsts)
+        follower = self._trajectories.after[lasts]
+        places = np.minimum(np.searchsorted(firsts, follower, sorter=by_first), len(firsts) - 1)
+        is_followed = firsts[by_first[places]] == follower
+        origin = np.arange(len(firsts))
+        origin[by_first[places[is_followed]]] = np.flatnonzero(is_followed)
+        distance = (origin != np.arange(len(firsts))).astype(np.int64)
+        while ((further := origin[origin]) != origin).any():  # each round doubles the reach
+            distance += distance[origin]
+            origin = further
+        return np.lexsort((distance, origin))
+
     def _walk(self, links: Rows, rows: Rows, num_steps: int) -> Rows:
         """Returns the members along the links from each row, itself not included: ``[step, row]``, -1 from the first
-        gap on."""
-        found: Rows = np.full((num_steps, len(rows)), _NONE, np.int64)
+        gap on. There are fewer steps if all end earlier, but at least one."""
+        if len(rows) <= _MAX_ALONE:
+            return self._walk_alone(links, rows, num_steps)
+        found: Rows = np.empty((num_steps, len(rows)), np.int64)
         for step in range(num_steps):
             rows = links[rows]
             rows[~self._is_member[rows]] = _NONE
-            if step % _STEPS_PER_LOOK == 0 and not (rows != _NONE).any():
-                break
             found[step] = rows
+            if step % _STEPS_PER_LOOK == 0 and not (rows != _NONE).any():
+                return found[: step + 1]
         return found
+
+    def _walk_alone(self, links: Rows, rows: Rows, num_steps: int) -> Rows:
+        """As :meth:`_walk`, from one row after the other."""
+        next_of, is_member = links.data, self._is_member.data  # which are indexed faster than arrays
+        walks: list[list[int]] = []
+        for row in rows.tolist():
+            walk: list[int] = []
+            while len(walk) < num_steps and is_member[row := next_of[row]]:
+                walk.append(row)
+            walks.append(walk)
+        found: Rows = np.full((max(map(len, walks), default=0) or 1, len(rows)), _NONE, np.int64)
+        for number, walk in enumerate(walks):
+            found[: len(walk), number] = walk
+        return found
+
+
+def _spread(heads: Rows, lasts: Rows, order: Rows) -> Rows:
+    """Returns the places of all rows of stretches, in an order of the stretches."""
+    sizes = (lasts - heads + 1)[order]
+    return np.repeat(heads[order] - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))

@@ -318,3 +318,30 @@ def test_add_when_a_row_is_a_member_then_refused_and_nothing_changed() -> None:
         view.add(row_numbers([5, 2]))
     assert len(view) == 3
     assert view.starts(2).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("length", [3, 40])
+def test_starts_when_very_many_rows_of_writers_that_take_turns_come_and_go_then_as_a_pass_finds_them(
+    strict: bool, length: int
+) -> None:
+    rng, num_rows = _rng(), 100_000
+    model = Model(num_rows)
+    view = model.view(Slices(slice_len=length, strict_length=strict))
+    for start in range(0, 2 * num_rows, 2000):
+        rows = np.arange(start, start + 2000) % num_rows
+        if start >= num_rows:
+            view.remove(rows)
+            model.links.remove(rows)
+        model.columns.sequence[rows] = np.arange(start, start + 2000)
+        model.links.append(rows, writer=0, ids=rng.integers(0, 50, 2000), ends=rng.random(2000) < 0.01)
+        view.add(rows)
+        some = rng.choice(num_rows, 1000, replace=False)
+        some = some[view._is_member[some]]
+        view.remove(some)
+        if start % 3:
+            view.add(rng.permutation(some))
+        else:
+            model.links.remove(some)
+    assert 0 < len(view.starts(length)) < num_rows
+    assert view.starts(length).tolist() == view._build(length).rows().tolist()
