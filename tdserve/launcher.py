@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, TextIO, cast
 
 from tdserve.base.config import ServerConfig
-from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError, WrongStateError, error_classes
+from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError, WrongStateError, list_error_classes
 from tdserve.client.client import Client, connect
 from tdserve.server.main import FAILED_PREFIX, READY_PREFIX
 
@@ -109,7 +109,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=self.config.child_environment(),
+                env=self.config.build_child_environment(),
                 start_new_session=True,  # Ctrl-C is the owner's: it shuts the server down in its own order
             )
         except BaseException:
@@ -168,7 +168,7 @@ class Server:
                 return line.removeprefix(READY_PREFIX).strip()
             if line.startswith(FAILED_PREFIX):
                 failure = json.loads(line.removeprefix(FAILED_PREFIX))
-                raise error_classes()[failure["error"]](**failure["fields"])
+                raise list_error_classes()[failure["error"]](**failure["fields"])
             if not line:
                 raise RemoteProtocolError(expected="a server that starts", received=f"exit code {process.wait()}")
 

@@ -46,7 +46,7 @@ def parse_address(argument: str, text: str) -> tuple[str, int | None]:
         The host without brackets, and the port, or None if there is none.
 
     Raises:
-        InvalidRequestError: It is none of these.
+        InvalidRequestError: It has none of these forms.
     """
     found = _ADDRESS.fullmatch(text)
     port = int(found["port"]) if found is not None and found["port"] else None
@@ -107,7 +107,7 @@ def explain_unreachable(address: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> 
     return ""
 
 
-def address_towards(host: str) -> str:
+def find_source_address(host: str) -> str:
     """Returns the address of the interface by which this machine reaches a numeric address.
 
     Raises:
@@ -143,7 +143,7 @@ def check_listenable(host: str, port: int) -> None:
         raise InvalidRequestError(argument="address", reason=reason) from error
 
 
-def interface_name(interface: str) -> str | None:
+def find_interface_name(interface: str) -> str | None:
     """Returns the name of an interface, given by name or IPv4 address; None if no interface here has that address."""
     try:
         address = str(ipaddress.ip_address(interface.strip("[]")))
@@ -151,12 +151,12 @@ def interface_name(interface: str) -> str | None:
         return interface
     for _, name in socket.if_nameindex():
         with suppress(InvalidRequestError):  # it has no such address
-            if interface_address(name) == address:
+            if find_interface_address(name) == address:
                 return name
     return None
 
 
-def interface_address(interface: str) -> str:
+def find_interface_address(interface: str) -> str:
     """Returns the address of an interface, given by name or address: ``eth0`` or ``10.0.0.7``.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from tdserve.base.addresses import join_address, parse_address
 from tdserve.base.adoptions import parse_adoptions, parse_folders, split_adoption
 from tdserve.base.errors import InvalidRequestError
-from tdserve.base.integers import integer_of
+from tdserve.base.integers import to_integer
 from tdserve.base.logs import LEVELS
 
 TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
@@ -132,7 +132,7 @@ class ServerConfig:
         _check_int("inline_bytes", self.inline_bytes, low=0, high=1 << 20)
         _check_int("memory_limit_bytes", self.memory_limit_bytes, low=1 << 20, high=1 << 50)
         if self.log_level not in LEVELS:
-            reason = f"{self.log_level!r} is none of {', '.join(LEVELS)}"
+            reason = f"it must be one of {', '.join(LEVELS)}, got {self.log_level!r}"
             raise InvalidRequestError(argument="log_level", reason=reason)
         if self.umask is not None:
             _check_int("umask", self.umask, low=0, high=0o777)
@@ -162,7 +162,7 @@ class ServerConfig:
         except ValueError:
             return False  # what another host name resolves to is not ours to promise
 
-    def child_environment(self) -> dict[str, str]:
+    def build_child_environment(self) -> dict[str, str]:
         """Returns this environment with these settings added, for a process that reads them by ``from_env``."""
         said = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         said["devices"] = ",".join(self.devices)
@@ -216,7 +216,7 @@ class ClientConfig:
         transport: How content travels.
         local_root: Where this process sees the server's root, if the path differs from the server's.
         interface: Address or name (``eth0``) of the interface for content; ``None`` takes the one towards the server.
-            Every client reads it, not only commands: see ``client_interface``.
+            Every client reads it, not only commands: see ``read_client_interface``.
     """
 
     address: str = f"127.0.0.1:{DEFAULT_PORT}"
@@ -237,7 +237,7 @@ class ClientConfig:
             InvalidRequestError: A variable holds an invalid value.
         """
         values = {name: _from_variable(name, parse, environ) for name, parse in _CLIENT_PARSERS.items()}
-        values["address"] = values["address"] or _address_beside_server(environ)
+        values["address"] = values["address"] or _find_server_address(environ)
         return cls(**{name: value for name, value in values.items() if value is not None})
 
 
@@ -277,7 +277,7 @@ class TorchrunRank:
         )
 
 
-def client_interface() -> str | None:
+def read_client_interface() -> str | None:
     """Returns the interface that ``TDSERVE_INTERFACE`` names for clients, if any."""
     found: str | None = _from_variable("interface", str, None)
     return found
@@ -296,13 +296,13 @@ def fail_delay_s() -> float:
     return delay_s if 0.0 <= delay_s < math.inf else 0.0
 
 
-def _address_beside_server(environ: Mapping[str, str] | None) -> str:
+def _find_server_address(environ: Mapping[str, str] | None) -> str:
     host = _from_variable("host", str, environ) or ServerConfig.host
     port = _from_variable("port", int, environ) or DEFAULT_PORT  # a client cannot know what port 0 became
     return join_address({"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(host, host), port)  # noqa: S104
 
 
-def single_threaded_environment() -> dict[str, str]:
+def build_single_threaded_environment() -> dict[str, str]:
     """Returns this process's environment for a child that forks and so must have one thread: numpy starts more by
     default."""
     return {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
@@ -379,7 +379,7 @@ def check_transport(name: str) -> TransportName:
     for known in TRANSPORTS:
         if name == known:
             return known
-    raise InvalidRequestError(argument="transport", reason=f"{name!r} is none of {', '.join(TRANSPORTS)}")
+    raise InvalidRequestError(argument="transport", reason=f"it must be one of {', '.join(TRANSPORTS)}, got {name!r}")
 
 
 def _check_host(host: object) -> None:
@@ -392,7 +392,7 @@ def _check_host(host: object) -> None:
 
 
 def _check_int(name: str, value: int, *, low: int, high: int) -> None:
-    if integer_of(value) is None or not low <= value <= high:
+    if to_integer(value) is None or not low <= value <= high:
         raise InvalidRequestError(argument=name, reason=f"{value!r} is not an integer from {low} to {high}")
 
 

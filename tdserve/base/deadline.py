@@ -19,7 +19,7 @@ ONCE_GRACE_S = 2.0
 """The same for a call that asks once without waiting: all the time that it has, even if the server is busy."""
 
 
-def grace_s(timeout_s: float | None) -> float:
+def compute_grace_s(timeout_s: float | None) -> float:
     """Returns how long beyond its deadline a call waits for the answer, given the caller's ``timeout_s``."""
     return ONCE_GRACE_S if timeout_s == 0 else GRACE_S
 
@@ -49,7 +49,7 @@ class Deadline:
         """
         if timeout_s is None:
             return cls(None, None, clock)
-        seconds = _seconds(timeout_s)
+        seconds = _convert_seconds(timeout_s)
         if math.isinf(seconds):
             return cls(None, None, clock)
         return cls(clock() + seconds, seconds, clock)
@@ -79,7 +79,7 @@ class Deadline:
             raise DeadlineExceededError(what=what, timeout_s=self.timeout_s)
 
 
-def _seconds(timeout_s: float) -> float:
+def _convert_seconds(timeout_s: float) -> float:
     """Converts a number of seconds of any type, also NumPy's; a number too large for a float becomes infinity."""
     if type(timeout_s) is not float:
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real):

@@ -413,7 +413,7 @@ class ForkedClientError(ClosedError):
     defaults = {"what": "", "pid": 0}
 
 
-def error_classes() -> dict[str, type[TDServeError]]:
+def list_error_classes() -> dict[str, type[TDServeError]]:
     """Returns every class of this module by name, for decoding. Subclasses defined elsewhere do not cross the wire."""
     found: dict[str, type[TDServeError]] = {}
     todo = [TDServeError]

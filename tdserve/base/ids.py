@@ -80,16 +80,16 @@ def _name_fault(name: str) -> str | None:
     return None
 
 
-def new_secret() -> bytes:
+def make_secret() -> bytes:
     """Returns a new secret for the gloo groups of one session, link or epoch."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
-def new_client_id() -> bytes:
+def make_client_id() -> bytes:
     """Returns 16 random bytes that name one client object, across its reconnects."""
     return secrets.token_bytes(CLIENT_ID_BYTES)
 
 
-def new_uid() -> str:
+def make_uid() -> str:
     """Returns a random name (32 hexadecimal digits) for a server or one incarnation of a store."""
     return secrets.token_hex(16)

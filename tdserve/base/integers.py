@@ -10,7 +10,7 @@ LARGEST = 2**63 - 1
 """Largest number that a message or a file of int64 can hold."""
 
 
-def integer_of(value: object) -> int | None:
+def to_integer(value: object) -> int | None:
     """Returns ``value`` as an integer, also if it is one of NumPy's, which computed sizes often are; None for True, 3.0
     and "3"."""
     if type(value) is int:
@@ -26,7 +26,7 @@ def check_integer(argument: str, value: object, minimum: int, *, maximum: int = 
     Raises:
         InvalidRequestError: It is not an integer from ``minimum`` to ``maximum``. Nothing was changed.
     """
-    number = integer_of(value)
+    number = to_integer(value)
     if number is None or number < minimum:
         raise InvalidRequestError(argument=argument, reason=f"{value!r} is not an integer of at least {minimum}")
     if number > maximum:
@@ -41,7 +41,7 @@ def check_version(argument: str, value: object) -> int:
     Raises:
         InvalidRequestError: It is not an integer. Nothing was asked.
     """
-    number = integer_of(value)
+    number = to_integer(value)
     if number is None:
         raise InvalidRequestError(argument=argument, reason=f"{value!r} is not a version")
     return min(max(number, -1), LARGEST)

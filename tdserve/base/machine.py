@@ -34,7 +34,7 @@ OOM_COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup/memory.events")
 _ORDERED_MACHINES = ("x86_64", "amd64")
 
 
-def boot_id() -> str:
+def read_boot_id() -> str:
     """Returns an id that is equal in all processes of one running kernel, across containers; ``""`` if there is
     none."""
     try:
@@ -44,7 +44,7 @@ def boot_id() -> str:
         return ""
 
 
-def why_not_shared(machine: str) -> str:
+def explain_not_shared(machine: str) -> str:
     """Returns why two processes of such a machine may not read rows that the other writes; "" if they may.
 
     A reader copies a row between two reads of its generation. This detects every concurrent write only if the processor
@@ -58,7 +58,7 @@ def why_not_shared(machine: str) -> str:
     return f"this machine is {machine or 'of a kind that cannot be told'}; rows are shared in memory on x86-64 only"
 
 
-def pid_namespace() -> str:
+def read_pid_namespace() -> str:
     """Returns an id that is equal in two processes that see each other's process ids; ``""`` if it is unknown."""
     try:
         return os.readlink("/proc/self/ns/pid")
@@ -131,10 +131,10 @@ def raise_descriptor_limit() -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(OSError, ValueError):  # a sandbox may not allow it
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return descriptor_limit()
+    return get_descriptor_limit()
 
 
-def descriptor_limit() -> int:
+def get_descriptor_limit() -> int:
     """Returns how many descriptors this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, MAX_DESCRIPTORS)

@@ -11,7 +11,7 @@ import time
 import torch
 
 from tdserve.base.errors import TransportError, WrongStateError
-from tdserve.base.ids import new_secret
+from tdserve.base.ids import make_secret
 from tdserve.bench.child import Child, LinePipe, run_child
 from tdserve.bench.measure import Round
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
@@ -73,7 +73,7 @@ class FloorLink(Child):
     def connect(self) -> None:
         """Forms the group; the other process may still be starting."""
         self.receive()
-        bond = Bond(new_secret(), PURPOSE)
+        bond = Bond(make_secret(), PURPOSE)
         self.send({"connect": HOST, "secret": bond.secret.hex()})
         kv_store = self.pipe.kv_store
         self._exchange = Exchange(GlooChannel(kv_store, CLIENT_RANK, host=HOST, bond=bond, peer="the floor's peer"))

@@ -99,7 +99,9 @@ def _terminable() -> Iterator[None]:
 def _check(options: BenchOptions) -> None:
     for name in options.workloads:
         if name not in WORKLOADS:
-            raise InvalidRequestError(argument="workloads", reason=f"{name!r} is none of {', '.join(WORKLOAD_NAMES)}")
+            raise InvalidRequestError(
+                argument="workloads", reason=f"each must be one of {', '.join(WORKLOAD_NAMES)}, got {name!r}"
+            )
     if options.num_rounds < 1:
         raise InvalidRequestError(argument="repeats", reason=f"{options.num_rounds} is less than 1")
 

@@ -108,7 +108,7 @@ def _plain(entry: Any) -> Any:
     """Returns an entry of any kind as dicts and lists."""
     from tensordict import NonTensorData, NonTensorStack  # imports torch
 
-    from tdserve.structure.instances import inside
+    from tdserve.structure.instances import find_content
 
     if isinstance(entry, list):
         return [_plain(row) for row in entry]
@@ -121,7 +121,7 @@ def _plain(entry: Any) -> Any:
     if hasattr(entry, "tensordicts"):
         return [_plain(row) for row in entry.tensordicts]
     if type(entry).__name__ != "TensorDict":
-        return _plain(inside(entry))
+        return _plain(find_content(entry))
     return {key: _plain(item) for key, item in entry.items()}
 
 

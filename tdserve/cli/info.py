@@ -25,7 +25,7 @@ def info(name: str | None, address: str | None, token_file: Path | None, as_json
     """Show everything known about store NAME; without NAME, about the server."""
     with catalog_client(address, token_file) as client:
         described = None if name is None else client.describe(name)
-        facts = message_facts(client.server_stats()) if described is None else described.as_dict()
+        facts = message_facts(client.get_server_stats()) if described is None else described.as_dict()
     if described is None:
         print_json(facts) if as_json else print_table(("fact", "value"), fact_rows(facts))
         return

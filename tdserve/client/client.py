@@ -30,7 +30,7 @@ from tdserve.client.tensordicts.reading import open_store
 from tdserve.client.tensordicts.tensordict_client import TensorDictClient
 from tdserve.client.weights.publishing import Published, publish
 from tdserve.client.weights.subscription import Subscription
-from tdserve.client.weights.versions import Pulls, Wanted, Weights, dtype_name
+from tdserve.client.weights.versions import Pulls, Wanted, Weights, get_dtype_name
 from tdserve.rules.catalog import Durability
 from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo, Lifo
@@ -345,7 +345,7 @@ class Client(TensorDictClient):
                 metadata=metadata,
                 keep=keep,
                 fanout=fanout,
-                dtype=dtype_name(dtype),
+                dtype=get_dtype_name(dtype),
                 deadline=deadline,
             ),
             return_early,
@@ -378,7 +378,7 @@ class Client(TensorDictClient):
         """
         check_real("reading weights", WEIGHTS)
         wanted = Wanted(
-            name, newer_than=newer_than, out=out, into=into, device=device, copy=copy, dtype=dtype_name(dtype)
+            name, newer_than=newer_than, out=out, into=into, device=device, copy=copy, dtype=get_dtype_name(dtype)
         )
         return self._pulls.pull(wanted, self.deadline(timeout_s))
 
@@ -400,7 +400,7 @@ class Client(TensorDictClient):
             InvalidRequestError: It is not kept any more, or was not published yet; the error lists those that are kept.
             Others: As raised by ``latest``, whose arguments these are.
         """
-        wanted = Wanted(name, version=v, out=out, into=into, device=device, copy=copy, dtype=dtype_name(dtype))
+        wanted = Wanted(name, version=v, out=out, into=into, device=device, copy=copy, dtype=get_dtype_name(dtype))
         found = self._pulls.pull(wanted, self.deadline(timeout_s))
         if found is None:
             raise WrongStateError(state="nothing newer", event=f"version {v} of {name!r}")
@@ -444,7 +444,7 @@ class Client(TensorDictClient):
             out, into, device, copy, dtype: See the class.
         """
         wanted = Wanted(
-            name, newer_than=newer_than, out=out, into=into, device=device, copy=copy, dtype=dtype_name(dtype)
+            name, newer_than=newer_than, out=out, into=into, device=device, copy=copy, dtype=get_dtype_name(dtype)
         )
         return Subscription(self, self._pulls, wanted, timeout_s=timeout_s)
 
@@ -495,7 +495,7 @@ class Client(TensorDictClient):
         """
         session = self._session
         return {
-            **server_facts(self.catalog.server_stats()),
+            **server_facts(self.catalog.get_server_stats()),
             "address": self.address,
             "transport": session.transport if session is not None else None,
             "why_not_nccl": self.why_not_nccl,

@@ -15,12 +15,12 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tdserve.base.addresses import explain_unreachable, resolve
-from tdserve.base.deadline import grace_s
+from tdserve.base.deadline import compute_grace_s
 from tdserve.base.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.forking import (
     answer_of,
-    beside_forks,
+    exclude_forks,
     receive_beside_forks,
     send_beside_forks,
     watch_forks,
@@ -93,7 +93,7 @@ class SessionStream:
         self._on_message = on_message
         self._on_lost = on_lost
         self._outgoing: SimpleQueue[control_pb2.ClientMessage | None] = SimpleQueue()
-        with beside_forks():
+        with exclude_forks():
             self._call = open_call(cut_large(send_beside_forks(self._outgoing)))
         self._thread = Thread(target=self._read, name="tdserve-session-reader", daemon=True)
         self._thread.start()
@@ -131,7 +131,7 @@ def _end_stream(call: Any, outgoing: SimpleQueue[control_pb2.ClientMessage | Non
     if os.getpid() != pid:  # after a fork neither the call nor the thread exists here
         return
     outgoing.put(None)
-    with beside_forks():
+    with exclude_forks():
         call.cancel()
     if thread is not current_thread():
         thread.join(JOIN_TIMEOUT_S)
@@ -159,7 +159,7 @@ class ControlConnection:
         self._open_channel()
 
     def _open_channel(self) -> None:
-        with beside_forks():
+        with exclude_forks():
             self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         watch_forks()
         self._stub: Any = ControlServiceStub(self._channel)
@@ -221,7 +221,7 @@ class ControlConnection:
             remaining_s = deadline - time.monotonic()
             try:
                 # Some extra time, so that the server's answer "not within your timeout" arrives before our own.
-                patience_s = max(remaining_s, 0.0) + grace_s(timeout_s)
+                patience_s = max(remaining_s, 0.0) + compute_grace_s(timeout_s)
                 return self._ask(method, request, patience_s)
             except (grpc.RpcError, ValueError) as error:
                 ours = self._ours(error, what=method, timeout_s=timeout_s)
@@ -304,7 +304,7 @@ def _close(channel: grpc.Channel) -> None:
     of a process that was in a call they stand still for ever."""
 
     def close() -> None:
-        with beside_forks():
+        with exclude_forks():
             channel.close()
 
     thread = Thread(target=close, name="tdserve-channel-close", daemon=True)

@@ -127,7 +127,7 @@ def receive_beside_forks(call: Any) -> Generator[Any, None, None]:
 
 
 @contextmanager
-def beside_forks() -> Iterator[None]:
+def exclude_forks() -> Iterator[None]:
     """A block that calls into gRPC without waiting there: a fork waits for its end, and it waits for a fork."""
     traffic = _current[-1]
     traffic.begin()
@@ -151,7 +151,7 @@ def answer_of(method: Any, request: Any, *, timeout: float, **options: Any) -> A
     """
     # Not an Event: gRPC ends the call in a forked child too, where no thread releases the lock that the waiter held.
     answered: SimpleQueue[Any] = SimpleQueue()
-    with beside_forks():
+    with exclude_forks():
         call = method.future(request, timeout=timeout, **options)
         call.add_done_callback(answered.put)
     try:
@@ -161,10 +161,10 @@ def answer_of(method: Any, request: Any, *, timeout: float, **options: Any) -> A
             what="an answer from gRPC, which hangs in this process,", timeout_s=timeout
         ) from error
     except BaseException:
-        with beside_forks():  # after Ctrl-C it is still under way
+        with exclude_forks():  # after Ctrl-C it is still under way
             call.cancel()
         raise
-    with beside_forks():
+    with exclude_forks():
         return call.result()
 
 

@@ -127,7 +127,7 @@ class WorkerSocket:
         self._reader = FrameReader()
         self._lock = Lock()
 
-    def orders(self) -> list[worker_pb2.Order]:
+    def receive_orders(self) -> list[worker_pb2.Order]:
         """Waits for the next orders. An empty list means that the control process is gone."""
         while True:
             try:

@@ -143,7 +143,7 @@ async def listen(
     Raises:
         OSError: The folder takes no socket.
     """
-    with _short(root) as path:
+    with _make_short_name(root) as path:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -188,7 +188,7 @@ class SocketEnd:
         self._lock = Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            with _short(root) as path:
+            with _make_short_name(root) as path:
                 self._socket.connect(path)
         except OSError as error:
             self._socket.close()
@@ -282,7 +282,7 @@ class SocketEnd:
 
 
 @contextlib.contextmanager
-def _short(root: Path) -> Iterator[str]:
+def _make_short_name(root: Path) -> Iterator[str]:
     """A short name of the socket: the kernel takes 107 bytes, and the root's path may be longer."""
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

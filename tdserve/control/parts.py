@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from google.protobuf.message import Message
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.messages.long_lists import lists_in
+from tdserve.messages.long_lists import find_lists
 from tdserve.v1 import control_pb2
 
 MAX_RECEIVED_BYTES = 4 * 1024 * 1024
@@ -52,12 +52,12 @@ def cut_large(messages: Iterable[control_pb2.ClientMessage]) -> Iterator[control
 
 def _take_lists_out(message: control_pb2.ClientMessage) -> tuple[control_pb2.ClientMessage, list[bytes]]:
     """Returns a copy of a message without its long lists, and these lists; the message itself where it has no lists."""
-    if not lists_in(message):
+    if not find_lists(message):
         return message, []
     copy = control_pb2.ClientMessage()
     copy.CopyFrom(message)
     taken = []
-    for each in lists_in(copy):
+    for each in find_lists(copy):
         data = each.data
         if len(data) > MIN_AHEAD_BYTES:
             taken.append(data)

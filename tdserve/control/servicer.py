@@ -53,7 +53,7 @@ class SessionLink:
 class Handlers(Protocol):
     """The control process's handler of each method; a handler raises TDServeError if the client made a mistake."""
 
-    async def session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None: ...
+    async def serve_session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None: ...
     async def create_store(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse: ...
     async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription: ...
     async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse: ...
@@ -69,7 +69,7 @@ class Servicer(ControlServiceServicer):
         self._handlers = handlers
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
-        await _answer(self._handlers.session(SessionLink(context), request_iterator), context)
+        await _answer(self._handlers.serve_session(SessionLink(context), request_iterator), context)
 
     async def CreateStore(self, request: control_pb2.CreateStoreRequest, context: Any) -> Any:
         return await _answer(self._handlers.create_store(request), context)

@@ -15,7 +15,7 @@ from tdserve.base.errors import (
     RemoteProtocolError,
     TDServeError,
     UnauthenticatedError,
-    error_classes,
+    list_error_classes,
 )
 from tdserve.v1 import control_pb2
 
@@ -35,7 +35,7 @@ def encode_failure(error: TDServeError) -> control_pb2.Failure:
 
 def decode_failure(failure: control_pb2.Failure) -> TDServeError:
     """Returns the error of a message. A class that this version does not know becomes a RemoteProtocolError."""
-    cls = error_classes().get(failure.error)
+    cls = list_error_classes().get(failure.error)
     if cls is None:
         return RemoteProtocolError(expected="an error of tdserve", received=failure.error[:200])
     fields = {name: _decode_field(value) for name, value in failure.fields.items()}
@@ -101,7 +101,7 @@ _CAUSES = (
 """Texts in grpc's reasons, in lower case, and their meanings."""
 
 
-def _plain(details: str) -> str:
+def _explain(details: str) -> str:
     """Returns the reason for a missing connection, in words that help a user."""
     found = details.lower()
     for text, cause in _CAUSES:
@@ -114,7 +114,7 @@ _Make = Callable[[str, str, float, str], TDServeError]
 
 _BY_CODE: dict[grpc.StatusCode, _Make] = {
     grpc.StatusCode.UNAVAILABLE: lambda address, what, timeout_s, details: ConnectError(
-        address=address, reason=_plain(details)
+        address=address, reason=_explain(details)
     ),
     grpc.StatusCode.DEADLINE_EXCEEDED: lambda address, what, timeout_s, details: DeadlineExceededError(
         what=f"{what} at {address}", timeout_s=timeout_s

@@ -21,7 +21,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.messages.layout import Layout
-from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, why_read_only
+from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, explain_read_only
 from tdserve.store import object_folders
 from tdserve.store.adopted import Adopted
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
@@ -29,7 +29,7 @@ from tdserve.store.mapping import open_leaves
 from tdserve.store.objects import Objects
 from tdserve.structure import codec
 from tdserve.structure.tree import Path, Spec
-from tdserve.transport.sources_sinks import row_table
+from tdserve.transport.sources_sinks import view_rows
 from tdserve.v1 import spec_pb2, worker_pb2
 
 
@@ -94,7 +94,7 @@ class MappedStore:
         if self.read_only:
             raise ReadOnlyError(store=self.name, reason=self.read_only)
 
-    def writable_generations(self) -> NDArray[np.int64]:
+    def map_writable_generations(self) -> NDArray[np.int64]:
         """Returns the rows' generations in a writable mapping, for a writer that claims rows.
 
         Raises:
@@ -106,22 +106,22 @@ class MappedStore:
             opened = self._writable_generations = Generations.open(path, uid=self.uid, writable=True).values
         return opened
 
-    def leaves_of(self, layout: Layout) -> list[torch.Tensor]:
+    def get_leaves(self, layout: Layout) -> list[torch.Tensor]:
         """Returns the mapped tensors in the order of a layout's slots."""
         return [self.leaves[slot.path] for slot in layout.slots[: layout.num_leaves]]
 
-    def tables_of(self, layout: Layout) -> list[NDArray[np.uint8]]:
+    def get_tables(self, layout: Layout) -> list[NDArray[np.uint8]]:
         """Returns the bytes of the mapped tensors by rows, in the order of a layout's slots; kept for the next call."""
-        return [self.table(slot.path) for slot in layout.slots[: layout.num_leaves]]
+        return [self.get_table(slot.path) for slot in layout.slots[: layout.num_leaves]]
 
-    def table(self, path: Path) -> NDArray[np.uint8]:
+    def get_table(self, path: Path) -> NDArray[np.uint8]:
         """Returns the bytes of a mapped tensor by rows, uint8 ``[num_rows, row_nbytes]``."""
         tables = self._tables
         if not tables:
-            tables.update({each: row_table(leaf) for each, leaf in self.leaves.items()})
+            tables.update({each: view_rows(leaf) for each, leaf in self.leaves.items()})
         return tables[path]
 
-    def objects(self, *, writable: bool) -> Objects | None:
+    def open_objects(self, *, writable: bool) -> Objects | None:
         """Returns the non-tensor values; None if none was ever written and the caller only reads.
 
         The process that writes them always opens them for writing, since it could not open them a second time.
@@ -139,7 +139,7 @@ class MappedStore:
             epoch = self.generations.objects_epoch
             if opened is not None and opened[0] == epoch:
                 return opened
-            folder = object_folders.folder_at(self.folder, epoch)
+            folder = object_folders.get_folder(self.folder, epoch)
             self._check_present()
             if not writable and not Objects.exists(folder):
                 return None
@@ -156,9 +156,9 @@ class MappedStore:
         if self.generations.is_deleted:
             raise StoreNotFoundError(name=self.name)
 
-    def writable_objects(self) -> Objects:
+    def open_writable_objects(self) -> Objects:
         """Returns the non-tensor values, created if there are none; only for the one worker that writes them."""
-        objects = self.objects(writable=True)
+        objects = self.open_objects(writable=True)
         if objects is None:
             raise LocalProtocolError(reason=f"no values could be opened in {self.folder}")
         return objects
@@ -196,7 +196,7 @@ class OpenStores:
         call."""
         self._specs, self._specs_before = {}, self._specs
 
-    def spec(self, fingerprint: bytes) -> Spec:
+    def get_spec(self, fingerprint: bytes) -> Spec:
         """Returns the structure with this fingerprint."""
         spec = self._specs.get(fingerprint) or self._specs_before.get(fingerprint)
         if spec is None:
@@ -221,7 +221,7 @@ class OpenStores:
         store = self._stores.get(ref.uid)
         if store is not None and store.structure == ref.structure:
             return store
-        spec = spec or self.spec(ref.fingerprint)
+        spec = spec or self.get_spec(ref.fingerprint)
         with self._lock:
             store = self._stores.get(ref.uid)
             if store is None or store.structure != ref.structure:
@@ -270,7 +270,7 @@ class OpenStores:
         folder = FilePath(ref.folder)
         generations = Generations.open(folder / GENERATION_FILE, uid=ref.uid, writable=False)
         adopted = Adopted.load(folder)
-        read_only = why_read_only(adopted.path) if adopted is not None and adopted.read_only else ""
+        read_only = explain_read_only(adopted.path) if adopted is not None and adopted.read_only else ""
         try:
             leaves = open_leaves(folder, spec, writable=not (self._is_read_only or read_only))
         except CorruptDataError:

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.data.opened import MappedStore
-from tdserve.messages.content import ReadStatus, paths_of, read_layout, selected_spec, status_column
+from tdserve.messages.content import ReadStatus, decode_paths, make_status_column, read_layout, select_spec
 from tdserve.messages.layout import Layout
 from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.messages.selection.torch_selection import to_torch_index
-from tdserve.structure.torch_types import indexable
+from tdserve.structure.torch_types import to_indexable
 from tdserve.structure.tree import Path, Spec
 from tdserve.transport.sources_sinks import IndexedEnd, RowEnd, Trailer
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
@@ -63,24 +63,24 @@ class ReadPlan:
         is_list = isinstance(only, torch.Tensor) and only.dtype is torch.int64 and only.ndim == 1
         return only.numpy() if is_list and only is not None else None
 
-    def source(self, store: MappedStore, trailer: Trailer) -> IndexedEnd | RowEnd:
+    def make_source(self, store: MappedStore, trailer: Trailer) -> IndexedEnd | RowEnd:
         """Returns the selected content of the store's leaves."""
         if self.rows is not None:
-            return RowEnd(self.layout, store.tables_of(self.layout), self.rows, trailer)
+            return RowEnd(self.layout, store.get_tables(self.layout), self.rows, trailer)
 
         def leaf_of(slot: int) -> Any:
             leaf = store.leaves[self.layout.slots[slot].path]
-            return indexable(leaf)[self.index] if self.index else leaf
+            return to_indexable(leaf)[self.index] if self.index else leaf
 
         return IndexedEnd(self.layout, leaf_of, trailer)
 
-    def trailer(self, store: MappedStore, before: NDArray[np.int64]) -> Trailer:
+    def make_trailer(self, store: MappedStore, before: NDArray[np.int64]) -> Trailer:
         """Returns the status that ends the read: whether the watched generations are unchanged."""
         version = store.generations.content_version
 
         def trail() -> list[NDArray[np.int64]]:
             is_whole = np.array_equal(store.generations.values[self.watched], before) and store.is_current
-            return [status_column(ReadStatus.WHOLE if is_whole else ReadStatus.TORN, version)]
+            return [make_status_column(ReadStatus.WHOLE if is_whole else ReadStatus.TORN, version)]
 
         return trail
 
@@ -101,7 +101,7 @@ def plan_read(store: MappedStore, asked: Asked) -> ReadPlan:
     Raises:
         KeyNotFoundError, SelectionError: The expression does not fit the store.
     """
-    keys = paths_of(asked.keys)
+    keys = decode_paths(asked.keys)
     if asked.selection.ByteSize() > MAX_KEPT_BYTES:
         return _plan(store, from_message(asked.selection), keys)
     parts = [asked.selection.SerializeToString(), *(key.SerializeToString() for key in asked.keys)]
@@ -118,15 +118,15 @@ def plan_read(store: MappedStore, asked: Asked) -> ReadPlan:
 
 def _plan(store: MappedStore, expression: Selection, keys: Sequence[Path]) -> ReadPlan:
     batch_size = store.spec.batch_size
-    selection = expression.canonical(batch_size, store=store.name)
-    spec = selected_spec(store.spec, selection, keys, store=store.name)
+    selection = expression.canonicalise(batch_size, store=store.name)
+    spec = select_spec(store.spec, selection, keys, store=store.name)
     is_everything, watched = selection.is_everything, selection.listed
     if not is_everything and watched is None:
-        watched = selection.rows(batch_size)
+        watched = selection.compute_rows(batch_size)
     return ReadPlan(
         spec=spec,
         layout=read_layout(spec),
         index=to_torch_index(selection, batch_size) if selection.items else (),
         watched=slice(-1, None) if watched is None else watched,
-        elements=None if is_everything or not store.spec.values else selection.elements(batch_size),
+        elements=None if is_everything or not store.spec.values else selection.compute_elements(batch_size),
     )

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.data.opened import MappedStore
-from tdserve.messages.content import ReadStatus, mark_moved, status_column
+from tdserve.messages.content import ReadStatus, make_status_column, mark_moved
 from tdserve.messages.layout import Layout
 from tdserve.transport.sources_sinks import RowEnd
 
 
-def rows_source(
+def make_rows_source(
     store: MappedStore,
     layout: Layout,
     rows: NDArray[np.int64],
@@ -25,7 +25,7 @@ def rows_source(
     meanwhile are marked.
 
     Args:
-        layout: That of ``content.rows_layout``.
+        layout: That of ``content.make_rows_layout``.
         expected: Generations at the moment when control selected the rows.
         added: The table's columns, by name.
     """
@@ -34,6 +34,6 @@ def rows_source(
         found = store.generations.values[rows]
         num_missing = mark_moved(found, expected)
         columns = [np.frombuffer(column, np.uint8) for column in added.values()]
-        return [rows, found, *columns, status_column(ReadStatus.WHOLE, num_missing=num_missing)]
+        return [rows, found, *columns, make_status_column(ReadStatus.WHOLE, num_missing=num_missing)]
 
-    return RowEnd(layout, store.tables_of(layout), rows, trail)
+    return RowEnd(layout, store.get_tables(layout), rows, trail)

@@ -14,7 +14,7 @@ from tdserve.data.opened import MappedStore
 from tdserve.messages.content import has_bundles
 from tdserve.messages.row_numbers import decode_rows, spread
 from tdserve.messages.selection.selection import from_message
-from tdserve.messages.value_bundles import Unbundled, bundles_of
+from tdserve.messages.value_bundles import Unbundled, encode_bundles
 from tdserve.messages.value_columns import Buffer, JoinedValues, ValueColumn, decode_block, encode_block
 from tdserve.store.objects import ObjectColumn
 from tdserve.store.spools import read_spooled
@@ -54,11 +54,11 @@ def read_columns(
     """
     if not paths:
         return []
-    objects = store.objects(writable=False)
+    objects = store.open_objects(writable=False)
     if objects is None:
-        numbers = [(path, _numbers(store, path, elements)) for path in paths]
+        numbers = [(path, _find_positions(store, path, elements)) for path in paths]
         return [_check_column(store, path, rows, True, [None] * len(rows)) for path, rows in numbers]
-    wanted = [(path, _numbers(store, path, elements)) for path in paths]
+    wanted = [(path, _find_positions(store, path, elements)) for path in paths]
     found = objects.get_many(wanted, joined=_find_ragged(store, splits))
     return [_check_column(store, path, rows, *column) for (path, rows), column in zip(wanted, found, strict=True)]
 
@@ -74,18 +74,18 @@ def _check_column(
     if not len(rows):  # no elements have no value, not even one that all share
         return ValueColumn(True, [])
     store.check_current()
-    if store.spec.batch_size and _have_left(store, path, rows if not per_row else _lacking(rows, values)):
+    if store.spec.batch_size and _has_left(store, path, rows if not per_row else _find_lacking(rows, values)):
         found = values if per_row else [None] * len(rows)
         return ValueColumn(True, [NONE if value is None else value for value in found])
     where = f"row {rows[values.index(None)]}" if per_row else "every row"
     raise CorruptDataError(path=str(store.folder), expected=f"a value of {path} at {where}", actual="none")
 
 
-def _lacking(rows: Elements, values: Sequence[bytes | None]) -> Elements:
+def _find_lacking(rows: Elements, values: Sequence[bytes | None]) -> Elements:
     return rows[[value is None for value in values]]
 
 
-def _have_left(store: MappedStore, path: Path, rows: Elements) -> bool:
+def _has_left(store: MappedStore, path: Path, rows: Elements) -> bool:
     """Returns whether all of these rows have left their table, perhaps with their values; a reader of them sees that
     they moved."""
     num_each = math.prod(store.value_batch_sizes[path]) // store.spec.batch_size[0]
@@ -126,11 +126,11 @@ def put_values(store: MappedStore, order: worker_pb2.PutValues, *, before: bytes
     """
     spooled = read_spooled(order.spool, order.spool_offset, order.spool_nbytes) if order.spool else b""
     block = decode_block(before + spooled + order.values)  # concatenated blocks are one block
-    paths = [_path(key) for key in order.keys]
+    paths = [_decode_path(key) for key in order.keys]
     num_columns = 1 if order.is_bundled else len(paths)
     if len(block) != num_columns:
         raise RemoteProtocolError(expected=f"{num_columns} columns of values", received=f"{len(block)}")
-    elements = elements_of(store, order)
+    elements = decode_elements(store, order)
     if order.is_whole and elements is not None and has_bundles(store.spec):
         _put_bundles(store, paths, elements, block, is_bundled=order.is_bundled)
     elif order.is_bundled:
@@ -139,25 +139,25 @@ def put_values(store: MappedStore, order: worker_pb2.PutValues, *, before: bytes
         _put_columns(store, order, paths, elements, block)
 
 
-def elements_of(store: MappedStore, order: worker_pb2.PutValues | worker_pb2.ReadValues) -> Elements | None:
+def decode_elements(store: MappedStore, order: worker_pb2.PutValues | worker_pb2.ReadValues) -> Elements | None:
     """Returns the elements of the flattened batch that an order names; None for all."""
     if order.HasField("elements"):
         return decode_rows(order.elements)
     selection = from_message(order.selection)
-    return None if selection.is_everything else selection.elements(store.spec.batch_size)
+    return None if selection.is_everything else selection.compute_elements(store.spec.batch_size)
 
 
 def _put_bundles(
     store: MappedStore, paths: Sequence[Path], elements: Elements, block: Sequence[ValueColumn], *, is_bundled: bool
 ) -> None:
-    columns = [_views(column, path, len(elements)) for path, column in zip(paths, block, strict=not is_bundled)]
+    columns = [_list_views(column, path, len(elements)) for path, column in zip(paths, block, strict=not is_bundled)]
     if is_bundled:
         (bundles,) = columns
         Unbundled(bundles, len(paths))  # checked before they are stored
     else:
         each = [values if len(values) == len(elements) else list(values) * len(elements) for values in columns]
-        bundles = bundles_of(each)
-    store.writable_objects().put_bundles(paths, elements, bundles)
+        bundles = encode_bundles(each)
+    store.open_writable_objects().put_bundles(paths, elements, bundles)
 
 
 def _put_columns(
@@ -174,16 +174,16 @@ def _put_columns(
     columns = []
     for path, column in zip(paths, block, strict=True):
         rows = _spread(batch_sizes[path], len(store.spec.batch_size), elements)
-        values = _views(column, path, len(rows))
+        values = _list_views(column, path, len(rows))
         is_common = elements is None and not column.per_row
         columns.append(ObjectColumn(below + path, None if is_common else rows, values))
     clear = [below + path for path in paths] if elements is None else ()
-    store.writable_objects().put_many(columns, clear=clear)
+    store.open_writable_objects().put_many(columns, clear=clear)
 
 
-def _views(column: ValueColumn, path: Path, num_rows: int) -> Sequence[Buffer]:
+def _list_views(column: ValueColumn, path: Path, num_rows: int) -> Sequence[Buffer]:
     """Returns the values of a column: one per row, or one for all rows."""
-    values = column.values.views() if isinstance(column.values, JoinedValues) else column.values
+    values = column.values.get_views() if isinstance(column.values, JoinedValues) else column.values
     if len(values) != (num_rows if column.per_row else 1):
         received = f"{len(values)} values of {path}"
         raise RemoteProtocolError(expected=f"{num_rows} values, or one for all", received=received)
@@ -196,8 +196,13 @@ def move_values(store: MappedStore, order: worker_pb2.MoveValues) -> None:
     Raises:
         CapacityError: The environment is full; nothing was changed.
     """
-    moves = [(_path(source), _path(target)) for source, target in zip(order.sources, order.targets, strict=True)]
-    store.writable_objects().move(moves, cleared=map(_path, order.cleared), cleared_below=order.cleared_below)
+    moves = [
+        (_decode_path(source), _decode_path(target))
+        for source, target in zip(order.sources, order.targets, strict=True)
+    ]
+    store.open_writable_objects().move(
+        moves, cleared=map(_decode_path, order.cleared), cleared_below=order.cleared_below
+    )
 
 
 def drop_values(store: MappedStore, rows: Elements) -> int:
@@ -207,10 +212,12 @@ def drop_values(store: MappedStore, rows: Elements) -> int:
         CapacityError: There is not even room for that; nothing was deleted.
     """
     elements = spread(rows, math.prod(store.spec.batch_size[1:]))
-    return store.writable_objects().drop([(path, _numbers(store, path, elements)) for path, _ in store.spec.values])
+    return store.open_writable_objects().drop(
+        [(path, _find_positions(store, path, elements)) for path, _ in store.spec.values]
+    )
 
 
-def _numbers(store: MappedStore, path: Path, elements: Elements | None) -> Elements:
+def _find_positions(store: MappedStore, path: Path, elements: Elements | None) -> Elements:
     """Returns the positions in a leaf's own flattened batch that belong to elements of the store's."""
     return _spread(store.value_batch_sizes[path], len(store.spec.batch_size), elements)
 
@@ -221,5 +228,5 @@ def _spread(batch_size: tuple[int, ...], num_dims: int, elements: Elements | Non
     return spread(elements, math.prod(batch_size[num_dims:]))
 
 
-def _path(key: content_pb2.Path) -> Path:
+def _decode_path(key: content_pb2.Path) -> Path:
     return tuple(key.parts)

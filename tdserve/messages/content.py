@@ -72,7 +72,7 @@ STATUS = Trailing("status", "int64", (8,))
 """[ReadStatus, content version, missing rows, 0...]: 64 bytes behind the content of every read."""
 
 
-def status_column(outcome: ReadStatus, version: int = 0, num_missing: int = 0) -> NDArray[np.int64]:
+def make_status_column(outcome: ReadStatus, version: int = 0, num_missing: int = 0) -> NDArray[np.int64]:
     """Returns the column that ends a read."""
     return np.array([outcome, version, num_missing, 0, 0, 0, 0, 0], np.int64)
 
@@ -92,12 +92,12 @@ def mark_moved(generations: NDArray[np.int64], expected: NDArray[np.int64]) -> i
     return num_missing
 
 
-def paths_of(keys: Iterable[content_pb2.Path]) -> list[Path]:
+def decode_paths(keys: Iterable[content_pb2.Path]) -> list[Path]:
     """The paths that a message names, in its order."""
     return [tuple(key.parts) for key in keys]
 
 
-def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, store: str = "") -> Spec:
+def select_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, store: str = "") -> Spec:
     """Returns the structure of ``td[selection].select(*keys)`` for a tensordict of this spec; names of dimensions are
     lost.
 
@@ -109,18 +109,18 @@ def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, sto
         spec = spec.select(keys, store=store)
     if not selection.items:
         return spec
-    chosen = selection.canonical(spec.batch_size, store=store)
+    chosen = selection.canonicalise(spec.batch_size, store=store)
     rows = chosen.listed
     if rows is not None and not spec.has_ragged:
-        return _listed_spec(spec, len(rows))
-    batch_size = chosen.result_batch_size(spec.batch_size)
+        return _make_rows_spec(spec, len(rows))
+    batch_size = chosen.compute_batch_size(spec.batch_size)
     num_dims = len(spec.batch_size)
-    moved = _moved_dims(chosen, num_dims) if spec.has_ragged else None
+    moved = _find_moved_dims(chosen, num_dims) if spec.has_ragged else None
     taken = _select_numbers(chosen, spec.batch_size) if spec.has_members and moved is not None else None
     return spec.with_batch(num_dims, batch_size, (None,) * len(batch_size), moved=moved, taken=taken)
 
 
-def _listed_spec(spec: Spec, num_rows: int) -> Spec:
+def _make_rows_spec(spec: Spec, num_rows: int) -> Spec:
     """Returns the structure of ``num_rows`` rows; the same object for the same number."""
     nameless: Spec | None = spec.memo.get("nameless")
     if nameless is None:
@@ -129,7 +129,7 @@ def _listed_spec(spec: Spec, num_rows: int) -> Spec:
     return nameless.with_rows(num_rows)
 
 
-def _moved_dims(selection: Selection, num_dims: int) -> tuple[int | None, ...] | None:
+def _find_moved_dims(selection: Selection, num_dims: int) -> tuple[int | None, ...] | None:
     """Returns the place of each batch dimension in the result, None if an integer removed it; or None if the selection
     is not that simple."""
     items = selection.items
@@ -163,15 +163,15 @@ def _select_numbers(selection: Selection, batch_size: tuple[int, ...]) -> tuple[
 
 def write_layout(spec: Spec, *, is_packed: bool = False) -> Layout:
     """Returns the layout of a write: the leaves. Packed: in the order of a version's file."""
-    return Layout.of(spec, is_packed=is_packed)
+    return Layout.from_spec(spec, is_packed=is_packed)
 
 
 def read_layout(spec: Spec, *, is_packed: bool = False) -> Layout:
     """Returns the layout of a read: the leaves, then the status. Packed: in the order of a version's file."""
-    return Layout.of(spec, (STATUS,), is_packed=is_packed)
+    return Layout.from_spec(spec, (STATUS,), is_packed=is_packed)
 
 
-def values_messages(nbytes: int) -> tuple[Message, ...]:
+def cut_values(nbytes: int) -> tuple[Message, ...]:
     """Cuts a block of values behind the leaves into messages; ``offset`` counts in the block."""
     starts = range(0, nbytes, MAX_MESSAGE_BYTES)
     return tuple(Message(start, min(MAX_MESSAGE_BYTES, nbytes - start), ()) for start in starts)
@@ -185,7 +185,7 @@ def write_messages(layout: Layout, values_nbytes: int, announced: Sequence[int])
     """
     num_values = len(announced) - len(layout.messages)
     if 0 <= values_nbytes <= max(num_values, 0) * MAX_MESSAGE_BYTES:  # checked before that many are made
-        messages = (*layout.messages, *values_messages(values_nbytes))
+        messages = (*layout.messages, *cut_values(values_nbytes))
         if [message.nbytes for message in messages] == list(announced):
             return messages
     nbytes = sum(layout.message_nbytes) + values_nbytes
@@ -193,7 +193,7 @@ def write_messages(layout: Layout, values_nbytes: int, announced: Sequence[int])
     raise RemoteProtocolError(expected=f"messages of {nbytes} bytes", received=received)
 
 
-def rows_layout(spec: Spec, num_rows: int, added: tuple[str, ...] = ()) -> Layout:
+def make_rows_layout(spec: Spec, num_rows: int, added: tuple[str, ...] = ()) -> Layout:
     """Returns the layout of ``num_rows`` rows: the leaves, the rows' numbers and generations, added columns, then the
     status.
 
@@ -205,5 +205,5 @@ def rows_layout(spec: Spec, num_rows: int, added: tuple[str, ...] = ()) -> Layou
     if layout is None:
         names = {INDEX_KEY: "int64", GENERATION_KEY: "int64", **{name: ADDED_DTYPES[name] for name in added}}
         columns = (*(Trailing(name, dtype, (num_rows,)) for name, dtype in names.items()), STATUS)
-        layout = rows.memo["rows_layout", added] = Layout.of(rows, columns)
+        layout = rows.memo["rows_layout", added] = Layout.from_spec(rows, columns)
     return layout

@@ -103,12 +103,12 @@ class Layout:
     is_packed: bool = False
 
     @classmethod
-    def of(cls, spec: Spec, trailing: tuple[Trailing, ...] = (), *, is_packed: bool = False) -> Layout:
+    def from_spec(cls, spec: Spec, trailing: tuple[Trailing, ...] = (), *, is_packed: bool = False) -> Layout:
         """Returns the layout of a spec; kept with the spec, since the same few structures move again and again."""
         key = ("layout", trailing, is_packed)
         layout = spec.memo.get(key)
         if layout is None:
-            layout = spec.memo[key] = _layout_of(spec, trailing, is_packed)
+            layout = spec.memo[key] = _build_layout(spec, trailing, is_packed)
         return layout
 
     @cached_property
@@ -160,11 +160,11 @@ def align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _layout_of(spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool) -> Layout:
+def _build_layout(spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool) -> Layout:
     slots: list[Slot] = []
     offset = 0
     # Small leaves are neighbours, so that they share messages.
-    leaves = sorted(spec.tensors, key=lambda item: _rank(item[1], is_packed))
+    leaves = sorted(spec.tensors, key=lambda item: _get_sort_key(item[1], is_packed))
     columns: list[tuple[Path, str, Sequence[int]]] = [(path, leaf.dtype, leaf.shape) for path, leaf in leaves]
     columns += [((column.name,), column.dtype, column.shape) for column in trailing]
     for number, (path, dtype, shape) in enumerate(columns):
@@ -176,7 +176,7 @@ def _layout_of(spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool) -> L
     return Layout(tuple(slots), len(spec.tensors), align(offset), is_packed)
 
 
-def _rank(leaf: TensorLeaf, is_packed: bool) -> tuple[bool, int]:
+def _get_sort_key(leaf: TensorLeaf, is_packed: bool) -> tuple[bool, int]:
     """Returns the sort key of a leaf; leaves of equal rank keep the canonical order."""
     return leaf.nbytes >= LARGE_LEAF_BYTES, -ITEMSIZE[leaf.dtype] if is_packed else 0
 

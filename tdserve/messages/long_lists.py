@@ -10,7 +10,7 @@ from tdserve.v1 import content_pb2, control_pb2
 LongList = content_pb2.IntArray | control_pb2.Rows | control_pb2.RowColumn
 
 
-def lists_in(message: control_pb2.ClientMessage) -> Sequence[LongList]:
+def find_lists(message: control_pb2.ClientMessage) -> Sequence[LongList]:
     """Returns the lists of a request that may be long: of its selection, of rows to be deleted, or one entry per new
     row."""
     kind = message.WhichOneof("body")
@@ -18,11 +18,11 @@ def lists_in(message: control_pb2.ClientMessage) -> Sequence[LongList]:
         selection = message.read.selection if kind == "read" else message.write.selection
         return [item.positions for item in selection.items if item.HasField("positions")]
     if kind == "extend":
-        return columns_in(message.extend)
+        return find_columns(message.extend)
     return [message.change.delete] if kind == "change" and message.change.HasField("delete") else []
 
 
-def columns_in(extend: control_pb2.ExtendRequest) -> Sequence[control_pb2.RowColumn]:
+def find_columns(extend: control_pb2.ExtendRequest) -> Sequence[control_pb2.RowColumn]:
     """Returns what an extend says of its rows beside their content."""
     names = ("priorities", "ends", "policy_versions")
     return [getattr(extend, name) for name in names if extend.HasField(name)]

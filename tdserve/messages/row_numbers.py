@@ -77,7 +77,7 @@ def has_runs(content: bytes) -> bool:
     return len(content) >= _RUN_FORM.size and int.from_bytes(content[:8], "little", signed=True) == _RUNS
 
 
-def _rows_of_runs(runs: NDArray[np.int64], max_rows: int | None) -> NDArray[np.int64]:
+def _expand_runs(runs: NDArray[np.int64], max_rows: int | None) -> NDArray[np.int64]:
     firsts, counts = runs[0::2], runs[1::2]
     num_rows = float(counts.astype(np.float64).sum())
     if len(firsts) != len(counts) or (counts < 0).any() or (max_rows is not None and num_rows > max_rows):
@@ -92,7 +92,7 @@ def is_run(rows: NDArray[np.int64]) -> bool:
     return int(rows[-1]) - int(rows[0]) == length and int(np.count_nonzero(rows[1:] > rows[:-1])) == length
 
 
-def each_once(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def sort_unique(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the rows sorted, each once. Rows that are so already, as rows that came together mostly are, are returned
     unchanged; others are sorted, which takes np.unique ten times as long."""
     if np.count_nonzero(rows[1:] > rows[:-1]) == len(rows) - 1:
@@ -121,7 +121,7 @@ def encode_bits(bits: NDArray[np.uint8]) -> bytes:
     return np.array([_BITS, len(bits)], "<i8").tobytes() + bits.tobytes() + bytes(-len(bits) % 8)
 
 
-def bits_of(content: bytes) -> NDArray[np.uint8] | None:
+def decode_bits(content: bytes) -> NDArray[np.uint8] | None:
     """Returns the bits that ``encode_bits`` encoded; None for any other form."""
     if len(content) < 16 or len(content) % 8:
         return None
@@ -177,8 +177,8 @@ def decode_rows(content: bytes, *, max_rows: int | None = None) -> NDArray[np.in
             raise RemoteProtocolError(expected=f"at most {max_rows} row numbers", received=str(numbers[2]))
         return np.arange(numbers[1], numbers[1] + numbers[2], dtype=np.int64)
     if len(numbers) > 2 and numbers[0] == _RUNS:
-        return _rows_of_runs(numbers[1:].astype(np.int64, copy=False), max_rows)
-    if (bits := bits_of(content)) is not None:
+        return _expand_runs(numbers[1:].astype(np.int64, copy=False), max_rows)
+    if (bits := decode_bits(content)) is not None:
         return np.flatnonzero(np.unpackbits(bits)).astype(np.int64, copy=False)
     if len(numbers) > 2 and numbers[0] == _HALVES:
         halves = np.frombuffer(content, "<u4", offset=16)
@@ -196,7 +196,7 @@ def run_of(content: bytes) -> tuple[int, int] | None:
     return (first, count) if form == _RUN and first >= 0 and count > 0 else None
 
 
-def max_rows_of(content: bytes) -> int:
+def compute_max_rows(content: bytes) -> int:
     """Returns an upper bound of the number of rows, without expanding them."""
     numbers = np.frombuffer(content[: len(content) // 8 * 8], "<i8")
     form = int(numbers[0]) if len(numbers) else 0
@@ -214,7 +214,7 @@ def spread(rows: NDArray[np.int64], num_each: int) -> NDArray[np.int64]:
     return (rows[:, None] * num_each + np.arange(num_each)).reshape(-1)
 
 
-def column_of(argument: str, content: bytes, dtype: str, num_rows: int) -> NDArray[Any]:
+def decode_column(argument: str, content: bytes, dtype: str, num_rows: int) -> NDArray[Any]:
     """Returns one number per row as a view of the content; a single number stands for all rows.
 
     Raises:

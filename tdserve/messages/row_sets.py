@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tdserve.messages.row_numbers import (
     PIECE_ROWS,
     RUN_PIECE_ROWS,
-    bits_of,
+    decode_bits,
     decode_rows,
     encode_bits,
     encode_rows,
@@ -32,8 +32,8 @@ class RowSet:
     """An immutable set of row numbers.
 
     It has one of three forms: a run ``[start, stop)``; up to ``PIECE_ROWS`` numbers, sorted; a bit per row, most
-    significant first in each byte. Build it with :meth:`run`, :meth:`of`, :meth:`of_range` or :meth:`of_mask`; for very
-    many rows that are not a run, do that in a thread.
+    significant first in each byte. Build it with :meth:`run`, :meth:`from_rows`, :meth:`from_range` or
+    :meth:`from_mask`; for very many rows that are not a run, do that in a thread.
     """
 
     __slots__ = ("_bits", "_listed", "_num", "_start", "_stop")
@@ -55,7 +55,7 @@ class RowSet:
         return cls(start=start, stop=max(start, stop))
 
     @classmethod
-    def of(cls, rows: Rows) -> RowSet:
+    def from_rows(cls, rows: Rows) -> RowSet:
         """Returns a set of these rows, given in any order and possibly repeated."""
         if len(rows) and is_run(rows):
             return cls.run(int(rows[0]), int(rows[-1]) + 1)
@@ -63,10 +63,10 @@ class RowSet:
             return cls(listed=np.unique(rows))
         mask = np.zeros(int(rows.max()) + 1, np.bool_)
         mask[rows] = True
-        return cls.of_mask(mask)
+        return cls.from_mask(mask)
 
     @classmethod
-    def of_range(cls, rows: range) -> RowSet:
+    def from_range(cls, rows: range) -> RowSet:
         """Returns the rows of a range of either direction."""
         rows = rows if rows.step > 0 else rows[::-1]
         if rows.step == 1:
@@ -75,10 +75,10 @@ class RowSet:
             return cls(listed=np.arange(rows.start, rows.stop, rows.step))
         mask = np.zeros(rows.stop, np.bool_)
         mask[rows.start :: rows.step] = True
-        return cls.of_mask(mask)
+        return cls.from_mask(mask)
 
     @classmethod
-    def of_mask(cls, mask: NDArray[np.bool_]) -> RowSet:
+    def from_mask(cls, mask: NDArray[np.bool_]) -> RowSet:
         """Returns the rows whose elements are true."""
         return cls._of_bits(np.packbits(mask))
 
@@ -86,14 +86,14 @@ class RowSet:
     def decode(cls, content: bytes, *, max_rows: int | None = None) -> RowSet:
         """Decodes the result of :meth:`encode` or ``encode_rows``. ``max_rows``, and errors, as in ``decode_rows``; a
         run, which takes no memory, may be longer."""
-        bits = bits_of(content)
+        bits = decode_bits(content)
         if bits is not None:
             return cls(bits=bits)
         if len(content) == _RUN_FORM.size:
             form, first, num_rows = _RUN_FORM.unpack(content)
             if form == -1:
                 return cls.run(first, first + num_rows)
-        return cls.of(decode_rows(content, max_rows=max_rows))
+        return cls.from_rows(decode_rows(content, max_rows=max_rows))
 
     def encode(self) -> bytes:
         """Encodes the set; ``decode_rows`` reads it too."""
@@ -112,10 +112,10 @@ class RowSet:
     @property
     def rows(self) -> Rows:
         """Returns the numbers, sorted; call it for few rows, or in a thread."""
-        found = [np.arange(each.start, each.stop) if isinstance(each, slice) else each for each in self.pieces()]
+        found = [np.arange(each.start, each.stop) if isinstance(each, slice) else each for each in self.iter_pieces()]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
-    def pieces(self) -> Iterator[slice | Rows]:
+    def iter_pieces(self) -> Iterator[slice | Rows]:
         """Yields all rows, in order, in pieces on which NumPy works for less than a millisecond: of a run
         ``RUN_PIECE_ROWS`` at a time, other rows ``PIECE_ROWS`` at most."""
         if self._listed is not None:
@@ -152,7 +152,7 @@ class RowSet:
                 return bool(two.contains(one._listed).any())
         if self._bits is None and other._bits is None:
             return max(self._start, other._start) < min(self._stop, other._stop)
-        ours, theirs = _alike(self._as_bits(), other._as_bits())
+        ours, theirs = _pad_to_longer(self._as_bits(), other._as_bits())
         return bool((ours & theirs).any())
 
     def __and__(self, other: RowSet) -> RowSet:
@@ -162,7 +162,7 @@ class RowSet:
                 return RowSet(listed=one._listed[two.contains(one._listed)])
         if self._bits is None and other._bits is None:
             return RowSet.run(max(self._start, other._start), min(self._stop, other._stop))
-        ours, theirs = _alike(self._as_bits(), other._as_bits())
+        ours, theirs = _pad_to_longer(self._as_bits(), other._as_bits())
         return RowSet._of_bits(ours & theirs)
 
     def __sub__(self, other: RowSet) -> RowSet:
@@ -171,14 +171,14 @@ class RowSet:
             return self
         if self._listed is not None:
             return RowSet(listed=self._listed[~other.contains(self._listed)])
-        ours, theirs = _alike(self._as_bits(), other._as_bits())
+        ours, theirs = _pad_to_longer(self._as_bits(), other._as_bits())
         return RowSet._of_bits(ours & ~theirs)
 
     def __or__(self, other: RowSet) -> RowSet:
         """Returns the rows that are in either."""
         if not self or not other:
             return self or other
-        ours, theirs = _alike(self._as_bits(), other._as_bits())
+        ours, theirs = _pad_to_longer(self._as_bits(), other._as_bits())
         return RowSet._of_bits(ours | theirs)
 
     @classmethod
@@ -205,7 +205,7 @@ class RowSet:
         return bits
 
 
-def _alike(one: Bits, two: Bits) -> tuple[Bits, Bits]:
+def _pad_to_longer(one: Bits, two: Bits) -> tuple[Bits, Bits]:
     """Returns both, padded to the length of the longer one."""
     size = max(len(one), len(two))
     padded = [

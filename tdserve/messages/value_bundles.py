@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.messages.value_columns import Buffer, JoinedValues, Sizes, packed_rows, sizes_of
+from tdserve.messages.value_columns import Buffer, JoinedValues, Sizes, measure_sizes, split_rows
 
 _SIZE_BYTES = 4
 
@@ -39,7 +39,7 @@ class SplitColumn(NamedTuple):
         pieces = zip(*[column.pieces for column in columns], strict=True)
         return cls(np.concatenate([column.sizes for column in columns]), [list(chain(*each)) for each in pieces])
 
-    def parts(self) -> list[Buffer]:
+    def get_parts(self) -> list[Buffer]:
         """Returns all values, concatenated, in parts that are no copies unless they are small."""
         if len(self.pieces) == 1:
             return [b"".join(self.pieces[0])]
@@ -50,7 +50,7 @@ def bundle(columns: Sequence[SplitColumn]) -> tuple[Sizes, list[Buffer]]:
     """Returns the length of each row's bundle, and all bundles, concatenated, in parts that are no copies."""
     table = np.stack([column.sizes for column in columns], axis=1)
     lists: list[Sequence[Buffer]] = []
-    small: list[Sequence[Buffer]] = [packed_rows(table.astype("<u4"))]  # neighbours in each row, up to a large one
+    small: list[Sequence[Buffer]] = [split_rows(table.astype("<u4"))]  # neighbours in each row, up to a large one
     for column in columns:
         *heads, bodies = column.pieces
         small += heads
@@ -87,24 +87,24 @@ class Unbundled:
         width = _SIZE_BYTES * num_paths
         heads = b"".join(map(itemgetter(slice(width)), present))
         if len(heads) != width * len(present):
-            raise _no_bundle(present)
+            raise _make_bundle_error(present)
         self._sizes = np.frombuffer(heads, "<u4").reshape(len(present), num_paths).astype(np.int64)
         self._ends = width + np.cumsum(self._sizes, axis=1)
         self._begins = self._ends - self._sizes
-        if (sizes_of(present) != self._ends[:, -1]).any():
-            raise _no_bundle(present)
+        if (measure_sizes(present) != self._ends[:, -1]).any():
+            raise _make_bundle_error(present)
 
     @property
     def has_gaps(self) -> bool:
         """Whether any row has no bundle."""
         return len(self._present) < len(self._bundles)
 
-    def column(self, number: int) -> Iterator[Buffer | None]:
+    def iter_column(self, number: int) -> Iterator[Buffer | None]:
         """Yields the values of one path, which for memoryviews are no copies; None if a row has no bundle."""
         values = iter(self._cut(self._begins[:, number], self._ends[:, number]))
         return (None if each is None else next(values) for each in self._bundles) if self.has_gaps else values
 
-    def columns(self, heads_nbytes: Mapping[int, int | None]) -> dict[int, JoinedValues]:
+    def join_columns(self, heads_nbytes: Mapping[int, int | None]) -> dict[int, JoinedValues]:
         """Returns copies of the values of several paths, for the rows that have a bundle; neighbouring paths share a
         buffer.
 
@@ -149,11 +149,11 @@ class Unbundled:
         return list(map(getitem, self._present, parts))  # type: ignore[arg-type]  # overloaded by kind of index
 
 
-def bundles_of(columns: Sequence[Sequence[Buffer]]) -> list[bytes]:
+def encode_bundles(columns: Sequence[Sequence[Buffer]]) -> list[bytes]:
     """Returns each row's bundle of the values of every path."""
-    heads = packed_rows(np.stack([sizes_of(values) for values in columns], axis=1).astype("<u4"))
+    heads = split_rows(np.stack([measure_sizes(values) for values in columns], axis=1).astype("<u4"))
     return list(map(b"".join, zip(heads, *columns, strict=True)))
 
 
-def _no_bundle(bundles: Sequence[Buffer]) -> RemoteProtocolError:
+def _make_bundle_error(bundles: Sequence[Buffer]) -> RemoteProtocolError:
     return RemoteProtocolError(expected="bundles of values", received=f"{sum(map(len, bundles))} bytes that are none")

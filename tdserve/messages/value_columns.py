@@ -76,10 +76,10 @@ class JoinedValues(Sequence[bytes]):
     def __iter__(self) -> Iterator[bytes]:
         if self.heads:
             width = len(self.heads) // len(self)
-            pairs = enumerate(self.views())
+            pairs = enumerate(self.get_views())
             return iter([self.heads[width * number : width * (number + 1)] + bytes(view) for number, view in pairs])
         content = self.content if isinstance(self.content, bytes) else bytes(self.content)
-        return iter([content[start:end] for start, end in self.bounds()])
+        return iter([content[start:end] for start, end in self.iter_bounds()])
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, (list, JoinedValues)) else NotImplemented
@@ -92,25 +92,25 @@ class JoinedValues(Sequence[bytes]):
         begins = self._begins
         return begins + np.cumsum(self.sizes) - self.sizes if isinstance(begins, int) else begins
 
-    def first_bytes(self) -> NDArray[np.uint8]:
+    def get_first_bytes(self) -> NDArray[np.uint8]:
         """Returns the first byte of each non-empty value; not supported for values with heads."""
         content: NDArray[np.uint8] = np.frombuffer(self.content, np.uint8)
         return np.asarray(content[self.begins[self.sizes > 0]])
 
-    def views(self) -> list[Buffer]:
+    def get_views(self) -> list[Buffer]:
         """Returns the values without their heads; large ones are not copied."""
         content = self.content
         if int(self.sizes.sum()) > _FEW_BYTES * len(self):
             content = memoryview(content)
-        return [content[start:end] for start, end in self.bounds()]
+        return [content[start:end] for start, end in self.iter_bounds()]
 
-    def parts(self) -> list[Buffer]:
+    def get_parts(self) -> list[Buffer]:
         """Returns all values without their heads, concatenated, in as few parts as possible."""
         if not isinstance(self._begins, int):
-            return self.views()
+            return self.get_views()
         return [memoryview(self.content)[self._begins : self._begins + int(self.sizes.sum())]]
 
-    def bounds(self) -> Iterator[tuple[int, int]]:
+    def iter_bounds(self) -> Iterator[tuple[int, int]]:
         """Yields the start and end of each value in the content."""
         begins = self.begins
         return zip(begins.tolist(), (begins + self.sizes).tolist(), strict=True)
@@ -128,12 +128,12 @@ class ValueColumn(NamedTuple):
     values: Sequence[bytes]
 
 
-def sizes_of(values: Sequence[Buffer]) -> Sizes:
+def measure_sizes(values: Sequence[Buffer]) -> Sizes:
     """Returns the length of each value."""
     return np.fromiter(map(len, values), np.int64, len(values))
 
 
-def packed_rows(table: NDArray[Any]) -> list[bytes]:
+def split_rows(table: NDArray[Any]) -> list[bytes]:
     """Returns the bytes of each row of a contiguous table."""
     width = table.itemsize * table.shape[1]
     rows: list[bytes] = table.view(f"V{width}").reshape(-1).tolist() if width else [b""] * len(table)
@@ -142,7 +142,7 @@ def packed_rows(table: NDArray[Any]) -> list[bytes]:
 
 def join(values: Sequence[Buffer], *, head_nbytes: int = 0) -> JoinedValues:
     """Copies values together; the first ``head_nbytes`` of each are apart from the rest, if all are that long."""
-    sizes = sizes_of(values)
+    sizes = measure_sizes(values)
     if head_nbytes and len(values) and int(sizes.min()) >= head_nbytes:
         heads = b"".join([value[:head_nbytes] for value in values])
         content = bytearray().join([value[head_nbytes:] for value in values])
@@ -150,7 +150,7 @@ def join(values: Sequence[Buffer], *, head_nbytes: int = 0) -> JoinedValues:
     return JoinedValues(b"".join(values), sizes)
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     """Returns a natural number in protobuf's encoding."""
     out = bytearray()
     while number > 127:
@@ -160,7 +160,7 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def row_column(sizes: Sizes, parts: Sequence[Buffer]) -> list[Buffer]:
+def encode_row_column(sizes: Sizes, parts: Sequence[Buffer]) -> list[Buffer]:
     """Returns a serialised column with a value per row, in parts.
 
     Args:
@@ -171,16 +171,16 @@ def row_column(sizes: Sizes, parts: Sequence[Buffer]) -> list[Buffer]:
     packed = sizes.astype("<u4").tobytes()
     inner = _PER_ROW
     if packed:
-        inner += bytes([_SIZES]) + _varint(len(packed)) + packed
+        inner += bytes([_SIZES]) + _encode_varint(len(packed)) + packed
     if nbytes:
-        inner += bytes([_JOINED]) + _varint(nbytes)
-    return [bytes([_COLUMN]) + _varint(len(inner) + nbytes) + inner, *parts]
+        inner += bytes([_JOINED]) + _encode_varint(nbytes)
+    return [bytes([_COLUMN]) + _encode_varint(len(inner) + nbytes) + inner, *parts]
 
 
-def common_column(value: bytes) -> list[Buffer]:
+def encode_common_column(value: bytes) -> list[Buffer]:
     """Returns a serialised column with one value for all rows, in parts."""
-    inner = bytes([_VALUE]) + _varint(len(value))
-    return [bytes([_COLUMN]) + _varint(len(inner) + len(value)) + inner, value]
+    inner = bytes([_VALUE]) + _encode_varint(len(value))
+    return [bytes([_COLUMN]) + _encode_varint(len(inner) + len(value)) + inner, value]
 
 
 def encode_block(columns: Sequence[ValueColumn]) -> bytes:
@@ -188,12 +188,12 @@ def encode_block(columns: Sequence[ValueColumn]) -> bytes:
     parts: list[Buffer] = []
     for per_row, values in columns:
         if not per_row:
-            parts += common_column(values[0])
+            parts += encode_common_column(values[0])
         elif isinstance(values, JoinedValues) and not values.heads:
-            parts += row_column(values.sizes, values.parts())
+            parts += encode_row_column(values.sizes, values.get_parts())
         else:
             each = list(values)
-            parts += row_column(sizes_of(each), each)
+            parts += encode_row_column(measure_sizes(each), each)
     return b"".join(parts)
 
 
@@ -210,21 +210,21 @@ def decode_block(content: bytes) -> list[ValueColumn]:
     try:
         block = control_pb2.ValueBlock.FromString(content)
     except DecodeError:
-        raise _no_block(content) from None
-    return [_column_of(column) for column in block.columns]
+        raise _make_block_error(content) from None
+    return [_decode_column(column) for column in block.columns]
 
 
 class _Uncommon(Exception):  # noqa: N818 - a way out, not an error
     """The bytes do not have the form that this module writes."""
 
 
-def _column_of(column: control_pb2.ValueColumn) -> ValueColumn:
+def _decode_column(column: control_pb2.ValueColumn) -> ValueColumn:
     if not column.sizes and not column.joined:
         return ValueColumn(column.per_row, list(column.values))
     sizes = np.array(column.sizes, np.int64)
     joined = column.joined
     if column.values or int(sizes.sum()) != len(joined):
-        raise _no_block(joined)
+        raise _make_block_error(joined)
     return ValueColumn(column.per_row, JoinedValues(joined, sizes))
 
 
@@ -232,7 +232,7 @@ def _read_block(content: bytes) -> list[ValueColumn]:
     columns = []
     at, end = 0, len(content)
     while at < end:
-        start, at = _field(content, at, end, _COLUMN)
+        start, at = _find_field(content, at, end, _COLUMN)
         columns.append(_read_column(content, start, at))
     return columns
 
@@ -241,29 +241,29 @@ def _read_column(content: bytes, at: int, end: int) -> ValueColumn:
     if at < end and content[at] == _VALUE:
         values = []
         while at < end and content[at] == _VALUE:
-            start, at = _field(content, at, end, _VALUE)
+            start, at = _find_field(content, at, end, _VALUE)
             values.append(content[start:at])
         if at < end and content[at:end] != _PER_ROW:
             raise _Uncommon
         return ValueColumn(at < end, values)
     if content[at : at + 2] != _PER_ROW:
         raise _Uncommon
-    start, at = _field(content, at + 2, end, _SIZES)
+    start, at = _find_field(content, at + 2, end, _SIZES)
     if (at - start) % 4:
         raise _Uncommon
     sizes = np.frombuffer(content, "<u4", (at - start) // 4, start).astype(np.int64)
     if at < end:
-        start, at = _field(content, at, end, _JOINED)
+        start, at = _find_field(content, at, end, _JOINED)
         if at != end:
             raise _Uncommon
     else:
         start = at
     if int(sizes.sum()) != at - start:
-        raise _no_block(content)
+        raise _make_block_error(content)
     return ValueColumn(True, JoinedValues(content, sizes, begins=start))
 
 
-def _field(content: bytes, at: int, end: int, tag: int) -> tuple[int, int]:
+def _find_field(content: bytes, at: int, end: int, tag: int) -> tuple[int, int]:
     """Returns start and end of the content of a field."""
     if content[at] != tag:
         raise _Uncommon
@@ -279,5 +279,5 @@ def _field(content: bytes, at: int, end: int, tag: int) -> tuple[int, int]:
     raise _Uncommon
 
 
-def _no_block(content: Buffer) -> RemoteProtocolError:
+def _make_block_error(content: Buffer) -> RemoteProtocolError:
     return RemoteProtocolError(expected="values", received=f"{len(content)} bytes that are none")

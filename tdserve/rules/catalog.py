@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, StoreExistsError, StoreNotFoundError
-from tdserve.base.integers import integer_of
+from tdserve.base.integers import to_integer
 
 StoreKind = Literal["tensordict", "replay", "weights"]
 
@@ -29,7 +29,7 @@ _OBJECT_BYTES_STEP = 1 << 16
 """A multiple of every page size."""
 
 OTHER_STRUCTURE = "its structure differs"
-"""Result of ``matches`` if only the structures themselves show the difference."""
+"""Result of ``explain_difference`` if only the structures themselves show the difference."""
 
 _AFTER_FOLDER = "\0"
 """No path and no name contains it."""
@@ -132,7 +132,7 @@ class Catalog:
             self._records[record.name] = record
         self._visible = sorted(name for name, record in self._records.items() if not record.loading)
         self._names = {record.uid: record.name for record in self._records.values()}
-        self._folders = sorted(_folder_key(record) for record in self._records.values() if record.adopted)
+        self._folders = sorted(_make_folder_key(record) for record in self._records.values() if record.adopted)
 
     def __len__(self) -> int:
         return len(self._visible)
@@ -159,7 +159,7 @@ class Catalog:
         self._records[record.name] = record
         self._names[record.uid] = record.name
         if record.adopted:
-            insort(self._folders, _folder_key(record))
+            insort(self._folders, _make_folder_key(record))
         if not record.loading:
             insort(self._visible, record.name)
 
@@ -189,12 +189,12 @@ class Catalog:
             raise StoreNotFoundError(name=name)
         self._names.pop(record.uid, None)
         if record.adopted:
-            del self._folders[bisect_left(self._folders, _folder_key(record))]
+            del self._folders[bisect_left(self._folders, _make_folder_key(record))]
         if not record.loading:
             del self._visible[bisect_left(self._visible, name)]
         return record
 
-    def name_of(self, uid: str) -> str | None:
+    def find_name(self, uid: str) -> str | None:
         """Returns the name of the store of this incarnation, loading or not; None if there is none."""
         return self._names.get(uid)
 
@@ -219,7 +219,10 @@ class Catalog:
         Args:
             folder: Absolute and without symlinks.
         """
-        prefixes = [_below(folder), *(_below(str(above)) + _AFTER_FOLDER for above in PurePosixPath(folder).parents)]
+        prefixes = [
+            _make_folder_prefix(folder),
+            *(_make_folder_prefix(str(above)) + _AFTER_FOLDER for above in PurePosixPath(folder).parents),
+        ]
         found = []
         for prefix in prefixes:
             begin = bisect_left(self._folders, prefix)
@@ -227,7 +230,7 @@ class Catalog:
             found += [self._records[key.rpartition(_AFTER_FOLDER)[2]] for key in keys]
         return found
 
-    def page(self, prefix: str = "", *, after: str = "", size: int = 0) -> tuple[list[str], str]:
+    def list_page(self, prefix: str = "", *, after: str = "", size: int = 0) -> tuple[list[str], str]:
         """Returns a page of names, sorted by code point.
 
         Args:
@@ -251,7 +254,7 @@ class Catalog:
         names = self._visible[begin : min(begin + size, end)]
         return names, names[-1] if names and begin + size < end else ""
 
-    def names_around(self, name: str, size: int) -> list[str]:
+    def find_names_around(self, name: str, size: int) -> list[str]:
         """Returns at most ``size`` names around one, in order; including itself if it is visible.
 
         Raises:
@@ -259,20 +262,22 @@ class Catalog:
         """
         if size < 0:
             raise InvalidRequestError(argument="page size", reason=f"{size} is negative")
-        return self._visible[_around(bisect_left(self._visible, name), min(size, MAX_PAGE_SIZE), len(self._visible))]
+        return self._visible[
+            _find_slice_around(bisect_left(self._visible, name), min(size, MAX_PAGE_SIZE), len(self._visible))
+        ]
 
 
-def _below(folder: str) -> str:
+def _make_folder_prefix(folder: str) -> str:
     """Returns the common prefix of the keys of a folder and of all folders below it."""
     return folder.rstrip("/") + "/"
 
 
-def _folder_key(record: StoreRecord) -> str:
+def _make_folder_key(record: StoreRecord) -> str:
     """Returns the sort key of an adopted store, its folder and name: all stores below a folder are neighbours."""
-    return f"{_below(record.adopted)}{_AFTER_FOLDER}{record.name}"
+    return f"{_make_folder_prefix(record.adopted)}{_AFTER_FOLDER}{record.name}"
 
 
-def _around(begin: int, size: int, total: int) -> slice:
+def _find_slice_around(begin: int, size: int, total: int) -> slice:
     """Returns a slice of ``size`` places, or all there are, with the given one in the middle if possible."""
     first = max(min(begin - size // 2, total - size), 0)
     return slice(first, first + size)
@@ -287,7 +292,7 @@ def check_max_object_bytes(asked: int | None) -> int:
     low, high = _OBJECT_BYTES_LIMITS
     if not asked:
         return 0
-    number = integer_of(asked)
+    number = to_integer(asked)
     if number is None or not low <= number <= high:
         raise InvalidRequestError(
             argument="max_object_bytes", reason=f"{asked!r} is not an integer from {low} to {high}"
@@ -303,17 +308,19 @@ def check_durability(asked: str | None) -> str:
     """
     if not asked or asked in DURABILITIES:
         return asked or ""
-    raise InvalidRequestError(argument="durability", reason=f"{asked!r} is none of {', '.join(DURABILITIES)}")
+    raise InvalidRequestError(
+        argument="durability", reason=f"it must be one of {', '.join(DURABILITIES)}, got {asked!r}"
+    )
 
 
-def matches(existing: StoreRecord, asked: StoreRecord) -> str | None:
+def explain_difference(existing: StoreRecord, asked: StoreRecord) -> str | None:
     """Returns why an existing store is not the requested one (``exists_ok``); ``None`` if it is."""
     if existing.kind != asked.kind:
         return f"it is a {existing.kind} store, asked is {asked.kind}"
     if existing.capacity != asked.capacity:
         return f"its capacity is {existing.capacity}, asked is {asked.capacity}"
     if existing.settings != asked.settings:
-        return _other_settings(existing.settings, asked.settings)
+        return _list_other_settings(existing.settings, asked.settings)
     if asked.max_object_bytes not in (0, existing.max_object_bytes):
         return f"its max_object_bytes is {existing.max_object_bytes}, asked is {asked.max_object_bytes}"
     if asked.durability not in ("", existing.durability):
@@ -323,9 +330,9 @@ def matches(existing: StoreRecord, asked: StoreRecord) -> str | None:
     return None
 
 
-def _other_settings(existing: str, asked: str) -> str:
+def _list_other_settings(existing: str, asked: str) -> str:
     """Returns the names of the settings in which two tables differ."""
-    mine, theirs = _named_settings(existing), _named_settings(asked)
+    mine, theirs = _name_settings(existing), _name_settings(asked)
     names = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
     others = [name for name in names if name.endswith(".kind")]
     parts = tuple(name.removesuffix("kind") for name in others)
@@ -337,7 +344,7 @@ def _other_settings(existing: str, asked: str) -> str:
     return "; ".join(differences) or f"its settings are {existing}, asked are {asked}"
 
 
-def _named_settings(text: str) -> dict[str, str]:
+def _name_settings(text: str) -> dict[str, str]:
     """Returns the settings of a canonical JSON, each by its part and name."""
     found: dict[str, str] = {}
     for part, value in (json.loads(text) if text else {}).items():
@@ -346,7 +353,7 @@ def _named_settings(text: str) -> dict[str, str]:
     return found
 
 
-def why_read_only(adopted: str) -> str:
+def explain_read_only(adopted: str) -> str:
     """Returns the reason of a ReadOnlyError for an adopted folder."""
     return f"it was adopted with read_only=True from {adopted}; delete it and adopt it again to write"
 

@@ -149,22 +149,26 @@ class Fanout:
         if num_failed >= MAX_TRIES or len(self._unconnected.get(puller, ())) >= MAX_TRIES:
             return self._join(tree, puller, None, keeps=False)
         has_room = self._num_from_server(tree) < limit
-        if has_room and puller not in tree.relays and sum(relay.source == SERVER for relay in _alive(tree)) < limit:
+        if (
+            has_room
+            and puller not in tree.relays
+            and sum(relay.source == SERVER for relay in _iter_living(tree)) < limit
+        ):
             return self._join(tree, puller, None, keeps=True)
-        free = [relay for relay in _alive(tree) if self._can_serve(tree, relay, puller)]
+        free = [relay for relay in _iter_living(tree) if self._can_serve(tree, relay, puller)]
         if free:
             best = min(free, key=lambda relay: (relay.depth, len(relay.links)))
             return self._join(tree, puller, best, keeps=self._shall_keep(tree, puller, num_waiting))
-        if has_room and not any(self._may_serve(tree, relay, puller) for relay in _alive(tree)):
+        if has_room and not any(self._may_serve(tree, relay, puller) for relay in _iter_living(tree)):
             return self._join(tree, puller, None, keeps=self._shall_keep(tree, puller, num_waiting))
         return None
 
-    def puller_of(self, link: int) -> int | None:
+    def find_puller(self, link: int) -> int | None:
         """Returns the session that receives over a link that has not ended."""
         found = self._links.get(link)
         return None if found is None or found.is_over else found.puller
 
-    def source_of(self, link: int) -> int | None:
+    def find_source(self, link: int) -> int | None:
         """Returns the session that sends over a link that has not ended."""
         found = self._links.get(link)
         return None if found is None or found.is_over else found.source
@@ -174,7 +178,7 @@ class Fanout:
         found = self._links.get(link)
         return found is not None and (found.source, found.puller) == (SERVER, puller)
 
-    def content_of(self, link: int) -> tuple[int, Hashable] | None:
+    def find_content(self, link: int) -> tuple[int, Hashable] | None:
         """Returns the version of a link, ended or not, and the name of its bytes; None for unknown links."""
         found = self._links.get(link)
         return None if found is None else (found.tree.version, found.tree.content)
@@ -266,7 +270,7 @@ class Fanout:
         """
         return self._cut(lambda tree: tree.version < newest)
 
-    def rest(self) -> list[Placement]:
+    def drop_idle_trees(self) -> list[Placement]:
         """Drops every tree over which nothing moves; later pullers begin another. Returns as ``forget``."""
         return self._cut(lambda tree: True)
 
@@ -306,7 +310,7 @@ class Fanout:
             return False  # it asks again; what it has, or gets, is already passed on
         before = self._pullers.get(max((v for v in self._pullers if v < tree.version), default=0), ())
         num_expected = max(len(before), tree.num_placed + num_waiting + 1)
-        return sum(1 for _ in _alive(tree)) * self.limit < num_expected - 1
+        return sum(1 for _ in _iter_living(tree)) * self.limit < num_expected - 1
 
     def _num_from_server(self, tree: _RelayTree) -> int:
         """Returns the number of pullers to which the server sends now, except those that others have found stopped or
@@ -331,6 +335,6 @@ class Fanout:
         return relay.is_ready and len(relay.links) < self.limit and self._may_serve(tree, relay, puller)
 
 
-def _alive(tree: _RelayTree) -> Iterator[_Relay]:
+def _iter_living(tree: _RelayTree) -> Iterator[_Relay]:
     """Yields the relays that are not known to be stopped, slow or out of reach."""
     return (relay for relay in tree.relays.values() if relay.is_trusted)

@@ -81,7 +81,7 @@ class GroupRule:
         """The last epoch that was formed; number 0 before the first."""
         return self._epoch
 
-    def others(self, member: int, epoch: int) -> list[int]:
+    def list_others(self, member: int, epoch: int) -> list[int]:
         """Returns the other living members of an epoch; none if it is not the last one, or this member is not in it."""
         if epoch != self._epoch.number or member not in self._living:
             return []
@@ -91,7 +91,7 @@ class GroupRule:
         """Returns whether it is in the last epoch, and has not left."""
         return member in self._living
 
-    def rank_of(self, member: int) -> int:
+    def get_rank(self, member: int) -> int:
         """Returns its rank in the last epoch."""
         return self._epoch.members.index(member)
 
@@ -142,7 +142,7 @@ class GroupRule:
         self._living = set(self._epoch.members)
         return self._epoch
 
-    def missing(self) -> str:
+    def describe_missing(self) -> str:
         """Returns what the next epoch waits for, for messages."""
         if not self._living:
             return f"{len(self._asks)} of {self._first_size()} members have asked"
@@ -178,7 +178,7 @@ class GroupRule:
         asks = list(self._asks.values())[:size]
         ranks: dict[int, Ask] = {ask.rank: ask for ask in asks if ask.rank is not None and ask.rank < size}
         placed = {ask.member for ask in ranks.values()}
-        rest = sorted((ask for ask in asks if ask.member not in placed), key=_last_place)
+        rest = sorted((ask for ask in asks if ask.member not in placed), key=_get_sort_key)
         free = (rank for rank in range(size) if rank not in ranks)
         ranks.update(zip(free, rest, strict=True))
         return [ranks[rank] for rank in range(size)]
@@ -199,7 +199,7 @@ class GroupRule:
         return []
 
 
-def _last_place(ask: Ask) -> tuple[bool, int]:
+def _get_sort_key(ask: Ask) -> tuple[bool, int]:
     """Returns the sort key: earlier members come first, in the same order; the sort keeps the others in order."""
     return ask.epoch == 0, ask.last_rank
 

@@ -83,7 +83,7 @@ class RequestLog:
         self._over.pop(client_id, None)
         return list(self._answers.pop(client_id, {}))
 
-    def entries(self) -> Iterator[tuple[bytes, int, bytes]]:
+    def iter_entries(self) -> Iterator[tuple[bytes, int, bytes]]:
         """Yields client, request and answer of everything kept."""
         for client_id, answers in self._answers.items():
             for request, answer in answers.items():

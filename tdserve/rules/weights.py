@@ -115,7 +115,7 @@ class Versions:
     """
 
     def __init__(self, keep: int = DEFAULT_KEEP) -> None:
-        self._keep = _checked_keep(keep)
+        self._keep = _check_keep(keep)
         self._last_begun = 0
         self._open: dict[int, UnfinishedVersion] = {}
         self._kept: dict[int, VersionRecord] = {}  # ascending by version
@@ -227,7 +227,7 @@ class Versions:
         Raises:
             InvalidRequestError: ``keep`` is below 1. Nothing was changed.
         """
-        self._keep = _checked_keep(keep)
+        self._keep = _check_keep(keep)
         return self._retire()
 
     def get(self, version: int) -> VersionRecord:
@@ -318,15 +318,15 @@ class Versions:
         num_passed_over = min(2 ** max(self._num_in_vain - PATIENCE, 0), MAX_PASSED_OVER)
         self._next_checksummed = version + num_passed_over if self._num_in_vain >= PATIENCE else 0
 
-    def checksums(self, version: int) -> VersionChecksums | None:
+    def get_checksums(self, version: int) -> VersionChecksums | None:
         """Returns the checksums of a version, which may be retired by now; None if they are not known."""
         return self._checksums.get(version)
 
-    def checksums_before(self, version: int) -> tuple[int, VersionChecksums] | None:
+    def find_checksums_before(self, version: int) -> tuple[int, VersionChecksums] | None:
         """Returns the last version before this one whose checksums are known, and its checksums."""
         return next((each for each in reversed(self._checksums.items()) if each[0] < version), None)
 
-    def state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """Returns all that a restart needs, as JSON values."""
         free = {**self._held, **self._pool}
         return {
@@ -334,14 +334,21 @@ class Versions:
             "fanout": self.fanout,
             "last_begun": self._last_begun,
             "kept": [
-                [record.version, record.nbytes, record.created_s, _text(record.metadata), _text(record.fingerprint)]
+                [
+                    record.version,
+                    record.nbytes,
+                    record.created_s,
+                    _encode_text(record.metadata),
+                    _encode_text(record.fingerprint),
+                ]
                 for record in self._kept.values()
             ],
             "orders": [[record.version, record.order] for record in self._kept.values() if record.order],
             "mixes_orders": self.mixes_orders,
-            "free": [[version, _text(fingerprint)] for version, fingerprint in free.items()],
+            "free": [[version, _encode_text(fingerprint)] for version, fingerprint in free.items()],
             "checksums": [
-                [version, _text(each.fingerprint), _text(each.content)] for version, each in self._checksums.items()
+                [version, _encode_text(each.fingerprint), _encode_text(each.content)]
+                for version, each in self._checksums.items()
             ],
         }
 
@@ -362,11 +369,11 @@ class Versions:
             versions.mixes_orders = bool(state.get("mixes_orders", False))
             orders = {number: str(order) for number, order in state.get("orders", ())}
             for number, nbytes, created_s, metadata, fingerprint in sorted(state["kept"]):
-                content = _bytes(metadata), _bytes(fingerprint), orders.get(number, "")
+                content = _decode_text(metadata), _decode_text(fingerprint), orders.get(number, "")
                 versions._kept[number] = VersionRecord(number, nbytes, created_s, *content)
-            versions._pool = {number: _bytes(fingerprint) for number, fingerprint in state["free"]}
+            versions._pool = {number: _decode_text(fingerprint) for number, fingerprint in state["free"]}
             for number, fingerprint, content in sorted(state.get("checksums", ())):
-                versions._checksums[number] = VersionChecksums(_bytes(fingerprint), _bytes(content))
+                versions._checksums[number] = VersionChecksums(_decode_text(fingerprint), _decode_text(content))
         except (KeyError, TypeError, ValueError) as fault:
             raise CorruptDataError(
                 path="state of versions", expected="a state", actual=str(dict(state))[:200]
@@ -408,13 +415,13 @@ def check_metadata(metadata: bytes) -> None:
         raise InvalidRequestError(argument="metadata", reason=reason)
 
 
-def _checked_keep(keep: int) -> int:
+def _check_keep(keep: int) -> int:
     return check_integer("keep", keep, 1)
 
 
-def _text(data: bytes) -> str:
+def _encode_text(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _bytes(text: str) -> bytes:
+def _decode_text(text: str) -> bytes:
     return base64.b64decode(text, validate=True)

@@ -50,7 +50,7 @@ class AdmissionBudget:
         self._unary_calls = _UnaryCalls()
 
     @contextmanager
-    def holding(self, holder: Holder, what: str, nbytes: int) -> Iterator[None]:
+    def admit(self, holder: Holder, what: str, nbytes: int) -> Iterator[None]:
         """A block in which a request counts.
 
         Raises:
@@ -64,24 +64,24 @@ class AdmissionBudget:
             what = f"{what} of one session"
         if nbytes > free:
             raise ServerBusyError(what=f"{what}, in bytes", asked=nbytes, free=max(free, 0), limit=limit)
-        with self.counting(holder, nbytes):
+        with self.count_during(holder, nbytes):
             yield
 
     @contextmanager
-    def holding_unary(self, *, must_wait: bool) -> Iterator[None]:
+    def admit_unary(self, *, must_wait: bool) -> Iterator[None]:
         """A block in which a unary call counts if it has to wait.
 
         Raises:
             ServerBusyError: It has to wait, and too many calls wait already.
         """
         if must_wait:
-            with self.holding(self._unary_calls, "calls that wait", UNARY_WAIT_BYTES):
+            with self.admit(self._unary_calls, "calls that wait", UNARY_WAIT_BYTES):
                 yield
         else:
             yield
 
     @contextmanager
-    def counting(self, holder: Holder, nbytes: int) -> Iterator[None]:
+    def count_during(self, holder: Holder, nbytes: int) -> Iterator[None]:
         """A block in which bytes count that can no longer be refused."""
         self.count(holder, nbytes)
         try:

@@ -21,7 +21,7 @@ from tdserve.base.errors import (
     TooLargeError,
 )
 from tdserve.base.ids import check_store_name
-from tdserve.messages.value_columns import Buffer, common_column, row_column, sizes_of
+from tdserve.messages.value_columns import Buffer, encode_common_column, encode_row_column, measure_sizes
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server import inline_tasks
 from tdserve.server.creation import CREATION_TIMEOUT_S
@@ -31,7 +31,7 @@ from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
 from tdserve.store.adoptable import MAX_META_BYTES, META_FILE, FoundFolder, has_meta, read_folder
-from tdserve.store.adopted import Adopted, is_within, real_path
+from tdserve.store.adopted import Adopted, is_within, resolve_path
 from tdserve.store.catalog_db import Transaction
 from tdserve.structure.tree import Path, ValueLeaf
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
@@ -65,24 +65,24 @@ class Adoption:
             StoreExistsError, InvalidRequestError, InvalidSpecError, CorruptDataError, CapacityError: Nothing was
                 created.
         """
-        await inline_tasks.in_task()
+        await inline_tasks.ensure_task()
         name = check_store_name(asked.name)
-        path = await asyncio.to_thread(real_path, asked.path)
+        path = await asyncio.to_thread(resolve_path, asked.path)
         self._check_allowed(session, asked.path, path)
         done = control_pb2.Done()
         if await self._find(name, path, read_only=asked.read_only, exists_ok=asked.exists_ok):
             return done
         entry = await self._create(name, path, read_only=asked.read_only)
         answer = done.SerializeToString()
-        await self._show(entry, self._answers.transaction(session.client_id, request, answer))
+        await self._show(entry, self._answers.begin_transaction(session.client_id, request, answer))
         return done
 
     async def adopt_at_start(self, name: str, path: str, *, read_only: bool) -> None:
         """Makes a store of a folder that the server was started with, unless the store exists."""
-        found = real_path(path)
+        found = resolve_path(path)
         if not await self._find(check_store_name(name), found, read_only=read_only, exists_ok=True):
             entry = await self._create(name, found, read_only=read_only)
-            await self._show(entry, self._stores.db.transaction())
+            await self._show(entry, self._stores.db.begin_transaction())
 
     async def _show(self, entry: OpenedStore, transaction: AbstractContextManager[Transaction]) -> None:
         """Makes a store visible; deletes it if that fails."""
@@ -115,7 +115,7 @@ class Adoption:
         if record.loading or not exists_ok:
             raise StoreExistsError(name=name)
         if record.adopted != path:
-            raise StoreExistsError(name=name, reason=_origin(record))
+            raise StoreExistsError(name=name, reason=_describe_origin(record))
         if record.read_only != read_only:
             raise StoreExistsError(name=name, reason=f"it was adopted with read_only={record.read_only}")
         return True
@@ -129,7 +129,7 @@ class Adoption:
             reason = f"{path} is no folder that tensordict's memmap has written: it has no {META_FILE} to be read"
             raise InvalidRequestError(argument="path", reason=reason)
         found = await asyncio.to_thread(read_folder, path, writable=not read_only)
-        block = await asyncio.to_thread(value_block, found)
+        block = await asyncio.to_thread(encode_values, found)
         for other in self._stores.catalog.find_overlapping(path):
             if not (other.read_only and read_only):
                 raise StoreExistsError(name=other.name, reason=_describe_shared(other))
@@ -145,11 +145,11 @@ class Adoption:
             adopted=path,
             read_only=read_only,
         )
-        entry = await self._stores.create(record, spec, adopted=Adopted.of(found, read_only=read_only))
+        entry = await self._stores.create(record, spec, adopted=Adopted.from_folder(found, read_only=read_only))
         try:
             if block:
                 await self._store(entry, block)
-            entry.generation_values()[:] = 2
+            entry.get_generation_values()[:] = 2
             entry.check_present()
         except BaseException:
             await self._stores.delete(entry)
@@ -161,7 +161,7 @@ class Adoption:
         order.put_values.values = block
         order.put_values.keys.extend(content_pb2.Path(parts=path) for path, _ in entry.spec.values)
         await self._worker.ready.wait()
-        order.put_values.store.CopyFrom(entry.ref(self._worker.known_specs))
+        order.put_values.store.CopyFrom(entry.make_ref(self._worker.known_specs))
         await self._worker.order(order)
 
 
@@ -172,7 +172,7 @@ def _has_meta(path: str) -> bool:
         return False
 
 
-def _origin(record: StoreRecord) -> str:
+def _describe_origin(record: StoreRecord) -> str:
     return f"it was adopted from {record.adopted}" if record.adopted else "it was not adopted from a folder"
 
 
@@ -180,7 +180,7 @@ def _describe_shared(other: StoreRecord) -> str:
     return f"it was adopted from {other.adopted}, and two stores would share files; adopt both with read_only=True"
 
 
-def value_block(found: FoundFolder) -> bytes:
+def encode_values(found: FoundFolder) -> bytes:
     """Returns the non-tensor values of a folder as the message that the data worker stores; b"" if there are none.
 
     Raises:
@@ -189,15 +189,19 @@ def value_block(found: FoundFolder) -> bytes:
     """
     parts: list[Buffer] = []
     for path, leaf in found.spec.values:
-        blobs = _blobs(found, path, leaf)
-        parts += row_column(sizes_of(blobs), [b"".join(blobs)]) if leaf.per_row else common_column(blobs[0])
+        blobs = _encode_value(found, path, leaf)
+        parts += (
+            encode_row_column(measure_sizes(blobs), [b"".join(blobs)])
+            if leaf.per_row
+            else encode_common_column(blobs[0])
+        )
     nbytes = sum(map(len, parts))
     if nbytes > MAX_META_BYTES:
         raise TooLargeError(what=f"the values of {found.path} in one message", asked=nbytes, free=MAX_META_BYTES)
     return b"".join(parts)
 
 
-def _blobs(found: FoundFolder, path: Path, leaf: ValueLeaf) -> list[bytes]:
+def _encode_value(found: FoundFolder, path: Path, leaf: ValueLeaf) -> list[bytes]:
     key = ".".join(path)
     values = found.values[path]
     if not leaf.per_row:

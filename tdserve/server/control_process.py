@@ -97,7 +97,7 @@ class ControlProcess:
     def describe(self) -> str:
         """Returns what is served and by how many processes, for the log."""
         num_stores, num_workers = len(self._services.stores.catalog), len(self._workers)
-        return f"version {_package_version()}, stores: {num_stores}, data workers: {num_workers}"
+        return f"version {_read_package_version()}, stores: {num_stores}, data workers: {num_workers}"
 
     def restore(self) -> None:
         """Reads the catalog while another process imports what workers need. Call it before requests can arrive."""
@@ -128,7 +128,7 @@ class ControlProcess:
         self._services.publishing.restore()
         self._services.claiming.restore()
         self._process_watch.remove_unused()
-        self._clients.restore(self._services.answers.clients())
+        self._clients.restore(self._services.answers.list_clients())
         await asyncio.to_thread(compact_all, self._root, list(self._services.stores.catalog))
         for worker in self._workers:
             worker.start()
@@ -169,9 +169,9 @@ class ControlProcess:
         if is_synced:
             self._root.note_run(is_synced=True)
 
-    async def session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
+    async def serve_session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
         """Serves one session, from Hello to its end."""
-        first = await _first_of(messages)
+        first = await _receive_first(messages)
         if first is None or not first.HasField("hello"):
             raise RemoteProtocolError(expected="Hello", received="nothing" if first is None else "another message")
         try:
@@ -221,7 +221,7 @@ class ControlProcess:
             if message.HasField("rendezvous") and message.rendezvous.link:
                 self._services.relays.hand_on(session, message.rendezvous)
             elif message.HasField("rendezvous"):
-                session.rendezvous(message.rendezvous)
+                session.send_rendezvous(message.rendezvous)
             else:
                 self._take(session, message, session.run)
             await session.catch_up()
@@ -285,7 +285,7 @@ class ControlProcess:
         Raises:
             ServerBusyError: It does not exist, and too many calls wait already.
         """
-        with self._services.held.holding_unary(must_wait=request.name not in self._services.stores.catalog):
+        with self._services.held.admit_unary(must_wait=request.name not in self._services.stores.catalog):
             entry = await self._services.stores.wait(request.name, Deadline.after(request.timeout_s))
         entry.catch_up()
         return descriptions.describe(self._services.stores, entry, with_spec=not request.without_spec)
@@ -325,10 +325,10 @@ class ControlProcess:
             uptime_s=time.monotonic() - self._started_s,
             num_stores=len(self._services.stores.catalog),
             num_sessions=len(self._sessions),
-            transports=self._services.traffic.stats(),
+            transports=self._services.traffic.list_stats(),
             root=str(self._root.path),
             root_free_bytes=self._root.free_bytes(),
-            version=_package_version(),
+            version=_read_package_version(),
         )
         for worker in self._workers:
             response.workers.add(
@@ -348,7 +348,7 @@ class ControlProcess:
         return response
 
 
-async def _first_of(messages: AsyncIterator[control_pb2.ClientMessage]) -> control_pb2.ClientMessage | None:
+async def _receive_first(messages: AsyncIterator[control_pb2.ClientMessage]) -> control_pb2.ClientMessage | None:
     """Returns the first message of a stream; None if the stream ends or nothing comes in time."""
     try:
         return await asyncio.wait_for(anext(aiter(messages), None), HELLO_TIMEOUT_S)
@@ -360,7 +360,7 @@ def _is_gone() -> None:
     """Does nothing: a client that finished its granted writes has no waiters."""
 
 
-def _package_version() -> str:
+def _read_package_version() -> str:
     try:
         return version("tdserve")
     except PackageNotFoundError:  # run from a source tree that was not installed

@@ -81,19 +81,19 @@ class Creation:
             # The session is filling the store: its client has abandoned that request, or another thread of it does the
             # same.
             await self._stores.wait_settled(name, Deadline.after(CREATION_TIMEOUT_S))
-        existing = self._stores.existing_or_refuse(name, wanted, spec, exists_ok=request.exists_ok)
+        existing = self._stores.find_or_refuse(name, wanted, spec, exists_ok=request.exists_ok)
         if request.loading and self._stores.is_loading(name, request.session, spec):
             existing = self._stores.get_loading(name, request.session)  # a retry: the answer was lost
         if existing is None:
 
             def begin(entry: OpenedStore) -> AbstractContextManager[Transaction]:
                 answer = self._answer(entry, created=True).SerializeToString()
-                return self._stores.db.transaction() if record is None else record(answer)
+                return self._stores.db.begin_transaction() if record is None else record(answer)
 
             try:
                 made = await self._stores.create(wanted, spec, owner_session=request.session, begin=begin)
             except StoreExistsError:
-                loader = self._stores.loader_of(name)
+                loader = self._stores.find_loader(name)
                 if not request.exists_ok and (not loader or loader in self._sessions):
                     raise
                 # Another request was quicker. It may still be creating the files, and may fail. It does fail if its
@@ -145,7 +145,7 @@ class Creation:
 
     async def abandon(self, session: int) -> None:
         """Deletes the stores that a session, which has ended, has not finished filling."""
-        for entry in self._stores.loading_of(session):
+        for entry in self._stores.list_loading(session):
             await self._stores.delete(entry)
 
 

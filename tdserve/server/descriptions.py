@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.specs import message_of
+from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
-from tdserve.server.tables.counts import counts_of, num_lost
+from tdserve.server.tables.counts import make_counts, num_lost
 from tdserve.server.tables.policies import describe_policy
 from tdserve.store import object_folders
 from tdserve.v1 import content_pb2, control_pb2
@@ -42,11 +42,11 @@ def describe(stores: Stores, entry: OpenedStore, *, with_spec: bool = True) -> c
         num_waiting=entry.changed.num_waiting,
     )
     if with_spec:
-        description.spec.CopyFrom(message_of(spec))
+        description.spec.CopyFrom(get_message(spec))
     if entry.table is not None:
         describe_policy(stores, entry, description)
         table = entry.table
-        counts = counts_of(entry)
+        counts = make_counts(entry)
         description.num_rows, description.inserts = counts.rows, counts.inserts
         description.samples = table.counts.samples
         description.reserved_rows = table.ring.num_reserved + num_lost(entry)
@@ -76,8 +76,8 @@ def _num_value_bytes(entry: OpenedStore) -> int:
 def list_stores(stores: Stores, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
     """Returns one page of store names."""
     if request.near:
-        return control_pb2.ListStoresResponse(names=stores.catalog.names_around(request.near, request.page_size))
-    names, after = stores.catalog.page(request.prefix, after=request.page_token, size=request.page_size)
+        return control_pb2.ListStoresResponse(names=stores.catalog.find_names_around(request.near, request.page_size))
+    names, after = stores.catalog.list_page(request.prefix, after=request.page_token, size=request.page_size)
     return control_pb2.ListStoresResponse(names=names, next_page_token=after)
 
 

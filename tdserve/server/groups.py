@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, DeadlineExceededError, InvalidRequestError, NotSupportedError
-from tdserve.base.ids import check_store_name, check_text, new_secret
+from tdserve.base.ids import check_store_name, check_text, make_secret
 from tdserve.rules.groups import Ask, Epoch, GroupRule
 from tdserve.server import inline_tasks
 from tdserve.server.sessions.session import ClientSession
@@ -57,9 +57,11 @@ class Groups:
         if asked.name not in self._groups and len(self._groups) >= MAX_GROUPS:
             raise CapacityError(what="groups of one server", asked=1, free=0)
         if asked.backend not in BACKENDS:
-            raise InvalidRequestError(argument="backend", reason=f"{asked.backend!r} is none of {', '.join(BACKENDS)}")
+            raise InvalidRequestError(
+                argument="backend", reason=f"it must be one of {', '.join(BACKENDS)}, got {asked.backend!r}"
+            )
         deadline = Deadline.after(asked.timeout_s)
-        await inline_tasks.in_task()
+        await inline_tasks.ensure_task()
         group = self._groups.setdefault(asked.name, _Group(asked.name))
         formed: _Formed = asyncio.get_running_loop().create_future()
         try:
@@ -67,8 +69,8 @@ class Groups:
             group.sessions[session.number] = session
             group.waiting[session.number] = formed
             self._form(group)
-            with session.waiting():
-                answer = await _in_time(formed, deadline, lambda: _describe_awaited(group))
+            with session.mark_waiting():
+                answer = await _wait_in_time(formed, deadline, lambda: _describe_awaited(group))
         except asyncio.CancelledError:
             if _has_result(formed):  # it is a member already: the others must learn that it is gone
                 self._lose(group, session.number, "it was cancelled")
@@ -78,21 +80,21 @@ class Groups:
                 del group.waiting[session.number]
                 group.rule.withdraw(session.number)
             self._tidy(group, session.number)
-        session.tell(control_pb2.ServerMessage(request=request, group_formed=answer))
+        session.send(control_pb2.ServerMessage(request=request, group_formed=answer))
 
     def on_notice(self, session: ClientSession, notice: control_pb2.GroupNotice) -> None:
         """Passes a member's notice on to the others; ignores a notice of an epoch that is over."""
         group = self._groups.get(notice.name)
         if group is None:
             return
-        others = group.rule.others(session.number, notice.epoch)
+        others = group.rule.list_others(session.number, notice.epoch)
         event = control_pb2.GroupEvent(name=notice.name, epoch=notice.epoch)
         kind = notice.WhichOneof("body")
         if kind == "entry":
             event.entry.CopyFrom(notice.entry)
         elif session.number in group.rule.epoch.members:
             others = [other for other in others if other not in group.waiting]  # those have left this epoch already
-            event.loss.rank = group.rule.rank_of(session.number)
+            event.loss.rank = group.rule.get_rank(session.number)
             event.loss.reason = notice.given_up[:MAX_REASON] if kind == "given_up" else "it has closed the group"
             has_finished = notice.HasField("num_finished")
             event.loss.has_left = not notice.is_busy and (has_finished or kind == "leave")
@@ -111,10 +113,10 @@ class Groups:
 
     def _lose(self, group: _Group, number: int, reason: str) -> None:
         epoch = group.rule.epoch
-        others = group.rule.others(number, epoch.number)
+        others = group.rule.list_others(number, epoch.number)
         if others:
             event = control_pb2.GroupEvent(name=group.rule.name, epoch=epoch.number)
-            event.loss.rank = group.rule.rank_of(number)
+            event.loss.rank = group.rule.get_rank(number)
             event.loss.reason = reason
             _send_event(group, others, event)
         self._remove(group, number)
@@ -151,7 +153,7 @@ def _announce(group: _Group, epoch: Epoch) -> None:
         control_pb2.GroupMember(host=group.sessions[number].hello.host, pid=group.sessions[number].hello.pid)
         for number in epoch.members
     ]
-    secret = new_secret()
+    secret = make_secret()
     for rank, number in enumerate(epoch.members):
         group.sessions[number].last_epoch = epoch.number
         future = group.waiting.pop(number)
@@ -163,7 +165,7 @@ def _send_event(group: _Group, numbers: list[int], event: control_pb2.GroupEvent
     for number in numbers:
         session = group.sessions.get(number)
         if session is not None and not session.ended.is_set():
-            session.tell(control_pb2.ServerMessage(group_event=event))
+            session.send(control_pb2.ServerMessage(group_event=event))
 
 
 def _ask_of(session: ClientSession, asked: control_pb2.JoinGroup) -> Ask:
@@ -180,7 +182,7 @@ def _ask_of(session: ClientSession, asked: control_pb2.JoinGroup) -> Ask:
     )
 
 
-async def _in_time(formed: _Formed, deadline: Deadline, what: Callable[[], str]) -> control_pb2.GroupFormed:
+async def _wait_in_time(formed: _Formed, deadline: Deadline, what: Callable[[], str]) -> control_pb2.GroupFormed:
     done, _ = await asyncio.wait([formed], timeout=deadline.remaining_s)
     if not done:
         timeout_s = None if deadline.timeout_s is None else round(deadline.timeout_s, 2)
@@ -189,7 +191,7 @@ async def _in_time(formed: _Formed, deadline: Deadline, what: Callable[[], str])
 
 
 def _describe_awaited(group: _Group) -> str:
-    return f"the next epoch of group {group.rule.name!r} ({group.rule.missing()})"
+    return f"the next epoch of group {group.rule.name!r} ({group.rule.describe_missing()})"
 
 
 def _has_result(formed: _Formed) -> bool:

@@ -31,11 +31,11 @@ class CommittedAnswers:
         )
         self._stale: list[bytes] = []  # forgotten, but not yet erased: the next transaction does so
 
-    def seen(self, client_id: bytes, request: int) -> bytes | None:
+    def find_answer(self, client_id: bytes, request: int) -> bytes | None:
         """Returns the answer that is kept for this request; None if there is none."""
         return self._log.find_answer(client_id, request)
 
-    def earlier(self, client_id: bytes, request: int) -> bytes | None:
+    def find_earlier(self, client_id: bytes, request: int) -> bytes | None:
         """Returns the answer of an earlier attempt of this request; None if this attempt is to be carried out.
 
         Raises:
@@ -54,7 +54,7 @@ class CommittedAnswers:
             raise ServerBusyError(what=what, asked=1, free=0, limit=MAX_ANSWERS_PER_CLIENT)
 
     @contextmanager
-    def transaction(
+    def begin_transaction(
         self,
         client_id: bytes,
         request: int,
@@ -68,43 +68,43 @@ class CommittedAnswers:
 
         Args:
             instead_of: A request of the same client that is known not to be repeated; its answer is dropped.
-            is_decided: As for ``CatalogDB.transaction``: what is done already must not fail for lack of space.
-            frees_room: As for ``CatalogDB.transaction``.
+            is_decided: As for ``CatalogDB.begin_transaction``: what is done already must not fail for lack of space.
+            frees_room: As for ``CatalogDB.begin_transaction``.
 
         Raises:
             WrongStateError: The request was answered before. Nothing was changed.
         """
         self._log.check_new(client_id, request)
-        stale = self._stale if instead_of is None else [*self._stale, _key(client_id, instead_of)]
+        stale = self._stale if instead_of is None else [*self._stale, _make_key(client_id, instead_of)]
 
         def remember() -> None:
             self._stale = []
             self._log.record(client_id, request, answer, instead_of=instead_of)
 
-        with self._db.transaction(is_decided=is_decided, frees_room=frees_room) as txn:
+        with self._db.begin_transaction(is_decided=is_decided, frees_room=frees_room) as txn:
             for key in stale:
                 txn.delete("requests", key)
-            txn.put("requests", _key(client_id, request), answer)
+            txn.put("requests", _make_key(client_id, request), answer)
             txn.show(remember)
             yield txn
 
     def forget(self, client_id: bytes, answered: control_pb2.Answered) -> None:
         """Drops the answers of requests that the client reports it will not repeat."""
         forgotten = self._log.forget(client_id, answered.below, frozenset(answered.but_for))
-        self._stale += [_key(client_id, request) for request in forgotten]
+        self._stale += [_make_key(client_id, request) for request in forgotten]
 
     def forget_client(self, client_id: bytes) -> None:
         """Drops all answers of a client that is gone for good."""
         dropped = self._log.forget_client(client_id)
         if dropped:
-            with self._db.transaction(is_decided=True) as txn:
+            with self._db.begin_transaction(is_decided=True) as txn:
                 for request in dropped:
-                    txn.delete("requests", _key(client_id, request))
+                    txn.delete("requests", _make_key(client_id, request))
 
-    def clients(self) -> set[bytes]:
+    def list_clients(self) -> set[bytes]:
         """Returns the ids of the clients of which an answer is kept."""
-        return {client_id for client_id, _, _ in self._log.entries()}
+        return {client_id for client_id, _, _ in self._log.iter_entries()}
 
 
-def _key(client_id: bytes, request: int) -> bytes:
+def _make_key(client_id: bytes, request: int) -> bytes:
     return client_id + request.to_bytes(_REQUEST_BYTES, "big")

@@ -14,14 +14,15 @@ _Result = TypeVar("_Result")
 _Keep = Callable[["asyncio.Task[None]"], None]
 
 
-def _nobody(task: asyncio.Task[None]) -> None:
+def _do_nothing(task: asyncio.Task[None]) -> None:
     """Does nothing: the default ``keep``, for callers that keep the task themselves."""
 
 
-def start(coroutine: Coroutine[Any, Any, None], *, name: str, keep: _Keep = _nobody) -> asyncio.Task[None] | None:
+def start(coroutine: Coroutine[Any, Any, None], *, name: str, keep: _Keep = _do_nothing) -> asyncio.Task[None] | None:
     """Runs a coroutine up to its first wait, and the rest in a task, or in none if it waits for an ``InlineFuture``.
 
-    Call it outside a task. Up to its first wait the coroutine runs outside any task too; ``in_task`` moves it into one.
+    Call it outside a task. Up to its first wait the coroutine runs outside any task too; ``ensure_task`` moves it into
+    one.
 
     Args:
         name: Name of the task.
@@ -104,7 +105,7 @@ class InlineFuture(Generic[_Result]):
             self._future.set_result(None)
 
 
-async def in_task() -> None:
+async def ensure_task() -> None:
     """Ensures that what follows runs in a task, which can be cancelled."""
     if asyncio.current_task() is None:
         await asyncio.sleep(0)

@@ -11,7 +11,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from tdserve.base.addresses import check_listenable, interface_address, join_address, parse_address
+from tdserve.base.addresses import check_listenable, find_interface_address, join_address, parse_address
 from tdserve.base.config import ServerConfig
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.logs import start_logging
@@ -46,7 +46,7 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
     config.validate()
     start_logging(config.log_level, process="tdserve")
     if config.interface is not None:
-        interface_address(config.interface)
+        find_interface_address(config.interface)
     _schedule_in_batches()
     keep_freed_memory()
     use_small_pages()
@@ -66,7 +66,7 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
         root.note_run(is_synced=False)
         process = ControlProcess(config, root)
         server = _listen(process, config, token)
-        address = _shown_address(config, server.port)
+        address = _format_address(config, server.port)
         root.set_address(address)
         stop = _stop_event(lifeline_fd)
         process.restore()
@@ -116,7 +116,7 @@ def _listen(process: ControlProcess, config: ServerConfig, token: str | None) ->
         raise InvalidRequestError(argument="address", reason=reason) from error
 
 
-def _shown_address(config: ServerConfig, port: int) -> str:
+def _format_address(config: ServerConfig, port: int) -> str:
     host, advertised_port = parse_address("advertise", config.advertise) if config.advertise else (config.host, None)
     return join_address(host, advertised_port or port)
 

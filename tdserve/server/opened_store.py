@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, ReadOnlyError, WrongStateError
 from tdserve.messages.row_sets import RowSet
-from tdserve.rules.catalog import StoreRecord, why_read_only
+from tdserve.rules.catalog import StoreRecord, explain_read_only
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.table import Table
 from tdserve.rules.weights import Versions
@@ -79,10 +79,10 @@ class OpenedStore:
         """Name of the store."""
         return self.record.name
 
-    def replay_table(self) -> Table:
+    def get_table(self) -> Table:
         """Returns a table's rules. Raises WrongStateError for another kind of store."""
         if self.table is None:
-            raise self.wrong_kind("replay")
+            raise self.make_kind_error("replay")
         return self.table
 
     def catch_up(self) -> None:
@@ -91,16 +91,16 @@ class OpenedStore:
         if self.table is not None and self.table.claims is not None:
             self.table.claims.catch_up()
 
-    def weight_versions(self) -> Versions:
+    def get_versions(self) -> Versions:
         """Returns the rules of weights. Raises WrongStateError for another kind of store."""
         if self.versions is None:
-            raise self.wrong_kind("weights")
+            raise self.make_kind_error("weights")
         return self.versions
 
     def check_writable(self) -> None:
         """Raises ReadOnlyError if the store refuses every write."""
         if self.record.read_only:
-            raise ReadOnlyError(store=self.name, reason=why_read_only(self.record.adopted))
+            raise ReadOnlyError(store=self.name, reason=explain_read_only(self.record.adopted))
 
     def check_values_writable(self, keys: Sequence[Path]) -> None:
         """Raises NotSupportedError for a write to non-tensor leaves at or below ``keys`` (none: all) of an adopted
@@ -121,21 +121,21 @@ class OpenedStore:
 
     def hold_newest(self) -> None:
         """Keeps the newest version's file until the next sync releases it; called for weights that were just opened."""
-        versions = self.weight_versions()
+        versions = self.get_versions()
         if versions.newest is not None:
             self.synced_version = versions.newest.version
             versions.acquire(self.synced_version)
 
-    def wrong_kind(self, wanted: str) -> WrongStateError:
+    def make_kind_error(self, wanted: str) -> WrongStateError:
         """Returns the error for a call that asks for another kind of store."""
         return WrongStateError(
             state=f"store {self.name!r} is a {self.record.kind} store", event=f"a call for a {wanted} store"
         )
 
-    def spec_of_row(self) -> Spec:
+    def get_row_spec(self) -> Spec:
         """Returns the structure of one row of a replay table. Raises WrongStateError for another kind of store."""
         if self.row_spec is None:
-            raise self.wrong_kind("replay")
+            raise self.make_kind_error("replay")
         return self.row_spec
 
     @property
@@ -158,7 +158,7 @@ class OpenedStore:
             numbers = self.spec.memo["numbers"] = {path: number for number, path in enumerate(paths)}
         return numbers
 
-    def numbers_of(self, path: Path) -> list[int]:
+    def find_numbers(self, path: Path) -> list[int]:
         """Returns the numbers of the leaves of a row at or below a key, tensors first. Raises KeyNotFoundError."""
         numbers = self._leaf_numbers
         if path in numbers:
@@ -168,23 +168,23 @@ class OpenedStore:
             raise KeyNotFoundError(store=self.name, key=".".join(path))
         return found
 
-    def generation_values(self) -> NDArray[np.int64]:
+    def get_generation_values(self) -> NDArray[np.int64]:
         """Returns the mapped generations: one per row, then the store's own. Raises WrongStateError for weights."""
         if self.generations is None:
-            raise self.wrong_kind("tensordict or replay")
+            raise self.make_kind_error("tensordict or replay")
         return self.generations.values
 
-    def table_state(self) -> dict[str, Any]:
+    def get_table_state(self) -> dict[str, Any]:
         """Returns what the rules of a replay table need after a restart."""
         known = [path for path in self.group_keys if path in self.known_groups]
-        return {**self.replay_table().state(), **({"group_keys": known} if known else {})}
+        return {**self.get_table().state(), **({"group_keys": known} if known else {})}
 
     @property
     def content_version(self) -> int:
         """Number of writes that were applied to a tensordict store; 0 before the first."""
         return self.generations.content_version if self.generations is not None else 0
 
-    def ref(self, known_specs: WorkerSpecCache) -> worker_pb2.StoreRef:
+    def make_ref(self, known_specs: WorkerSpecCache) -> worker_pb2.StoreRef:
         """Returns the reference to this store for orders to a worker, with the structure if the worker lacks it."""
         fingerprint = self.spec.fingerprint
         ref = worker_pb2.StoreRef(

@@ -18,7 +18,7 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
 from tdserve.rules.weights import Versions
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.recovery.claim_records import unfilled_claims
+from tdserve.server.recovery.claim_records import find_unfilled_claims
 from tdserve.server.specs import Specs
 from tdserve.server.unfinished import Unfinished
 from tdserve.store.adopted import Adopted, check_adopted
@@ -27,7 +27,7 @@ from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.root import Root
 from tdserve.store.row_columns import open_column
 from tdserve.store.rows import create
-from tdserve.store.version_names import tidy
+from tdserve.store.version_names import remove_leftovers
 from tdserve.structure.tree import Spec
 
 LONG_ROWS = 1 << 15
@@ -68,7 +68,7 @@ class TableOpening:
             await self.wait()
             raise
 
-    def entry(self) -> OpenedStore:
+    def get_entry(self) -> OpenedStore:
         """Returns the open store; call it once. Blocks the event loop if the thread is not done.
 
         Raises:
@@ -118,7 +118,7 @@ class Opener:
             state = self._state(record)
             versions = Versions.restore(state) if state else Versions()
             kept = {version.version for version in versions.kept}
-            tidy(folder / "versions", kept=kept, free=set(versions.files) - kept)
+            remove_leftovers(folder / "versions", kept=kept, free=set(versions.files) - kept)
             newest = versions.newest
             named = record if newest is None else newest
             spec = self._specs.get(named.fingerprint, named.order)
@@ -139,9 +139,9 @@ class Opener:
         folder, state = self._root.store_folder(record.name), self._state(record)
         spec = self._specs.get(record.fingerprint, record.order)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
-        stored = stored_spec(record, spec)
+        stored = make_stored_spec(record, spec)
         reserved = self._unfinished.find_reserved(record.uid)
-        claimed = unfilled_claims(self._db, folder, record, generations.values)
+        claimed = find_unfilled_claims(self._db, folder, record, generations.values)
         make = partial(
             Table.restore,
             record.name,
@@ -149,7 +149,7 @@ class Opener:
             Settings.from_json(state.get("settings", record.settings)),
             state,
             now_reserved=[*(rows.rows for rows in reserved), *(rows for _, several in claimed for rows in several)],
-            held=self._unfinished.overwritten(record.uid, stored),
+            held=self._unfinished.find_overwritten(record.uid, stored),
             make_column=partial(open_column, folder),
             num_keys=len(spec.tensors) + len(spec.values),
             first_generation=2 + 2 * int(record.uid[:7], 16),  # below 2**30: requests carry the lower 32 bits
@@ -171,7 +171,7 @@ class Opener:
         return state
 
 
-def stored_spec(record: StoreRecord, spec: Spec) -> Spec:
+def make_stored_spec(record: StoreRecord, spec: Spec) -> Spec:
     """Returns the structure on disk; that of a replay table has the capacity in front of one row's batch size.
 
     Raises:

@@ -21,7 +21,7 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.ring import NAME_MASK
 from tdserve.rules.weights import STEP_AFTER_LOSS
-from tdserve.server.opening import stored_spec
+from tdserve.server.opening import make_stored_spec
 from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.specs import Specs
@@ -45,7 +45,7 @@ def recover(root: Root) -> None:
     Raises:
         TDServeError: It cannot be repaired now, for example because the disk is full. The next call starts anew.
     """
-    if not root.lost_power():
+    if not root.has_lost_power():
         return
     if not put_back(root.synced_folder, root.catalog_folder):
         damaged = root.catalog_folder / DATA_FILE
@@ -77,7 +77,7 @@ def _recover_store(root: Root, db: CatalogDB, specs: Specs, record: StoreRecord)
     uid = record.uid.encode()
     is_there = _is_of_store(folder, record)
     if record.loading or not is_there:
-        with db.transaction() as txn:
+        with db.begin_transaction() as txn:
             txn.delete("stores", record.name.encode())
             txn.delete("states", uid)
         if not record.loading:
@@ -88,7 +88,7 @@ def _recover_store(root: Root, db: CatalogDB, specs: Specs, record: StoreRecord)
             num_lost = _recover_versions(db, folder, record.uid)
             what = "versions"
         else:
-            stored = stored_spec(record, specs.get(record.fingerprint, record.order))
+            stored = make_stored_spec(record, specs.get(record.fingerprint, record.order))
             num_lost = _recover_rows(db, folder, record, stored)
             what = "rows" if record.kind == "replay" else "rows, which are damaged until they are written again,"
     except TDServeError as error:
@@ -109,11 +109,11 @@ def _is_of_store(folder: Path, record: StoreRecord) -> bool:
 
 def _recover_rows(db: CatalogDB, folder: Path, record: StoreRecord, stored: Spec) -> int:
     """Repairs the rows of a store; returns how many were lost, without rows of a table that were never written."""
-    seen = _generations_now(folder, record, stored)
+    seen = _read_generations(folder, record, stored)
     if record.adopted:
         is_whole, generations = seen[:-1] & 1 == 0, seen
     else:
-        is_whole, generations = _synced_rows(folder, record, stored)
+        is_whole, generations = _find_synced_rows(folder, record, stored)
     if record.kind == "replay":
         state = json.loads(db.get("states", record.uid.encode()) or b"{}")
         sequence = open_column(folder, "sequence", np.dtype(np.int64), (record.capacity,))
@@ -130,13 +130,13 @@ def _recover_rows(db: CatalogDB, folder: Path, record: StoreRecord, stored: Spec
     if record.kind == "tensordict":
         moved[-1] |= len(lost) > 0
         if len(lost):
-            Overwrite(record.uid, POWER_LOSS, 0, RowSet.of(lost), ()).save(db)
+            Overwrite(record.uid, POWER_LOSS, 0, RowSet.from_rows(lost), ()).save(db)
     Generations.replace(folder / GENERATION_FILE, uid=record.uid, values=moved, structure=record.structure)
     return len(lost)
 
 
-def _synced_rows(folder: Path, record: StoreRecord, stored: Spec) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    store = SyncedStore.of(stored, uid=record.uid, folder=str(folder), structure=record.structure)
+def _find_synced_rows(folder: Path, record: StoreRecord, stored: Spec) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    store = SyncedStore.from_spec(stored, uid=record.uid, folder=str(folder), structure=record.structure)
     if store.values:
         ValueCopy(folder).restore()
     try:
@@ -146,7 +146,7 @@ def _synced_rows(folder: Path, record: StoreRecord, stored: Spec) -> tuple[NDArr
         return np.zeros(store.num_rows, np.bool_), np.zeros(store.num_rows + 1, np.int64)
 
 
-def _generations_now(folder: Path, record: StoreRecord, stored: Spec) -> NDArray[np.int64]:
+def _read_generations(folder: Path, record: StoreRecord, stored: Spec) -> NDArray[np.int64]:
     """Returns the content of the generation file, correct or not; zeros if it is unusable."""
     num_rows = stored.num_rows
     try:
@@ -169,7 +169,7 @@ def _recover_versions(db: CatalogDB, folder: Path, uid: str) -> int:
     state["free"], state["checksums"] = [], []
     # Remote readers may know later versions: a number that anybody has seen is never given again.
     state["last_begun"] = max(state["last_begun"], *whole, 0) + STEP_AFTER_LOSS
-    with db.transaction() as txn:
+    with db.begin_transaction() as txn:
         txn.put("states", uid.encode(), json.dumps(state).encode())
     return num_lost
 
@@ -178,7 +178,7 @@ def _forget_writers(db: CatalogDB) -> None:
     """Deletes all pending records but those of changes of structure: all writers of that time are gone, and what waited
     for a worker may be incomplete, so its rows are lost."""
     altered = {change.key for change in Restructured.load(db)}
-    with db.transaction() as txn:
+    with db.begin_transaction() as txn:
         for key, _ in db.scan("pending"):
             if key not in altered:
                 txn.delete("pending", key)

@@ -20,7 +20,7 @@ async def read_values(
     """Returns the ValueBlock of these elements of the flattened batch, or of a selection of the store."""
     order = worker_pb2.Order()
     body = order.read_values
-    body.store.CopyFrom(entry.ref(worker.known_specs))
+    body.store.CopyFrom(entry.make_ref(worker.known_specs))
     for path in paths:
         body.keys.add(parts=path)
     if isinstance(where, content_pb2.Selection):

@@ -23,7 +23,7 @@ from tdserve.server.adoption import Adoption
 from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.sessions.long_list_file import LongListFile, place_lists
-from tdserve.server.sessions.session import ClientSession, as_error
+from tdserve.server.sessions.session import ClientSession, to_error
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
 from tdserve.server.tables.changes import Changes
@@ -95,7 +95,7 @@ class Requests:
             "change": changes.change,
             "alter": alterations.alter,
             "publish": publishing.publish,
-            "latest": publishing.latest,
+            "latest": publishing.send_latest,
             "taken": relays.check_taken,
             "join_group": groups.join,
             "adopt": adoption.adopt,
@@ -135,7 +135,7 @@ class Requests:
         except asyncio.CancelledError:  # by the client, or because its session ended: nothing was begun
             await session.fail(request, TransferAbortedError(transfer=request, reason="it was cancelled"))
         except Exception as fault:  # noqa: BLE001 (the boundary of the service)
-            await session.fail(request, as_error(fault))
+            await session.fail(request, to_error(fault))
         finally:
             if kind == "sample" and request in session.cancelled_requests:
                 await self._samples.give_back(session.number, request)
@@ -156,7 +156,7 @@ class Requests:
         refusal: TDServeError
         try:
             if request in session.requests:
-                with self._held.holding(session, f"a request of kind {kind!r}", message.ByteSize()):
+                with self._held.admit(session, f"a request of kind {kind!r}", message.ByteSize()):
                     await session.end_of(request)
             session.begin(request)
             return True
@@ -172,7 +172,7 @@ class Requests:
         return False
 
     async def _refuse(self, session: ClientSession, request: int, error: TDServeError) -> None:
-        with session.refusing():
+        with session.send_refusal():
             await session.fail(request, error)
 
     async def _serve(
@@ -188,7 +188,7 @@ class Requests:
             if (entry := self._stores.find_used(name)) is not None:
                 entry.catch_up()  # first: this may be a retry of an extend into claimed rows
             if kind in _ONCE:
-                if (answered := self._answers.earlier(session.client_id, request)) is not None:
+                if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                     if kind in _WITH_CONTENT:
                         session.discard(request, asked.content)
                     await self._sync(kind, asked)
@@ -196,15 +196,15 @@ class Requests:
                     return
                 self._answers.check_room(session.client_id)
             if self._stores.is_long_to_open(name):
-                with self._held.holding(session, f"a request of kind {kind!r}", message.ByteSize()):
-                    await inline_tasks.in_task()
+                with self._held.admit(session, f"a request of kind {kind!r}", message.ByteSize()):
+                    await inline_tasks.ensure_task()
                     await self._stores.open_apart(name)
-            with self._held.holding(session, f"a request of kind {kind!r}", message.ByteSize()):
+            with self._held.admit(session, f"a request of kind {kind!r}", message.ByteSize()):
                 done = await handler(session, request, asked)
                 if kind in _ONCE:
                     await self._sync(kind, asked)
                 if done is not None:  # a client that does not read leaves its answers in memory
-                    with self._held.counting(session, len(done.inline)):
+                    with self._held.count_during(session, len(done.inline)):
                         await session.send_done(request, done)
         except BaseException:
             if kind in _WITH_CONTENT and request not in session.accepted_requests:
@@ -217,7 +217,7 @@ class Requests:
         """Waits until a write has reached the disk, if its store requires that before the answer."""
         entry = self._stores.find_used(getattr(asked, "store", ""))
         if entry is not None and entry.record.durability == "disk":
-            await inline_tasks.in_task()
+            await inline_tasks.ensure_task()
             await self._syncing.wait_synced(entry.record.uid)
         elif entry is not None and kind == "alter":
             self._syncing.sync_soon(entry.record.uid)
@@ -245,18 +245,18 @@ class Requests:
         if asked.fingerprint:  # the client has seen the store: if it was deleted, do not wait for it
             entry = self._stores.get(asked.store)
         else:
-            await inline_tasks.in_task()
-            with session.waiting():
+            await inline_tasks.ensure_task()
+            with session.mark_waiting():
                 entry = await self._stores.wait(asked.store, deadline)
         if asked.message_nbytes and not self._reads.is_as_expected(entry, asked):
             session.send_void(request, asked.message_nbytes)
             return control_pb2.Done(must_wait=True)
         if entry.record.kind == "replay":
             if not asked.fingerprint:  # the client expects a tensordict store, with another layout
-                raise entry.wrong_kind("tensordict")
+                raise entry.make_kind_error("tensordict")
             return await self._replays.read(session, request, asked)
         if entry.record.kind == "weights":
-            raise entry.wrong_kind("tensordict or replay")
+            raise entry.make_kind_error("tensordict or replay")
         return await self._reads.read(session, request, entry, asked, deadline)
 
     async def _write(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:

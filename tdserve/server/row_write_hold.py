@@ -89,7 +89,7 @@ class RowWriteHold:
     def _held_rows(self, table: Table) -> Iterator[Rows]:
         """Yields the rows that ``hold`` itself has held so far: the first of those that were not held before."""
         num_missing = self._num_held
-        for rows in table.steps((self.rows - self._held_before).pieces()):
+        for rows in table.steps((self.rows - self._held_before).iter_pieces()):
             if not num_missing:
                 return
             yield rows[:num_missing]
@@ -97,12 +97,12 @@ class RowWriteHold:
 
     async def hide(self) -> None:
         """Makes the rows odd (rows of a table are held before): the write is decided, and begins now."""
-        values, table = self._entry.generation_values(), self._entry.table
+        values, table = self._entry.get_generation_values(), self._entry.table
         if table is None:
             values[-1] |= 1  # the store's own number
-            await call_in_turns(self.rows.pieces(), lambda piece: _make_odd(values, piece))
+            await call_in_turns(self.rows.iter_pieces(), lambda piece: _make_odd(values, piece))
         else:
-            await call_in_turns(table.steps(self.rows.pieces()), table.ring.hide)
+            await call_in_turns(table.steps(self.rows.iter_pieces()), table.ring.hide)
 
     async def let_go(self, *, is_written: bool, then: Callable[[], None] = do_nothing) -> None:
         """Makes the rows readable again, under their next generation, except those that are lost.
@@ -115,19 +115,19 @@ class RowWriteHold:
         # Other leaves of a row may be lost.
         rows = self.rows - entry.lost.row_set if entry.lost else self.rows
         if table is None:
-            values = entry.generation_values()
-            await call_in_turns(rows.pieces(), lambda piece: _count_up(values, piece))
+            values = entry.get_generation_values()
+            await call_in_turns(rows.iter_pieces(), lambda piece: _count_up(values, piece))
             self.end()
             values[-1] = (values[-1] | 1) + 1
             values[-1] |= bool(entry.lost or entry.writes)
             then()
             return
-        written = [number for key in self._keys or [()] for number in entry.numbers_of(key)] if is_written else []
-        await call_in_turns(table.steps(rows.pieces()), lambda piece: table.show(piece, written))
+        written = [number for key in self._keys or [()] for number in entry.find_numbers(key)] if is_written else []
+        await call_in_turns(table.steps(rows.iter_pieces()), lambda piece: table.show(piece, written))
         try:
             then()
         finally:
-            await call_in_turns(table.steps(rows.pieces()), table.let_go)
+            await call_in_turns(table.steps(rows.iter_pieces()), table.let_go)
             self.end()
 
     async def drop(self, then: Callable[[], None]) -> None:
@@ -136,10 +136,10 @@ class RowWriteHold:
         Args:
             then: Called once they are removed, before another writer may have them.
         """
-        table = self._entry.replay_table()
-        await call_in_turns(table.steps(self.rows.pieces()), lambda rows: table.remove(rows[table.is_live(rows)]))
+        table = self._entry.get_table()
+        await call_in_turns(table.steps(self.rows.iter_pieces()), lambda rows: table.remove(rows[table.is_live(rows)]))
         then()
-        await call_in_turns(table.steps(self.rows.pieces()), table.ring.let_go)
+        await call_in_turns(table.steps(self.rows.iter_pieces()), table.ring.let_go)
         self.end()
 
     def end(self) -> None:
@@ -148,7 +148,7 @@ class RowWriteHold:
 
 
 @asynccontextmanager
-async def holding(
+async def hold_rows(
     entry: OpenedStore, rows: RowSet, keys: Sequence[Path], check: Check = do_nothing
 ) -> AsyncIterator[RowWriteHold]:
     """A block that puts a write on record; it must not wait. The rows are hidden from its end on; if it raises, they
@@ -181,7 +181,7 @@ async def look_at_rows(table: Table, rows: RowSet, check: Check, then: Callable[
         num_seen += len(some)
         then(some)
 
-    await call_in_turns(table.steps(rows.pieces()), look)
+    await call_in_turns(table.steps(rows.iter_pieces()), look)
 
 
 def _make_odd(values: NDArray[np.int64], piece: slice | NDArray[np.int64]) -> None:

@@ -86,7 +86,7 @@ class Specs:
 
     def _forget_unused(self) -> Generator[None]:
         """Forgets unused structures in steps; between them stores may come and go."""
-        kept, in_use = self._db.keys("specs"), set()
+        kept, in_use = self._db.list_keys("specs"), set()
         for key in self._in_use():
             in_use.add(key)
             yield
@@ -109,7 +109,7 @@ class Specs:
         return spec
 
 
-def keys_of(fingerprint: bytes, order: str) -> tuple[bytes, bytes]:
+def make_keys(fingerprint: bytes, order: str) -> tuple[bytes, bytes]:
     """Returns the keys that must be kept for a structure, given its fingerprint and the name of its order of keys.
 
     The first structure of a fingerprint is kept too: it is used where the order does not matter.
@@ -117,7 +117,7 @@ def keys_of(fingerprint: bytes, order: str) -> tuple[bytes, bytes]:
     return fingerprint, fingerprint + bytes.fromhex(order)
 
 
-def message_of(spec: Spec) -> spec_pb2.Spec:
+def get_message(spec: Spec) -> spec_pb2.Spec:
     """Returns the message of a structure, which is kept with it."""
     message: spec_pb2.Spec | None = spec.memo.get("message")
     if message is None:

@@ -43,6 +43,6 @@ class StagingNames:
         self._kept.add(path)
 
 
-def values_path(staging: str) -> str:
+def make_values_path(staging: str) -> str:
     """Returns the path of the file for the values of the request that has borrowed a name; ``""`` if it has none."""
     return staging + _VALUES_SUFFIX if staging else ""

@@ -23,15 +23,15 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     TDServeError,
 )
-from tdserve.base.ids import check_store_name, new_uid
-from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, OTHER_STRUCTURE, Catalog, StoreRecord, matches
+from tdserve.base.ids import check_store_name, make_uid
+from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, OTHER_STRUCTURE, Catalog, StoreRecord, explain_difference
 from tdserve.rules.weights import Versions
 from tdserve.server.garbage import Garbage
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.opening import Opener, TableOpening, make_files, stored_spec
+from tdserve.server.opening import Opener, TableOpening, make_files, make_stored_spec
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.recovery.redo_log import RedoEntry
-from tdserve.server.specs import Specs, keys_of
+from tdserve.server.specs import Specs, make_keys
 from tdserve.server.unfinished import Unfinished
 from tdserve.server.waiting import Waiters
 from tdserve.server.workers import DataWorker, drop_store
@@ -110,7 +110,7 @@ class Stores:
         if entry is None and name in self.catalog:
             opening, record = self._opening.pop(name, None), self.catalog.get(name)
             is_open = opening is not None and opening.record.uid == record.uid
-            entry = opening.entry() if is_open and opening else self._opener.open(record, checks=True)
+            entry = opening.get_entry() if is_open and opening else self._opener.open(record, checks=True)
             self._entries[name] = entry
             self._garbage.note_store()
         return None if entry is None or entry.record.loading else entry
@@ -133,7 +133,7 @@ class Stores:
         if opening is not None:
             await opening.wait()
 
-    def opened_as(self, record: StoreRecord) -> OpenedStore | None:
+    def find_opened(self, record: StoreRecord) -> OpenedStore | None:
         """Returns the store of this incarnation, loading or not, if it has been used since the start."""
         entry = self._entries.get(record.name)
         return entry if entry is not None and entry.record.uid == record.uid else None
@@ -144,7 +144,7 @@ class Stores:
 
     def find_uid(self, uid: str) -> OpenedStore | None:
         """Returns the visible store of this incarnation."""
-        name = self.catalog.name_of(uid)
+        name = self.catalog.find_name(uid)
         return None if name is None else self.find(name)
 
     def get(self, name: str) -> OpenedStore:
@@ -244,11 +244,11 @@ class Stores:
             InvalidSpecError, CapacityError: Nothing stays behind.
         """
         name = check_store_name(record.name)
-        stored = stored_spec(record, spec)
+        stored = make_stored_spec(record, spec)
         created = time.time()
         hidden = replace(
             record,
-            uid=new_uid(),
+            uid=make_uid(),
             created_s=created,
             nbytes=stored.nbytes,
             loading=True,
@@ -269,7 +269,7 @@ class Stores:
             order = self.specs.learn(spec)
             final = replace(hidden, extra=tuple(extra), loading=record.loading, order=order)
             entry = await self._open_made(final)
-            with self.db.transaction() if begin is None else begin(entry) as txn:
+            with self.db.begin_transaction() if begin is None else begin(entry) as txn:
                 txn.put("stores", name.encode(), final.to_bytes())
             self._entries[name] = entry
         except BaseException:
@@ -315,7 +315,7 @@ class Stores:
             return
         if entry.table is not None:
             entry.table.take_back_claims()
-        with self.db.transaction(frees_room=True) if begin is None else begin() as txn:
+        with self.db.begin_transaction(frees_room=True) if begin is None else begin() as txn:
             self._decide_removal(entry.record, txn)
         if entry.table is not None:
             followers = self.followers.get(entry.table.settings.policy, set())
@@ -338,7 +338,7 @@ class Stores:
 
     def discard(self, record: StoreRecord) -> None:
         """Deletes, at once, a store that was never visible and holds next to nothing."""
-        with self.db.transaction(frees_room=True) as txn:
+        with self.db.begin_transaction(frees_room=True) as txn:
             self._decide_removal(record, txn)
         entry = self._entries.pop(record.name, None)
         if entry is not None:
@@ -347,16 +347,16 @@ class Stores:
         self.root.empty_trash(record.uid)
         self._wake(record.name)
 
-    def loading_of(self, session: int) -> list[OpenedStore]:
+    def list_loading(self, session: int) -> list[OpenedStore]:
         """Returns the stores that this session fills for the first time, without those whose files are being
         created."""
         return [self._entries[name] for name in sorted(self._loading.get(session, ())) if name in self._entries]
 
-    def loader_of(self, name: str) -> int:
+    def find_loader(self, name: str) -> int:
         """Returns the session that fills a store of this name for the first time; 0 if none does."""
         return next((session for session, names in self._loading.items() if session > 0 and name in names), 0)
 
-    def existing_or_refuse(self, name: str, wanted: StoreRecord, spec: Spec, *, exists_ok: bool) -> OpenedStore | None:
+    def find_or_refuse(self, name: str, wanted: StoreRecord, spec: Spec, *, exists_ok: bool) -> OpenedStore | None:
         """Returns the existing store if the caller accepts it; None if the name is free.
 
         Args:
@@ -370,7 +370,7 @@ class Stores:
             return None
         if not exists_ok:
             raise StoreExistsError(name=name)
-        reason = matches(entry.record, wanted)
+        reason = explain_difference(entry.record, wanted)
         if reason == OTHER_STRUCTURE:
             reason = describe_difference((entry.row_spec or entry.spec).root, spec.root)
         if reason is not None:
@@ -401,10 +401,10 @@ class Stores:
             # The entry of a store that is being created is newer than the catalog's record.
             entry = self._entries.get(known.name)
             for record in {known, known if entry is None else entry.record}:
-                yield from keys_of(record.fingerprint, record.order)
+                yield from make_keys(record.fingerprint, record.order)
                 if record.kind == "weights":
-                    for fingerprint, order in self.versions_of(record).structures:
-                        yield from keys_of(fingerprint, order)
+                    for fingerprint, order in self.get_versions(record).structures:
+                        yield from make_keys(fingerprint, order)
 
     def _disown(self, name: str, owner_session: int) -> None:
         """Removes a store from those that a session fills."""
@@ -413,7 +413,7 @@ class Stores:
         if not names:
             self._loading.pop(owner_session, None)
 
-    def versions_of(self, record: StoreRecord) -> Versions:
+    def get_versions(self, record: StoreRecord) -> Versions:
         """Returns the versions of a weights store, opened or not."""
         entry = self._entries.get(record.name)
         if entry is not None and entry.versions is not None:
@@ -446,7 +446,7 @@ class Stores:
             return self._opener.open(record)
         opening = self._opener.begin(record)
         await opening.outlast()
-        return opening.entry()
+        return opening.get_entry()
 
     def _decide_removal(self, record: StoreRecord, txn: Transaction) -> None:
         """Records a store as never visible, so that it is removed even if a crash follows."""

@@ -18,7 +18,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, PeerLostError, TDServeError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.opening import stored_spec
+from tdserve.server.opening import make_stored_spec
 from tdserve.server.stores import Stores
 from tdserve.server.sync_process import SyncProcess
 from tdserve.server.weights.version_files import let_go
@@ -153,7 +153,7 @@ class Syncing:
 
     def _has_changed(self, uid: str) -> bool:
         """Returns whether keys of a store came, went or were renamed during the pass, and their files with them."""
-        known, name = self._known.get(uid), self._stores.catalog.name_of(uid)
+        known, name = self._known.get(uid), self._stores.catalog.find_name(uid)
         if known is None or name is None:
             return False
         return known.structure != self._stores.catalog.get(name, with_loading=True).structure
@@ -197,7 +197,9 @@ class Syncing:
             before, entry.synced_version = entry.synced_version, number
             if before:
                 let_go(entry, before)
-        return {uid: reason for uid, reason in failures.items() if self._stores.catalog.name_of(uid)}  # unless deleted
+        return {
+            uid: reason for uid, reason in failures.items() if self._stores.catalog.find_name(uid)
+        }  # unless deleted
 
     async def _records(self, *, is_all: bool, wanted: AbstractSet[str]) -> AsyncIterator[StoreRecord]:
         """Yields the stores of a pass, a few in each turn of the event loop."""
@@ -205,7 +207,7 @@ class Syncing:
         for number, record in enumerate(self._stores.catalog):
             if number % STORES_PER_TURN == 0:
                 await asyncio.sleep(0)
-            is_due = is_all and (is_first or self._stores.opened_as(record) is not None)
+            is_due = is_all and (is_first or self._stores.find_opened(record) is not None)
             if not record.loading and (is_due or record.uid in wanted):
                 yield record
         self._has_seen_all |= is_all
@@ -214,22 +216,22 @@ class Syncing:
         known = self._known.get(record.uid)
         if known is None or known.structure != record.structure:
             try:
-                stored = stored_spec(record, self._stores.specs.get(record.fingerprint, record.order))
+                stored = make_stored_spec(record, self._stores.specs.get(record.fingerprint, record.order))
             except TDServeError as error:
                 _log.warning("store %r cannot be synced: %s", record.name, error)
                 return None
             folder = str(self._stores.root.store_folder(record.name))
             known = self._known[record.uid] = await asyncio.to_thread(
-                SyncedStore.of, stored, uid=record.uid, folder=folder, structure=record.structure
+                SyncedStore.from_spec, stored, uid=record.uid, folder=folder, structure=record.structure
             )
         return known
 
     def _weights(self, record: StoreRecord, held: list[tuple[OpenedStore, int]]) -> SyncedWeights:
-        versions = self._stores.versions_of(record)
-        state = versions.state()
+        versions = self._stores.get_versions(record)
+        state = versions.get_state()
         orders = dict(state["orders"])
         records = {kept[0]: json.dumps([kept, orders.get(kept[0], "")]) for kept in state["kept"]}
-        entry = self._stores.opened_as(record)
+        entry = self._stores.find_opened(record)
         if entry is not None and versions.newest is not None:
             versions.acquire(versions.newest.version)
             held.append((entry, versions.newest.version))

@@ -63,12 +63,12 @@ def run_without_turns(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def build_row_set(selection: Selection, batch_size: Sequence[int]) -> RowSet:
-    """Returns ``Selection.row_set``, computed in a thread if it takes long."""
+    """Returns ``Selection.compute_row_set``, computed in a thread if it takes long."""
     num_rows = batch_size[0] if batch_size else 1
     is_strided = any(isinstance(item, slice) and item.step not in (None, 1, -1) for item in selection.items[:1])
     if not (selection.is_long or (is_strided and num_rows > RUN_PIECE_ROWS)):
-        return selection.row_set(batch_size)
-    return await asyncio.to_thread(selection.row_set, batch_size)
+        return selection.compute_row_set(batch_size)
+    return await asyncio.to_thread(selection.compute_row_set, batch_size)
 
 
 def drop_references(last_references: list[Any], *, num_rows: int) -> None:

@@ -66,19 +66,19 @@ class UnaryChanges:
         self._answers.forget(name.client_id, name.answered)
         task = self._under_way.get(key)
         if task is None:
-            answered = self._answers.earlier(*key)
+            answered = self._answers.find_earlier(*key)
             if answered is not None:
                 answer.ParseFromString(answered)
                 return answer
             self._answers.check_room(name.client_id)
-            task = asyncio.ensure_future(change(partial(self._answers.transaction, *key)))
+            task = asyncio.ensure_future(change(partial(self._answers.begin_transaction, *key)))
             self._under_way[key] = task
             task.add_done_callback(partial(self._on_finished, key))
         made: _Answer = await asyncio.shield(task)
         return made
 
     def _begin_unnumbered(self, answer: bytes, *, frees_room: bool = False) -> AbstractContextManager[Transaction]:
-        return self._db.transaction(frees_room=frees_room)
+        return self._db.begin_transaction(frees_room=frees_room)
 
     def _on_finished(self, key: tuple[bytes, int], task: asyncio.Future[Any]) -> None:
         del self._under_way[key]

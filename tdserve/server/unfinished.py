@@ -51,11 +51,11 @@ class Unfinished:
 
     def may_be_written(self, entry: OpenedStore, rows: RowSet) -> bool:
         """Returns whether a process that lost these rows can still write into them: a stopped one may resume."""
-        return bool(entry.lost) and not all(map(self._process_watch.is_gone, entry.lost.touching(rows)))
+        return bool(entry.lost) and not all(map(self._process_watch.is_gone, entry.lost.find_writers(rows)))
 
     def hold_back(self, entry: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
         """Quarantines reserved rows whose writer has disconnected until it is proved gone."""
-        entry.replay_table().quarantine(reservation)
+        entry.get_table().quarantine(reservation)
         self._process_watch.watch(record.lock_name, partial(self._release, entry, reservation, record))
 
     def lose(self, entry: OpenedStore, overwrite: Overwrite) -> None:
@@ -76,10 +76,10 @@ class Unfinished:
                 waiting.append(rows)
         return waiting
 
-    def overwritten(self, uid: str, spec: Spec) -> NDArray[np.int64]:
+    def find_overwritten(self, uid: str, spec: Spec) -> NDArray[np.int64]:
         """Returns a store's live rows whose overwriting is on record and not done: although odd, they are not free."""
         content = self._db.get("pending", JOURNAL + uid.encode())
-        found = [] if content is None else [Journal.from_bytes(content).selection.row_set(spec.batch_size)]
+        found = [] if content is None else [Journal.from_bytes(content).selection.compute_row_set(spec.batch_size)]
         found += [overwrite.rows for overwrite in Overwrite.load(self._db, uid)]
         return reduce(or_, found, RowSet.run(0, 0)).rows
 
@@ -106,7 +106,7 @@ class Unfinished:
             gone = overwrite.rows - kept
             if not gone:
                 continue
-            key = overwrite.left(gone).key
+            key = overwrite.select_left(gone).key
             txn.put("pending", key, (RowSet.decode(txn.get("pending", key) or b"") | gone).encode())
             if kept:
                 txn.put("pending", overwrite.key, replace(overwrite, rows=kept).record)
@@ -115,8 +115,8 @@ class Unfinished:
 
     def forget(self, uid: str, txn: Transaction) -> None:
         """Deletes all records of a store that is being deleted."""
-        claims = ClaimRecord.records_of(self._db, uid)
-        for key in (*claims, *ReservedRows.records_of(self._db, uid), *Overwrite.records_of(self._db, uid)):
+        claims = ClaimRecord.list_keys(self._db, uid)
+        for key in (*claims, *ReservedRows.list_keys(self._db, uid), *Overwrite.list_keys(self._db, uid)):
             txn.delete("pending", key)
 
     def on_open(self) -> None:
@@ -139,10 +139,10 @@ class Unfinished:
 
     def _restore_lost(self, entry: OpenedStore) -> None:
         """Marks rows that are still odd as lost, except those of a write that was complete when the crash came."""
-        values = entry.generation_values()
+        values = entry.get_generation_values()
         for overwrite in Overwrite.load(self._db, entry.record.uid):
             rows = overwrite.rows.rows
-            odd = RowSet.of(rows[values[rows] & 1 == 1])
+            odd = RowSet.from_rows(rows[values[rows] & 1 == 1])
             if overwrite.is_committed(self._db):
                 self._complete(entry, replace(overwrite, rows=odd))
             elif len(odd):
@@ -151,7 +151,7 @@ class Unfinished:
             else:
                 self._db.delete("pending", overwrite.key)
         uid = entry.record.uid
-        is_in_midst = any(self._db.get("pending", key) for key in (JOURNAL + uid.encode(), Restructured.key_of(uid)))
+        is_in_midst = any(self._db.get("pending", key) for key in (JOURNAL + uid.encode(), Restructured.make_key(uid)))
         if entry.table is None and values[-1] & 1 and not entry.lost and not is_in_midst:
             values[-1] += 1  # a crash came between the rows and the store's own number
 
@@ -163,7 +163,7 @@ class Unfinished:
 
     def _release(self, entry: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
         """Frees reserved rows for the next writer."""
-        entry.replay_table().release(reservation)
+        entry.get_table().release(reservation)
         self._db.delete("pending", record.key)
         entry.changed.wake()
 
@@ -191,7 +191,7 @@ class Unfinished:
 
     async def _drop(self, entry: OpenedStore, lost: Overwrite) -> None:
         def forget() -> None:
-            with self._db.transaction(is_decided=True) as txn:
+            with self._db.begin_transaction(is_decided=True) as txn:
                 lost.forget(txn)
 
         await RowWriteHold(entry, lost.rows, ()).drop(forget)

@@ -81,7 +81,7 @@ class Waiters:
         """Returns whether anybody waits in this line, so that a newcomer has to queue."""
         return bool(self._lines.get(line))  # empty: the last was served and has not resumed yet
 
-    def at_once(self, look: Callable[[], _State | None], line: Hashable) -> _State | None:
+    def look_at_once(self, look: Callable[[], _State | None], line: Hashable) -> _State | None:
         """Returns the state if it is there and nobody waits in line for it, else None; arguments as for
         ``wait_for``."""
         self.check_present()
@@ -110,11 +110,11 @@ class Waiters:
             DeadlineExceededError: There was no state in time.
             StoreNotFoundError: The store was deleted.
         """
-        state = self.at_once(look, line)
+        state = self.look_at_once(look, line)
         if state is not None:
             return state
         if deadline.expired:
-            raise _too_late(deadline, what)
+            raise _make_deadline_error(deadline, what)
         loop = asyncio.get_running_loop()
         waiter: _Waiter[_State] = _Waiter(look, loop.create_future())
         own = object() if line is None else line
@@ -140,7 +140,7 @@ class Waiters:
                 timer.cancel()
             self._step_out(own, waiter)
         if found is None:
-            raise _too_late(deadline, what)
+            raise _make_deadline_error(deadline, what)
         return found
 
     def _look(self) -> None:
@@ -194,6 +194,6 @@ class Waiters:
             self.wake()
 
 
-def _too_late(deadline: Deadline, what: Callable[[], str]) -> DeadlineExceededError:
+def _make_deadline_error(deadline: Deadline, what: Callable[[], str]) -> DeadlineExceededError:
     timeout_s = deadline.timeout_s  # the client's, less the time in transit
     return DeadlineExceededError(what=what(), timeout_s=None if timeout_s is None else round(timeout_s, 2))

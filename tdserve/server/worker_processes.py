@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from tdserve.base.config import ServerConfig, single_threaded_environment
+from tdserve.base.config import ServerConfig, build_single_threaded_environment
 from tdserve.base.errors import CapacityError, ClosedError, PeerLostError
 from tdserve.base.machine import count_oom_kills
 from tdserve.server.worker_deaths import explain_death
@@ -123,7 +123,7 @@ class ForkServerProcess:
             # Blocks for a few milliseconds (vfork). The thread of the event loop does it: the process ends with its
             # parent thread.
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=single_threaded_environment()
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=build_single_threaded_environment()
             )
         except BaseException:
             self._socket.close()

@@ -47,7 +47,7 @@ class _Pending:
     on_prepared: Callable[[worker_pb2.Prepared], None] | None
 
 
-def rest_after(rest_s: float, lived_s: float) -> float:
+def compute_rest_s(rest_s: float, lived_s: float) -> float:
     """Returns the seconds until a worker that has died is started again: deaths in quick succession are slowed down.
 
     Args:
@@ -169,7 +169,7 @@ class DataWorker:
         body = getattr(order, order.WhichOneof("body") or "")
         while True:
             await self.ready.wait()
-            body.store.CopyFrom(entry.ref(self.known_specs))
+            body.store.CopyFrom(entry.make_ref(self.known_specs))
             try:
                 await self.order(order)
                 return
@@ -200,7 +200,7 @@ class DataWorker:
             if self._is_stopping:
                 return
             lived_s = time.monotonic() - started
-            backoff_s = rest_after(backoff_s, lived_s)
+            backoff_s = compute_rest_s(backoff_s, lived_s)
             self.num_restarts += 1
             was_killed = self._process is not None and self._process.was_killed
             num_oom_kills = count_oom_kills() - num_oom_kills

@@ -19,7 +19,7 @@ from pathlib import Path as FilePath
 from typing import Any, NoReturn
 
 from tdserve.base.errors import CorruptDataError, InvalidSpecError, NotSupportedError
-from tdserve.store.faults import as_tdserve_error, os_faults
+from tdserve.store.faults import convert_os_error, convert_os_errors
 from tdserve.store.format import encode_key
 from tdserve.structure import codec
 from tdserve.structure.dtypes import ITEMSIZE
@@ -84,10 +84,10 @@ def open_folder(path: str) -> int:
         try:
             if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
                 remedy = "put the folder back, or delete the store and adopt it where it is now"
-                raise _damaged_error(where, "a folder, as when it was adopted", f"a symlink; {remedy}")
+                raise _make_damage_error(where, "a folder, as when it was adopted", f"a symlink; {remedy}")
             fd = os.open(name, access | os.O_DIRECTORY | _NO_LINK, dir_fd=above)
         except OSError as fault:
-            raise as_tdserve_error(fault, where) from fault
+            raise convert_os_error(fault, where) from fault
         finally:
             os.close(above)
     return fd
@@ -128,7 +128,7 @@ def read_folder(path: str, *, writable: bool) -> FoundFolder:
     try:
         status = os.fstat(fd)
         reader = _FolderReader(os.O_RDWR if writable else os.O_RDONLY)
-        root = reader.entry(fd, where, (), (), ())
+        root = reader.read_entry(fd, where, (), (), ())
     finally:
         os.close(fd)
     if not isinstance(root, Node):
@@ -145,7 +145,7 @@ class _FolderReader:
         self.files: dict[Path, FileName] = {}
         self.values: dict[Path, Any] = {}
 
-    def entry(self, fd: int, where: FilePath, names: FileName, path: Path, above: tuple[int, ...]) -> Entry:
+    def read_entry(self, fd: int, where: FilePath, names: FileName, path: Path, above: tuple[int, ...]) -> Entry:
         """Returns the entry in the open folder ``fd``; ``above`` is the batch size of the tensordict around it."""
         if len(path) >= MAX_DEPTH:
             raise InvalidSpecError(reason=f"tensordicts are nested deeper than {MAX_DEPTH} levels in {where}")
@@ -156,7 +156,7 @@ class _FolderReader:
         for pickled in _PICKLES:
             if _exists(fd, pickled):
                 reason = f"{where / pickled} is a pickle, and those are never read; save values of JSON's types"
-                raise NotSupportedError(feature=f"adopting a pickled value{_at(path)}", reason=reason)
+                raise NotSupportedError(feature=f"adopting a pickled value{_describe_place(path)}", reason=reason)
         if own and kind == "NonTensorData":
             return self._value(meta, where, path, above)
         if own and kind == "NonTensorStack":
@@ -165,19 +165,19 @@ class _FolderReader:
             return self._tensorclass(fd, meta, where, names, path, above, f"{module}.{kind}")
         if "stack_dim" in meta:
             reason = "its rows lie in folders of their own; store it densely, or send it with client.memmap()"
-            raise NotSupportedError(feature=f"adopting a {kind or 'lazy stack'}{_at(path)}", reason=reason)
+            raise NotSupportedError(feature=f"adopting a {kind or 'lazy stack'}{_describe_place(path)}", reason=reason)
         if kind and not (own and kind == "TensorDict"):
             reason = f"{where / META_FILE} names another class than tensordict's own, and it is no tensorclass"
-            raise NotSupportedError(feature=f"adopting a {module}.{kind}{_at(path)}", reason=reason)
+            raise NotSupportedError(feature=f"adopting a {module}.{kind}{_describe_place(path)}", reason=reason)
         return self._node(fd, meta, where, names, path, above)
 
     def _node(
         self, fd: int, meta: dict[str, Any], where: FilePath, names: FileName, path: Path, above: tuple[int, ...]
     ) -> Node:
-        batch_size = _sizes(meta.get("shape"), where, path)
+        batch_size = _read_sizes(meta.get("shape"), where, path)
         if batch_size[: len(above)] != above:
-            raise _damaged_error(
-                where / META_FILE, f"a batch size that starts with {list(above)}{_at(path)}", batch_size
+            raise _make_damage_error(
+                where / META_FILE, f"a batch size that starts with {list(above)}{_describe_place(path)}", batch_size
             )
         entries: list[tuple[str, Entry]] = []
         for key, described in meta.items():
@@ -189,14 +189,14 @@ class _FolderReader:
             else:
                 entries.append((key, self._tensor(fd, described, where, names, below, batch_size)))
         device = "cpu" if meta.get("device") == "cpu" else None
-        return Node(batch_size, _dim_names(meta, len(batch_size)), device, None, tuple(entries))
+        return Node(batch_size, _read_dim_names(meta, len(batch_size)), device, None, tuple(entries))
 
     def _child(self, fd: int, where: FilePath, names: FileName, path: Path, batch_size: tuple[int, ...]) -> Entry:
         name = _name_of(fd, path[-1], "")
         if name is None:
-            raise _damaged_error(where / encode_key(path[-1]), f"a folder{_at(path)}", "none")
+            raise _make_damage_error(where / encode_key(path[-1]), f"a folder{_describe_place(path)}", "none")
         with _open_below(fd, name, where / name, path, os.O_RDONLY | os.O_DIRECTORY) as child:
-            return self.entry(child, where / name, (*names, name), path, batch_size)
+            return self.read_entry(child, where / name, (*names, name), path, batch_size)
 
     def _tensorclass(
         self,
@@ -212,7 +212,7 @@ class _FolderReader:
         with _open_below(fd, _INNER_FOLDER, inner, path, os.O_RDONLY | os.O_DIRECTORY) as child:
             content = _read_meta(child, inner)
             if "stack_dim" in content:
-                self.entry(child, inner, names, path, above)  # raises the reason
+                self.read_entry(child, inner, names, path, above)  # raises the reason
             node = self._node(child, content, inner, (*names, _INNER_FOLDER), path, above)
         beside = {key: value for key, value in meta.items() if key != "_type"}
         self.values.update(((*path, key), value) for key, value in beside.items())
@@ -231,14 +231,16 @@ class _FolderReader:
         dtype = str(described.get("dtype")).removeprefix("torch.")
         if described.get("is_nested"):
             reason = "the elements of a nested tensor have no place by row; send it with client.memmap()"
-            raise NotSupportedError(feature=f"adopting a nested tensor{_at(path)}", reason=reason)
+            raise NotSupportedError(feature=f"adopting a nested tensor{_describe_place(path)}", reason=reason)
         if dtype not in ITEMSIZE:
-            raise NotSupportedError(feature=f"adopting a tensor of dtype {dtype!r}{_at(path)}", reason="unknown dtype")
-        leaf = TensorLeaf(dtype, _sizes(described.get("shape"), where, path))
+            raise NotSupportedError(
+                feature=f"adopting a tensor of dtype {dtype!r}{_describe_place(path)}", reason="unknown dtype"
+            )
+        leaf = TensorLeaf(dtype, _read_sizes(described.get("shape"), where, path))
         name = _name_of(fd, path[-1], _SUFFIX)
         if name is None and leaf.nbytes:
             file = where / (encode_key(path[-1]) + _SUFFIX)
-            raise _damaged_error(file, f"a file of {leaf.nbytes} bytes{_at(path)}", "none")
+            raise _make_damage_error(file, f"a file of {leaf.nbytes} bytes{_describe_place(path)}", "none")
         if name is not None:
             with _open_below(fd, name, where / name, path, self._access) as file_fd:
                 check_size(file_fd, where / name, path, leaf)
@@ -247,7 +249,7 @@ class _FolderReader:
 
     def _value(self, meta: dict[str, Any], where: FilePath, path: Path, above: tuple[int, ...]) -> ValueLeaf:
         if "data" not in meta:
-            raise _damaged_error(where / META_FILE, f"a value{_at(path)}", "none")
+            raise _make_damage_error(where / META_FILE, f"a value{_describe_place(path)}", "none")
         self.values[path] = meta["data"]
         return ValueLeaf(above, False)
 
@@ -256,10 +258,12 @@ class _FolderReader:
         if data is None:
             data = self._single_values(fd, where, path)
         if not isinstance(data, list):
-            raise _damaged_error(where / META_FILE, f"a list of values{_at(path)}", type(data).__name__)
-        batch_size = _stacked_size(data)
+            raise _make_damage_error(where / META_FILE, f"a list of values{_describe_place(path)}", type(data).__name__)
+        batch_size = _find_stacked_size(data)
         if batch_size[: len(above)] != above:
-            raise _damaged_error(where / META_FILE, f"values for a batch size of {list(above)}{_at(path)}", batch_size)
+            raise _make_damage_error(
+                where / META_FILE, f"values for a batch size of {list(above)}{_describe_place(path)}", batch_size
+            )
         self.values[path] = data
         return ValueLeaf(batch_size, True)
 
@@ -270,7 +274,7 @@ class _FolderReader:
         while _exists(fd, str(len(data))):
             name = str(len(data))
             with _open_below(fd, name, where / name, path, os.O_RDONLY | os.O_DIRECTORY) as child:
-                self.entry(child, where / name, (), path, ())
+                self.read_entry(child, where / name, (), path, ())
             data.append(self.values.pop(path))
         return data
 
@@ -279,25 +283,25 @@ def check_size(fd: int, file: FilePath, path: Path, leaf: TensorLeaf) -> None:
     """Raises CorruptDataError unless an open file is regular and has all of a leaf's content; it may be longer."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        raise _damaged_error(file, f"a regular file{_at(path)}", "something else")
+        raise _make_damage_error(file, f"a regular file{_describe_place(path)}", "something else")
     if status.st_size < leaf.nbytes:
-        raise _damaged_error(file, f"{leaf.nbytes} bytes{_at(path)}", f"{status.st_size} bytes")
+        raise _make_damage_error(file, f"{leaf.nbytes} bytes{_describe_place(path)}", f"{status.st_size} bytes")
 
 
 def _read_meta(fd: int, where: FilePath) -> dict[str, Any]:
     file = where / META_FILE
-    with os_faults(file):
+    with convert_os_errors(file):
         meta_fd = os.open(META_FILE, os.O_RDONLY | _NO_LINK, dir_fd=fd)
-    with os.fdopen(meta_fd, "rb") as opened, os_faults(file):
+    with os.fdopen(meta_fd, "rb") as opened, convert_os_errors(file):
         content = opened.read(MAX_META_BYTES + 1)
     if len(content) > MAX_META_BYTES:
         raise NotSupportedError(feature=f"adopting {where}", reason=f"meta.json is larger than {MAX_META_BYTES} bytes")
     try:
         meta = json.loads(content)
     except (ValueError, RecursionError) as fault:
-        raise _damaged_error(file, "what tensordict writes there", repr(content[:80])) from fault
+        raise _make_damage_error(file, "what tensordict writes there", repr(content[:80])) from fault
     if not isinstance(meta, dict):
-        raise _damaged_error(file, "what tensordict writes there", repr(content[:80]))
+        raise _make_damage_error(file, "what tensordict writes there", repr(content[:80]))
     return meta
 
 
@@ -306,14 +310,14 @@ def _open_below(folder_fd: int, name: str, file: FilePath, path: Path, access: i
     """Opens a file or folder inside the folder that is read; refuses a symlink by the key that it belongs to."""
     if stat.S_ISLNK(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
         reason = f"{file} is a symlink; put what it leads to in its place"
-        raise NotSupportedError(feature=f"adopting a symlink{_at(path)}", reason=reason)
+        raise NotSupportedError(feature=f"adopting a symlink{_describe_place(path)}", reason=reason)
     try:
         fd = os.open(name, access | _NO_LINK, dir_fd=folder_fd)
     except OSError as fault:
         if access & os.O_RDWR and not access & os.O_DIRECTORY:
             reason = f"the server may not write {file} ({fault.strerror}); adopt it with read_only=True (--read-only)"
             raise NotSupportedError(feature=f"adopting {quote(path)} for writing", reason=reason) from fault
-        raise as_tdserve_error(fault, file) from fault
+        raise convert_os_error(fault, file) from fault
     try:
         yield fd
     finally:
@@ -338,23 +342,23 @@ def _exists(fd: int, name: str) -> bool:
     return True
 
 
-def _sizes(described: Any, where: FilePath, path: Path) -> tuple[int, ...]:
+def _read_sizes(described: Any, where: FilePath, path: Path) -> tuple[int, ...]:
     is_shape = isinstance(described, list) and all(type(size) is int and size >= 0 for size in described)
-    return tuple(described) if is_shape else _no_shape(described, where, path)
+    return tuple(described) if is_shape else _refuse_shape(described, where, path)
 
 
-def _no_shape(described: Any, where: FilePath, path: Path) -> NoReturn:
-    raise _damaged_error(where / META_FILE, f"a shape{_at(path)}", repr(described)[:80])
+def _refuse_shape(described: Any, where: FilePath, path: Path) -> NoReturn:
+    raise _make_damage_error(where / META_FILE, f"a shape{_describe_place(path)}", repr(described)[:80])
 
 
-def _dim_names(meta: dict[str, Any], num_dims: int) -> DimNames | None:
+def _read_dim_names(meta: dict[str, Any], num_dims: int) -> DimNames | None:
     names = meta.get(_NAMES_KEY)
     if not isinstance(names, list) or len(names) != num_dims or all(name is None for name in names):
         return None
     return tuple(None if name is None else str(name) for name in names)
 
 
-def _stacked_size(data: list[Any]) -> tuple[int, ...]:
+def _find_stacked_size(data: list[Any]) -> tuple[int, ...]:
     """Returns the batch size of stacked values as tensordict reads them: nested lists of equal length are
     dimensions."""
     batch_size = [len(data)]
@@ -364,10 +368,10 @@ def _stacked_size(data: list[Any]) -> tuple[int, ...]:
     return tuple(batch_size)
 
 
-def _at(path: Path) -> str:
+def _describe_place(path: Path) -> str:
     return f" at key {quote(path)}" if path else ""
 
 
-def _damaged_error(file: FilePath, expected: str, actual: object) -> CorruptDataError:
+def _make_damage_error(file: FilePath, expected: str, actual: object) -> CorruptDataError:
     shown = list(actual) if isinstance(actual, tuple) else actual
     return CorruptDataError(path=str(file), expected=expected, actual=str(shown))

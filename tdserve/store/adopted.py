@@ -15,7 +15,7 @@ from pathlib import Path as FilePath
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, SpecMismatchError, TDServeError
 from tdserve.store.adoptable import FileName, FoundFolder, open_folder, read_folder
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.format import ROWS, Folder
 from tdserve.structure.tree import Path, Spec, check_matches
 
@@ -41,7 +41,7 @@ class Adopted:
     files: tuple[tuple[Path, FileName], ...]
 
     @classmethod
-    def of(cls, found: FoundFolder, *, read_only: bool) -> Adopted:
+    def from_folder(cls, found: FoundFolder, *, read_only: bool) -> Adopted:
         """Returns the record of a folder that was read."""
         return cls(found.path, read_only, found.device, found.inode, tuple(sorted(found.files.items())))
 
@@ -73,14 +73,14 @@ class Adopted:
         """Writes it into a store's folder, whole or not at all."""
         file = FilePath(folder, FILE_NAME)
         fresh = file.with_name(FILE_NAME + ".new")
-        with os_faults(file):
+        with convert_os_errors(file):
             fresh.write_text(json.dumps(asdict(self)), encoding="ascii")
             os.replace(fresh, file)
 
     def link(self, folder: str | os.PathLike[str]) -> None:
         """Creates a store's folder with links to this one."""
         base = FilePath(folder)
-        with os_faults(base):
+        with convert_os_errors(base):
             base.mkdir(parents=True, exist_ok=True)
             os.symlink(self.path, base / ROWS, target_is_directory=True)
         self.save(base)
@@ -106,7 +106,7 @@ class Adopted:
         except TDServeError as error:
             expected = "the folder that was adopted"
             raise CorruptDataError(path=self.path, expected=expected, actual=str(error)) from error
-        now = Adopted.of(found, read_only=self.read_only)
+        now = Adopted.from_folder(found, read_only=self.read_only)
         if now != self:
             now.save(folder)
 
@@ -138,7 +138,7 @@ class Adopted:
         folders: dict[FileName, Folder] = {(): top}
         for path, names in self.files:
             if path in leaves and all(map(_is_plain, names)):
-                folder = _folder(folders, names[:-1])
+                folder = _get_folder(folders, names[:-1])
                 folder.files.append((names[-1], path, leaves[path]))
         return top
 
@@ -156,7 +156,7 @@ def is_within(path: str, folder: str) -> bool:
     return os.path.commonpath((path, folder)) == folder
 
 
-def real_path(path: str) -> str:
+def resolve_path(path: str) -> str:
     """Returns the folder of a path, absolute and with symlinks resolved, as a store's record can hold it.
 
     Raises:
@@ -176,10 +176,10 @@ def _is_plain(name: str) -> bool:
     return "/" not in name and name not in ("", ".", "..")
 
 
-def _folder(folders: dict[FileName, Folder], names: FileName) -> Folder:
+def _get_folder(folders: dict[FileName, Folder], names: FileName) -> Folder:
     found = folders.get(names)
     if found is None:
-        above = _folder(folders, names[:-1])
+        above = _get_folder(folders, names[:-1])
         found = folders[names] = Folder(names[-1])
         above.folders.append(found)
     return found

@@ -18,7 +18,7 @@ import lmdb
 from tdserve.base.errors import CorruptDataError, RemoteProtocolError
 from tdserve.messages.value_bundles import Unbundled
 from tdserve.messages.value_columns import Buffer
-from tdserve.store.object_rows import KeyPath, all_of, clear, has_rows, name_of
+from tdserve.store.object_rows import KeyPath, clear, has_rows, make_name, read_all
 
 _MEMBER = b"in"
 
@@ -35,9 +35,9 @@ class Bundle(NamedTuple):
     paths: tuple[KeyPath, ...]
 
     @classmethod
-    def of(cls, paths: Sequence[KeyPath]) -> Bundle:
+    def from_paths(cls, paths: Sequence[KeyPath]) -> Bundle:
         """Returns the bundle of these paths."""
-        return cls(name_of(tuple(paths)), tuple(paths))
+        return cls(make_name(tuple(paths)), tuple(paths))
 
 
 class Bundles:
@@ -57,7 +57,7 @@ class Bundles:
 
     def find_bundle(self, txn: lmdb.Transaction, path: KeyPath) -> Bundle | None:
         """Returns the bundle that a path is in, if any."""
-        held = txn.get(name_of(path) + _MEMBER, db=self._paths)
+        held = txn.get(make_name(path) + _MEMBER, db=self._paths)
         if held is None:
             return None
         name = bytes(held)
@@ -73,13 +73,13 @@ class Bundles:
         self, txn: lmdb.Transaction, paths: Sequence[KeyPath], tails: Sequence[bytes], bundles: Sequence[Buffer]
     ) -> None:
         """Stores a bundle per row; removes all other values of the rows under these paths."""
-        bundle = Bundle.of(paths)
+        bundle = Bundle.from_paths(paths)
         cursor = txn.cursor(db=self._values)
         for path in paths:
             held = self.find_bundle(txn, path)
             if held != bundle:
                 self._take_in(txn, bundle, path, held)
-            name = name_of(path)
+            name = make_name(path)
             if has_rows(cursor, name):
                 for tail in tails:
                     txn.delete(name + tail, db=self._values)
@@ -88,9 +88,9 @@ class Bundles:
     def _take_in(self, txn: lmdb.Transaction, bundle: Bundle, path: KeyPath, held: Bundle | None) -> None:
         if held is not None:
             self.take_apart(txn, held)
-        for names, key in ((path, name_of(path)), (bundle.paths, bundle.name)):
+        for names, key in ((path, make_name(path)), (bundle.paths, bundle.name)):
             txn.put(key, json.dumps(names).encode(), db=self._paths)
-        txn.put(name_of(path) + _MEMBER, bundle.name, db=self._paths)
+        txn.put(make_name(path) + _MEMBER, bundle.name, db=self._paths)
 
     def delete(self, txn: lmdb.Transaction, bundle: Bundle, tails: Sequence[bytes]) -> None:
         """Deletes the bundles of rows that have all these values under the paths' own names."""
@@ -109,17 +109,17 @@ class Bundles:
 
     def take_apart(self, txn: lmdb.Transaction, bundle: Bundle) -> None:
         """Moves the values of a bundle to their paths' own names."""
-        names = [name_of(path) for path in bundle.paths]
-        for tail, content in all_of(txn.cursor(db=self._values), bundle.name):
+        names = [make_name(path) for path in bundle.paths]
+        for tail, content in read_all(txn.cursor(db=self._values), bundle.name):
             unbundled = self.unbundle(bundle, [content])
             for number, name in enumerate(names):
-                txn.put(name + tail, next(unbundled.column(number)) or b"", overwrite=False, db=self._values)
+                txn.put(name + tail, next(unbundled.iter_column(number)) or b"", overwrite=False, db=self._values)
         self._forget(txn, bundle)
 
     def _forget(self, txn: lmdb.Transaction, bundle: Bundle) -> None:
         clear(txn.cursor(db=self._values), bundle.name)
         for path in bundle.paths:
-            txn.delete(name_of(path) + _MEMBER, db=self._paths)
+            txn.delete(make_name(path) + _MEMBER, db=self._paths)
         txn.delete(bundle.name, db=self._paths)
 
     def unbundle(self, bundle: Bundle, bundles: Sequence[Buffer | None]) -> Unbundled:

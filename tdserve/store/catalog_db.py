@@ -1,8 +1,8 @@
 """The catalog on disk: an LMDB environment with named tables of bytes. Written by the control process only.
 
-A commit is not synced: once :meth:`CatalogDB.transaction` has left its block, its content survives ``kill -9`` of the
-process, but not a loss of power; :meth:`CatalogDB.sync` adds that. One commit costs about 5 microseconds, a sync some
-200.
+A commit is not synced: once :meth:`CatalogDB.begin_transaction` has left its block, its content survives ``kill -9`` of
+the process, but not a loss of power; :meth:`CatalogDB.sync` adds that. One commit costs about 5 microseconds, a sync
+some 200.
 
 A transaction that decides something may find no room: then nothing has changed, and the caller reports that. One that
 only records the consequence of a decision (a record that is over, the answer to a finished request) may use a reserve
@@ -49,8 +49,8 @@ _log = logging.getLogger("tdserve.store")
 
 
 class Transaction:
-    """One atomic change of the catalog, yielded by :meth:`CatalogDB.transaction`. It collects changes, which are made
-    when it ends.
+    """One atomic change of the catalog, yielded by :meth:`CatalogDB.begin_transaction`. It collects changes, which are
+    made when it ends.
 
     Attributes:
         changes: New values by table and key; None deletes.
@@ -140,7 +140,7 @@ class CatalogDB:
         self.close()
 
     @contextlib.contextmanager
-    def transaction(self, *, is_decided: bool = False, frees_room: bool = False) -> Iterator[Transaction]:
+    def begin_transaction(self, *, is_decided: bool = False, frees_room: bool = False) -> Iterator[Transaction]:
         """A block whose changes become durable together when it ends cleanly, and not at all when it raises.
 
         Args:
@@ -245,7 +245,7 @@ class CatalogDB:
         found |= {key: value for (owed, key), value in self._owed.items() if owed == table and key.startswith(prefix)}
         return [(key, value) for key, value in sorted(found.items()) if value is not None]
 
-    def keys(self, table: Table) -> list[bytes]:
+    def list_keys(self, table: Table) -> list[bytes]:
         """Returns the keys of every committed record, in order, as of one moment."""
         if self._owed:
             return [key for key, _ in self.scan(table)]

@@ -29,7 +29,7 @@ from pathlib import Path
 from threading import Lock
 
 from tdserve.base.errors import CorruptDataError
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.mapped import map_shared
 
 FOLDER = "claims"
@@ -75,7 +75,7 @@ class ClaimFile:
             CapacityError: The disk is full. No file remains.
             CorruptDataError: The file exists already.
         """
-        with os_faults(path, asked=_FILE_BYTES):
+        with convert_os_errors(path, asked=_FILE_BYTES):
             path.parent.mkdir(exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
@@ -96,7 +96,7 @@ class ClaimFile:
         Raises:
             CorruptDataError, InvalidRequestError: It is missing, truncated, or may not be written.
         """
-        with os_faults(path):
+        with convert_os_errors(path):
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 if (nbytes := os.fstat(fd).st_size) != _FILE_BYTES:
@@ -169,7 +169,7 @@ class ClaimFile:
         """Allows the client to overwrite ``num_records`` records in all, and to claim ``num_allowed`` rows in all."""
         self._words[_TAKEN], self._words[_ALLOWED] = num_records, num_allowed
 
-    def ring_at(self, num_rows: int) -> None:
+    def request_messages(self, num_rows: int) -> None:
         """Asks the client for a message per record once it has claimed ``num_rows``; read the file after this call."""
         self._words[_BELL_AT] = num_rows
         self.fence()
@@ -187,12 +187,12 @@ class ClaimFile:
 
     def unlink(self) -> None:
         """Removes the file, if it exists."""
-        with os_faults(self.path):
+        with convert_os_errors(self.path):
             self.path.unlink(missing_ok=True)
 
 
 def remove_others(folder: Path, kept: AbstractSet[str]) -> None:
     """Removes a store's claim files that a crash has left, except those of these names."""
-    with os_faults(folder), suppress(FileNotFoundError):
+    with convert_os_errors(folder), suppress(FileNotFoundError):
         for name in set(os.listdir(folder)) - kept:
             os.unlink(folder / name)

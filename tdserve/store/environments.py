@@ -121,7 +121,7 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
             pid=os.getpid(),
             lock_file=(os.path.realpath(folder / LOCK_FILE), os.stat(folder / LOCK_FILE).st_ino),
         )
-        _environments[_inode(folder)] = opened
+        _environments[_get_inode(folder)] = opened
         return opened
 
 
@@ -164,7 +164,7 @@ def _reserve_lock_file(path: Path) -> None:
 
 def _find(folder: Path) -> Environment | None:
     try:
-        inode = _inode(folder)
+        inode = _get_inode(folder)
     except FileNotFoundError:
         return None
     shared = _environments.get(inode)
@@ -179,7 +179,7 @@ def _find(folder: Path) -> Environment | None:
     return shared
 
 
-def _inode(folder: Path) -> tuple[int, int]:
+def _get_inode(folder: Path) -> tuple[int, int]:
     # of the file: it is not reused while it is open here, unlike the folder's, once that is deleted
     found = os.stat(folder / DATA_FILE)
     return found.st_dev, found.st_ino
@@ -207,7 +207,7 @@ def _close_unused() -> None:
         environment.env.close()
 
 
-def _part_from_parent() -> None:
+def _separate_from_parent() -> None:
     """Called in a fork: separates inherited environments, so that this process cannot affect its parent's."""
     global _lock  # noqa: PLW0603 (another thread of the parent may have had it, which does not exist here)
     _lock = threading.Lock()
@@ -220,4 +220,4 @@ def _part_from_parent() -> None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment.env))  # not even the end of the process closes it
 
 
-os.register_at_fork(after_in_child=_part_from_parent)
+os.register_at_fork(after_in_child=_separate_from_parent)

@@ -40,7 +40,7 @@ def free_bytes(path: Path) -> int:
     return 0
 
 
-def as_tdserve_error(fault: OSError, path: Path, *, asked: int = 0) -> TDServeError:
+def convert_os_error(fault: OSError, path: Path, *, asked: int = 0) -> TDServeError:
     """Returns the error for ``fault``: no room, not allowed, or damaged.
 
     Args:
@@ -57,12 +57,12 @@ def as_tdserve_error(fault: OSError, path: Path, *, asked: int = 0) -> TDServeEr
 
 
 @contextlib.contextmanager
-def os_faults(path: Path, *, asked: int = 0) -> Iterator[None]:
+def convert_os_errors(path: Path, *, asked: int = 0) -> Iterator[None]:
     """Turns every ``OSError`` of the block into an error of tdserve that names ``path``."""
     try:
         yield
     except OSError as fault:
-        raise as_tdserve_error(fault, path, asked=asked) from fault
+        raise convert_os_error(fault, path, asked=asked) from fault
 
 
 class lmdb_faults:  # noqa: N801 (used as a function; a generator in its place costs more than what LMDB does)
@@ -86,10 +86,10 @@ class lmdb_faults:  # noqa: N801 (used as a function; a generator in its place c
 
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: object) -> None:
         if isinstance(fault, (lmdb.Error, OSError)):
-            raise _as_error(fault, self._folder, self._max_bytes, self._asked) from fault
+            raise _convert_error(fault, self._folder, self._max_bytes, self._asked) from fault
 
 
-def _as_error(fault: lmdb.Error | OSError, folder: Path, max_bytes: int, asked: int) -> TDServeError:
+def _convert_error(fault: lmdb.Error | OSError, folder: Path, max_bytes: int, asked: int) -> TDServeError:
     if isinstance(fault, _LMDB_FULL):
         free = min(free_bytes(folder), max_bytes)
         return CapacityError(what=f"{folder} ({fault}; its map has {max_bytes} bytes)", asked=asked, free=free)
@@ -98,16 +98,16 @@ def _as_error(fault: lmdb.Error | OSError, folder: Path, max_bytes: int, asked: 
     if isinstance(fault, _LMDB_MISUSED):
         return LocalProtocolError(reason=f"{folder}: {fault}")
     if isinstance(fault, lmdb.Error):
-        return _other_lmdb_fault(fault, folder, asked=asked)
-    return as_tdserve_error(fault, folder, asked=asked)
+        return _convert_lmdb_error(fault, folder, asked=asked)
+    return convert_os_error(fault, folder, asked=asked)
 
 
-def _other_lmdb_fault(fault: lmdb.Error, folder: Path, *, asked: int) -> TDServeError:
+def _convert_lmdb_error(fault: lmdb.Error, folder: Path, *, asked: int) -> TDServeError:
     # lmdb raises its base class with the text of strerror() for every errno that has no class of its own
     text = str(fault)
     for code in sorted(_NO_ROOM | _NOT_ALLOWED):
         if text.endswith(os.strerror(code)):
-            return as_tdserve_error(OSError(code, os.strerror(code)), folder, asked=asked)
+            return convert_os_error(OSError(code, os.strerror(code)), folder, asked=asked)
     free = free_bytes(folder)
     if text.endswith(os.strerror(errno.EIO)) and free < max(asked, _NEARLY_FULL_BYTES):
         # A value of many pages fills the disk in the middle of one write; LMDB calls every short write EIO (measured).

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 
 _IN_MEMORY = ("tmpfs ", "ramfs ")
 
 
 def sync_file(path: Path) -> None:
     """Syncs a file's content, or a folder's names, to the disk, including what others wrote through mappings."""
-    with os_faults(path):
+    with convert_os_errors(path):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(fd)

@@ -111,7 +111,7 @@ def _plan_node(node: Node, folder: Folder, path: Path, num_path_bytes: int) -> N
             name = encode_key(key) + _SUFFIX
             if entry.dtype not in _UNREADABLE_DTYPES and _fits(key, name, node, num_path_bytes):
                 folder.files.append((name, (*path, key), entry))
-                meta[key] = _leaf_meta(entry)
+                meta[key] = _make_leaf_meta(entry)
     taken = {_META_FILE, *(name for name, _, _ in folder.files)}
     for key, entry in node.entries:
         if isinstance(entry, Node):
@@ -122,7 +122,7 @@ def _plan_node(node: Node, folder: Folder, path: Path, num_path_bytes: int) -> N
                 is_class = entry.tensorclass is not None and not entry.is_typed
                 meta[key] = {"type": str(entry.tensorclass).rpartition(".")[2] if is_class else "TensorDict"}
                 _plan_node(entry, child, (*path, key), num_path_bytes + len(name.encode()) + 1)
-    folder.texts.append((_META_FILE, _dump(_in_key_order(meta, node) | _own_meta(node, meta))))
+    folder.texts.append((_META_FILE, _dump(_sort_keys(meta, node) | _own_meta(node, meta))))
 
 
 def _fits(key: str, name: str, node: Node, num_path_bytes: int) -> bool:
@@ -135,7 +135,7 @@ def _fits(key: str, name: str, node: Node, num_path_bytes: int) -> bool:
     return nbytes <= _MAX_NAME_BYTES and num_path_bytes + nbytes <= _MAX_PATH_BYTES
 
 
-def _leaf_meta(leaf: TensorLeaf) -> dict[str, Any]:
+def _make_leaf_meta(leaf: TensorLeaf) -> dict[str, Any]:
     return {"device": "cpu", "shape": list(leaf.shape), "dtype": f"torch.{leaf.dtype}", "is_nested": False}
 
 
@@ -154,7 +154,7 @@ def _own_meta(node: Node, meta: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in own.items() if name not in meta}
 
 
-def _in_key_order(meta: dict[str, Any], node: Node) -> dict[str, Any]:
+def _sort_keys(meta: dict[str, Any], node: Node) -> dict[str, Any]:
     return {key: meta[key] for key, _ in node.entries if key in meta}
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tdserve.base.errors import ClosedError, CorruptDataError, LocalProtocolError
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import sync_file
 from tdserve.store.mapped import Mapping, map_shared
 
@@ -58,7 +58,7 @@ class Generations:
 
         Args:
             path: A file that does not exist yet, in a folder that does.
-            uid: 32 hexadecimal digits (:func:`tdserve.base.ids.new_uid`).
+            uid: 32 hexadecimal digits (:func:`tdserve.base.ids.make_uid`).
             num_rows: Rows of the store; 1 for a store without batch dimensions.
 
         Raises:
@@ -69,7 +69,7 @@ class Generations:
         if len(uid.encode()) != 32 or num_rows < 0:
             raise LocalProtocolError(reason=f"generation file with uid {uid!r} and {num_rows} rows")
         nbytes = HEADER_BYTES + num_rows * _ITEM_BYTES
-        with os_faults(file, asked=nbytes):
+        with convert_os_errors(file, asked=nbytes):
             fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
                 os.posix_fallocate(fd, 0, nbytes)
@@ -95,7 +95,7 @@ class Generations:
             CorruptDataError: The file is missing, truncated, or belongs to another store.
         """
         file = Path(path)
-        with os_faults(file):
+        with convert_os_errors(file):
             fd = os.open(file, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 num_rows = _check_header(fd, file, uid)
@@ -120,7 +120,7 @@ class Generations:
         """
         file = Path(path)
         fresh = file.with_name(file.name + ".new")
-        with os_faults(file, asked=values.nbytes):
+        with convert_os_errors(file, asked=values.nbytes):
             fresh.unlink(missing_ok=True)
             made = cls.create(fresh, uid=uid, num_rows=len(values))
             made.values[:] = values

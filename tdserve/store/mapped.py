@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tdserve.store.faults import as_tdserve_error, os_faults
+from tdserve.store.faults import convert_os_error, convert_os_errors
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's flag; Python has it from 3.11 on. It avoids reserving memory for pages that are hardly ever written."""
@@ -69,7 +69,7 @@ def make_private(files: Collection[tuple[str, int]]) -> None:
         return
     paths, inodes = {path for path, _ in files}, {(os.path.basename(path), inode) for path, inode in files}
     maps = Path("/proc/self/maps")
-    with os_faults(maps):
+    with convert_os_errors(maps):
         lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     for line in lines:
         span, permissions, _, _, inode, *rest = line.split(None, 5)
@@ -82,18 +82,18 @@ def make_private(files: Collection[tuple[str, int]]) -> None:
 def _replace_by_copy(address: int, nbytes: int) -> None:
     content = ctypes.string_at(address, nbytes)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-    if _libc().mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != address:
+    if _load_libc().mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != address:
         code = ctypes.get_errno()
-        raise as_tdserve_error(OSError(code, os.strerror(code)), Path("/proc/self/maps"), asked=nbytes)
+        raise convert_os_error(OSError(code, os.strerror(code)), Path("/proc/self/maps"), asked=nbytes)
     ctypes.memmove(address, content, nbytes)
 
 
 def _map(fd: int, nbytes: int, protection: int, flags: int, path: Path) -> Mapping:
-    libc = _libc()
+    libc = _load_libc()
     address = libc.mmap(None, nbytes, protection, flags, fd, 0)
     if address is None or address == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()
-        raise as_tdserve_error(OSError(code, os.strerror(code)), path, asked=nbytes)
+        raise convert_os_error(OSError(code, os.strerror(code)), path, asked=nbytes)
     mapping = (ctypes.c_char * nbytes).from_address(address)
     unmap = weakref.finalize(mapping, libc.munmap, address, nbytes)
     unmap.atexit = False  # at exit other threads may still touch the pages; the kernel unmaps them
@@ -101,7 +101,7 @@ def _map(fd: int, nbytes: int, protection: int, flags: int, path: Path) -> Mappi
 
 
 @lru_cache(maxsize=1)
-def _libc() -> ctypes.CDLL:
+def _load_libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (

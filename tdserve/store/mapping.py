@@ -14,10 +14,10 @@ from pathlib import Path as FilePath
 import torch
 
 from tdserve.base.errors import CorruptDataError, ReadOnlyError
-from tdserve.rules.catalog import why_read_only
+from tdserve.rules.catalog import explain_read_only
 from tdserve.store.adoptable import check_size
 from tdserve.store.adopted import Adopted
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.format import Folder, plan
 from tdserve.store.mapped import Mapping, map_private, map_shared
 from tdserve.structure.torch_types import to_torch
@@ -55,11 +55,11 @@ def open_leaves(
     else:
         tops = [adopted.plan(spec)]
         if writable and adopted.read_only:
-            raise ReadOnlyError(store=base.name, reason=why_read_only(adopted.path))
+            raise ReadOnlyError(store=base.name, reason=explain_read_only(adopted.path))
     mapped = _MAPPED[writable, is_private]
     check = _check_exact if adopted is None else check_size
     where = base if adopted is None else FilePath(adopted.path)
-    with os_faults(where):
+    with convert_os_errors(where):
         base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if adopted is None else adopted.open()
         try:
             for top in tops:
@@ -71,11 +71,11 @@ def open_leaves(
     return {path: found[path] for path, _ in spec.tensors}
 
 
-def leaf_view(buffer: torch.Tensor, offset: int, leaf: TensorLeaf) -> torch.Tensor:
+def view_leaf(buffer: torch.Tensor, offset: int, leaf: TensorLeaf) -> torch.Tensor:
     """Returns the leaf at ``offset`` in a uint8 buffer, which must be aligned for its dtype."""
     dtype = to_torch(leaf.dtype)
     if not prod(leaf.shape):
-        return _empty(leaf)
+        return _make_empty(leaf)
     return buffer[offset : offset + leaf.nbytes].view(dtype).view(leaf.shape)
 
 
@@ -84,14 +84,14 @@ def _add_empty(found: dict[Path, torch.Tensor], spec: Spec, base: FilePath) -> N
     for path, leaf in spec.tensors:
         if path not in found and leaf.nbytes:
             raise CorruptDataError(path=str(base), expected=f"a file of leaf {quote(path)}", actual="none")
-        found.setdefault(path, _empty(leaf))
+        found.setdefault(path, _make_empty(leaf))
 
 
-def _empty(leaf: TensorLeaf) -> torch.Tensor:
+def _make_empty(leaf: TensorLeaf) -> torch.Tensor:
     return torch.empty(leaf.shape, dtype=to_torch(leaf.dtype))
 
 
-def _private(fd: int, nbytes: int, path: FilePath) -> Mapping:
+def _map_private(fd: int, nbytes: int, path: FilePath) -> Mapping:
     return map_private(fd, nbytes, path=path)
 
 
@@ -99,15 +99,15 @@ def _map_shared(fd: int, nbytes: int, path: FilePath) -> Mapping:
     return map_shared(fd, nbytes, writable=True, path=path)
 
 
-def _for_reading(fd: int, nbytes: int, path: FilePath) -> Mapping:
+def _map_for_reading(fd: int, nbytes: int, path: FilePath) -> Mapping:
     return map_shared(fd, nbytes, writable=False, path=path)
 
 
 _Map = Callable[[int, int, FilePath], Mapping]
 _MAPPED: dict[tuple[bool, bool], tuple[int, _Map]] = {
     (True, False): (os.O_RDWR, _map_shared),
-    (False, False): (os.O_RDONLY, _for_reading),
-    (False, True): (os.O_RDONLY, _private),
+    (False, False): (os.O_RDONLY, _map_for_reading),
+    (False, True): (os.O_RDONLY, _map_private),
 }
 """How a file is opened and mapped, by (writable, is_private)."""
 
@@ -118,11 +118,11 @@ def _open(
     folder: Folder, where: FilePath, parent_fd: int, found: dict[Path, torch.Tensor], mapped: tuple[int, _Map, _Check]
 ) -> None:
     where = where / folder.name
-    with os_faults(where):
+    with convert_os_errors(where):
         fd = os.open(folder.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
     try:
         for name, path, leaf in folder.files:
-            with os_faults(where / name, asked=leaf.nbytes):
+            with convert_os_errors(where / name, asked=leaf.nbytes):
                 found[path] = _open_leaf(fd, where / name, path, leaf, *mapped)
         for child in folder.folders:
             _open(child, where, fd, found, mapped)
@@ -137,9 +137,9 @@ def _open_leaf(
     try:
         check(fd, file, path, leaf)
         if not leaf.nbytes:
-            return _empty(leaf)
+            return _make_empty(leaf)
         mapping = map_file(fd, leaf.nbytes, file)
-        return leaf_view(torch.frombuffer(mapping, dtype=torch.uint8), 0, leaf)
+        return view_leaf(torch.frombuffer(mapping, dtype=torch.uint8), 0, leaf)
     finally:
         os.close(fd)
 

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from tdserve.store import environments
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import sync_file
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.objects import Objects
@@ -27,7 +27,7 @@ MIN_UNUSED_SHARE = 0.25
 """Share of a file: below it a copy would write much to free little."""
 
 
-def folder_at(store_folder: Path, epoch: int) -> Path:
+def get_folder(store_folder: Path, epoch: int) -> Path:
     """Returns the folder of a store's non-tensor values, by the number in its generation file."""
     return store_folder / (f"{NAME}.{epoch}" if epoch else NAME)
 
@@ -44,7 +44,7 @@ def list_folders(store_folder: Path) -> list[Path]:
 
 def num_bytes(store_folder: Path, epoch: int) -> int:
     """Returns the size of the values on disk, free pages included; 0 before there are any."""
-    return _file_bytes(folder_at(store_folder, epoch))
+    return _count_file_bytes(get_folder(store_folder, epoch))
 
 
 def compact(store_folder: Path, uid: str) -> int:
@@ -65,13 +65,13 @@ def compact(store_folder: Path, uid: str) -> int:
         CorruptDataError: The store's files are missing or damaged; nothing was changed.
     """
     folders = list_folders(store_folder)
-    if not any(_file_bytes(path) >= MIN_UNUSED_BYTES for path in folders) and len(folders) <= 1:
+    if not any(_count_file_bytes(path) >= MIN_UNUSED_BYTES for path in folders) and len(folders) <= 1:
         return 0
     generations = Generations.open(store_folder / GENERATION_FILE, uid=uid, writable=True)
     try:
         epoch = generations.objects_epoch
-        old, new = folder_at(store_folder, epoch), folder_at(store_folder, epoch + 1)
-        with os_faults(store_folder):
+        old, new = get_folder(store_folder, epoch), get_folder(store_folder, epoch + 1)
+        with convert_os_errors(store_folder):
             for path in folders:
                 if path != old:
                     shutil.rmtree(path)
@@ -85,9 +85,9 @@ def compact(store_folder: Path, uid: str) -> int:
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
-        num_bytes = _file_bytes(old) - _file_bytes(new)
+        num_bytes = _count_file_bytes(old) - _count_file_bytes(new)
         generations.move_objects(epoch + 1)
-        with os_faults(old):
+        with convert_os_errors(old):
             shutil.rmtree(old)
         return num_bytes
     finally:
@@ -95,14 +95,14 @@ def compact(store_folder: Path, uid: str) -> int:
 
 
 def _is_worth_it(folder: Path) -> bool:
-    file_bytes = _file_bytes(folder)
+    file_bytes = _count_file_bytes(folder)
     if file_bytes < MIN_UNUSED_BYTES:
         return False
     with Objects(folder) as objects:
-        return objects.unused_bytes() >= max(MIN_UNUSED_BYTES, MIN_UNUSED_SHARE * file_bytes)
+        return objects.count_unused_bytes() >= max(MIN_UNUSED_BYTES, MIN_UNUSED_SHARE * file_bytes)
 
 
-def _file_bytes(folder: Path) -> int:
+def _count_file_bytes(folder: Path) -> int:
     try:
         return (folder / environments.DATA_FILE).stat().st_size
     except FileNotFoundError:

@@ -29,13 +29,13 @@ _FIRST_ROW = (1).to_bytes(8, "big")
 
 
 @lru_cache(maxsize=4096)
-def name_of(path: KeyPath | tuple[KeyPath, ...]) -> bytes:
+def make_name(path: KeyPath | tuple[KeyPath, ...]) -> bytes:
     """Returns the name of a path, or of several together, in keys."""
     # LMDB keys have at most 511 bytes, keys of tensordicts have no limit: 128 bits name a path without collisions
     return hashlib.sha256(json.dumps(path).encode()).digest()[:NAME_BYTES]
 
 
-def tails_of(rows: Rows) -> list[bytes]:
+def make_tails(rows: Rows) -> list[bytes]:
     """Returns the tail of each row's key."""
     numbers = np.asarray(rows, np.int64)
     if len(numbers) and int(numbers.min()) < 0:
@@ -56,7 +56,7 @@ def clear(cursor: lmdb.Cursor, name: bytes, *, with_common: bool = False) -> Non
         more = cursor.delete()  # moves on to the next record; False after the last one
 
 
-def all_of(cursor: lmdb.Cursor, name: bytes) -> list[tuple[bytes, bytes]]:
+def read_all(cursor: lmdb.Cursor, name: bytes) -> list[tuple[bytes, bytes]]:
     """Returns all values under a name, each with the tail of its key."""
     found = []
     more = cursor.set_range(name + COMMON)

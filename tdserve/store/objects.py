@@ -25,7 +25,17 @@ from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES
 from tdserve.store import environments
 from tdserve.store.bundles import Bundle, Bundles
 from tdserve.store.faults import lmdb_faults
-from tdserve.store.object_rows import COMMON, NAME_BYTES, KeyPath, Rows, all_of, clear, has_rows, name_of, tails_of
+from tdserve.store.object_rows import (
+    COMMON,
+    NAME_BYTES,
+    KeyPath,
+    Rows,
+    clear,
+    has_rows,
+    make_name,
+    make_tails,
+    read_all,
+)
 
 COMMITS_PER_CHECK = 256
 """Commits between two checks for killed readers: a reader that was killed inside a read keeps pages from being reused
@@ -67,7 +77,7 @@ class Objects:
         """Opens the environment in ``folder``; a writer creates it if it is missing.
 
         Args:
-            folder: The result of ``object_folders.folder_at``.
+            folder: The result of ``object_folders.get_folder``.
             writable: Only one process of all may pass True.
             max_bytes: Size of the map, for a writer; readers take the writer's. It is address space only: the file
                 grows with use.
@@ -136,7 +146,7 @@ class Objects:
             CapacityError: The map or the disk is full. Nothing was stored.
         """
         column = ObjectColumn((), rows, bundles)
-        self._commit(lambda txn: self._bundles.put(txn, paths, tails_of(rows), bundles), [column])
+        self._commit(lambda txn: self._bundles.put(txn, paths, make_tails(rows), bundles), [column])
 
     def move(
         self, moves: Sequence[tuple[KeyPath, KeyPath]], *, cleared: Iterable[KeyPath] = (), cleared_below: str = ""
@@ -153,9 +163,9 @@ class Objects:
             cursor = txn.cursor(db=self._values)
             for source, target in moves:
                 self._bundles.let_go(txn, source, frozenset())
-                found = all_of(cursor, name_of(source))
+                found = read_all(cursor, make_name(source))
                 if found:
-                    name = name_of(target)
+                    name = make_name(target)
                     self._bundles.let_go(txn, target, frozenset())
                     clear(cursor, name, with_common=True)
                     cursor.putmulti([(name + tail, value) for tail, value in found])
@@ -164,8 +174,8 @@ class Objects:
             going = frozenset((*cleared, *found_below))
             for path in going:
                 self._bundles.let_go(txn, path, going)
-                clear(cursor, name_of(path), with_common=True)
-                txn.delete(name_of(path), db=self._paths)
+                clear(cursor, make_name(path), with_common=True)
+                txn.delete(make_name(path), db=self._paths)
 
     def drop(self, wanted: Sequence[tuple[KeyPath, Rows]]) -> int:
         """Deletes the values of single rows in one atomic commit, also those in bundles; returns how many there were.
@@ -182,9 +192,9 @@ class Objects:
             nonlocal num_dropped
             bundled = [(self._bundles.find_bundle(txn, path), rows) for path, rows in wanted]
             found = [(bundle.name, rows) for bundle, rows in bundled if bundle is not None]
-            found += [(name_of(path), rows) for path, rows in wanted]
+            found += [(make_name(path), rows) for path, rows in wanted]
             num_dropped = sum(
-                txn.delete(name + tail, db=self._values) for name, rows in found for tail in tails_of(rows)
+                txn.delete(name + tail, db=self._values) for name, rows in found for tail in make_tails(rows)
             )
 
         self._commit(delete, [])
@@ -205,14 +215,14 @@ class Objects:
             self._env().begin(db=self._values, buffers=True) as txn,
         ):
             reader = _ObjectReader(txn, self._bundles, wanted, joined)
-            return [reader.column(path, rows) for path, rows in wanted]
+            return [reader.read_column(path, rows) for path, rows in wanted]
 
     def free_bytes(self) -> int:
         """Returns the bytes of the map that no value takes. Values of over two kilobytes need contiguous whole
         pages."""
         return max(self._max_bytes - self._used_bytes(), 0)
 
-    def unused_bytes(self) -> int:
+    def count_unused_bytes(self) -> int:
         """Returns the bytes of the file that no value takes; later values use them."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
             env = self._env()
@@ -275,10 +285,10 @@ class Objects:
         cleared = set(clears)
         for path in cleared:
             self._bundles.let_go(txn, path, cleared)
-            clear(cursor, name_of(path))
+            clear(cursor, make_name(path))
         replaced: dict[tuple[Bundle, int], set[KeyPath]] = {}
         for path, rows, values in columns:
-            name = name_of(path)
+            name = make_name(path)
             bundle = self._bundles.find_bundle(txn, path)
             if bundle is not None and rows is not None:
                 replaced.setdefault((bundle, id(rows)), set()).add(path)
@@ -286,7 +296,7 @@ class Objects:
                 txn.put(name + COMMON, values[0], db=self._values)
             elif bundle or path in cleared or has_rows(cursor, name) or not self._is_common(txn, name, values):
                 if id(rows) not in tails:
-                    tails[id(rows)] = tails_of(rows)
+                    tails[id(rows)] = make_tails(rows)
                 keys = list(map(name.__add__, tails[id(rows)]))
                 each = list(values) * len(keys) if len(values) == 1 else values
                 cursor.putmulti(list(zip(keys, each, strict=True)))
@@ -359,16 +369,16 @@ class _ObjectReader:
         self._unbundled: dict[tuple[bytes, int], Unbundled] = {}
         self._copied: dict[tuple[bytes, int], dict[int, JoinedValues]] = {}
 
-    def column(self, path: KeyPath, rows: Rows) -> FoundColumn:
+    def read_column(self, path: KeyPath, rows: Rows) -> FoundColumn:
         """Returns the values of a path; joined if that was requested or if it is bundled with others."""
-        txn, name = self._txn, name_of(path)
+        txn, name = self._txn, make_name(path)
         bundle = self._bundles.find_bundle(txn, path)
         has_own = has_rows(self._cursor, name)
         if bundle is not None and not has_own and not self._in_bundles(bundle, rows).has_gaps:
             return FoundColumn(True, self._copies(bundle, rows)[bundle.paths.index(path)])
         held: Any = txn.get(name + COMMON)
         common = None if held is None else bytes(held)
-        found: Any = None if bundle is None else self._in_bundles(bundle, rows).column(bundle.paths.index(path))
+        found: Any = None if bundle is None else self._in_bundles(bundle, rows).iter_column(bundle.paths.index(path))
         if has_own:
             own = map(txn.get, map(name.__add__, self._tails_of(rows)))
             found = own if found is None else [b if a is None else a for a, b in zip(own, found, strict=True)]
@@ -395,12 +405,14 @@ class _ObjectReader:
         if copied is None:
             numbers = {path: number for number, path in enumerate(bundle.paths)}
             wanted = {path for path, each in self._wanted if each is rows and path in numbers}
-            copied = self._in_bundles(bundle, rows).columns({numbers[path]: self._joined.get(path) for path in wanted})
+            copied = self._in_bundles(bundle, rows).join_columns(
+                {numbers[path]: self._joined.get(path) for path in wanted}
+            )
             self._copied[bundle.name, id(rows)] = copied
         return copied
 
     def _tails_of(self, rows: Rows) -> list[bytes]:
         tails = self._tails.get(id(rows))
         if tails is None:
-            tails = self._tails[id(rows)] = tails_of(rows)
+            tails = self._tails[id(rows)] = make_tails(rows)
         return tails

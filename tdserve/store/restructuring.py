@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path as FilePath
 
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.format import Folder, plan
 from tdserve.structure.tree import Path, Spec
 
@@ -59,7 +59,7 @@ class FileChange:
         return cls(**{name: tuple(map(tuple, value) if name in pairs else value) for name, value in values.items()})
 
 
-def file_change(old: Spec, new: Spec, origins: Mapping[Path, Path | None], added: Spec | None) -> FileChange:
+def plan_file_change(old: Spec, new: Spec, origins: Mapping[Path, Path | None], added: Spec | None) -> FileChange:
     """Returns the change of the files of a store of structure ``old``.
 
     Args:
@@ -98,7 +98,7 @@ def keep(store: FilePath, folder: FilePath, change: FileChange, new: Spec) -> No
     Raises:
         CapacityError, CorruptDataError: This failed.
     """
-    with os_faults(folder):
+    with convert_os_errors(folder):
         folder.mkdir(exist_ok=True)
         if change.kept:
             (folder / _KEPT).mkdir()
@@ -116,7 +116,7 @@ def carry_out(store: FilePath, folder: FilePath, change: FileChange) -> None:
     Raises:
         CapacityError, CorruptDataError: It could not be finished, and has to be repeated.
     """
-    with os_faults(store):
+    with convert_os_errors(store):
         for name in change.folders:
             (store / name).mkdir(exist_ok=True)
         for made, name in change.files:
@@ -132,7 +132,7 @@ def carry_out(store: FilePath, folder: FilePath, change: FileChange) -> None:
                 (store / name).rmdir()
 
 
-def leftovers(store: FilePath) -> list[FilePath]:
+def list_leftovers(store: FilePath) -> list[FilePath]:
     """Returns folders of new files of changes that were never committed, or that are complete."""
     return sorted(store.glob(f"{PREFIX}*"))
 

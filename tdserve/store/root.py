@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 from tdserve.base.errors import ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
-from tdserve.base.ids import check_store_name, new_uid
-from tdserve.base.machine import boot_id
+from tdserve.base.ids import check_store_name, make_uid
+from tdserve.base.machine import read_boot_id
 from tdserve.store.environments import DATA_FILE as CATALOG_FILE, find_damage
-from tdserve.store.faults import free_bytes, os_faults
+from tdserve.store.faults import convert_os_errors, free_bytes
 from tdserve.store.files import sync_file
 
 FORMAT_VERSION = 3
@@ -75,11 +75,11 @@ class Root:
             CapacityError, InvalidRequestError: The folder cannot be created or written.
         """
         root = Path(os.path.abspath(path))
-        with os_faults(root):
+        with convert_os_errors(root):
             _make_folder(root)
             lock_fd = os.open(root / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            with os_faults(root):
+            with convert_os_errors(root):
                 _lock_or_refuse(lock_fd, root)
                 server_id = _check_format(root)
                 for name in _SUBFOLDERS:
@@ -97,15 +97,15 @@ class Root:
     def set_address(self, address: str) -> None:
         """Writes the address of this server into the lock file, for the message of a server that is refused."""
         text = json.dumps({**self._holder, "address": address}).encode()
-        with os_faults(self.path, asked=len(text)):
+        with convert_os_errors(self.path, asked=len(text)):
             os.pwrite(self._held_fd(), text.ljust(_HOLDER_BYTES), 0)
 
-    def lost_power(self) -> bool:
+    def has_lost_power(self) -> bool:
         """Returns whether the machine was restarted since a server ran here that did not end in an orderly way: any
         part of what it had written may be missing."""
         try:
             last = json.loads((self.path / _RUN_FILE).read_bytes())
-            return not last["is_synced"] and last["boot_id"] != boot_id()
+            return not last["is_synced"] and last["boot_id"] != read_boot_id()
         except FileNotFoundError:
             return False
         except (ValueError, TypeError, KeyError):  # an incomplete file is one of these parts
@@ -117,16 +117,16 @@ class Root:
         Args:
             is_synced: Whether everything that it has written is on the disk, and nothing more will be written.
         """
-        content = json.dumps({"boot_id": boot_id(), "is_synced": is_synced}).encode()
-        with os_faults(self.path):
+        content = json.dumps({"boot_id": read_boot_id(), "is_synced": is_synced}).encode()
+        with convert_os_errors(self.path):
             _replace(self.path / _RUN_FILE, content.ljust(_RUN_BYTES), is_synced=True)
             sync_file(self.path)
 
     def set_aside(self, name: str) -> str:
         """Moves a folder that belongs to no store away from a store's name; returns its new place."""
         folder = self.store_folder(name)
-        target = folder.with_name(f".lost-{name[:_MAX_SHOWN_NAME]}-{new_uid()}")
-        with os_faults(folder):
+        target = folder.with_name(f".lost-{name[:_MAX_SHOWN_NAME]}-{make_uid()}")
+        with convert_os_errors(folder):
             folder.rename(target)
         return str(target)
 
@@ -227,7 +227,7 @@ class Root:
 
     def free_bytes(self) -> int:
         """Returns the bytes that may still be written below the root."""
-        with os_faults(self.path):
+        with convert_os_errors(self.path):
             return free_bytes(self.path)
 
     def _trash(self, uid: str) -> Path:
@@ -249,7 +249,7 @@ def _lock_or_refuse(lock_fd: int, root: Path) -> None:
         except BlockingIOError as fault:
             content = os.pread(lock_fd, 4096, 0)
             if not _is_gone(content) or time.monotonic() > deadline:
-                raise RootInUseError(root=str(root), holder=_holder_text(content)) from fault
+                raise RootInUseError(root=str(root), holder=_describe_holder(content)) from fault
         time.sleep(0.02)
 
 
@@ -267,7 +267,7 @@ def _is_gone(content: bytes) -> bool:
     return state in (b"Z", b"X")
 
 
-def _holder_text(content: bytes) -> str:
+def _describe_holder(content: bytes) -> str:
     try:
         holder = json.loads(content)
         return f"process {holder['pid']} on {holder['host']} at {holder['address'] or 'an address not known yet'}"
@@ -292,7 +292,7 @@ def _check_format(root: Path) -> str:
         # a root without this file may have any format: opening it as new would hide its stores
         if (root / "catalog").exists():
             raise CorruptDataError(path=str(path), expected="a file, since there is a catalog", actual="none") from None
-        server_id = new_uid()
+        server_id = make_uid()
         _write_format(path, server_id)
         return server_id
     try:

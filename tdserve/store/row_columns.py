@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tdserve.base.errors import CorruptDataError, LocalProtocolError
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.mapped import map_shared
 
 FOLDER = "columns"
@@ -39,7 +39,7 @@ def open_column(
     folder = Path(store_folder) / FOLDER
     path = folder / f"{name}.memmap"
     nbytes = prod(shape) * dtype.itemsize
-    with os_faults(path, asked=nbytes):
+    with convert_os_errors(path, asked=nbytes):
         folder.mkdir(exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:

@@ -54,7 +54,7 @@ def sum_of(*numbers: int) -> np.uint64:
 
 
 def _sum_words(words: NDArray[np.uint64]) -> Sums:
-    low, high = _weights()
+    low, high = _make_weights()
     found: Any = np.einsum("ij,j->i", words, low[: words.shape[1]])
     found += np.einsum("ij,j->i", words >> np.uint64(32), high[: words.shape[1]])
     sums: Sums = found
@@ -62,7 +62,7 @@ def _sum_words(words: NDArray[np.uint64]) -> Sums:
 
 
 @lru_cache(maxsize=1)
-def _weights() -> tuple[Sums, Sums]:
+def _make_weights() -> tuple[Sums, Sums]:
     num_words = _SEGMENT_BYTES // 8
     made = _mix(np.arange(1, 2 * num_words + 1, dtype=np.uint64)) | np.uint64(1)
     return made[:num_words], made[num_words:]

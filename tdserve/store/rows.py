@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path as FilePath
 
 from tdserve.base.errors import CapacityError
-from tdserve.store.faults import free_bytes, os_faults
+from tdserve.store.faults import convert_os_errors, free_bytes
 from tdserve.store.format import Folder, plan
 from tdserve.structure.tree import Path, Spec
 
@@ -39,7 +39,7 @@ def create(folder: str | os.PathLike[str], spec: Spec) -> list[Path]:
     made: list[str] = []
     was_there = base.exists()
     try:
-        with os_faults(base, asked=spec.nbytes):
+        with convert_os_errors(base, asked=spec.nbytes):
             base.mkdir(parents=True, exist_ok=True)
             base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -56,7 +56,7 @@ def create(folder: str | os.PathLike[str], spec: Spec) -> list[Path]:
     return list(planned.extra_paths)
 
 
-def extra_paths(spec: Spec) -> tuple[Path, ...]:
+def find_extra_paths(spec: Spec) -> tuple[Path, ...]:
     """Returns the leaves of a structure that ``TensorDict.load_memmap`` does not show."""
     return plan(spec).extra_paths
 

@@ -83,7 +83,7 @@ class Segment:
         """Returns whether a receiver uses the content, or will use it."""
         return bool(self._memory[:NUM_MARKS].any())
 
-    def content(self, nbytes: int) -> Loan:
+    def lend(self, nbytes: int) -> Loan:
         """Returns the first bytes of its memory."""
         return self._memory[HEADER_NBYTES : HEADER_NBYTES + nbytes].view(Loan)
 

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from tdserve.base.errors import ConnectError
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.spools import spool_path
 
 
@@ -59,7 +59,7 @@ def is_held(folder: Path, name: str) -> bool:
         CorruptDataError, InvalidRequestError: The file cannot be checked.
     """
     path = folder / name
-    with os_faults(path):
+    with convert_os_errors(path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)  # it may belong to another user
         except FileNotFoundError:

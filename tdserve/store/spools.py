@@ -16,7 +16,7 @@ from threading import Lock
 
 from tdserve.base.errors import ConnectError, RemoteProtocolError
 from tdserve.messages.value_columns import Buffer
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 
 _SUFFIX = ".values"
 
@@ -52,11 +52,11 @@ class Spool:
             CapacityError, InvalidRequestError: The file cannot be written.
             ConnectError: The session is over.
         """
-        size = _size_class(nbytes)
+        size = _find_size_class(nbytes)
         with self._lock:
             if self._is_closed:
                 raise ConnectError(address=str(self._path), reason="the session is over")
-            with os_faults(self._path):
+            with convert_os_errors(self._path):
                 if self._fd < 0:
                     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                     self._fd = os.open(self._path, flags, 0o644)
@@ -65,7 +65,7 @@ class Spool:
             offset = places.pop() if places else self._end
             self._end = max(self._end, offset + size)
         try:
-            with os_faults(self._path, asked=nbytes):
+            with convert_os_errors(self._path, asked=nbytes):
                 _write(fd, parts, nbytes, offset)
         finally:
             os.close(fd)
@@ -74,7 +74,7 @@ class Spool:
     def free(self, offset: int, nbytes: int) -> None:
         """Frees content that is not needed any more."""
         with self._lock:
-            self._free.setdefault(_size_class(nbytes), []).append(offset)
+            self._free.setdefault(_find_size_class(nbytes), []).append(offset)
 
     def close(self) -> None:
         """Closes the file and removes it. Idempotent."""
@@ -103,7 +103,7 @@ def spool_path(folder: Path, lock_name: str) -> Path:
 
 def remove_spool(path: str) -> None:
     """Removes a spool file, if it exists."""
-    with os_faults(Path(path)):
+    with convert_os_errors(Path(path)):
         Path(path).unlink(missing_ok=True)
 
 
@@ -141,7 +141,7 @@ class SpoolWriter:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        with os_faults(self._path):
+        with convert_os_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
@@ -151,7 +151,7 @@ class SpoolWriter:
         Raises:
             CapacityError: The disk is full.
         """
-        with os_faults(self._path, asked=len(content)):
+        with convert_os_errors(self._path, asked=len(content)):
             written = 0
             while written < len(content):
                 written += os.pwrite(self._fd, content[written:], offset + written)
@@ -163,5 +163,5 @@ class SpoolWriter:
         os.close(self._fd)
 
 
-def _size_class(nbytes: int) -> int:
+def _find_size_class(nbytes: int) -> int:
     return max(_STEP_BYTES, 1 << (nbytes - 1).bit_length())

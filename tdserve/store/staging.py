@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.mapped import map_shared
 
 _SUFFIX = ".staging"
@@ -38,7 +38,7 @@ class Staging:
             raise InvalidRequestError(argument="staging name", reason=f"{name!r} is not a file name")
         self.path = Path(folder) / (name + _SUFFIX)
         self._buffer: torch.Tensor | None = None
-        with os_faults(self.path):
+        with convert_os_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
 
     @classmethod
@@ -71,13 +71,13 @@ class Staging:
     def remove(self) -> None:
         """Unlinks the file; tensors taken from it stay usable. Idempotent."""
         self._buffer = None
-        with os_faults(self.path):
+        with convert_os_errors(self.path):
             self.path.unlink(missing_ok=True)
 
     def _grow(self, nbytes: int) -> None:
         step = min(max(_MIN_NBYTES, 1 << max(nbytes - 1, 0).bit_length()), _MAX_STEP_NBYTES)
         wanted = -(-max(nbytes, 1) // step) * step
-        with os_faults(self.path, asked=wanted):
+        with convert_os_errors(self.path, asked=wanted):
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
                 found = os.fstat(fd).st_size

@@ -14,7 +14,7 @@ from pathlib import Path
 from tdserve.base.errors import TDServeError
 from tdserve.store import environments
 from tdserve.store.environments import DATA_FILE
-from tdserve.store.faults import lmdb_faults, os_faults
+from tdserve.store.faults import convert_os_errors, lmdb_faults
 from tdserve.store.files import sync_file
 from tdserve.store.version_marks import sync_versions
 from tdserve.store.watermark import SyncedStore, sync_store
@@ -63,7 +63,7 @@ class Pass:
             TDServeError: The catalog could not be copied; the previous copy stays.
         """
         target = Path(self.target)
-        with os_faults(target):
+        with convert_os_errors(target):
             target.mkdir(exist_ok=True)
         fresh = target / f"{COPY_FILE}.new"
         _copy_catalog(Path(self.catalog), fresh)
@@ -78,7 +78,7 @@ class Pass:
                 sync_versions(Path(weights.folder), weights.records, uid=weights.uid)
             except TDServeError as error:
                 failures[weights.uid] = str(error)
-        with os_faults(target):
+        with convert_os_errors(target):
             os.replace(fresh, target / COPY_FILE)
         sync_file(target)
         sync_file(target.parent)
@@ -89,7 +89,7 @@ def put_back(target: Path, catalog: Path) -> bool:
     """Replaces the catalog by the copy, after a loss of power; returns whether there is a copy. The old catalog stays
     beside it, under another name."""
     copy = target / COPY_FILE
-    with os_faults(copy):
+    with convert_os_errors(copy):
         if not copy.exists():
             return False
         fresh = catalog / f"{DATA_FILE}.new"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tdserve.store import object_folders
 from tdserve.store.environments import DATA_FILE, LOCK_FILE
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import sync_file
 from tdserve.store.object_rows import KeyPath
 from tdserve.store.objects import Objects
@@ -60,7 +60,7 @@ class ValueCopy:
             CapacityError: There is no room for the copy; the previous one stays.
             CorruptDataError: The values cannot be read.
         """
-        live = object_folders.folder_at(self._store_folder, epoch)
+        live = object_folders.get_folder(self._store_folder, epoch)
         if not Objects.exists(live):
             return
         with Objects(live) as objects:
@@ -94,12 +94,12 @@ class ValueCopy:
 
     def restore(self) -> None:
         """Replaces the values by the copy, with epoch 0, after a loss of power; without a copy there are no values."""
-        with os_faults(self._store_folder):
+        with convert_os_errors(self._store_folder):
             (self.folder / _SOURCE_FILE).unlink(missing_ok=True)  # its numbers start again
             for folder in object_folders.list_folders(self._store_folder):
                 shutil.rmtree(folder)
             if Objects.exists(self.folder):
-                target = object_folders.folder_at(self._store_folder, 0)
+                target = object_folders.get_folder(self._store_folder, 0)
                 target.mkdir()
                 shutil.copyfile(self.folder / DATA_FILE, target / DATA_FILE)
                 sync_file(target / DATA_FILE)
@@ -113,7 +113,7 @@ class ValueCopy:
             return b""
 
     def _replace(self, data: Path, source: bytes) -> None:
-        with os_faults(self.folder):
+        with convert_os_errors(self.folder):
             self.folder.mkdir(exist_ok=True)
             (self.folder / _SOURCE_FILE).unlink(missing_ok=True)
             (self.folder / LOCK_FILE).unlink(missing_ok=True)

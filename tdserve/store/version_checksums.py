@@ -23,7 +23,7 @@ _WORD_NBYTES = 8
 _LOW = 0xFFFFFFFF
 
 
-def leaf_checksum(content: NDArray[np.uint8], between: Callable[[], None] | None = None) -> int:
+def compute_leaf_checksum(content: NDArray[np.uint8], between: Callable[[], None] | None = None) -> int:
     """Returns the checksum of one leaf.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.messages.layout import Layout, Message
-from tdserve.store.version_format import layout_of
+from tdserve.store.version_format import make_layout
 from tdserve.structure.tree import Spec
 
 
@@ -60,10 +60,10 @@ class VersionEnd:
         key = ("store.version_ends", len(layout.slots))
         positions: _Positions | None = sent.memo.get(key)
         if positions is None:
-            positions = sent.memo[key] = _positions(spec, layout)
+            positions = sent.memo[key] = _find_positions(spec, layout)
         self._positions = positions
 
-    def direct(self, message: Message) -> torch.Tensor | None:
+    def find_memory(self, message: Message) -> torch.Tensor | None:
         """Returns the file's own memory if it has the whole message in one piece."""
         spans = self._positions[message.offset]
         if len(spans) != 1 or spans[0].end - spans[0].begin != message.nbytes:
@@ -90,13 +90,13 @@ class VersionEnd:
             self._content[begin:end] = found[at : at + end - begin]
 
 
-def _positions(spec: Spec, layout: Layout) -> _Positions:
-    offsets = layout_of(spec).offsets
+def _find_positions(spec: Spec, layout: Layout) -> _Positions:
+    offsets = make_layout(spec).offsets
     starts = [offsets[slot.path] for slot in layout.slots[: layout.num_leaves]]
-    return {message.offset: [*_spans(message, starts)] for message in layout.messages}
+    return {message.offset: [*_split_spans(message, starts)] for message in layout.messages}
 
 
-def _spans(message: Message, starts: list[int]) -> Iterator[_Span]:
+def _split_spans(message: Message, starts: list[int]) -> Iterator[_Span]:
     """Returns the places of the leaves of a message, with neighbours merged.
 
     Args:

@@ -57,12 +57,12 @@ _STAND_INS: dict[str, tuple[str, tuple[int, ...]]] = {
 """Dtypes that ``safetensors.torch`` cannot load: the integers that replace them, and the dimensions that this adds."""
 
 
-def version_layout(spec: Spec) -> list[tuple[Path, int, int]]:
+def list_leaf_places(spec: Spec) -> list[tuple[Path, int, int]]:
     """Returns every tensor leaf as (path, offset, nbytes), in file order; offsets count from the start of the data."""
-    return list(layout_of(spec).slots)
+    return list(make_layout(spec).slots)
 
 
-def layout_of(spec: Spec) -> VersionLayout:
+def make_layout(spec: Spec) -> VersionLayout:
     """Returns the layout of a spec; computed once per spec object."""
     made: VersionLayout | None = spec.memo.get("store.version_format.layout")
     if made is None:
@@ -78,7 +78,7 @@ class VersionLayout:
 
     @cached_property
     def slots(self) -> tuple[tuple[Path, int, int], ...]:
-        """The result of :func:`version_layout`."""
+        """The result of :func:`list_leaf_places`."""
         offset = 0
         slots: list[tuple[Path, int, int]] = []
         for path, leaf in sorted(self.spec.tensors, key=lambda item: (-ITEMSIZE[item[1].dtype], item[0])):
@@ -98,12 +98,12 @@ class VersionLayout:
         head = f'{{"__metadata__":{{{_dump(OWN_KEY)}:{_dump(own)}'
         leaves = dict(self.spec.tensors)
         tensors = "".join(
-            f",{_dump(escape(path))}:{_dump(_entry(leaves[path], offset, nbytes))}"
+            f",{_dump(escape(path))}:{_dump(_describe_leaf(leaves[path], offset, nbytes))}"
             for path, offset, nbytes in self.slots
         )
         return head.encode(), f"}}{tensors}}}".encode()
 
-    def header(self, metadata: dict[str, str]) -> bytes:
+    def encode_header(self, metadata: dict[str, str]) -> bytes:
         """Returns the JSON header, without padding."""
         head, tail = self._frame
         middle = "".join(f",{_dump(_own_name(key))}:{_dump(value)}" for key, value in metadata.items())
@@ -120,14 +120,14 @@ class VersionLayout:
         if text.startswith(head) and text.endswith(tail) and len(text) >= len(head) + len(tail):
             try:
                 found = json.loads(b"{" + text[len(head) + 1 : len(text) - len(tail)] + b"}")
-                return {_user_name(key): str(value) for key, value in found.items()}
+                return {_make_user_name(key): str(value) for key, value in found.items()}
             except ValueError:
                 pass  # reported below
         expected = f"the header of a version with structure {self.spec.fingerprint.hex()[:16]}"
         raise CorruptDataError(path=path, expected=expected, actual=repr(header[:80]))
 
 
-def data_start(header: bytes) -> int:
+def compute_data_start(header: bytes) -> int:
     """Returns the start of the data in a fresh file: after the header and some room, at a multiple of 4,096 bytes."""
     needed = LENGTH.size + len(header) + _SLACK_BYTES
     return -(-needed // DATA_ALIGNMENT_BYTES) * DATA_ALIGNMENT_BYTES
@@ -147,7 +147,7 @@ def escape(path: Path) -> str:
     return "\\" + name if name == "__metadata__" else name
 
 
-def _entry(leaf: TensorLeaf, offset: int, nbytes: int) -> dict[str, Any]:
+def _describe_leaf(leaf: TensorLeaf, offset: int, nbytes: int) -> dict[str, Any]:
     code, more = (_CODES[leaf.dtype], ()) if leaf.dtype in _CODES else _STAND_INS[leaf.dtype]
     return {"dtype": code, "shape": [*leaf.shape, *more], "data_offsets": [offset, offset + nbytes]}
 
@@ -160,18 +160,18 @@ def _describe(spec: Spec) -> dict[str, Any]:
     return {
         "format_version": 1,
         "fingerprint": spec.fingerprint.hex(),
-        "nodes": sorted(_nodes(spec.root, ()), key=lambda node: node["key"]),
+        "nodes": sorted(_describe_nodes(spec.root, ()), key=lambda node: node["key"]),
         "leaves": leaves,
     }
 
 
-def _nodes(node: Node, path: Path) -> list[dict[str, Any]]:
+def _describe_nodes(node: Node, path: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
         {"key": list(path), "batch_size": list(node.batch_size), "names": node.names, "tensorclass": node.tensorclass}
     ]
     for key, entry in node.entries:
         if isinstance(entry, Node):
-            found += _nodes(entry, (*path, key))
+            found += _describe_nodes(entry, (*path, key))
     return found
 
 
@@ -180,7 +180,7 @@ def _own_name(key: str) -> str:
     return f"{OWN_KEY}:{key}" if key == OWN_KEY or key.startswith(f"{OWN_KEY}:") else key
 
 
-def _user_name(key: str) -> str:
+def _make_user_name(key: str) -> str:
     return key.removeprefix(f"{OWN_KEY}:")
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from tdserve.store.mapped import map_private, map_shared
-from tdserve.store.version_format import LENGTH, layout_of
+from tdserve.store.version_format import LENGTH, make_layout
 from tdserve.structure.independent_views import make_independent_views
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Path, Spec, TensorLeaf
@@ -47,7 +47,7 @@ class _LeafRun(NamedTuple):
             self.shapes.append((1, shape))
             self.num_elements.append(math.prod(shape))
 
-    def views(self, content: torch.Tensor) -> list[torch.Tensor]:
+    def make_views(self, content: torch.Tensor) -> list[torch.Tensor]:
         """Returns the leaves in these bytes, by one call for all groups and one per group: a call per leaf would take
         as long as all other work on a version of thousands."""
         found: list[torch.Tensor] = []
@@ -77,7 +77,7 @@ class VersionMapping:
         self._views: tuple[bytes, int, dict[Path, torch.Tensor]] | None = None
 
     @classmethod
-    def private(cls, fd: int, *, path: FilePath) -> VersionMapping:
+    def map_private(cls, fd: int, *, path: FilePath) -> VersionMapping:
         """Returns a mapping for one user, whose writes stay private; it is not in the registry."""
         mapping = cls.__new__(cls)
         mapping.writable = False
@@ -91,16 +91,16 @@ class VersionMapping:
         """Calls ``call`` once no tensor over the mapping lives any more."""
         weakref.finalize(self._mapping, call, argument).atexit = False
 
-    def content(self) -> npt.NDArray[np.uint8]:
+    def get_content(self) -> npt.NDArray[np.uint8]:
         """The bytes of all leaves, concatenated."""
         found: npt.NDArray[np.uint8] = self._buffer.numpy()[self._start() :]
         return found
 
-    def leaves(self, spec: Spec) -> dict[Path, torch.Tensor]:
+    def get_leaves(self, spec: Spec) -> dict[Path, torch.Tensor]:
         """Returns the leaves as views, made once per structure: 2,000 of them take a millisecond."""
         start = self._start()
         if self._views is None or self._views[:2] != (spec.fingerprint, start):
-            self._views = (spec.fingerprint, start, leaf_views(self._buffer[start:], spec))
+            self._views = (spec.fingerprint, start, make_leaf_views(self._buffer[start:], spec))
         return self._views[2]
 
     def _start(self) -> int:
@@ -111,28 +111,28 @@ class VersionMapping:
         os.close(self.fd)
 
 
-def leaf_views(content: torch.Tensor, spec: Spec) -> dict[Path, torch.Tensor]:
+def make_leaf_views(content: torch.Tensor, spec: Spec) -> dict[Path, torch.Tensor]:
     """Returns the leaves in canonical order as views of bytes in the layout of a version's file, each like a tensor of
     its own.
 
     Args:
         content: uint8, aligned for the widest dtype.
     """
-    runs, order = _runs(spec)
-    found = make_independent_views(lambda: [view for run in runs for view in run.views(content)])
+    runs, order = _find_runs(spec)
+    found = make_independent_views(lambda: [view for run in runs for view in run.make_views(content)])
     if len(order) == len(spec.tensors):
         return dict(zip(order, map(found.__getitem__, order.values()), strict=True))
-    return {path: found[order[path]] if path in order else _empty(leaf) for path, leaf in spec.tensors}
+    return {path: found[order[path]] if path in order else _make_empty(leaf) for path, leaf in spec.tensors}
 
 
-def _runs(spec: Spec) -> tuple[list[_LeafRun], dict[Path, int]]:
+def _find_runs(spec: Spec) -> tuple[list[_LeafRun], dict[Path, int]]:
     """Returns the runs that make views of all leaves with elements in few calls, and the place of each leaf among
     these, in canonical order; kept with the spec."""
     kept: tuple[list[_LeafRun], dict[Path, int]] | None = spec.memo.get(_LeafRun)
     if kept is None:
         runs: list[_LeafRun] = []
         leaves = dict(spec.tensors)
-        for path, offset, nbytes in layout_of(spec).slots:
+        for path, offset, nbytes in make_layout(spec).slots:
             if not nbytes:
                 continue
             dtype = to_torch(leaves[path].dtype)
@@ -145,7 +145,7 @@ def _runs(spec: Spec) -> tuple[list[_LeafRun], dict[Path, int]]:
     return kept
 
 
-def _empty(leaf: TensorLeaf) -> torch.Tensor:
+def _make_empty(leaf: TensorLeaf) -> torch.Tensor:
     return torch.empty(leaf.shape, dtype=to_torch(leaf.dtype))
 
 

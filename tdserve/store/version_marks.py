@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import sync_file
-from tdserve.store.version_names import SUFFIX, values_name
+from tdserve.store.version_names import SUFFIX, make_values_name
 
 FILE_NAME = "synced.json"
 
@@ -29,20 +29,20 @@ def sync_versions(folder: Path, records: Mapping[int, str], *, uid: str) -> None
     Raises:
         CorruptDataError, CapacityError: They cannot be read, or the record cannot be written.
     """
-    before = _marks_of(folder, uid)
+    before = _find_marks(folder, uid)
     noted = {}
     for number, record in records.items():
         known = before.get(str(number))
         if known is not None and known[0] == record:
             noted[str(number)] = known
             continue
-        checksum = _checksum(folder / f"{number}{SUFFIX}", syncs=True)
+        checksum = _compute_checksum(folder / f"{number}{SUFFIX}", syncs=True)
         if checksum:
             noted[str(number)] = [record, checksum]
     if noted == before:
         return
     fresh = folder / f"{FILE_NAME}.new"
-    with os_faults(fresh):
+    with convert_os_errors(fresh):
         fresh.write_text(json.dumps({"uid": uid, "versions": noted}), encoding="ascii")
         sync_file(fresh)
         os.replace(fresh, folder / FILE_NAME)
@@ -55,8 +55,8 @@ def find_whole_versions(folder: Path, *, uid: str) -> dict[int, str]:
     after a loss of power."""
     return {
         int(number): record
-        for number, (record, checksum) in _marks_of(folder, uid).items()
-        if _checksum(folder / f"{number}{SUFFIX}", syncs=False) == checksum
+        for number, (record, checksum) in _find_marks(folder, uid).items()
+        if _compute_checksum(folder / f"{number}{SUFFIX}", syncs=False) == checksum
     }
 
 
@@ -65,7 +65,7 @@ def is_of_another(folder: Path, *, uid: str) -> bool:
     return bool(_read_marks(folder).get("uid", uid) != uid)
 
 
-def _marks_of(folder: Path, uid: str) -> dict[str, list[str]]:
+def _find_marks(folder: Path, uid: str) -> dict[str, list[str]]:
     """Returns record and checksum of each version of this incarnation."""
     marks = _read_marks(folder)
     versions: dict[str, list[str]] = marks.get("versions", {}) if marks.get("uid") == uid else {}
@@ -80,20 +80,20 @@ def _read_marks(folder: Path) -> dict[str, Any]:
     return marks
 
 
-def _checksum(path: Path, *, syncs: bool) -> str:
+def _compute_checksum(path: Path, *, syncs: bool) -> str:
     """Returns the checksum of a version's file and its values; "" if the version does not exist any more."""
     try:
-        found = [_checksum_of(path, syncs=syncs)]
+        found = [_read_checksum(path, syncs=syncs)]
     except FileNotFoundError:
         return ""
     try:
-        found.append(_checksum_of(values_name(path), syncs=syncs))
+        found.append(_read_checksum(make_values_name(path), syncs=syncs))
     except FileNotFoundError:
         found.append("none")
     return " ".join(found)
 
 
-def _checksum_of(path: Path, *, syncs: bool) -> str:
+def _read_checksum(path: Path, *, syncs: bool) -> str:
     """Returns the checksum; raises FileNotFoundError if the file does not have this name any more at the end."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

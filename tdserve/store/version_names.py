@@ -10,23 +10,23 @@ import contextlib
 import os
 from pathlib import Path
 
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 
 SUFFIX = ".safetensors"
 PART = ".part"
 
 
-def part_name(final: Path) -> Path:
+def make_part_name(final: Path) -> Path:
     """Returns the name while it is written."""
     return final.with_name(final.name + PART)
 
 
-def retired_name(final: Path) -> Path:
+def make_retired_name(final: Path) -> Path:
     """Returns the name while it waits to be recycled."""
     return final.with_suffix(".retired")
 
 
-def values_name(final: Path) -> Path:
+def make_values_name(final: Path) -> Path:
     """Returns the name of the file with its non-tensor values."""
     return final.with_suffix(".values")
 
@@ -34,13 +34,13 @@ def values_name(final: Path) -> Path:
 def retire(path: str | os.PathLike[str]) -> None:
     """Renames a version's file so that it can be recycled; does nothing if there is no file."""
     final = Path(path)
-    with os_faults(final):
-        values_name(final).unlink(missing_ok=True)
+    with convert_os_errors(final):
+        make_values_name(final).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):  # it was retired, or abandoned, before a restart
-            os.replace(final, retired_name(final))
+            os.replace(final, make_retired_name(final))
 
 
-def tidy(folder: Path, *, kept: set[int], free: set[int]) -> None:
+def remove_leftovers(folder: Path, *, kept: set[int], free: set[int]) -> None:
     """Brings the files in line with the catalog after a restart, since a crash may have come in between.
 
     Args:
@@ -48,7 +48,7 @@ def tidy(folder: Path, *, kept: set[int], free: set[int]) -> None:
         kept: Numbers that stay as they are.
         free: Numbers whose files are to be recycled. All other files are removed.
     """
-    with os_faults(folder):
+    with convert_os_errors(folder):
         numbers = {path.name.partition(".")[0] for path in folder.iterdir()}
     for number in map(int, filter(str.isdecimal, numbers)):
         if number in free:
@@ -65,6 +65,6 @@ def discard(path: str | os.PathLike[str]) -> None:
     ``open``.
     """
     final = Path(path)
-    with os_faults(final):
-        for name in (final, part_name(final), retired_name(final), values_name(final)):
+    with convert_os_errors(final):
+        for name in (final, make_part_name(final), make_retired_name(final), make_values_name(final)):
             name.unlink(missing_ok=True)

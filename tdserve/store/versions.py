@@ -22,20 +22,20 @@ import torch
 
 from tdserve.base.errors import CapacityError, CorruptDataError, WrongStateError
 from tdserve.store import version_mappings
-from tdserve.store.faults import free_bytes, os_faults
+from tdserve.store.faults import convert_os_errors, free_bytes
 from tdserve.store.version_format import (
     DATA_ALIGNMENT_BYTES,
     LENGTH,
     check_header_nbytes,
-    data_start,
-    layout_of,
-    version_layout,
+    compute_data_start,
+    list_leaf_places,
+    make_layout,
 )
 from tdserve.store.version_mappings import VersionMapping
-from tdserve.store.version_names import PART, discard, part_name, retire, retired_name, values_name
+from tdserve.store.version_names import PART, discard, make_part_name, make_retired_name, make_values_name, retire
 from tdserve.structure.tree import Path, Spec
 
-__all__ = ["VersionFile", "discard", "retire", "version_layout"]
+__all__ = ["VersionFile", "discard", "list_leaf_places", "retire"]
 
 
 class VersionFile:
@@ -62,16 +62,16 @@ class VersionFile:
     def leaves(self) -> dict[Path, torch.Tensor]:
         """Every tensor leaf in canonical order, as views of the mapping. All users share them: they must not be
         changed."""
-        return self._mapping.leaves(self.spec)
+        return self._mapping.get_leaves(self.spec)
 
     @property
     def content(self) -> npt.NDArray[np.uint8]:
-        """The bytes of all leaves, concatenated in the order of :func:`version_layout`."""
-        return self._mapping.content()
+        """The bytes of all leaves, concatenated in the order of :func:`list_leaf_places`."""
+        return self._mapping.get_content()
 
-    def leaf_contents(self) -> Iterator[npt.NDArray[np.uint8]]:
+    def iter_leaf_contents(self) -> Iterator[npt.NDArray[np.uint8]]:
         """Yields the bytes of every leaf in canonical order, each cut out in its turn."""
-        content, offsets = self.content, layout_of(self.spec).offsets
+        content, offsets = self.content, make_layout(self.spec).offsets
         for path, leaf in self.spec.tensors:
             yield content[offsets[path] : offsets[path] + leaf.nbytes]
 
@@ -98,15 +98,15 @@ class VersionFile:
             CorruptDataError, InvalidRequestError: The folder cannot be used.
         """
         final = FilePath(path)
-        header = layout_of(spec).header(dict(metadata or {}))
+        header = make_layout(spec).encode_header(dict(metadata or {}))
         version_mappings.drop_unlinked()
         mapping = None
-        with os_faults(final, asked=spec.nbytes):
+        with convert_os_errors(final, asked=spec.nbytes):
             if recycles is not None:
-                mapping = _recycle(retired_name(FilePath(recycles)), part_name(final), spec, header)
+                mapping = _recycle(make_retired_name(FilePath(recycles)), make_part_name(final), spec, header)
             was_recycled = mapping is not None
             if mapping is None:
-                mapping = _create_fresh(part_name(final), spec, header)
+                mapping = _create_fresh(make_part_name(final), spec, header)
         return cls(final, spec, metadata=dict(metadata or {}), mapping=mapping, was_recycled=was_recycled)
 
     @classmethod
@@ -120,7 +120,7 @@ class VersionFile:
         """
         final = FilePath(path)
         version_mappings.drop_unlinked()
-        with os_faults(final):
+        with convert_os_errors(final):
             fd = os.open(final, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 _lock_for_reading(fd, final)
@@ -143,12 +143,12 @@ class VersionFile:
             CorruptDataError, WrongStateError, CapacityError: As in :meth:`open`.
         """
         final = FilePath(path)
-        with os_faults(final):
+        with convert_os_errors(final):
             fd = os.open(final, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 _lock_for_reading(fd, final)
                 metadata = _check(fd, final, spec)
-                mapping = VersionMapping.private(fd, path=final)
+                mapping = VersionMapping.map_private(fd, path=final)
                 opened = cls(final, spec, metadata=metadata, mapping=mapping, was_recycled=True)
             except BaseException:
                 os.close(fd)
@@ -158,22 +158,22 @@ class VersionFile:
 
     def seal(self) -> None:
         """Gives the filled file its final name, in one step. Control then makes the version visible."""
-        with os_faults(self.path):
-            os.replace(part_name(self.path), self.path)
+        with convert_os_errors(self.path):
+            os.replace(make_part_name(self.path), self.path)
             fcntl.flock(self._mapping.fd, fcntl.LOCK_UN)
 
     def write_values(self, content: bytes) -> None:
         """Stores the version's non-tensor values, opaque bytes, beside it. Call it before :meth:`seal`."""
-        target = values_name(self.path)
+        target = make_values_name(self.path)
         fresh = target.with_name(target.name + PART)
-        with os_faults(target, asked=len(content)):
+        with convert_os_errors(target, asked=len(content)):
             fresh.write_bytes(content)
             os.replace(fresh, target)
 
     def read_values(self) -> bytes | None:
         """Returns the bytes of :meth:`write_values`, or None if there were none."""
-        with os_faults(values_name(self.path)), contextlib.suppress(FileNotFoundError):
-            return values_name(self.path).read_bytes()
+        with convert_os_errors(make_values_name(self.path)), contextlib.suppress(FileNotFoundError):
+            return make_values_name(self.path).read_bytes()
         return None
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class VersionFile:
 
 
 def _create_fresh(part: FilePath, spec: Spec, header: bytes) -> VersionMapping:
-    start = data_start(header)
+    start = compute_data_start(header)
     nbytes = start + spec.nbytes
     free = free_bytes(part.parent)
     if nbytes > free:
@@ -258,7 +258,7 @@ def _check(fd: int, path: FilePath, spec: Spec) -> dict[str, str]:
     nbytes = os.fstat(fd).st_size
     header_nbytes = LENGTH.unpack(os.pread(fd, LENGTH.size, 0).ljust(LENGTH.size, b"\0"))[0]
     check_header_nbytes(header_nbytes, nbytes, path=str(path))
-    metadata = layout_of(spec).parse(os.pread(fd, header_nbytes, LENGTH.size), path=str(path))
+    metadata = make_layout(spec).parse(os.pread(fd, header_nbytes, LENGTH.size), path=str(path))
     expected = LENGTH.size + header_nbytes + spec.nbytes
     if nbytes != expected:
         raise CorruptDataError(path=str(path), expected=f"{expected} bytes", actual=f"{nbytes} bytes")

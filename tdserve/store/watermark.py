@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import CorruptDataError
 from tdserve.store import restructuring
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import sync_file
 from tdserve.store.format import Folder, plan
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
@@ -73,12 +73,12 @@ class SyncedStore:
     values: tuple[ValueLeafRows, ...] = ()
 
     @classmethod
-    def of(cls, spec: Spec, *, uid: str, folder: str, structure: int) -> SyncedStore:
+    def from_spec(cls, spec: Spec, *, uid: str, folder: str, structure: int) -> SyncedStore:
         """Returns the description of a store with files of its own; ``spec`` is as stored, rows included."""
         planned = plan(spec)
         num_rows = spec.num_rows
         tops = [top for top in (planned.rows, planned.extra) if top is not None]
-        leaves = [each for top in tops for each in _files_of(top, top.name, num_rows)]
+        leaves = [each for top in tops for each in _list_files(top, top.name, num_rows)]
         values = tuple((path, math.prod(leaf.batch_size) // max(num_rows, 1)) for path, leaf in spec.values)
         return cls(uid, folder, num_rows, structure, tuple(leaves), values)
 
@@ -89,7 +89,7 @@ class SyncedStore:
         values = tuple((tuple(path), int(num_each)) for path, num_each in fields["values"])
         return cls(**{**fields, "leaves": leaves, "values": values})
 
-    def digest(self) -> bytes:
+    def compute_digest(self) -> bytes:
         """Returns the digest of all that the checksums of its rows cover."""
         made_of = [self.structure, self.leaves, self.values, [path.name for path, _ in self._columns()]]
         return hashlib.sha256(json.dumps(made_of).encode()).digest()
@@ -104,7 +104,7 @@ class SyncedStore:
         for seed, (path, nbytes) in enumerate((*self._leaf_files(), *self._columns())):
             if nbytes and len(rows):
                 table = _map_table(path, self.num_rows, nbytes)
-                for part, chosen in _pieces(table, rows):
+                for part, chosen in _iter_pieces(table, rows):
                     sums[part] += sum_rows(chosen, seed) * sum_of(seed)
         if values is not None:
             values.add_sums(sums, rows, self.values)
@@ -166,9 +166,9 @@ class Watermark:
             CapacityError: The disk is full.
         """
         path = Path(store.folder, FILE_NAME)
-        header = _HEADER.pack(_MAGIC, store.uid.encode(), store.num_rows + 1, store.digest())
+        header = _HEADER.pack(_MAGIC, store.uid.encode(), store.num_rows + 1, store.compute_digest())
         nbytes = _HEADER_BYTES + (store.num_rows + 1) * _ENTRY.itemsize
-        with os_faults(path, asked=nbytes):
+        with convert_os_errors(path, asked=nbytes):
             fits = _fits(path, header, nbytes)
             if not fits and not makes:
                 raise CorruptDataError(path=str(path), expected="a record of its rows", actual="none")
@@ -258,15 +258,15 @@ def find_whole(store: SyncedStore) -> tuple[NDArray[np.bool_], NDArray[np.int64]
     return is_whole, generations
 
 
-def _files_of(folder: Folder, name: str, num_rows: int) -> list[tuple[str, int]]:
+def _list_files(folder: Folder, name: str, num_rows: int) -> list[tuple[str, int]]:
     found = [(f"{name}/{file}", leaf.nbytes // max(num_rows, 1)) for file, _, leaf in folder.files]
     for child in folder.folders:
-        found += _files_of(child, f"{name}/{child.name}", num_rows)
+        found += _list_files(child, f"{name}/{child.name}", num_rows)
     return found
 
 
 def _map_table(path: Path, num_rows: int, nbytes: int) -> NDArray[np.uint8]:
-    with os_faults(path):
+    with convert_os_errors(path):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             found = os.fstat(fd).st_size
@@ -279,7 +279,7 @@ def _map_table(path: Path, num_rows: int, nbytes: int) -> NDArray[np.uint8]:
     return table
 
 
-def _pieces(table: NDArray[np.uint8], rows: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
+def _iter_pieces(table: NDArray[np.uint8], rows: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
     """Yields sorted rows of a table in pieces: neighbours in place, others copied together."""
     step = max(1, _PIECE_BYTES // table.shape[1])
     for first in range(0, len(rows), step):

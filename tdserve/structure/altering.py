@@ -14,7 +14,7 @@ from tdserve.base.errors import (
     SpecMismatchError,
     StructureChangedError,
 )
-from tdserve.structure.nodes import Entry, Node, Path, TensorLeaf, entry_of
+from tdserve.structure.nodes import Entry, Node, Path, TensorLeaf, find_entry
 from tdserve.structure.tree import Spec, describe, quote, show
 
 
@@ -94,7 +94,7 @@ class _Tree:
 
     def remove(self, path: Path) -> None:
         self._find(path)
-        self.root = self._change_at(self.root, (), path[:-1], lambda node: _without(node, path[-1]))
+        self.root = self._change_at(self.root, (), path[:-1], lambda node: _remove_key(node, path[-1]))
         self.origins = {leaf: origin for leaf, origin in self.origins.items() if leaf[: len(path)] != path}
 
     def rename(self, asked: Renaming) -> None:
@@ -177,7 +177,7 @@ class _Tree:
     def _check_unlocked(self, path: Path) -> None:
         """Raises if the node at ``path``, or one above it, is locked."""
         for depth in range(len(path) + 1):
-            above = entry_of(self.root, path[:depth])
+            above = find_entry(self.root, path[:depth])
             if isinstance(above, Node) and above.is_locked:
                 raise LockedError(store=self._store, key=show(path[:depth]) if depth else "")
 
@@ -198,14 +198,14 @@ class _Tree:
             raise NotSupportedError(feature=what, reason=reason)
 
     def _find(self, path: Path) -> Entry:
-        entry = entry_of(self.root, path) if path else None
+        entry = find_entry(self.root, path) if path else None
         if entry is None:
             raise KeyNotFoundError(store=self._store, key=show(path))
         return entry
 
     def _has(self, path: Path) -> bool:
-        return entry_of(self.root, path) is not None
+        return find_entry(self.root, path) is not None
 
 
-def _without(node: Node, key: str) -> Node:
+def _remove_key(node: Node, key: str) -> Node:
     return node._replace(entries=tuple((other, entry) for other, entry in node.entries if other != key))

@@ -17,17 +17,24 @@ from tdserve.structure import unbatched
 from tdserve.structure.capture import capture
 from tdserve.structure.captured import Captured
 from tdserve.structure.changes import drop_batch_dim
-from tdserve.structure.instances import find_tensorclass, inside, instance_of, num_classes
+from tdserve.structure.instances import find_content, find_tensorclass, make_instance, num_classes
 from tdserve.structure.live_values import LiveEntry
 from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf, make_packed_leaf
-from tdserve.structure.stacks.assembly import RowsWithColumns, assign, entry_of, node_of, take_columns
-from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred, later_stack, later_values
-from tdserve.structure.stacks.elements import OneValue, flat_elements, has_notes, make_single_value, nest_list, unwrap
+from tdserve.structure.stacks.assembly import RowsWithColumns, assign, build_entry, build_node, take_columns
+from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred, defer_stack, defer_values
+from tdserve.structure.stacks.elements import (
+    OneValue,
+    flatten_elements,
+    has_notes,
+    make_single_value,
+    nest_list,
+    unwrap,
+)
 from tdserve.structure.stacks.gathering import gather
-from tdserve.structure.stacks.restacking import join, stack_of
+from tdserve.structure.stacks.restacking import build_stack, join
 from tdserve.structure.state import restore_state
-from tdserve.structure.tensordict_private import entries_of, fields_beside, names_of, new_tensordict
-from tdserve.structure.tree import Spec, check_matches, leaves_of, quote, show
+from tdserve.structure.tensordict_private import entries_of, get_fields, names_of, new_tensordict
+from tdserve.structure.tree import Spec, check_matches, iter_leaves, quote, show
 from tdserve.values.codec import is_same
 
 
@@ -121,7 +128,7 @@ def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapp
         return
     is_per_row = {path: leaf.per_row for path, leaf in target.spec.values}
     slots = [
-        (_slot(td, path), leaf, path)
+        (_find_slot(td, path), leaf, path)
         for path, leaf in spec.values
         if leaf.per_row != is_per_row[path] or not is_same(target.values[path], values[path])
     ]
@@ -135,16 +142,16 @@ def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapp
         if path[-1] in beside:
             beside[path[-1]] = values[path]
         elif not isinstance(entries_of(owner)[path[-1]], LiveEntry):
-            entries_of(owner)[path[-1]] = _value(leaf, values[path], owner.device, names_of(owner))
+            entries_of(owner)[path[-1]] = _build_value(leaf, values[path], owner.device, names_of(owner))
 
 
-def _slot(td: Any, path: Path) -> tuple[TensorDict, dict[str, Any]]:
+def _find_slot(td: Any, path: Path) -> tuple[TensorDict, dict[str, Any]]:
     """Returns the tensordict that holds a non-tensor leaf, and the fields beside it if a tensorclass is around it."""
     for depth in range(len(path)):
         beside: dict[str, Any] = {}
         while type(td) is not TensorDict:
-            beside = beside or fields_beside(td)
-            td = inside(td)
+            beside = beside or get_fields(td)
+            td = find_content(td)
         if depth < len(path) - 1:
             td = entries_of(td)[path[depth]]
     if td.is_locked and not isinstance(entries_of(td).get(path[-1]), LiveEntry):
@@ -184,7 +191,7 @@ def _prepare(node: Node, path: Path) -> _Recipe:
         _prepare_packed(node, path),
         row,
         stack_dim or 0,
-        () if stack_dim is None else tuple(leaves_of(node, path)),
+        () if stack_dim is None else tuple(iter_leaves(node, path)),
     )
 
 
@@ -204,9 +211,9 @@ def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mappin
         )
         if found is None:
             how, _, empty, dim, _ = packed
-            found = node_of(how, elements, device, empty, tensorclass, names, dim)
+            found = build_node(how, elements, device, empty, tensorclass, names, dim)
         beside = {key: tensors[path] for key, path, _, _ in steps}
-        return RowsWithColumns.of(found, beside) if beside else found
+        return RowsWithColumns.from_rows(found, beside) if beside else found
     if row is not None:
         return _build_stack(recipe, row, tensors, values)
     source: Any = {}
@@ -216,12 +223,12 @@ def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mappin
         elif leaf is None:
             source[key] = tensors[path]
         else:
-            source[key] = _value(leaf, values[path], device, names)
+            source[key] = _build_value(leaf, values[path], device, names)
     # The tensordict keeps the list; if all shared it, renaming dimensions of one would rename those of the others.
     td = new_tensordict(
         source, batch_size=batch_size, device=device, names=None if names is None else names.copy(), nested=False
     )
-    return td if tensorclass is None else instance_of(tensorclass, td, {})
+    return td if tensorclass is None else make_instance(tensorclass, td, {})
 
 
 def _has_member_notes(elements: Any, packed: _Packed) -> bool:
@@ -248,16 +255,16 @@ def _build_members(packed: _Packed, elements: Any, recipe: _Recipe) -> Any:
             rows.append(build(part.spec, part.tensors, part.values))
         elif is_by_rows:
             leaf = packed.leaf._replace(batch_size=sizes)
-            rows.append(node_of(leaf, nest_list(part, sizes), recipe.device, packed.empty, None, own_names))
+            rows.append(build_node(leaf, nest_list(part, sizes), recipe.device, packed.empty, None, own_names))
         else:
             rows.append(join(part, sizes, own_names))
     td = rows[0]
     if dim >= 0:
         if dim >= len(batch_size):  # one of the elements' own
-            first = flat_elements(elements, len(batch_size))[:1]
+            first = flatten_elements(elements, len(batch_size))[:1]
             names += tuple(unwrap(first[0]).names) if first else (None,) * dim
         td = LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=names[dim])
-    return td if recipe.tensorclass is None else instance_of(recipe.tensorclass, td, {})
+    return td if recipe.tensorclass is None else make_instance(recipe.tensorclass, td, {})
 
 
 def _build_stack(
@@ -267,10 +274,10 @@ def _build_stack(
     dim = recipe.stack_dim
     num_rows = recipe.batch_size[dim]
     if num_rows >= MIN_ROWS:
-        td = later_stack(lambda: _stack(recipe, row, tensors, values), recipe.batch_size, dim)
+        td = defer_stack(lambda: _stack(recipe, row, tensors, values), recipe.batch_size, dim)
     else:
         td = _stack(recipe, row, tensors, values)
-    return td if recipe.tensorclass is None else instance_of(recipe.tensorclass, td, {})
+    return td if recipe.tensorclass is None else make_instance(recipe.tensorclass, td, {})
 
 
 def _stack(
@@ -288,29 +295,29 @@ def _stack(
     for number in range(num_rows):
         content = {path: column[number] for path, column in columns.items()}
         rows.append(_build(row, content, content))
-    return stack_of(rows, recipe.batch_size, dim, recipe.device, recipe.names)
+    return build_stack(rows, recipe.batch_size, dim, recipe.device, recipe.names)
 
 
-def _value(leaf: ValueLeaf, value: Any, device: torch.device | None, names: Any) -> Any:
+def _build_value(leaf: ValueLeaf, value: Any, device: torch.device | None, names: Any) -> Any:
     if leaf.is_unbatched:
         return unbatched.from_value(
             unbatched.find_shared_value(value, leaf) if leaf.per_row else value, leaf.batch_size
         )
     if leaf.ragged is not None:
-        return entry_of(leaf, value, device)
+        return build_entry(leaf, value, device)
     own_names = None if names is None else names + [None] * (len(leaf.batch_size) - len(names))
     if leaf.per_row and isinstance(value, Deferred):
         batch_size = torch.Size(leaf.batch_size)
         known = value if len(batch_size) == 1 else None
-        return later_values(lambda: _rows(value.items, leaf.batch_size, device, own_names), batch_size, known)
+        return defer_values(lambda: _split_rows(value.items, leaf.batch_size, device, own_names), batch_size, known)
     return (
-        _rows(value, leaf.batch_size, device, own_names)
+        _split_rows(value, leaf.batch_size, device, own_names)
         if leaf.per_row
         else make_single_value(value, leaf.batch_size, device, own_names)
     )
 
 
-def _rows(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
+def _split_rows(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
     if not batch_size:
         return make_single_value(value, (), device, None)
     if type(value) is OneValue:
@@ -318,5 +325,5 @@ def _rows(value: Any, batch_size: tuple[int, ...], device: torch.device | None, 
     inner_names = None if names is None else names[1:]
     if batch_size[0] == 0:  # tensordict makes empty stacks by indexing only
         return NonTensorStack(make_single_value(None, batch_size[1:], device, None))[0:0]
-    rows = [_rows(row, batch_size[1:], device, inner_names) for row in value]
+    rows = [_split_rows(row, batch_size[1:], device, inner_names) for row in value]
     return NonTensorStack(*rows, stack_dim=0, stack_dim_name=None if names is None else names[0])

@@ -64,7 +64,7 @@ def write_node(node: Node, message: spec_pb2.Node, *, is_sorted: bool) -> None:
     for member in node.members:
         write_node(member, message.members.add(), is_sorted=is_sorted)
     # Code points sort like their UTF-8 bytes, so this is the order that the protocol book requires.
-    for key, entry in sorted(node.entries, key=_key) if is_sorted else node.entries:
+    for key, entry in sorted(node.entries, key=_get_key) if is_sorted else node.entries:
         _write_entry(entry, message.entries.add(key=key), is_sorted=is_sorted)
 
 
@@ -105,7 +105,7 @@ def _write_params(params: Params, message: spec_pb2.Params) -> None:
     message.is_in_class = params.is_in_class
 
 
-def fingerprint(root: Node) -> bytes:
+def compute_fingerprint(root: Node) -> bytes:
     """Returns the SHA-256 (32 bytes) of a tree, equal for every order of its entries."""
     message = spec_pb2.Spec()
     message.root.SetInParent()
@@ -113,5 +113,5 @@ def fingerprint(root: Node) -> bytes:
     return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
 
 
-def _key(item: tuple[str, object]) -> str:
+def _get_key(item: tuple[str, object]) -> str:
     return item[0]

@@ -58,7 +58,7 @@ def capture(
     if captured is None:
         checks = not (allow_pickle or is_destination)
         reader = NodeReader(store, is_destination, checks=checks, is_exact=is_exact, takes_structure=takes_structure)
-        root = reader.node(td, ())
+        root = reader.capture_node(td, ())
         tensors = reader.tensors
         if looks is not None:
             tensors = {path: tensor.detach() for path, tensor in tensors.items()}
@@ -81,7 +81,7 @@ def capture_as(td: Any, like: Spec) -> Captured:
 
 def _taken_for(td: Any, like: Spec, reader: NodeReader) -> Captured:
     is_one = like.root.inner is not None and not like.root.batch_size
-    root = reader.node(td, (), () if is_one else None)  # its own dimensions are those of the element
+    root = reader.capture_node(td, (), () if is_one else None)  # its own dimensions are those of the element
     return conform(Captured(share_spec(root), reader.tensors, reader.values, {}), like)
 
 
@@ -105,4 +105,4 @@ def capture_packed(
     """
     reader = NodeReader(store, False, frozenset({()}), checks=not allow_pickle, is_exact=is_exact)
     reader.take_forms(td, {(): wanted})
-    return reader.node(td, (), wanted.batch_size), reader.values[()]
+    return reader.capture_node(td, (), wanted.batch_size), reader.values[()]

@@ -100,7 +100,7 @@ class _Kept:
         self.result = result
         self._purpose = looks.purpose
         self._kind = looks.kind
-        self._nodes = list(_nodes(looks.root))
+        self._nodes = list(_iter_nodes(looks.root))
         self._leaves = [weakref.ref(leaf, forget) for leaf in looks.leaves]
         self._places = [[*map(place, looks.leaves)] for place in _PLACES]
 
@@ -115,7 +115,7 @@ class _Kept:
             and self._kind is looks.kind
             and len(self._leaves) == len(looks.leaves)
             and all(kept() is leaf for kept, leaf in zip(self._leaves, looks.leaves, strict=True))
-            and all(map(eq, chain(self._nodes, _END), chain(_nodes(looks.root), _END)))
+            and all(map(eq, chain(self._nodes, _END), chain(_iter_nodes(looks.root), _END)))
             and all(
                 all(map(eq, kept, map(place, looks.leaves))) for kept, place in zip(self._places, _PLACES, strict=True)
             )
@@ -150,13 +150,13 @@ def _collect(td: TensorDict, leaves: list[torch.Tensor]) -> bool:
     return True
 
 
-def _nodes(td: TensorDict) -> Iterator[tuple[Any, ...]]:
+def _iter_nodes(td: TensorDict) -> Iterator[tuple[Any, ...]]:
     """Yields keys, batch size, names and device of every node."""
     names = names_of(td)
     yield tuple(entries_of(td)), td.batch_size, None if names is None else tuple(names), td.device
     for item in entries_of(td).values():
         if type(item) is TensorDict:
-            yield from _nodes(item)
+            yield from _iter_nodes(item)
 
 
 def _is_plain(leaf: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch
 from tdserve.structure.changes import replace_entries
 from tdserve.structure.files import FileTensor
 from tdserve.structure.nodes import Entry, Node, Path, TensorLeaf, ValueLeaf
-from tdserve.structure.stacks.elements import as_declared, convert_to_dense, convert_to_ragged
+from tdserve.structure.stacks.elements import convert_to_dense, convert_to_ragged, to_declared
 from tdserve.structure.tree import Spec
 
 _NUM_KEPT_SPECS = 512
@@ -78,7 +78,7 @@ def conform(captured: Captured, expected: Spec) -> Captured:
                 tensors[path] = dense
                 del values[path]
         elif entry.ragged is not None and entry.ragged != ragged:
-            changed[path] = as_declared(values[path], value_leaf, entry.ragged)
+            changed[path] = to_declared(values[path], value_leaf, entry.ragged)
     if not changed:
         return captured
     return Captured(share_spec(replace_entries(captured.spec.root, changed)), tensors, values, {})

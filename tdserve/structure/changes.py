@@ -186,7 +186,7 @@ def strip_to_content(node: Node) -> Node:
     return map_tree(node, lambda each: each._replace(is_locked=False, params=None), strip, has_members=False)
 
 
-def per_row(node: Node) -> Node:
+def set_per_row(node: Node) -> Node:
     """Returns the tree with one value per row in every leaf of values with rows."""
 
     def spread(leaf: Leaf) -> Leaf:

@@ -74,7 +74,7 @@ def decode(message: spec_pb2.Spec) -> Spec:
     nbytes = message.ByteSize()
     if nbytes > MAX_SPEC_BYTES:
         raise InvalidSpecError(reason=f"its description takes {nbytes} bytes, more than {MAX_SPEC_BYTES}")
-    root = _node(message.root, (), ())
+    root = _decode_node(message.root, (), ())
     spec = Spec(root)
     if spec.nbytes > MAX_NBYTES:
         raise InvalidSpecError(reason=f"all leaves together have {spec.nbytes} bytes, more than {MAX_NBYTES}")
@@ -104,32 +104,32 @@ def from_content(content: bytes) -> Spec:
         raise InvalidSpecError(reason="its description is not a message") from None
 
 
-def _node(message: spec_pb2.Node, path: Path, parent: tuple[int, ...]) -> Node:
+def _decode_node(message: spec_pb2.Node, path: Path, parent: tuple[int, ...]) -> Node:
     if len(path) >= MAX_DEPTH:
         raise InvalidSpecError(reason=f"tensordicts are nested deeper than {MAX_DEPTH} levels at {_show(path)}")
-    batch_size = _shape(message.batch_size, path, parent, itemsize=1)
+    batch_size = _decode_shape(message.batch_size, path, parent, itemsize=1)
     entries: dict[str, Entry] = {}
     for entry in message.entries:
         key = entry.key
         if key in entries:
             raise InvalidSpecError(reason=f"key {_show((*path, key))} appears twice")
-        entries[key] = _entry(entry, (*path, key), batch_size)
+        entries[key] = _decode_entry(entry, (*path, key), batch_size)
     node = Node(
         batch_size=batch_size,
-        names=_names(message, path, len(batch_size)),
-        device=_device(message, path),
-        tensorclass=_tensorclass(message, path),
+        names=_decode_names(message, path, len(batch_size)),
+        device=_decode_device(message, path),
+        tensorclass=_decode_tensorclass(message, path),
         entries=tuple(entries.items()),
-        stack_dim=_stack_dim(message, path, len(batch_size)),
-        inner=_inner(message, path),
+        stack_dim=_decode_stack_dim(message, path, len(batch_size)),
+        inner=_decode_inner(message, path),
         is_locked=bool(message.is_locked),
-        params=_params(message.params, path) if message.HasField("params") else None,
+        params=_decode_params(message.params, path) if message.HasField("params") else None,
         is_typed=bool(message.is_typed),
     )
-    return node._replace(members=_members(message, path, node)) if message.members else node
+    return node._replace(members=_decode_members(message, path, node)) if message.members else node
 
 
-def _members(message: spec_pb2.Node, path: Path, node: Node) -> tuple[Node, ...]:
+def _decode_members(message: spec_pb2.Node, path: Path, node: Node) -> tuple[Node, ...]:
     """Decodes the members of a packed node."""
     at = node.stack_dim
     around = node.batch_size
@@ -141,20 +141,22 @@ def _members(message: spec_pb2.Node, path: Path, node: Node) -> tuple[Node, ...]
         raise InvalidSpecError(reason=f"{_show(path)} has {len(message.members)} members, not {wanted}")
     if is_around:
         around = around[:at] + around[at + 1 :]
-    members = tuple(_node(member, (*path, f"[{number}]"), around) for number, member in enumerate(message.members))
+    members = tuple(
+        _decode_node(member, (*path, f"[{number}]"), around) for number, member in enumerate(message.members)
+    )
     num_dims = len(node.shown_batch_size) - (at >= 0)
     if any(len(member.shown_batch_size) != num_dims for member in members):
         raise InvalidSpecError(reason=f"{_show(path)} has members of other than {num_dims} batch dimensions")
     return members
 
 
-def _entry(message: spec_pb2.Entry, path: Path, batch_size: tuple[int, ...]) -> Entry:
+def _decode_entry(message: spec_pb2.Entry, path: Path, batch_size: tuple[int, ...]) -> Entry:
     kind = message.WhichOneof("kind")
     if kind == "tensor":
         dtype = NAMES.get(message.tensor.dtype)
         if dtype is None:
             raise InvalidSpecError(reason=f"key {_show(path)} has the unknown dtype number {message.tensor.dtype}")
-        shape = _shape(message.tensor.shape, path, batch_size, itemsize=ITEMSIZE[dtype])
+        shape = _decode_shape(message.tensor.shape, path, batch_size, itemsize=ITEMSIZE[dtype])
         how = _TENSOR_KINDS.get(message.tensor.kind)
         if how is None:
             raise InvalidSpecError(reason=f"key {_show(path)} is of the unknown kind number {message.tensor.kind}")
@@ -165,17 +167,17 @@ def _entry(message: spec_pb2.Entry, path: Path, batch_size: tuple[int, ...]) -> 
     if kind == "value":
         value = message.value
         ragged = _decode_ragged(value.ragged, path) if value.HasField("ragged") else None
-        own = _shape(value.batch_size, path, batch_size, itemsize=1)
+        own = _decode_shape(value.batch_size, path, batch_size, itemsize=1)
         is_unbatched = bool(value.is_unbatched)
         if is_unbatched and (ragged is not None or value.per_row):
             raise InvalidSpecError(reason=f"key {_show(path)} has one value for all rows, but is marked as one per row")
         return ValueLeaf(own, bool(value.per_row), ragged, bool(value.requires_grad), is_unbatched)
     if kind == "node":
-        return _node(message.node, path, batch_size)
+        return _decode_node(message.node, path, batch_size)
     raise InvalidSpecError(reason=f"key {_show(path)} has content that this version does not know")
 
 
-def _shape(sizes: object, path: Path, parent: tuple[int, ...], *, itemsize: int) -> tuple[int, ...]:
+def _decode_shape(sizes: object, path: Path, parent: tuple[int, ...], *, itemsize: int) -> tuple[int, ...]:
     shape: tuple[int, ...] = tuple(sizes)  # type: ignore[arg-type]  # a repeated field
     if len(shape) > MAX_DIMS:
         raise InvalidSpecError(reason=f"{_show(path)} has {len(shape)} dimensions, at most {MAX_DIMS} are possible")
@@ -189,7 +191,7 @@ def _shape(sizes: object, path: Path, parent: tuple[int, ...], *, itemsize: int)
     return shape
 
 
-def _names(message: spec_pb2.Node, path: Path, num_dims: int) -> DimNames | None:
+def _decode_names(message: spec_pb2.Node, path: Path, num_dims: int) -> DimNames | None:
     if not message.has_names:
         if message.names:
             raise InvalidSpecError(reason=f"{_show(path)} has names, but is marked as having none")
@@ -203,7 +205,7 @@ def _names(message: spec_pb2.Node, path: Path, num_dims: int) -> DimNames | None
     return names
 
 
-def _params(message: spec_pb2.Params, path: Path) -> Params:
+def _decode_params(message: spec_pb2.Params, path: Path) -> Params:
     no_convert = _CONVERTS.get(message.convert)
     if no_convert is None:
         raise InvalidSpecError(reason=f"{_show(path)} converts in the unknown way number {message.convert}")
@@ -216,7 +218,7 @@ def _params(message: spec_pb2.Params, path: Path) -> Params:
     )
 
 
-def _stack_dim(message: spec_pb2.Node, path: Path, num_dims: int) -> int | None:
+def _decode_stack_dim(message: spec_pb2.Node, path: Path, num_dims: int) -> int | None:
     if not message.HasField("stack_dim"):
         return None
     num_shown = num_dims + len(message.inner)
@@ -227,9 +229,9 @@ def _stack_dim(message: spec_pb2.Node, path: Path, num_dims: int) -> int | None:
     return message.stack_dim
 
 
-def _inner(message: spec_pb2.Node, path: Path) -> tuple[int, ...] | None:
+def _decode_inner(message: spec_pb2.Node, path: Path) -> tuple[int, ...] | None:
     if message.is_packed:
-        return _wild_shape(message.inner, path)
+        return _decode_wild_shape(message.inner, path)
     if message.inner:
         raise InvalidSpecError(reason=f"{_show(path)} has dimensions of elements, but is not marked as packed")
     return None
@@ -242,23 +244,23 @@ def _decode_ragged(message: spec_pb2.Ragged, path: Path) -> Ragged:
         raise InvalidSpecError(
             reason=f"{_show(path)} has the ragged form {message.form} of dtype number {message.dtype}"
         )
-    shape = _wild_shape(message.shape, path)
+    shape = _decode_wild_shape(message.shape, path)
     is_odd = shape or message.has_lengths if form is Form.PACKED else form is Form.JAGGED and shape.count(-1) != 1
     if is_odd:
         raise InvalidSpecError(reason=f"{_show(path)} is {form.value} and has elements of shape {shape}")
     return Ragged(form, dtype, shape, bool(message.has_lengths))
 
 
-def _wild_shape(sizes: Iterable[int], path: Path) -> tuple[int, ...]:
+def _decode_wild_shape(sizes: Iterable[int], path: Path) -> tuple[int, ...]:
     """Returns a shape in which -1 stands for any size."""
     shape = tuple(sizes)
     if any(size < -1 for size in shape):
         raise InvalidSpecError(reason=f"{_show(path)} has a negative size: {shape}")
-    _shape([abs(size) for size in shape], path, (), itemsize=16)
+    _decode_shape([abs(size) for size in shape], path, (), itemsize=16)
     return shape
 
 
-def _device(message: spec_pb2.Node, path: Path) -> str | None:
+def _decode_device(message: spec_pb2.Node, path: Path) -> str | None:
     if not message.HasField("device"):
         return None
     if not _DEVICE.fullmatch(message.device):
@@ -266,7 +268,7 @@ def _device(message: spec_pb2.Node, path: Path) -> str | None:
     return message.device
 
 
-def _tensorclass(message: spec_pb2.Node, path: Path) -> str | None:
+def _decode_tensorclass(message: spec_pb2.Node, path: Path) -> str | None:
     if not message.HasField("tensorclass"):
         return None
     if "." not in message.tensorclass or len(message.tensorclass) > _MAX_CLASS_NAME:

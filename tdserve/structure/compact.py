@@ -37,14 +37,14 @@ def take_apart(td: TensorDict) -> tuple[torch.UntypedStorage, Tree] | None:
     None for a tensordict that is not plain enough.
     """
     storages: dict[int, torch.UntypedStorage] = {}
-    tree = _tree(td, storages)
+    tree = _compact_tree(td, storages)
     if tree is None or len(storages) != 1:
         return None
     (storage,) = storages.values()
     return storage, tree
 
 
-def _tree(td: TensorDict, storages: dict[int, torch.UntypedStorage]) -> Tree | None:
+def _compact_tree(td: TensorDict, storages: dict[int, torch.UntypedStorage]) -> Tree | None:
     if td.is_locked or is_consolidated(td):
         return None
     entries: dict[str, Leaf | Tree] = {}
@@ -56,7 +56,7 @@ def _tree(td: TensorDict, storages: dict[int, torch.UntypedStorage]) -> Tree | N
             storages[storage.data_ptr()] = storage
             entries[key] = (item.dtype, tuple(item.shape), item.stride(), int(item.storage_offset()))
         else:
-            below = _tree(item, storages) if type(item) is TensorDict else None
+            below = _compact_tree(item, storages) if type(item) is TensorDict else None
             if below is None:
                 return None
             entries[key] = below

@@ -12,10 +12,10 @@ from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.structure.captured import Captured
 from tdserve.structure.changes import drop_batch_dim, replace_entries
 from tdserve.structure.entries import change_tensors
-from tdserve.structure.files import in_memory
+from tdserve.structure.files import read_into_memory
 from tdserve.structure.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, find_packed_stack_dim
-from tdserve.structure.stacks.common_structure import as_element, reshape_known, summarise
-from tdserve.structure.stacks.elements import flat_elements, make_nested_leaf
+from tdserve.structure.stacks.common_structure import reshape_known, summarise, wrap_element
+from tdserve.structure.stacks.elements import flatten_elements, make_nested_leaf
 from tdserve.structure.torch_private import unset_fake_temporarily
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec, has_stack, show
@@ -39,18 +39,20 @@ def declare_ragged(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, 
         KeyNotFoundError: A key does not exist.
         InvalidRequestError: A key names a value, or a dimension that the tensor does not have.
     """
-    changed: dict[Path, Entry] = {path: _nested_row(leaf, values[path]) for path, leaf in _nested_rows(spec, values)}
+    changed: dict[Path, Entry] = {
+        path: _make_nested_leaf(leaf, values[path]) for path, leaf in _find_nested_rows(spec, values)
+    }
     for path, dims in _list_paths(ragged).items():
         entry = changed.get(path) or spec.find(path, store=store)
         if isinstance(entry, Node):
-            changed[path] = _pack_node(entry, path, _around(spec, path))
+            changed[path] = _pack_node(entry, path, _find_batch_size(spec, path))
         elif isinstance(entry, TensorLeaf):
             changed[path] = _make_ragged_tensor(entry, path, dims, spec)
         elif entry.ragged is None:
-            raise _refusal(path, "a non-tensor value has no dimensions")
+            raise _make_refusal(path, "a non-tensor value has no dimensions")
     root = spec.root
     if root.inner is not None and root.batch_size:
-        return Spec(as_element(root))
+        return Spec(wrap_element(root))
     if not changed and root.stack_dim is None and not has_stack(root):
         return spec
     if isinstance(changed.get(()), Node):
@@ -70,7 +72,7 @@ def widen_row(row: Spec, batch: Captured) -> Spec | None:
     for path, leaf in batch.spec.values:
         held = _find_entry(row, path)
         if isinstance(held, Node) and held.inner is None:
-            changed[path] = _pack_node(held, path, _around(row, path), is_one_structure=False)
+            changed[path] = _pack_node(held, path, _find_batch_size(row, path), is_one_structure=False)
         elif path in wanted and leaf.ragged is not None and leaf.ragged.dtype:
             entry = _widen_entry(row, path, wanted[path], leaf, batch.values[path])
             if entry is None:
@@ -129,11 +131,11 @@ def _find_entry(row: Spec, path: Path) -> Entry | None:
 def _widen_entry(row: Spec, path: Path, old: TensorLeaf, leaf: ValueLeaf, elements: Any) -> ValueLeaf | None:
     """Returns a tensor of a row as a ragged leaf, in the form that it has in a batch; None if it is of another kind."""
     ragged = leaf.ragged
-    depth = len(_around(row, path))
+    depth = len(_find_batch_size(row, path))
     is_alike = ragged is not None and ragged.dtype == old.dtype and len(ragged.shape) == len(old.shape) - depth
     if ragged is None or not is_alike or len(leaf.batch_size) != depth + 1:
         return None
-    shapes = {tuple(element.shape) for element in flat_elements(elements, depth + 1)}
+    shapes = {tuple(element.shape) for element in flatten_elements(elements, depth + 1)}
     sizes = [{shape[dim] for shape in shapes} | {old.shape[depth + dim]} for dim in range(len(ragged.shape))]
     is_jagged = ragged.form is Form.JAGGED
     free = tuple(ragged.shape[dim] == -1 if is_jagged else len(found) > 1 for dim, found in enumerate(sizes))
@@ -151,26 +153,26 @@ def _differs_in_size(old: TensorLeaf, new: TensorLeaf) -> bool:
 
 def list_declared_paths(spec: Spec, values: Mapping[Path, Any], ragged: Declared) -> set[Path]:
     """Returns the entries of a row that a user declared ragged; arguments as of ``declare_ragged``."""
-    return {*_list_paths(ragged), *(path for path, _ in _nested_rows(spec, values))}
+    return {*_list_paths(ragged), *(path for path, _ in _find_nested_rows(spec, values))}
 
 
-def zeros_of(td: Any) -> Any:
+def make_zeros(td: Any) -> Any:
     """Returns a tensordict on the CPU with the same structure and values and with zeros as tensors.
 
     Accepts meta and fake ones.
     """
     with unset_fake_temporarily():
-        found = change_tensors(in_memory(td).clone(recurse=False), _zeros)
+        found = change_tensors(read_into_memory(td).clone(recurse=False), _zero_like)
         return found if found.device is None else found.to("cpu")
 
 
-def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+def _zero_like(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_nested:
         return torch.zeros_like(tensor)
     return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
 
-def first_values(
+def make_first_values(
     spec: Spec,
     values: Mapping[Path, Any],
     batch_size: tuple[int, ...],
@@ -236,13 +238,13 @@ def _list_paths(ragged: Declared) -> dict[Path, tuple[int, ...]]:
 def _make_ragged_tensor(
     leaf: TensorLeaf, path: Path, dims: tuple[int, ...], spec: Spec, form: Form | None = None
 ) -> ValueLeaf:
-    batch_size = _around(spec, path)
+    batch_size = _find_batch_size(spec, path)
     free = set()
     for dim in dims:
         at = dim + len(leaf.shape) if dim < 0 else dim
         if not len(batch_size) <= at < len(leaf.shape):
             where = f" after its batch dimensions {list(batch_size)}" if batch_size else ""
-            raise _refusal(path, f"a tensor of shape {list(leaf.shape)} has no dimension {dim}{where}")
+            raise _make_refusal(path, f"a tensor of shape {list(leaf.shape)} has no dimension {dim}{where}")
         free.add(at)
     shape = tuple(-1 if dim in free else size for dim, size in enumerate(leaf.shape))[len(batch_size) :]
     # A jagged tensor has one batch dimension and one dimension that differs, which is a row's first.
@@ -268,7 +270,7 @@ def _pack_node(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_s
         element = drop_batch_dim(element, 0)
     inner, entries = summarise([element], around)
     if is_one_structure and not inner:
-        raise _refusal(path, "its rows have no batch dimension that could differ")
+        raise _make_refusal(path, "its rows have no batch dimension that could differ")
     if inner:
         inner, entries = free(inner), tuple((key, reshape_known(entry, free)) for key, entry in entries)
     stack_dim = find_packed_stack_dim(None if node.stack_dim == -1 else node.stack_dim, len(around))
@@ -276,7 +278,7 @@ def _pack_node(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_s
     return Node(around, names, node.device, node.tensorclass, entries, stack_dim=stack_dim, inner=inner)
 
 
-def _nested_rows(spec: Spec, values: Mapping[Path, Any]) -> list[tuple[Path, ValueLeaf]]:
+def _find_nested_rows(spec: Spec, values: Mapping[Path, Any]) -> list[tuple[Path, ValueLeaf]]:
     return [
         (path, leaf)
         for path, leaf in spec.values
@@ -284,12 +286,12 @@ def _nested_rows(spec: Spec, values: Mapping[Path, Any]) -> list[tuple[Path, Val
     ]
 
 
-def _nested_row(leaf: ValueLeaf, tensor: Any) -> ValueLeaf:
+def _make_nested_leaf(leaf: ValueLeaf, tensor: Any) -> ValueLeaf:
     row, _ = make_nested_leaf(tensor, (1,))
     return row._replace(batch_size=(), per_row=False)
 
 
-def _around(row: Spec, path: Path) -> tuple[int, ...]:
+def _find_batch_size(row: Spec, path: Path) -> tuple[int, ...]:
     """Returns the batch size of the node around an entry of a row."""
     parent = row.find(path[:-1]) if path else None
     return parent.batch_size if isinstance(parent, Node) else ()
@@ -316,5 +318,5 @@ def _mark_stacks(node: Node, path: Path, num_dims: int = 0) -> Node:
     return node._replace(entries=entries, stack_dim=-1 if has_pieces else None)
 
 
-def _refusal(path: Path, reason: str) -> InvalidRequestError:
+def _make_refusal(path: Path, reason: str) -> InvalidRequestError:
     return InvalidRequestError(argument="ragged", reason=f"key {show(path) if path else '()'}: {reason}")

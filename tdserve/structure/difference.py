@@ -26,7 +26,7 @@ class Difference(NamedTuple):
     other: str
 
 
-def first_difference(one: Node, other: Node) -> Difference | None:
+def find_difference(one: Node, other: Node) -> Difference | None:
     """Returns the first difference, with keys, shapes and dtypes before anything else; None if there is none.
 
     The order of keys does not count.
@@ -37,31 +37,31 @@ def first_difference(one: Node, other: Node) -> Difference | None:
         except SpecMismatchError as error:
             found = Difference(error.key, error.expected, error.actual)
             return found._replace(one=found.other, other=found.one) if is_turned else found
-    return _first_detail(one, other, ())
+    return _find_detail(one, other, ())
 
 
-def _first_detail(one: Entry, other: Entry, path: Path) -> Difference | None:
+def _find_detail(one: Entry, other: Entry, path: Path) -> Difference | None:
     """Returns the first difference besides content: names of dimensions, devices, locks, and so on."""
     if type(one) is not type(other):
-        return _difference(path, type(one).__name__, type(other).__name__)
+        return _make_difference(path, type(one).__name__, type(other).__name__)
     for field in one._fields:
         mine, theirs = getattr(one, field), getattr(other, field)
         if field not in _OF_CONTENT and mine != theirs:
-            return _difference(path, _describe_field(field, mine), _describe_field(field, theirs))
+            return _make_difference(path, _describe_field(field, mine), _describe_field(field, theirs))
     if not isinstance(one, Node) or not isinstance(other, Node):
         return None
     entries = dict(other.entries)
     for key, entry in one.entries:
         there = entries.pop(key, None)
         if there is None:
-            return _difference((*path, key), "a key", "no such key")
-        found = _first_detail(entry, there, (*path, key))
+            return _make_difference((*path, key), "a key", "no such key")
+        found = _find_detail(entry, there, (*path, key))
         if found is not None:
             return found
     if entries:
-        return _difference((*path, next(iter(entries))), "no such key", "a key")
+        return _make_difference((*path, next(iter(entries))), "no such key", "a key")
     if one.members != other.members:
-        return _difference(path, "rows of some structures", "rows of others")
+        return _make_difference(path, "rows of some structures", "rows of others")
     return None
 
 
@@ -69,13 +69,13 @@ def _describe_field(field: str, value: Any) -> str:
     return f"{field}={value}"
 
 
-def _difference(path: Path, one: str, other: str) -> Difference:
+def _make_difference(path: Path, one: str, other: str) -> Difference:
     return Difference(show(path) if path else "", one, other)
 
 
 def describe_difference(one: Node, other: Node) -> str:
     """Describes in a sentence how an existing structure differs from a requested one."""
-    found = first_difference(one, other)
+    found = find_difference(one, other)
     if found is None:
         return "its structure differs"
     where = f"at key {quote((found.key,))}" if found.key else "as a whole"

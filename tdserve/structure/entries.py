@@ -19,11 +19,11 @@ from tensordict import (
 from tensordict.nn import TensorDictParams
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.structure.instances import inside
-from tdserve.structure.live_values import ValueSource, live_entry
+from tdserve.structure.instances import find_content
+from tdserve.structure.live_values import ValueSource, make_live_entry
 from tdserve.structure.nodes import DimNames, Path
-from tdserve.structure.state import params_around, params_of
-from tdserve.structure.tensordict_private import content_of, entries_of, fields_beside, params_content, set_content
+from tdserve.structure.state import make_params, read_params
+from tdserve.structure.tensordict_private import content_of, entries_of, get_fields, params_content, set_content
 from tdserve.structure.torch_private import FakeTensor
 
 
@@ -43,21 +43,21 @@ def enliven(td: Any, sources: Mapping[Path, ValueSource]) -> Any:
 
 
 def _enliven(td: Any, path: Path, source: ValueSource) -> None:
-    owner = _owner(td, path)
+    owner = _find_owner(td, path)
     if owner is None:
-        stack, below = _lazy_stack(td, path)
+        stack, below = _find_lazy_stack(td, path)
         for number, row in enumerate(stack.tensordicts if stack is not None else ()):
-            _enliven(row, below, source.at((slice(None),) * stack.stack_dim + (number,)))
+            _enliven(row, below, source.select((slice(None),) * stack.stack_dim + (number,)))
         return
     wrapper, inner = owner
-    beside = fields_beside(wrapper)
+    beside = get_fields(wrapper)
     entry: Any = (
         NonTensorData(None, batch_size=inner.batch_size) if path[-1] in beside else entries_of(inner).get(path[-1])
     )
     if isinstance(entry, (NonTensorData, NonTensorStack)):
         names = entry.names if any(entry.names) else None
         is_stack = isinstance(entry, NonTensorStack)
-        entries_of(inner)[path[-1]] = live_entry(source, entry.batch_size, inner.device, names, is_stack)
+        entries_of(inner)[path[-1]] = make_live_entry(source, entry.batch_size, inner.device, names, is_stack)
         beside.pop(path[-1], None)
 
 
@@ -72,7 +72,7 @@ def exchange_tensors(td: Any, tensors: Mapping[Path, torch.Tensor]) -> Any:
         ``td``.
     """
     for path, tensor in tensors.items():
-        owner = _owner(td, path)
+        owner = _find_owner(td, path)
         if owner is not None and _is_plain(entries_of(owner[1]).get(path[-1])):
             entries_of(owner[1])[path[-1]] = tensor
     return td
@@ -92,7 +92,7 @@ def change_tensors(td: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
         NotSupportedError: An UnbatchedTensor would become a fake tensor.
     """
     if isinstance(td, TensorDictParams):
-        return params_around(change_tensors(params_content(td), change), params_of(td))
+        return make_params(change_tensors(params_content(td), change), read_params(td))
     if is_tensorclass(td):
         set_content(td, change_tensors(content_of(td), change))
     elif isinstance(td, LazyStackedTensorDict):
@@ -103,13 +103,13 @@ def change_tensors(td: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
             if is_tensor_collection(entry):
                 entries[key] = entry if is_non_tensor(entry) else change_tensors(entry, change)
             elif type(entry) is UnbatchedTensor:
-                entries[key] = _changed_unbatched(entry, change)
+                entries[key] = _change_unbatched(entry, change)
             else:
                 entries[key] = change(entry)
     return td
 
 
-def _changed_unbatched(entry: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _change_unbatched(entry: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     changed = change(entry.as_subclass(torch.Tensor))
     if isinstance(changed, FakeTensor):
         reason = "torch makes no subclass of a fake tensor; use device='meta'"
@@ -118,10 +118,10 @@ def _changed_unbatched(entry: Any, change: Callable[[torch.Tensor], torch.Tensor
     return make(changed, entry.batch_size)
 
 
-def entry_at(td: Any, path: Path) -> Any:
+def get_entry(td: Any, path: Path) -> Any:
     """Returns the entry itself, while ``get`` of a tensorclass returns the value of a non-tensor one."""
     for key in path:
-        owner = _owner(td, (key,))
+        owner = _find_owner(td, (key,))
         td = td.get(key) if owner is None else entries_of(owner[1])[key]
     return td
 
@@ -146,7 +146,7 @@ def put_in_order(td: Any, like: Any) -> Any:
 def name_dims(td: Any, names: DimNames) -> None:
     """Names the first batch dimensions of a tensordict, or of the content of an instance, even a frozen one."""
     while not isinstance(td, (TensorDict, LazyStackedTensorDict)):
-        td = inside(td)
+        td = find_content(td)
     td.names = [*names, *[None] * (td.ndim - len(names))]
 
 
@@ -155,12 +155,12 @@ def _is_plain(entry: Any) -> bool:
     return is_own and entry.device.type == "cpu"
 
 
-def _lazy_stack(td: Any, path: Path) -> tuple[Any, Path]:
+def _find_lazy_stack(td: Any, path: Path) -> tuple[Any, Path]:
     """Returns the first lazy stack on a path, and the rest of the path; None if there is none."""
     for depth in range(len(path)):
         inner = td
         while type(inner) not in (TensorDict, LazyStackedTensorDict):
-            inner = inside(inner)
+            inner = find_content(inner)
             if isinstance(inner, dict) or inner is None:
                 return None, ()
         if type(inner) is LazyStackedTensorDict:
@@ -169,7 +169,7 @@ def _lazy_stack(td: Any, path: Path) -> tuple[Any, Path]:
     return None, ()
 
 
-def _owner(td: Any, path: Path) -> tuple[Any, TensorDict] | None:
+def _find_owner(td: Any, path: Path) -> tuple[Any, TensorDict] | None:
     """Returns the holder of an entry: the tensordict or instance, and its inner dict of entries.
 
     None in a lazy stack.
@@ -177,7 +177,7 @@ def _owner(td: Any, path: Path) -> tuple[Any, TensorDict] | None:
     for depth in range(len(path)):
         inner = td
         while type(inner) is not TensorDict:
-            inner = inside(inner)
+            inner = find_content(inner)
             if isinstance(inner, dict) or inner is None:  # a lazy stack has none
                 return None
         if depth < len(path) - 1:

@@ -20,7 +20,7 @@ def has_no_content(item: torch.Tensor) -> bool:
     return (item.is_meta and type(item) is not FileTensor) or isinstance(item, FakeTensor)
 
 
-def as_meta(item: torch.Tensor) -> torch.Tensor | None:
+def to_meta(item: torch.Tensor) -> torch.Tensor | None:
     """Returns a fake or meta tensor as a plain meta tensor; None if its sizes are symbols."""
     if not all(type(size) is int for size in item.shape):
         return None
@@ -28,7 +28,7 @@ def as_meta(item: torch.Tensor) -> torch.Tensor | None:
         return torch.empty(item.shape, dtype=item.dtype, device="meta")
 
 
-def without_content(captured: Captured, *, store: str) -> Captured | None:
+def to_meta_capture(captured: Captured, *, store: str) -> Captured | None:
     """Returns the capture of a tensordict without content, with its spec on the meta device; None if it has content.
 
     Raises:
@@ -43,7 +43,7 @@ def without_content(captured: Captured, *, store: str) -> Captured | None:
     return captured._replace(spec=captured.spec.with_device(META), tensors={})
 
 
-def structure_of(captured: Captured) -> Captured:
+def to_structure_capture(captured: Captured) -> Captured:
     """Returns a capture whose tensors do not matter, without the meta device."""
     return captured._replace(spec=captured.spec.with_device("cpu")) if captured.spec.root.device == META else captured
 

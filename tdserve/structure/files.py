@@ -20,8 +20,8 @@ from tensordict import PersistentTensorDict
 from tdserve.base.errors import CorruptDataError
 from tdserve.structure.tensordict_private import (
     SubTensorDict,
-    array_dtype,
-    array_of,
+    get_array,
+    get_array_dtype,
     get_held_entry,
     is_tensor_array,
     shown_source,
@@ -58,7 +58,7 @@ class FileTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch's own declares what it does not mean
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        whole_args, whole_kwargs = pytree.tree_map_only(cls, cls.whole, (args, kwargs or {}))
+        whole_args, whole_kwargs = pytree.tree_map_only(cls, cls.read_all, (args, kwargs or {}))
         if func is TO_COPY and not whole_kwargs.get("dtype"):
             return whole_args[0].to(whole_kwargs.get("device") or "cpu")  # it is a copy already
         return func(*whole_args, **whole_kwargs)
@@ -66,12 +66,12 @@ class FileTensor(torch.Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # torch's takes what shows elements
         return f"FileTensor({self._array!r})"
 
-    def whole(self) -> torch.Tensor:
+    def read_all(self) -> torch.Tensor:
         """Reads all of it into memory."""
         return torch.from_numpy(self.read_piece(0, self.nbytes)).view(self.dtype).view(self.shape)
 
     def block(self, index: Index) -> torch.Tensor:
-        """Reads a block of it into memory; the index is one of ``blocks``. Raises as ``read_piece``."""
+        """Reads a block of it into memory; the index is one of ``split_blocks``. Raises as ``read_piece``."""
         found = torch.from_numpy(np.ascontiguousarray(self._array[index]).reshape(-1).view(np.uint8))
         check_size(self._array)
         shape: tuple[int, ...] = tuple(self.shape[len(index) :])
@@ -89,7 +89,7 @@ class FileTensor(torch.Tensor):
         itemsize = self.element_size()
         piece: NDArray[Any] = np.empty((stop - start) // itemsize, self._array.dtype)
         at = 0
-        for index in blocks(tuple(self.shape), start // itemsize, stop // itemsize):
+        for index in split_blocks(tuple(self.shape), start // itemsize, stop // itemsize):
             block = np.asarray(self._array[index])
             piece[at : at + block.size] = block.reshape(-1)
             at += block.size
@@ -115,7 +115,7 @@ def check_size(array: Any) -> None:
         raise CorruptDataError(path=file.filename, expected=f"{expected} bytes or more", actual=f"{actual} bytes")
 
 
-def blocks(shape: tuple[int, ...], first: int, stop: int) -> Iterator[Index]:
+def split_blocks(shape: tuple[int, ...], first: int, stop: int) -> Iterator[Index]:
     """Divides elements ``[first, stop)`` of an array, in C order, into consecutive blocks.
 
     Args:
@@ -135,13 +135,13 @@ def blocks(shape: tuple[int, ...], first: int, stop: int) -> Iterator[Index]:
     row, offset = divmod(first, row_size)
     if offset:
         end = min(stop - row * row_size, row_size)
-        yield from ((row, *index) for index in blocks(shape[1:], offset, end))
+        yield from ((row, *index) for index in split_blocks(shape[1:], offset, end))
         row += 1
     last, rest = divmod(stop, row_size)
     if row < last:
         yield (slice(row, last),)
     if rest and row <= last:
-        yield from ((last, *index) for index in blocks(shape[1:], 0, rest))
+        yield from ((last, *index) for index in split_blocks(shape[1:], 0, rest))
 
 
 def read_strided_piece(tensor: torch.Tensor, start: int, stop: int) -> NDArray[np.uint8]:
@@ -149,7 +149,7 @@ def read_strided_piece(tensor: torch.Tensor, start: int, stop: int) -> NDArray[n
     itemsize = tensor.element_size()
     piece = torch.empty((stop - start) // itemsize, dtype=tensor.dtype)
     at = 0
-    for index in blocks(tuple(tensor.shape), start // itemsize, stop // itemsize):
+    for index in split_blocks(tuple(tensor.shape), start // itemsize, stop // itemsize):
         block = tensor[index]
         piece[at : at + block.numel()].view(block.shape).copy_(block)
         at += block.numel()
@@ -157,14 +157,14 @@ def read_strided_piece(tensor: torch.Tensor, start: int, stop: int) -> NDArray[n
     return found
 
 
-def spans(shape: tuple[int, ...], itemsize: int) -> Iterator[Index]:
-    """Divides all elements of an array, in C order, into blocks of at most 4 MiB, indexed as by ``blocks``."""
+def split_spans(shape: tuple[int, ...], itemsize: int) -> Iterator[Index]:
+    """Divides all elements of an array, in C order, into blocks of at most 4 MiB, indexed as by ``split_blocks``."""
     row_size = math.prod(shape[1:])
     most = max(MAX_BLOCK_BYTES // itemsize, 1)
     step = max(most // row_size, 1) * row_size if 0 < row_size <= most else most
     num_elements = math.prod(shape)
     for first in range(0, num_elements, step):
-        yield from blocks(shape, first, min(first + step, num_elements))
+        yield from split_blocks(shape, first, min(first + step, num_elements))
 
 
 def is_in_file(td: Any) -> bool:
@@ -177,21 +177,21 @@ def is_in_file(td: Any) -> bool:
     return isinstance(td, PersistentTensorDict)
 
 
-def in_memory(td: Any) -> Any:
+def read_into_memory(td: Any) -> Any:
     """Reads everything of a tensordict that is in such a file, for callers that cannot read it piece by piece."""
     if not is_in_file(td):
         return td
-    with _quiet():
+    with _silence_warnings():
         found = td.to_tensordict()
     source = td
     while type(source) is SubTensorDict:
         source = shown_source(source)
     for key in source.keys(True, True):
-        check_size(array_of(source, key))
+        check_size(get_array(source, key))
     return found
 
 
-def file_items(td: Any) -> Iterator[tuple[str, Any]]:
+def iter_file_items(td: Any) -> Iterator[tuple[str, Any]]:
     """Yields the entries of a PersistentTensorDict, or of rows of one, without reading tensors: these are FileTensor.
 
     Non-tensor values are read.
@@ -201,15 +201,15 @@ def file_items(td: Any) -> Iterator[tuple[str, Any]]:
     if type(td) is SubTensorDict:
         rows, source = _run_of(td), shown_source(td)
         if rows is None or type(source) is SubTensorDict:
-            yield from in_memory(td).items()
+            yield from read_into_memory(td).items()
             return
     for key in source.keys():  # noqa: SIM118 (a tensordict is iterated over by rows)
-        array = array_of(source, key)
+        array = get_array(source, key)
         if is_tensor_array(source, array):
-            dtype = array_dtype(source, key)
+            dtype = get_array_dtype(source, key)
             yield key, FileTensor(array if rows is None else _Rows(array, rows), dtype)
         else:
-            with _quiet():
+            with _silence_warnings():
                 entry = get_held_entry(td, key)
             yield key, entry
 
@@ -241,7 +241,7 @@ def _run_of(td: SubTensorDict) -> range | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_warnings() -> Iterator[None]:
     """Silences tensordict 0.15, which warns of every str in an HDF5 file, since these are stored as bytes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)

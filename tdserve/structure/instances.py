@@ -12,8 +12,8 @@ from tdserve.base.errors import NotSupportedError
 from tdserve.structure.nodes import Path
 from tdserve.structure.tensordict_private import (
     SEEN_CLASSES,
-    fields_beside,
-    inner_content,
+    get_fields,
+    get_inner_content,
     is_transparent_class,
     params_content,
     set_contents,
@@ -22,7 +22,7 @@ from tdserve.structure.tensordict_private import (
 from tdserve.structure.tree import quote
 
 
-def class_name(kind: type) -> str:
+def get_class_name(kind: type) -> str:
     """Returns the name of a tensorclass for both ends."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -36,7 +36,7 @@ def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
     """Returns the registered class of that name; the newest, if a class was defined again. Never imports.
 
     Args:
-        name: As returned by ``class_name``.
+        name: As returned by ``get_class_name``.
         path: Of an instance, for errors.
         keys: Fields that the class must have.
 
@@ -45,10 +45,10 @@ def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
     """
     found = None
     for cls, is_tensorclass in list(SEEN_CLASSES.items()):
-        if is_tensorclass and class_name(cls) == name and _holds_tensors(cls):
+        if is_tensorclass and get_class_name(cls) == name and _holds_tensors(cls):
             found = cls
-    for cls in _typed_classes(TypedTensorDict):
-        if class_name(cls) == name:
+    for cls in _iter_typed_classes(TypedTensorDict):
+        if get_class_name(cls) == name:
             found = cls
     where = f" at key {quote(path)}" if path else ""
     if found is None:
@@ -66,7 +66,7 @@ def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
     return found
 
 
-def fields_of(name: str, path: Path = ()) -> AbstractSet[str]:
+def find_fields(name: str, path: Path = ()) -> AbstractSet[str]:
     """Returns the fields of the registered class of that name.
 
     None for a typed tensordict, which accepts other keys too.
@@ -79,7 +79,7 @@ def fields_of(name: str, path: Path = ()) -> AbstractSet[str]:
     return fields
 
 
-def instance_of(tensorclass: Any, td: Any, non_tensordict: dict[str, Any]) -> Any:
+def make_instance(tensorclass: Any, td: Any, non_tensordict: dict[str, Any]) -> Any:
     """Makes an instance around a tensordict without checks; ``__post_init__`` does not run."""
     if issubclass(tensorclass, TypedTensorDict):
         return tensorclass.from_tensordict(td, check=False)
@@ -88,46 +88,46 @@ def instance_of(tensorclass: Any, td: Any, non_tensordict: dict[str, Any]) -> An
     return instance
 
 
-def inside(wrapper: Any) -> Any:
+def find_content(wrapper: Any) -> Any:
     """Returns the content of a tensorclass instance, ``TensorDictParams`` or ``TypedTensorDict``; None for others."""
     if isinstance(wrapper, TensorDictParams):
         return params_content(wrapper)
     if isinstance(wrapper, TypedTensorDict):
         return typed_content(wrapper)
-    return inner_content(wrapper)
+    return get_inner_content(wrapper)
 
 
 def strip_wrappers(td: Any) -> Any:
     """Returns the TensorDict or lazy stack inside of all wrappers."""
     while not isinstance(td, (TensorDict, LazyStackedTensorDict)):
-        td = inside(td)
+        td = find_content(td)
     return td
 
 
-def as_stack(instance: Any) -> Any:
+def to_stack(instance: Any) -> Any:
     """Converts an instance around a lazy stack to a stack of instances, as tensordict's indexing does.
 
     Returns an instance around anything else unchanged.
     """
-    content = inside(instance)
+    content = find_content(instance)
     if not isinstance(content, LazyStackedTensorDict) or not content.tensordicts:
         return instance
-    beside = fields_beside(instance)
-    rows = [as_stack(instance_of(type(instance), row, dict(beside))) for row in content.tensordicts]
+    beside = get_fields(instance)
+    rows = [to_stack(make_instance(type(instance), row, dict(beside))) for row in content.tensordicts]
     return LazyStackedTensorDict(*rows, stack_dim=content.stack_dim, stack_dim_name=content.names[content.stack_dim])
 
 
-def as_instance(stack: LazyStackedTensorDict, name: str) -> tuple[LazyStackedTensorDict, bool]:
+def to_inner_stack(stack: LazyStackedTensorDict, name: str) -> tuple[LazyStackedTensorDict, bool]:
     """Converts a stack of instances of a class to its inner stack and True.
 
     Returns any other stack unchanged, and False.
     """
     rows = []
     for row in stack.tensordicts:
-        content = inside(row) if class_name(type(row)) == name else None
+        content = find_content(row) if get_class_name(type(row)) == name else None
         if not isinstance(content, TensorDictBase):
             return stack, False
-        beside = fields_beside(row)
+        beside = get_fields(row)
         if beside:
             content = content.copy()
         for key, value in beside.items():
@@ -139,12 +139,12 @@ def as_instance(stack: LazyStackedTensorDict, name: str) -> tuple[LazyStackedTen
     return LazyStackedTensorDict(*rows, stack_dim=stack.stack_dim, stack_dim_name=name_of_dim), True
 
 
-def _typed_classes(kind: type) -> Iterator[type]:
+def _iter_typed_classes(kind: type) -> Iterator[type]:
     """Yields all of them, older before newer ones."""
     cls: type
     for cls in kind.__subclasses__():
         yield cls
-        yield from _typed_classes(cls)
+        yield from _iter_typed_classes(cls)
 
 
 def _holds_tensors(cls: type) -> bool:

@@ -12,14 +12,14 @@ from torch.nn.parameter import is_lazy
 from tdserve.base.errors import InvalidSpecError, NotSupportedError
 from tdserve.structure import unbatched
 from tdserve.structure.captured import EncodedValues
-from tdserve.structure.fake_tensors import as_meta, has_no_content
+from tdserve.structure.fake_tensors import has_no_content, to_meta
 from tdserve.structure.files import FileTensor
 from tdserve.structure.live_values import LiveEntry
 from tdserve.structure.matching import quote, show
 from tdserve.structure.nodes import MAX_DIMS, PACKED, Entry, Path, TensorKind, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Jagged
 from tdserve.structure.stacks.common_structure import CapturedPart
-from tdserve.structure.stacks.elements import Element, elements_of, flat_elements, make_nested_leaf, values_of
+from tdserve.structure.stacks.elements import Element, flatten_elements, list_values, make_nested_leaf, split_elements
 from tdserve.structure.state import PLAIN, mark_of
 from tdserve.structure.torch_private import FakeTensor, is_fake_parameter
 from tdserve.structure.torch_types import FROM_TORCH
@@ -65,7 +65,7 @@ class LeafReader:
         self.values: dict[Path, Any] = {}
 
     def _capture_nested(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
-        jagged = Jagged.of(item)
+        jagged = Jagged.from_tensor(item)
         if (item if jagged is None else jagged.values).is_meta:
             raise self._refusal("a nested meta tensor", path, "what its rows have in common is not in it")
         size = item.size(0) if jagged is None else len(jagged.offsets) - 1
@@ -84,13 +84,13 @@ class LeafReader:
     def _tensor(self, item: torch.Tensor, kind: type, path: Path, batch_size: tuple[int, ...]) -> Entry:
         if kind is UnbatchedTensor:
             return self._capture_unbatched(item, path, batch_size)
-        jagged = Jagged.of(item)
+        jagged = Jagged.from_tensor(item)
         dtype = FROM_TORCH.get((item if jagged is None else jagged.values).dtype)
         if dtype is not None and (jagged is not None or item.is_nested):
             return self._capture_nested(item, path, batch_size)
         is_dense = not item.is_nested and item.layout is torch.strided
         if dtype is None or not is_dense:
-            raise self._refusal(_what(item), path, _remedy(item))
+            raise self._refusal(_describe_kind(item), path, _suggest_remedy(item))
         given = item
         if kind is not torch.Tensor:
             item = item if kind is FileTensor else self._plain(item, kind, path)
@@ -142,7 +142,7 @@ class LeafReader:
         if not self.takes_structure:
             reason = "it has no content; init_remote(), memmap_like() and create_replay() accept its structure"
             raise self._refusal(what, path, reason)
-        found = as_meta(item)
+        found = to_meta(item)
         if found is None:
             raise self._refusal(what, path, "its sizes are symbols")
         return found
@@ -164,23 +164,23 @@ class LeafReader:
 
     def _value(self, item: Any, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
         if isinstance(item, LiveEntry):
-            item = item.now()
+            item = item.to_plain()
         own = tuple(item.batch_size)
         if own[: len(batch_size)] != batch_size:
             raise self._contradiction(path, own, batch_size)
         is_stack = isinstance(item, NonTensorStack)
         if path in self.packed or (is_stack and -1 in own):
             if self.checks:
-                check_values(list(_singles(item)), key=show(path))
-            self.values[path] = elements_of(item, batch_size)
+                check_values(list(_iter_values(item)), key=show(path))
+            self.values[path] = split_elements(item, batch_size)
             return ValueLeaf(batch_size, bool(batch_size), PACKED)
-        value = values_of(item) if is_stack else item.data
+        value = list_values(item) if is_stack else item.data
         if is_stack and not _has_rows(value, own):
             raise self._refusal("a ragged NonTensorStack", path, f"it does not have one value per row of {own}")
         if self.checks and self.encodes and is_stack and len(own) == 1:
             value = EncodedValues(value, encode_many(value, key=show(path)))  # which checks them too
         elif self.checks:
-            check_values(flat_elements(value, len(own)) if is_stack else (value,), key=show(path))
+            check_values(flatten_elements(value, len(own)) if is_stack else (value,), key=show(path))
         self.values[path] = value
         return ValueLeaf(own, is_stack)
 
@@ -200,7 +200,7 @@ class LeafReader:
         return InvalidSpecError(store=self.store, reason=reason)
 
 
-def _what(item: torch.Tensor) -> str:
+def _describe_kind(item: torch.Tensor) -> str:
     if item.is_nested or item.layout is torch.jagged:
         return "a jagged tensor"
     if item.layout is not torch.strided:
@@ -208,7 +208,7 @@ def _what(item: torch.Tensor) -> str:
     return f"a tensor of dtype {str(item.dtype).removeprefix('torch.')}"
 
 
-def _remedy(item: torch.Tensor) -> str:
+def _suggest_remedy(item: torch.Tensor) -> str:
     if item.layout is not torch.strided:
         return "only dense and nested tensors with memory can be sent; send its .to_dense()"
     if item.is_quantized:
@@ -224,8 +224,8 @@ def _has_rows(value: Any, batch_size: tuple[int, ...]) -> bool:
     return len(batch_size) == 1 or all(_has_rows(row, batch_size[1:]) for row in value)
 
 
-def _singles(item: Any) -> Iterable[Any]:
+def _iter_values(item: Any) -> Iterable[Any]:
     """Yields every value of nested stacks."""
     if not isinstance(item, NonTensorStack):
         return (item.data,)
-    return [single for member in item.tensordicts for single in _singles(member)]
+    return [single for member in item.tensordicts for single in _iter_values(member)]

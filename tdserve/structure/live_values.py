@@ -31,7 +31,7 @@ class ValueSource(Protocol):
     def write(self, value: Any) -> None:
         """Replaces the value: a NonTensorData is one value for all rows, a NonTensorStack or list has one for each."""
 
-    def at(self, index: Any) -> ValueSource:
+    def select(self, index: Any) -> ValueSource:
         """Returns a part of its rows. Raises IndexError for an int beyond them."""
 
 
@@ -44,7 +44,7 @@ class LiveEntry:
 
     _value_source: ValueSource
 
-    def now(self) -> Any:
+    def to_plain(self) -> Any:
         """Returns a plain entry of the current value."""
         return self._value_source.read()
 
@@ -66,24 +66,24 @@ class LiveEntry:
         return self
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self._value_source.at(index).write(value.tolist() if isinstance(value, LinkedList) else value)
+        self._value_source.select(index).write(value.tolist() if isinstance(value, LinkedList) else value)
 
     def clone(self, recurse: bool = True, **_: Any) -> Any:
         """Returns the current value; with ``recurse=False`` another entry of the same live value."""
-        return self.now() if recurse else self.copy()
+        return self.to_plain() if recurse else self.copy()
 
     def copy(self) -> Any:
         """Returns another entry of the same live value."""
-        return live_entry(*self._parts)
+        return make_live_entry(*self._parts)
 
     def __copy__(self) -> Any:
         return self.copy()
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return self.now()
+        return self.to_plain()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return live_entry, self._parts
+        return make_live_entry, self._parts
 
     def share_memory_(self) -> Any:
         """Returns itself, since it is shared."""
@@ -102,7 +102,7 @@ class LiveEntry:
 
     @property
     def _parts(self) -> tuple[Any, ...]:
-        """Returns the arguments with which ``live_entry`` makes another one."""
+        """Returns the arguments with which ``make_live_entry`` makes another one."""
         raise NotImplementedError
 
     def _put(self, value: Any) -> None:
@@ -111,7 +111,7 @@ class LiveEntry:
     def format_value(self) -> str:
         """Returns the value for a repr."""
         try:
-            entry = self.now()
+            entry = self.to_plain()
         except TDServeError as error:
             return f"<{error}>"
         shown = repr(entry.data if isinstance(entry, NonTensorData) else entry.tolist())
@@ -126,7 +126,7 @@ class _AsWritten(type(NonTensorData)):  # type: ignore[misc]
 
 
 class LiveNonTensorData(LiveDataHooks, LiveEntry, NonTensorData, metaclass=_AsWritten):  # type: ignore[misc]
-    """A NonTensorData whose ``data`` is read at every access; made by ``live_entry``.
+    """A NonTensorData whose ``data`` is read at every access; made by ``make_live_entry``.
 
     Assignments to ``data``, ``update``, ``update_``, ``copy_``, and ``set_`` of a tensordict that holds it write the
     value. Any access raises what its source raises, such as StoreNotFoundError.
@@ -137,7 +137,7 @@ class LiveNonTensorData(LiveDataHooks, LiveEntry, NonTensorData, metaclass=_AsWr
         return NonTensorData(*args, **kwargs) if args or kwargs else object.__new__(cls)
 
     def __init__(self) -> None:
-        """Does nothing, since ``live_entry`` makes the object."""
+        """Does nothing, since ``make_live_entry`` makes the object."""
 
     @property  # type: ignore[misc]
     def data(self) -> Any:
@@ -146,10 +146,10 @@ class LiveNonTensorData(LiveDataHooks, LiveEntry, NonTensorData, metaclass=_AsWr
         Raises:
             WrongStateError: The rows have different values by now; ``tolist()`` returns them.
         """
-        entry = self.now()
+        entry = self.to_plain()
         if isinstance(entry, NonTensorData):
             return entry.data
-        rows = _flat(entry.tolist(), len(entry.batch_size))
+        rows = _flatten(entry.tolist(), len(entry.batch_size))
         if not rows or any(type(row) is not type(rows[0]) or row != rows[0] for row in rows):
             raise WrongStateError(state="the rows of this entry have different values", event="data; use tolist()")
         return rows[0]
@@ -174,9 +174,11 @@ class LiveNonTensorData(LiveDataHooks, LiveEntry, NonTensorData, metaclass=_AsWr
 
     def __getitem__(self, index: Any) -> Any:
         if not is_view(index):
-            return self.now()[index]
+            return self.to_plain()[index]
         td = self.frame[index]
-        return _single(self._value_source.at(index), td.batch_size, td.device, td.names if any(td.names) else None)
+        return _make_single(
+            self._value_source.select(index), td.batch_size, td.device, td.names if any(td.names) else None
+        )
 
     @property
     def _parts(self) -> tuple[Any, ...]:
@@ -184,16 +186,16 @@ class LiveNonTensorData(LiveDataHooks, LiveEntry, NonTensorData, metaclass=_AsWr
 
     def empty(self, recurse: bool = False, **kwargs: Any) -> Any:
         """Returns the current value, with another batch size, device or names."""
-        return self.now().empty(recurse, **kwargs)
+        return self.to_plain().empty(recurse, **kwargs)
 
     def tolist(self, **options: Any) -> Any:
         """Returns the current values, one per row; without rows the value."""
-        return self.now().tolist(**options)
+        return self.to_plain().tolist(**options)
 
     def maybe_to_stack(self) -> Any:
         """Returns a live stack of the same rows."""
         source, batch_size, device, names, _ = self._parts
-        return live_entry(source, batch_size, device, names, True)
+        return make_live_entry(source, batch_size, device, names, True)
 
     def _put(self, value: Any) -> None:
         self._value_source.write(
@@ -207,7 +209,7 @@ class LiveNonTensorData(LiveDataHooks, LiveEntry, NonTensorData, metaclass=_AsWr
 
 
 class LiveNonTensorStack(LiveStackHooks, LiveEntry, NonTensorStack):  # type: ignore[misc, override]
-    """A NonTensorStack whose values are read at every access, all of them together; made by ``live_entry``.
+    """A NonTensorStack whose values are read at every access, all of them together; made by ``make_live_entry``.
 
     ``update``, ``update_``, ``copy_``, ``stack[i] = value``, and ``set_`` and ``set_at_`` of a tensordict that holds it
     write the values, all rows of one call together. Its rows are live entries themselves.
@@ -222,7 +224,7 @@ class LiveNonTensorStack(LiveStackHooks, LiveEntry, NonTensorStack):  # type: ig
         return NonTensorStack(*args, **kwargs) if args or kwargs else super().__new__(cls)
 
     def __init__(self) -> None:
-        """Does nothing, since ``live_entry`` makes the object."""
+        """Does nothing, since ``make_live_entry`` makes the object."""
 
     @property
     def tensordicts(self) -> list[Any]:  # type: ignore[override]
@@ -230,8 +232,8 @@ class LiveNonTensorStack(LiveStackHooks, LiveEntry, NonTensorStack):  # type: ig
         if self._rows is None:
             size, *below = self.batch_size
             names = None if self.own_names is None else self.own_names[1:]
-            sources = (self._value_source.at(row) for row in range(size))
-            self._rows = [live_entry(source, below, self._live_device, names, bool(below)) for source in sources]
+            sources = (self._value_source.select(row) for row in range(size))
+            self._rows = [make_live_entry(source, below, self._live_device, names, bool(below)) for source in sources]
         return self._rows
 
     @property  # type: ignore[misc]
@@ -247,22 +249,22 @@ class LiveNonTensorStack(LiveStackHooks, LiveEntry, NonTensorStack):  # type: ig
     @property  # type: ignore[misc]
     def data(self) -> Any:
         """The value of all rows. Raises AttributeError if they differ, as tensordict's own does."""
-        return self.now().data
+        return self.to_plain().data
 
-    def now(self) -> Any:
+    def to_plain(self) -> Any:
         """Returns a plain NonTensorStack of the current values."""
-        return super().now().maybe_to_stack()
+        return super().to_plain().maybe_to_stack()
 
     def tolist(self, *, as_linked_list: bool = False, **options: Any) -> Any:
         """Returns the current values; assigning to an item of a linked list writes it."""
-        values = self.now().tolist(**options)
+        values = self.to_plain().tolist(**options)
         return LinkedList(values, td=self) if as_linked_list else values
 
     def __getitem__(self, index: Any) -> Any:
         if not is_view(index):
-            return self.now()[index]
+            return self.to_plain()[index]
         batch_size = torch.empty(self.batch_size, device="meta")[index].shape
-        return live_entry(self._value_source.at(index), batch_size, self._live_device, None, bool(batch_size))
+        return make_live_entry(self._value_source.select(index), batch_size, self._live_device, None, bool(batch_size))
 
     @property
     def _parts(self) -> tuple[Any, ...]:
@@ -273,7 +275,7 @@ class LiveNonTensorStack(LiveStackHooks, LiveEntry, NonTensorStack):  # type: ig
         return self
 
 
-def live_entry(
+def make_live_entry(
     source: ValueSource,
     batch_size: Sequence[int],
     device: torch.device | None = None,
@@ -290,7 +292,7 @@ def live_entry(
         is_stack: Whether it is a LiveNonTensorStack, one value per row; else, and without rows, a LiveNonTensorData.
     """
     if not is_stack or not len(batch_size):
-        return _single(source, batch_size, device, names)
+        return _make_single(source, batch_size, device, names)
     stack = LiveNonTensorStack()
     stack._value_source = source
     stack._live_device = device
@@ -300,7 +302,7 @@ def live_entry(
     return stack
 
 
-def _single(
+def _make_single(
     source: ValueSource, batch_size: Sequence[int], device: torch.device | None, names: Sequence[str | None] | None
 ) -> LiveNonTensorData:
     leaf = LiveNonTensorData()
@@ -321,5 +323,5 @@ def _is_forward(part: Any) -> bool:
     return isinstance(part, slice) and (part.step is None or part.step > 0)
 
 
-def _flat(values: Any, num_dims: int) -> list[Any]:
-    return values if num_dims == 1 else [value for row in values for value in _flat(row, num_dims - 1)]
+def _flatten(values: Any, num_dims: int) -> list[Any]:
+    return values if num_dims == 1 else [value for row in values for value in _flatten(row, num_dims - 1)]

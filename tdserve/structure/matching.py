@@ -38,9 +38,9 @@ def check_node(expected: Node, actual: Node, path: Path, store: str, *, is_packe
     if not is_fit or len(inner or ()) != len(theirs_inner or ()):
         wanted, found = list(expected.shown_batch_size), list(actual.shown_batch_size)
         kind = "ragged " if inner is not None and theirs_inner is None else ""
-        raise _mismatch(store, path, f"{kind}batch size {wanted}", f"{found}")
+        raise _make_mismatch(store, path, f"{kind}batch size {wanted}", f"{found}")
     if expected.tensorclass != actual.tensorclass:
-        raise _mismatch(store, path, expected.tensorclass or "TensorDict", actual.tensorclass or "TensorDict")
+        raise _make_mismatch(store, path, expected.tensorclass or "TensorDict", actual.tensorclass or "TensorDict")
     if expected.entries == actual.entries:
         return
     is_packed = is_packed or inner is not None
@@ -52,17 +52,17 @@ def check_node(expected: Node, actual: Node, path: Path, store: str, *, is_packe
                 continue
             unknown = next((each for each in theirs if each not in dict(expected.entries)), None)
             difference = "no such key" if unknown is None else f"no such key, but {quote((*path, unknown))}"
-            raise _mismatch(store, (*path, key), describe(entry), difference)
+            raise _make_mismatch(store, (*path, key), describe(entry), difference)
         if isinstance(entry, Node) and isinstance(other, Node):
             check_node(entry, other, (*path, key), store, is_packed=is_packed)
         elif is_packed and (_is_any(entry) or has_nothing(other)):
             continue
         elif type(entry) is not type(other) or not fits(entry, other):
-            raise _mismatch(store, (*path, key), describe(entry), describe(other))
+            raise _make_mismatch(store, (*path, key), describe(entry), describe(other))
     if is_packed and expected.tensorclass is not None:
         return  # fields that are not always set
     for key, other in theirs.items():
-        raise _mismatch(store, (*path, key), "no such key", describe(other))
+        raise _make_mismatch(store, (*path, key), "no such key", describe(other))
 
 
 def fits(expected: Entry, actual: Entry) -> bool:
@@ -88,5 +88,5 @@ def _fits_ragged(expected: Ragged | None, actual: Ragged | None) -> bool:
     return all(wanted in (-1, size) for wanted, size in zip(expected.shape, actual.shape, strict=True))
 
 
-def _mismatch(store: str, path: Path, expected: str, actual: str) -> SpecMismatchError:
+def _make_mismatch(store: str, path: Path, expected: str, actual: str) -> SpecMismatchError:
     return SpecMismatchError(store=store, key=show(path) if path else "", expected=expected, actual=actual)

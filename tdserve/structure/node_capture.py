@@ -24,8 +24,8 @@ from tensordict.nn import TensorDictParams
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.structure.changes import rebatch
-from tdserve.structure.files import in_memory
-from tdserve.structure.instances import as_instance, as_stack, class_name
+from tdserve.structure.files import read_into_memory
+from tdserve.structure.instances import get_class_name, to_inner_stack, to_stack
 from tdserve.structure.leaf_capture import LeafReader
 from tdserve.structure.matching import show
 from tdserve.structure.nodes import (
@@ -40,14 +40,14 @@ from tdserve.structure.stacks.annotation import annotate
 from tdserve.structure.stacks.common_structure import CapturedPart, join_parts, summarise
 from tdserve.structure.stacks.elements import (
     Element,
-    elements_of,
-    flat_elements,
+    find_stack_dim,
+    flatten_elements,
     is_by_rows,
     nest_list,
-    noted_stack_dim,
+    split_elements,
 )
 from tdserve.structure.stacks.row_structure import find_shared_values, needs_note, num_levels
-from tdserve.structure.state import params_of
+from tdserve.structure.state import read_params
 from tdserve.structure.tensordict_private import (
     content_of,
     is_transparent_class,
@@ -56,7 +56,7 @@ from tdserve.structure.tensordict_private import (
     stored_fields,
     typed_content,
 )
-from tdserve.structure.views import items_of, shows_others
+from tdserve.structure.views import iter_items, shows_others
 
 _NOTHING: dict[str, Any] = {}
 
@@ -80,7 +80,7 @@ class NodeReader(LeafReader):
         self._wanted = nodes
         self._is_locked = bool(getattr(td, "is_locked", False))
 
-    def node(self, td: Any, path: Path, above: tuple[int, ...] | None = None) -> Node:
+    def capture_node(self, td: Any, path: Path, above: tuple[int, ...] | None = None) -> Node:
         """Captures a node; ``above`` is the batch size of the one around it, None for the root."""
         if len(path) >= MAX_DEPTH:
             raise self._refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
@@ -93,7 +93,7 @@ class NodeReader(LeafReader):
             return self._stack(plain, extra, tensorclass, path, above)
         batch_size = tuple(plain.batch_size)
         entries: list[tuple[str, Entry]] = []
-        for key, item in items_of(plain):
+        for key, item in iter_items(plain):
             if not key.isascii():
                 self._check_key(key, path)
             below = (*path, key)
@@ -109,13 +109,13 @@ class NodeReader(LeafReader):
         for key, value in extra.items():
             entries.append((key, self._bare_value(value, (*path, key), batch_size)))
         device = plain.device
-        device_name = None if device is None else _device_name(device)
+        device_name = None if device is None else _get_device_name(device)
         is_typed = tensorclass is not None and isinstance(td, TypedTensorDict)
         if not self.is_exact:
-            return Node(batch_size, _names(plain), device_name, tensorclass, tuple(entries), is_typed=is_typed)
+            return Node(batch_size, _get_names(plain), device_name, tensorclass, tuple(entries), is_typed=is_typed)
         return Node(
             batch_size,
-            _names(plain),
+            _get_names(plain),
             device_name,
             tensorclass,
             tuple(entries),
@@ -137,7 +137,7 @@ class NodeReader(LeafReader):
         """Returns what is split into elements, in the form that the packed node needs."""
         wanted = self._wanted.get(path)
         if wanted is not None and wanted.tensorclass != tensorclass and params is None:
-            plain, extra, tensorclass = _as_wanted(td, plain, extra, tensorclass, wanted.tensorclass)
+            plain, extra, tensorclass = _to_wanted_form(td, plain, extra, tensorclass, wanted.tensorclass)
         is_element = params is not None and above == ()
         packed = self._pack_node(td if is_element else plain, extra, tensorclass, path, above)
         if self.is_exact and wanted is not None and packed.batch_size and wanted.batch_size == packed.batch_size:
@@ -162,7 +162,7 @@ class NodeReader(LeafReader):
                 raise self._refusal(
                     f"a {kind.__name__} around a {type(typed_content(td)).__name__}", path, "give it a TensorDict"
                 )
-            return plain, extra, class_name(kind), None
+            return plain, extra, get_class_name(kind), None
         if is_tensorclass(kind):
             if issubclass(kind, NonTensorData):
                 raise self._refusal(f"a {kind.__name__} by itself", path, "put it into a tensordict, under a key")
@@ -172,23 +172,23 @@ class NodeReader(LeafReader):
                 )
             inner, _, _, params = self._unwrap(content_of(td), path)
             params = None if params is None else params._replace(is_in_class=True)
-            return inner, stored_fields(td) or {}, class_name(kind), params
+            return inner, stored_fields(td) or {}, get_class_name(kind), params
         if isinstance(td, LazyStackedTensorDict) and not isinstance(td, NonTensorStack):
             return td, {}, None, None
         if isinstance(td, NonTensorStack):
             raise self._refusal("a NonTensorStack by itself", path, "put it into a tensordict, under a key")
         if isinstance(td, TensorDictBase):
             raise self._refusal(f"a {kind.__name__}", path, "convert it with .to_tensordict()")
-        raise self._refusal(f"an object of {class_name(kind)}", path, _remedy(td))
+        raise self._refusal(f"an object of {get_class_name(kind)}", path, _suggest_remedy(td))
 
     def _params(self, td: TensorDictParams, path: Path) -> Params | None:
         try:
-            return params_of(td) if self.is_exact else None
+            return read_params(td) if self.is_exact else None
         except NotSupportedError as error:
             raise self._refusal(error.feature, path, error.reason) from None
 
     def _child(self, item: Any, path: Path, batch_size: tuple[int, ...]) -> Node:
-        node = self.node(item, path, batch_size)
+        node = self.capture_node(item, path, batch_size)
         if node.batch_size[: len(batch_size)] != batch_size:
             raise self._contradiction(path, node.batch_size, batch_size)
         return node
@@ -202,12 +202,12 @@ class NodeReader(LeafReader):
         above: tuple[int, ...] | None,
     ) -> Node:
         """Captures a lazy stack: leaf by leaf if its rows have one structure, else packed."""
-        names = _names(td)
+        names = _get_names(td)
         if not td.tensordicts:
-            device = None if td.device is None else _device_name(td.device)
+            device = None if td.device is None else _get_device_name(td.device)
             is_locked = self.is_exact and bool(td.is_locked)
             return Node(tuple(td.batch_size), names, device, tensorclass, (), td.stack_dim, is_locked=is_locked)
-        parts = [self._part(row, path, ()) for row in map(in_memory, td.tensordicts)]
+        parts = [self._part(row, path, ()) for row in map(read_into_memory, td.tensordicts)]
         found = None if extra else join_parts(parts, td.stack_dim, path=path, names=names)
         if self.takes_structure:
             self._check_stacked(parts, found.tensors if found is not None else {})
@@ -230,7 +230,7 @@ class NodeReader(LeafReader):
 
         ``parts`` are captured rows of a stack, if available.
         """
-        td = in_memory(td)
+        td = read_into_memory(td)
         can_list = not isinstance(td, LazyStackedTensorDict) or td.stack_dim == 0
         batch_size = tuple(td.batch_size[:1]) if above is None and can_list else above or ()
         is_locked = self.is_exact and bool(td.is_locked)
@@ -240,11 +240,11 @@ class NodeReader(LeafReader):
         if stack_dim is not None:
             held = td.tensordicts
         else:
-            held = flat_elements(elements_of(td, batch_size), len(batch_size))
+            held = flatten_elements(split_elements(td, batch_size), len(batch_size))
             parts = parts if len(batch_size) == 1 and can_list else None
         parts = [self._part(element, path, ()) for element in held] if parts is None else parts
         rows = [part.root for part in parts]
-        elements = [*map(Element.of, held, parts)]
+        elements = [*map(Element.from_part, held, parts)]
         if members and 0 in batch_size:
             num_around = len(batch_size) - (td.stack_dim < len(batch_size))
             rows = [rebatch(member, num_around, (), None) for member in members]
@@ -255,11 +255,11 @@ class NodeReader(LeafReader):
         if not rows and path in self.packed:
             inner = tuple(td.batch_size[len(batch_size) :])
         if self._is_lock_implied(is_locked, path):
-            elements = [element.without_locks() for element in elements]
+            elements = [element.remove_locks() for element in elements]
         self.values[path] = nest_list(elements, batch_size) if batch_size else elements[0]
-        names = _names(td)
+        names = _get_names(td)
         names = None if names is None else names[: len(batch_size)]
-        device = None if td.device is None else _device_name(td.device)
+        device = None if td.device is None else _get_device_name(td.device)
         names = None if names is None or not any(names) else names
         return Node(
             batch_size,
@@ -267,7 +267,7 @@ class NodeReader(LeafReader):
             device,
             tensorclass,
             entries,
-            stack_dim=noted_stack_dim(td, len(batch_size), len(batch_size) + len(inner)),
+            stack_dim=find_stack_dim(td, len(batch_size), len(batch_size) + len(inner)),
             inner=inner,
             is_locked=is_locked,
             members=members,
@@ -281,7 +281,7 @@ class NodeReader(LeafReader):
             self._check_depth([found], path)
             return found
 
-        td = _with_fields(in_memory(td), extra)
+        td = _with_fields(read_into_memory(td), extra)
         elements = self.values[path]
         is_locked = self._is_lock_implied(bool(td.is_locked), path)
         found = annotate(td, elements, wanted, look=look, is_locked=is_locked)
@@ -309,7 +309,7 @@ class NodeReader(LeafReader):
             return ()
         around = batch_size[: td.stack_dim] + batch_size[td.stack_dim + 1 :]
         if parts is None or any(part.root.inner is not None for part in parts):  # such a part is one element
-            parts = [self._part(member, path, around) for member in map(in_memory, td.tensordicts)]
+            parts = [self._part(member, path, around) for member in map(read_into_memory, td.tensordicts)]
         members = tuple(part.root for part in parts)
         if not needs_note(members, batch_size, is_locked=bool(td.is_locked)):
             return ()
@@ -334,7 +334,7 @@ class NodeReader(LeafReader):
             is_exact=self.is_exact,
             takes_structure=self.takes_structure,
         )
-        return CapturedPart(reader.node(td, path, above), reader.tensors, reader.values, path)
+        return CapturedPart(reader.capture_node(td, path, above), reader.tensors, reader.values, path)
 
     def _check_key(self, key: str, path: Path) -> None:
         try:
@@ -343,20 +343,20 @@ class NodeReader(LeafReader):
             raise self._refusal(f"the key {key!r}", path, "it is not valid unicode") from None
 
 
-def _as_wanted(
+def _to_wanted_form(
     td: Any, plain: TensorDictBase, extra: dict[str, Any], tensorclass: str | None, wanted: str | None
 ) -> tuple[TensorDictBase, dict[str, Any], str | None]:
     """Returns the unwrapped ``td`` as a stack of instances, or as an instance around a stack, as wanted."""
     if wanted is None:
-        return as_stack(td), _NOTHING, None
+        return to_stack(td), _NOTHING, None
     if tensorclass is None and isinstance(plain, LazyStackedTensorDict):
-        found, is_instance = as_instance(plain, wanted)
+        found, is_instance = to_inner_stack(plain, wanted)
         return found, extra, wanted if is_instance else None
     return plain, extra, tensorclass
 
 
 @lru_cache(maxsize=64)
-def _device_name(device: torch.device) -> str:
+def _get_device_name(device: torch.device) -> str:
     return str(device)
 
 
@@ -369,14 +369,14 @@ def _with_fields(td: Any, fields: dict[str, Any]) -> Any:
     return td
 
 
-def _names(td: TensorDictBase) -> DimNames | None:
+def _get_names(td: TensorDictBase) -> DimNames | None:
     names = names_of(td) if type(td) is TensorDict else td.names
     if names is None or all(name is None for name in names):
         return None
     return tuple(names)
 
 
-def _remedy(item: Any) -> str:
+def _suggest_remedy(item: Any) -> str:
     """Returns advice for an object that is neither a tensordict nor an instance of a tensorclass."""
     if isinstance(item, Mapping):
         return "make a tensordict of it: TensorDict(it, batch_size=[...])"

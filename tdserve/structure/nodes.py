@@ -171,7 +171,7 @@ Entry = Node | TensorLeaf | ValueLeaf
 PACKED = Ragged(Form.PACKED)
 
 
-def entry_of(root: Node, path: Path) -> Entry | None:
+def find_entry(root: Node, path: Path) -> Entry | None:
     """Returns the entry at a path; the root for the empty path, None if there is none."""
     entry: Entry | None = root
     for key in path:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
 from tdserve.messages.value_bundles import SplitColumn
-from tdserve.messages.value_columns import Buffer, JoinedValues, join, packed_rows
+from tdserve.messages.value_columns import Buffer, JoinedValues, join, split_rows
 from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.nodes import Ragged
 from tdserve.structure.torch_private import NestedTensor, jagged_parts
@@ -38,11 +38,11 @@ class Pieces(Sequence[torch.Tensor]):
     def __init__(self, flat: torch.Tensor, shapes: Shapes) -> None:
         self._flat = flat
         self._shapes = shapes
-        self._ends: Shapes = np.cumsum(_numels(shapes), dtype=np.int64)
+        self._ends: Shapes = np.cumsum(_count_elements(shapes), dtype=np.int64)
         self._replaced: dict[int, torch.Tensor] = {}
 
     @staticmethod
-    def of(tensors: Sequence[torch.Tensor], ragged: Ragged) -> Pieces:
+    def from_tensors(tensors: Sequence[torch.Tensor], ragged: Ragged) -> Pieces:
         """Copies tensors into one buffer; all have the dtype and the number of dimensions of ``ragged``."""
         if isinstance(tensors, Pieces):
             return tensors
@@ -51,15 +51,15 @@ class Pieces(Sequence[torch.Tensor]):
         if any(tensor.dtype is not dtype or tensor.dim() != ndim for tensor in tensors):
             raise LocalProtocolError(reason=f"tensors that are not of {ragged.dtype} and {ndim} dimensions")
         # As bytes: not every dtype can be joined.
-        parts = [_bytes_of(tensor) for tensor in tensors]
+        parts = [_view_bytes(tensor) for tensor in tensors]
         joined = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
-        return Pieces(joined.view(dtype), _shapes_of([tuple(tensor.shape) for tensor in tensors], ndim))
+        return Pieces(joined.view(dtype), _stack_shapes([tuple(tensor.shape) for tensor in tensors], ndim))
 
     @staticmethod
-    def of_rows(tensor: torch.Tensor) -> Pieces:
+    def from_rows(tensor: torch.Tensor) -> Pieces:
         """Returns the rows of a dense tensor."""
         shape = tuple(tensor.shape)
-        return Pieces(tensor.cpu().contiguous().view(-1), _shapes_of([shape[1:]] * shape[0], len(shape) - 1))
+        return Pieces(tensor.cpu().contiguous().view(-1), _stack_shapes([shape[1:]] * shape[0], len(shape) - 1))
 
     @staticmethod
     def from_blobs(blobs: Sequence[bytes], ragged: Ragged) -> Pieces:
@@ -74,17 +74,17 @@ class Pieces(Sequence[torch.Tensor]):
         content: Any = split.content if header else bytearray(split.content)
         shapes = np.frombuffer(split.heads, "<i8").reshape(len(split), len(ragged.shape)).astype(np.int64)
         if not _is_sane(shapes) or not _fit(shapes, ragged.shape):
-            raise _no_piece(ragged)
-        numels, nbytes = _numels(shapes), split.sizes
+            raise _make_piece_error(ragged)
+        numels, nbytes = _count_elements(shapes), split.sizes
         if (numels > nbytes).any() or (numels * itemsize != nbytes).any():  # the first, in case the second overflows
-            raise _no_piece(ragged)
+            raise _make_piece_error(ragged)
         if ragged.dtype == "bool" and len(content) and max(content) > 1:
-            raise _no_piece(ragged)
+            raise _make_piece_error(ragged)
         if not len(content):
             return Pieces(torch.empty(0, dtype=to_torch(ragged.dtype)), shapes)
         return Pieces(torch.frombuffer(content, dtype=torch.uint8).view(to_torch(ragged.dtype)), shapes)
 
-    def blobs(self) -> list[bytes]:
+    def to_blobs(self) -> list[bytes]:
         """Returns the stored form of each element."""
         return list(map(b"".join, zip(*self.split().pieces, strict=True)))
 
@@ -93,12 +93,12 @@ class Pieces(Sequence[torch.Tensor]):
         shapes = self.shapes
         itemsize = self._flat.element_size()
         width = 8 * shapes.shape[1]
-        content = _bytes_of(self._flat).numpy().data
+        content = _view_bytes(self._flat).numpy().data
         ends = (self._ends * itemsize).tolist()
         bodies: list[Buffer] = list(map(content.__getitem__, map(slice, [0, *ends], ends)))
         for number, tensor in self._replaced.items():
-            bodies[number] = _bytes_of(tensor).numpy().data
-        return SplitColumn(_numels(shapes) * itemsize + width, [packed_rows(shapes.astype("<i8")), bodies])
+            bodies[number] = _view_bytes(tensor).numpy().data
+        return SplitColumn(_count_elements(shapes) * itemsize + width, [split_rows(shapes.astype("<i8")), bodies])
 
     def __len__(self) -> int:
         return len(self._shapes)
@@ -151,16 +151,16 @@ class Pieces(Sequence[torch.Tensor]):
         """Of every element."""
         return self._flat.dtype
 
-    def whole(self) -> tuple[torch.Tensor, Shapes]:
+    def join(self) -> tuple[torch.Tensor, Shapes]:
         """Returns the buffer of all elements, and their shapes."""
         if self._replaced:
-            flat = torch.cat([_bytes_of(tensor) for tensor in self]).view(self.dtype)
+            flat = torch.cat([_view_bytes(tensor) for tensor in self]).view(self.dtype)
             return flat, self.shapes
         return self._flat, self._shapes
 
     def stack(self) -> torch.Tensor | None:
         """Returns one dense tensor if all elements have one shape; None if not, or if there are none."""
-        flat, shapes = self.whole()
+        flat, shapes = self.join()
         if not len(shapes) or (shapes != shapes[0]).any():
             return None
         return flat.view(len(shapes), *shapes[0].tolist())
@@ -178,16 +178,16 @@ class Jagged(NamedTuple):
     ragged_dim: int
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> Jagged | None:
+    def from_tensor(tensor: torch.Tensor) -> Jagged | None:
         """Returns the parts; None for any other tensor."""
         if type(tensor) is not NestedTensor:
             return None
         return Jagged(*jagged_parts(tensor))
 
 
-def pieces_of_jagged(tensor: torch.Tensor) -> Pieces | list[torch.Tensor]:
+def split_jagged(tensor: torch.Tensor) -> Pieces | list[torch.Tensor]:
     """Returns the components of a nested tensor; without a copy if they are contiguous."""
-    found = Jagged.of(tensor)
+    found = Jagged.from_tensor(tensor)
     if found is None:
         return list(tensor.detach().unbind())
     offsets = found.offsets.cpu().numpy()
@@ -205,8 +205,8 @@ def pieces_of_jagged(tensor: torch.Tensor) -> Pieces | list[torch.Tensor]:
 def build_jagged(pieces: Sequence[torch.Tensor], ragged: Ragged) -> torch.Tensor:
     """Builds the jagged nested tensor of these components, in the form of ``ragged``."""
     at = ragged.shape.index(-1)
-    whole = Pieces.of(pieces, ragged)
-    flat, shapes = whole.whole()
+    whole = Pieces.from_tensors(pieces, ragged)
+    flat, shapes = whole.join()
     lengths = np.ascontiguousarray(shapes[:, at])
     sums = np.zeros(len(shapes) + 1, np.int64)
     np.cumsum(lengths, out=sums[1:])
@@ -232,13 +232,13 @@ def make_nested(components: list[torch.Tensor], dtype: str) -> torch.Tensor:
     return torch.nested.nested_tensor(components, dtype=to_torch(dtype))
 
 
-def content_of_tensor(tensor: torch.Tensor) -> tuple[list[int], bytes]:
+def encode_tensor(tensor: torch.Tensor) -> tuple[list[int], bytes]:
     """Returns the shape of a dense tensor, and its bytes in C order."""
-    return list(tensor.shape), _bytes_of(tensor).numpy().tobytes()
+    return list(tensor.shape), _view_bytes(tensor).numpy().tobytes()
 
 
-def tensor_of_content(dtype: str, shape: Sequence[int], data: bytes) -> torch.Tensor:
-    """Reverses ``content_of_tensor``.
+def decode_tensor(dtype: str, shape: Sequence[int], data: bytes) -> torch.Tensor:
+    """Reverses ``encode_tensor``.
 
     Raises:
         RemoteProtocolError: The bytes are not booleans. A wrong shape raises torch's own errors.
@@ -257,18 +257,18 @@ def _split(blobs: Sequence[bytes], ragged: Ragged) -> JoinedValues:
     if isinstance(blobs, JoinedValues):
         if len(blobs.heads) == header * len(blobs):
             return blobs
-        each: list[Any] = list(blobs) if blobs.heads else blobs.views()
+        each: list[Any] = list(blobs) if blobs.heads else blobs.get_views()
     else:
         each = list(blobs)
     if NONE in each:
-        each = [blob_of_zeros(ragged) if blob == NONE else blob for blob in each]
+        each = [make_zero_blob(ragged) if blob == NONE else blob for blob in each]
     split = join([memoryview(blob) for blob in each], head_nbytes=header)
     if len(split.heads) != header * len(split):
-        raise _no_piece(ragged)
+        raise _make_piece_error(ragged)
     return split
 
 
-def _numels(shapes: Shapes) -> Shapes:
+def _count_elements(shapes: Shapes) -> Shapes:
     """Counts the elements of each."""
     return shapes.reshape(-1) if shapes.shape[1] == 1 else shapes.prod(axis=1)
 
@@ -287,21 +287,21 @@ def _fit(shapes: Shapes, expected: tuple[int, ...]) -> bool:
     return all(size < 0 or bool((shapes[:, dim] == size).all()) for dim, size in enumerate(expected))
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def _view_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().resolve_neg().resolve_conj().contiguous().view(-1).view(torch.uint8)
 
 
-def _shapes_of(shapes: Sequence[tuple[int, ...]], ndim: int) -> Shapes:
+def _stack_shapes(shapes: Sequence[tuple[int, ...]], ndim: int) -> Shapes:
     return np.array(shapes, np.int64).reshape(len(shapes), ndim)
 
 
-def blob_of_zeros(ragged: Ragged) -> bytes:
+def make_zero_blob(ragged: Ragged) -> bytes:
     """Returns the stored form of an element that was never written: empty where its size is free, zeros elsewhere."""
     shape = tuple(max(size, 0) for size in ragged.shape)
     nbytes = ITEMSIZE[ragged.dtype] * int(np.prod(shape, dtype=np.int64))
     return np.array(shape, "<i8").tobytes() + bytes(nbytes)
 
 
-def _no_piece(ragged: Ragged) -> RemoteProtocolError:
+def _make_piece_error(ragged: Ragged) -> RemoteProtocolError:
     expected = f"a {ragged.dtype} tensor of shape {list(ragged.shape)} with its shape in front"
     return RemoteProtocolError(expected=expected, received="something else")

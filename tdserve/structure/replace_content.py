@@ -74,7 +74,7 @@ def _exchange(td: Any, source: Any) -> None:
         _exchange_rows(td, source)
     else:
         held = entries_of(td)
-        entries = {key: _entry(held.get(key), entry) for key, entry in entries_of(source).items()}
+        entries = {key: _replace_entry(held.get(key), entry) for key, entry in entries_of(source).items()}
         held.clear()
         held.update(entries)
         take_form(td, source)
@@ -83,11 +83,13 @@ def _exchange(td: Any, source: Any) -> None:
 def _exchange_rows(td: Any, source: Any) -> None:
     old, new = td.tensordicts, source.tensordicts
     is_pairwise = len(old) == len(new)
-    td.tensordicts = [_entry(mine, row) for mine, row in zip(old, new, strict=True)] if is_pairwise else list(new)
+    td.tensordicts = (
+        [_replace_entry(mine, row) for mine, row in zip(old, new, strict=True)] if is_pairwise else list(new)
+    )
     take_stack_form(td, source)
 
 
-def _entry(old: Any, new: Any) -> Any:
+def _replace_entry(old: Any, new: Any) -> Any:
     """Returns what replaces an entry."""
     if old is None or not _is_kept(old, new):
         return new

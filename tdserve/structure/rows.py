@@ -15,9 +15,9 @@ from tensordict import TensorDict
 from tdserve.base.errors import LocalProtocolError
 from tdserve.structure.capture import capture
 from tdserve.structure.captured import EncodedValues
-from tdserve.structure.instances import class_name
+from tdserve.structure.instances import get_class_name
 from tdserve.structure.nodes import Node, Path
-from tdserve.structure.tensordict_private import content_of, entries_of, inner_content, stored_fields
+from tdserve.structure.tensordict_private import content_of, entries_of, get_inner_content, stored_fields
 from tdserve.structure.torch_private import copy_all
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec, check_matches
@@ -124,9 +124,9 @@ class RowReader:
         nodes: list[Any] = []
         for number, place in enumerate(self._places):
             node = nodes[place.parent].get(place.key) if number else td
-            if place.tensorclass is not None and class_name(type(node)) == place.tensorclass:
+            if place.tensorclass is not None and get_class_name(type(node)) == place.tensorclass:
                 self._kinds[number] = type(node)
-            nodes.append(node if type(node) is TensorDict else inner_content(node, node))
+            nodes.append(node if type(node) is TensorDict else get_inner_content(node, node))
 
     def _walk(self, node: Node, path: Path, parent: int, numbers: dict[Path, int]) -> None:
         number = numbers[path] = len(self._places)
@@ -163,7 +163,7 @@ class RowSlots:
         self.rows: list[list[torch.Tensor]] = [[column[row] for column in columns] for row in range(num_rows)]
 
     @staticmethod
-    def nbytes(spec: Spec, num_rows: int) -> int:
+    def compute_nbytes(spec: Spec, num_rows: int) -> int:
         """Returns the memory for so many rows, in bytes."""
         return num_rows * (spec.nbytes + RowSlots.VIEW_BYTES * len(spec.tensors))
 

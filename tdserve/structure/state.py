@@ -9,7 +9,7 @@ from tensordict import LazyStackedTensorDict, MemoryMappedTensor
 from tensordict.nn import TensorDictParams
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.structure.instances import inside, strip_wrappers
+from tdserve.structure.instances import find_content, strip_wrappers
 from tdserve.structure.nodes import Node, Params, TensorKind, has_state, is_marked
 from tdserve.structure.tensordict_private import (
     content_of,
@@ -57,7 +57,7 @@ def mark_tensor(tensor: torch.Tensor, kind: TensorKind, requires_grad: bool) -> 
     return buffer
 
 
-def params_of(td: TensorDictParams, *, is_in_class: bool = False) -> Params:
+def read_params(td: TensorDictParams, *, is_in_class: bool = False) -> Params:
     """Returns the state of a ``TensorDictParams``.
 
     Raises:
@@ -69,7 +69,7 @@ def params_of(td: TensorDictParams, *, is_in_class: bool = False) -> Params:
     return Params(td.no_convert, locks_content(td), bool(params_content(td).is_locked), not td.training, is_in_class)
 
 
-def params_around(content: Any, params: Params) -> TensorDictParams:
+def make_params(content: Any, params: Params) -> TensorDictParams:
     """Returns a ``TensorDictParams`` with this content, which holds parameters and buffers already."""
     if params.is_content_locked:
         content.lock_()
@@ -93,7 +93,7 @@ def restore_state(td: Any, node: Node, *, is_below_lock: bool = False) -> Any:
     if node.inner is None and node.stack_dim is not None:
         row = node._replace(stack_dim=None, is_locked=False, params=None)
         if has_state(row, is_locked=not is_locked):
-            stack = td if isinstance(td, LazyStackedTensorDict) else inside(td)
+            stack = td if isinstance(td, LazyStackedTensorDict) else find_content(td)
             for each in stack.tensordicts:
                 restore_state(each, row, is_below_lock=is_locked)
     elif node.inner is None:
@@ -105,7 +105,7 @@ def restore_state(td: Any, node: Node, *, is_below_lock: bool = False) -> Any:
             elif is_marked(entry):
                 held[key] = mark_tensor(held[key], getattr(entry, "kind", TensorKind.PLAIN), entry.requires_grad)
     if node.params is not None and node.params.is_in_class:
-        set_content(td, params_around(content_of(td), node.params))
+        set_content(td, make_params(content_of(td), node.params))
     elif node.params is not None:
-        td = params_around(td, node.params)
+        td = make_params(td, node.params)
     return td.lock_() if node.is_locked and not is_below_lock else td

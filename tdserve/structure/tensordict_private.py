@@ -51,12 +51,12 @@ shown_source: Callable[[Any], Any] = attrgetter("_source")
 """The tensordict whose rows a SubTensorDict shows."""
 
 
-def inner_content(wrapper: Any, otherwise: Any = None) -> Any:
+def get_inner_content(wrapper: Any, otherwise: Any = None) -> Any:
     """Returns ``content_of`` an instance; ``otherwise`` for anything else."""
     return getattr(wrapper, "_tensordict", otherwise)
 
 
-def fields_beside(instance: Any) -> dict[str, Any]:
+def get_fields(instance: Any) -> dict[str, Any]:
     """Returns ``stored_fields``; none if there are none."""
     return getattr(instance, "_non_tensordict", None) or {}
 
@@ -76,15 +76,15 @@ def set_contents(instance: Any, td: Any, fields: dict[str, Any]) -> None:
     object.__setattr__(instance, "_non_tensordict", fields)
 
 
-def new_value(td: Any, value: Any) -> Any:
+def make_value(td: Any, value: Any) -> Any:
     """Makes a NonTensorData of this value around an empty tensordict: its constructor converts some values."""
     entry = NonTensorData.__new__(NonTensorData)
     object.__setattr__(entry, "_tensordict", td)
-    object.__setattr__(entry, "_non_tensordict", value_fields(value))
+    object.__setattr__(entry, "_non_tensordict", make_value_fields(value))
     return entry
 
 
-def value_fields(value: Any) -> dict[str, Any]:
+def make_value_fields(value: Any) -> dict[str, Any]:
     """Returns the fields of a NonTensorData of this value."""
     return {"data": value, "_metadata": None, "_is_non_tensor": True}
 
@@ -143,12 +143,12 @@ def locks_content(params: Any) -> bool:
     return bool(params._lock_content)
 
 
-def array_of(td: Any, key: Any) -> Any:
+def get_array(td: Any, key: Any) -> Any:
     """Returns the array of a PersistentTensorDict: its public methods read all of it."""
     return td._get_array(key)
 
 
-def array_dtype(td: Any, key: str) -> torch.dtype:
+def get_array_dtype(td: Any, key: str) -> torch.dtype:
     """Returns the dtype of an array of a PersistentTensorDict as a tensor."""
     dtype: torch.dtype = td._get_metadata(key)["dtype"]
     return dtype
@@ -181,7 +181,7 @@ class LiveEntryHooks:
         return self.clone(recurse)
 
     def _memmap_(self: Any, **options: Any) -> Any:
-        return self.now()._memmap_(**options)
+        return self.to_plain()._memmap_(**options)
 
 
 class LiveDataHooks(LiveEntryHooks):
@@ -192,7 +192,7 @@ class LiveDataHooks(LiveEntryHooks):
 
     @property
     def _non_tensordict(self: Any) -> dict[str, Any]:
-        return value_fields(self.data)
+        return make_value_fields(self.data)
 
     @property
     def frame(self: Any) -> Any:

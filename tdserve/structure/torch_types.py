@@ -47,7 +47,7 @@ _AS_INTEGERS = {
 }
 
 
-def indexable(tensor: torch.Tensor) -> torch.Tensor:
+def to_indexable(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the elements as integers of their size if torch cannot index the dtype itself; else the tensor.
 
     Some of these dtypes have no ``index_select``, others no ``index_put_`` (torch 2.13, CPU); only bytes matter.

@@ -8,14 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from tdserve.base.errors import InvalidSpecError, KeyNotFoundError
-from tdserve.structure.canonical import fingerprint
+from tdserve.structure.canonical import compute_fingerprint
 from tdserve.structure.changes import (
     move_to_cpu,
-    per_row,
     rebatch,
     redevice,
     replace_entries,
     set_locks,
+    set_per_row,
     strip_to_content,
 )
 from tdserve.structure.matching import check_node, describe, fits, quote, show
@@ -44,7 +44,7 @@ __all__ = [
     "describe",
     "fits",
     "has_stack",
-    "leaves_of",
+    "iter_leaves",
     "quote",
     "show",
 ]
@@ -82,12 +82,12 @@ class Spec:
     @cached_property
     def fingerprint(self) -> bytes:
         """SHA-256, 32 bytes; the same for every order of entries."""
-        return fingerprint(self.root)
+        return compute_fingerprint(self.root)
 
     @cached_property
     def tensors(self) -> tuple[tuple[Path, TensorLeaf], ...]:
         """Every tensor leaf in canonical order: sorted by path."""
-        return tuple(sorted((path, leaf) for path, leaf in leaves_of(self.root, ()) if isinstance(leaf, TensorLeaf)))
+        return tuple(sorted((path, leaf) for path, leaf in iter_leaves(self.root, ()) if isinstance(leaf, TensorLeaf)))
 
     @cached_property
     def tensors_by_path(self) -> dict[Path, TensorLeaf]:
@@ -97,7 +97,7 @@ class Spec:
     @cached_property
     def values(self) -> tuple[tuple[Path, ValueLeaf], ...]:
         """Every leaf that is stored value by value in canonical order, sorted by path; packed nodes are such leaves."""
-        found = [(path, leaf) for path, leaf in leaves_of(self.root, ()) if isinstance(leaf, ValueLeaf)]
+        found = [(path, leaf) for path, leaf in iter_leaves(self.root, ()) if isinstance(leaf, ValueLeaf)]
         return tuple(sorted(found, key=lambda item: item[0]))
 
     @cached_property
@@ -273,7 +273,7 @@ class Spec:
         """Returns this spec with one value per row in every non-tensor leaf with rows, as in stacked rows. Cached."""
         if not self.values:
             return self
-        spec: Spec = self.memoize("values per row", lambda: Spec(per_row(self.root)))
+        spec: Spec = self.memoize("values per row", lambda: Spec(set_per_row(self.root)))
         return spec
 
     def with_per_row(self, is_per_row: Mapping[Path, bool]) -> Spec:
@@ -340,14 +340,14 @@ def _walk(node: Node, path: Path, *, is_nested: bool = True) -> Iterator[tuple[P
         yield (*path, key), entry
 
 
-def leaves_of(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLeaf]]:
+def iter_leaves(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLeaf]]:
     """Yields the stored leaves of a node."""
     if node.inner is not None:
         yield path, make_packed_leaf(node)
         return
     for key, entry in node.entries:
         if isinstance(entry, Node):
-            yield from leaves_of(entry, (*path, key))
+            yield from iter_leaves(entry, (*path, key))
         else:
             yield (*path, key), entry
 

@@ -9,8 +9,8 @@ from tensordict import UnbatchedTensor
 
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
 from tdserve.structure.nodes import ValueLeaf
-from tdserve.structure.pieces import content_of_tensor, tensor_of_content
-from tdserve.structure.stacks.elements import flat_elements
+from tdserve.structure.pieces import decode_tensor, encode_tensor
+from tdserve.structure.stacks.elements import flatten_elements
 from tdserve.structure.torch_types import from_torch
 
 
@@ -21,7 +21,7 @@ def to_value(tensor: torch.Tensor) -> list[Any]:
         raise NotSupportedError(
             feature=f"a {plain.layout} UnbatchedTensor", reason="only dense ones with memory can be sent"
         )
-    return [from_torch(plain.dtype), *content_of_tensor(plain)]
+    return [from_torch(plain.dtype), *encode_tensor(plain)]
 
 
 def from_value(value: Any, batch_size: tuple[int, ...]) -> Any:
@@ -33,7 +33,7 @@ def from_value(value: Any, batch_size: tuple[int, ...]) -> Any:
     make: Any = UnbatchedTensor
     try:
         dtype, shape, data = value
-        found = make(tensor_of_content(dtype, shape, data))
+        found = make(decode_tensor(dtype, shape, data))
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise RemoteProtocolError(expected="an unbatched tensor", received="something else") from None
     found.batch_size = torch.Size(batch_size)
@@ -46,7 +46,7 @@ def find_shared_value(values: Any, leaf: ValueLeaf) -> Any:
     Raises:
         NotSupportedError: Rows have values of their own.
     """
-    found = flat_elements(values, len(leaf.batch_size))
+    found = flatten_elements(values, len(leaf.batch_size))
     if not found or any(value != found[0] for value in found):
         reason = "all rows share one UnbatchedTensor; write it with set(), not by rows"
         raise NotSupportedError(feature="rows that differ in an UnbatchedTensor, or none", reason=reason)

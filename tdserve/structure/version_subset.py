@@ -37,7 +37,7 @@ def convert_floats(spec: Spec, dtype: str) -> Spec:
     return found
 
 
-def only_leaves(spec: Spec, numbers: Sequence[int]) -> Spec:
+def select_leaves(spec: Spec, numbers: Sequence[int]) -> Spec:
     """Returns a structure with some of its tensor leaves, and all other leaves.
 
     Args:

@@ -8,8 +8,8 @@ from typing import Any
 from tensordict import LazyStackedTensorDict, PersistentTensorDict, TensorDict, is_non_tensor, is_tensor_collection
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.structure.files import file_items, is_in_file
-from tdserve.structure.instances import inside
+from tdserve.structure.files import is_in_file, iter_file_items
+from tdserve.structure.instances import find_content
 from tdserve.structure.tensordict_private import LazyView, SubTensorDict, check_unlock, entries_of, get_held_entry
 from tdserve.structure.tree import Path, quote
 
@@ -23,12 +23,12 @@ def shows_others(kind: type) -> bool:
     return issubclass(kind, (SubTensorDict, LazyView, PersistentTensorDict))
 
 
-def items_of(td: Any) -> Iterable[tuple[str, Any]]:
+def iter_items(td: Any) -> Iterable[tuple[str, Any]]:
     """Yields keys and entries as they are held: nothing is unwrapped, nothing is read from a file."""
     if type(td) is TensorDict:  # the dict itself: its items() makes views
         return entries_of(td).items()
     if is_in_file(td):
-        return file_items(td)
+        return iter_file_items(td)
     keys = td.keys()
     return [(key, get_held_entry(td, key)) for key in keys]
 
@@ -72,4 +72,4 @@ def _borrow(td: Any, path: Path) -> Iterator[tuple[Path, type]]:
             if is_tensor_collection(entry) and not is_non_tensor(entry):
                 yield from _borrow(entry, (*path, key))
     elif is_tensor_collection(td):
-        yield from _borrow(inside(td), path)
+        yield from _borrow(find_content(td), path)

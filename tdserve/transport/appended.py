@@ -1,6 +1,6 @@
 """A block of values that follows the leaves of a transfer, in messages of its own.
 
-``messages.content.values_messages`` cuts it. Its messages have no parts, unlike those of a layout.
+``messages.content.cut_values`` cuts it. Its messages have no parts, unlike those of a layout.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class BytesEnd:
     def __init__(self, content: bytes) -> None:
         self._content = np.frombuffer(content, np.uint8)
 
-    def direct(self, message: Message) -> None:
+    def find_memory(self, message: Message) -> None:
         """Returns None: the bytes of a Python object must not be written to, which torch cannot promise."""
         return
 
@@ -37,8 +37,8 @@ class SourceBehind:
         self._leaves = leaves
         self._values = values
 
-    def direct(self, message: Message) -> torch.Tensor | None:
-        return (self._leaves if message.parts else self._values).direct(message)
+    def find_memory(self, message: Message) -> torch.Tensor | None:
+        return (self._leaves if message.parts else self._values).find_memory(message)
 
     def fill(self, message: Message, staging: torch.Tensor) -> None:
         (self._leaves if message.parts else self._values).fill(message, staging)
@@ -51,8 +51,8 @@ class SinkBehind:
         self._leaves = leaves
         self._values = values
 
-    def direct(self, message: Message) -> torch.Tensor | None:
-        return (self._leaves if message.parts else self._values).direct(message)
+    def find_memory(self, message: Message) -> torch.Tensor | None:
+        return (self._leaves if message.parts else self._values).find_memory(message)
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
         (self._leaves if message.parts else self._values).drain(message, staging)

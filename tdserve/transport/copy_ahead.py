@@ -29,7 +29,7 @@ _Filled = tuple[torch.Tensor, bool]
 
 def fill(source: Source, message: Message, pool: BufferPool) -> _Filled:
     """Returns a message's bytes, and whether they were copied for it; otherwise they lie in their place."""
-    buffer = source.direct(message)
+    buffer = source.find_memory(message)
     if buffer is not None:
         return buffer, False
     buffer = pool.take(message.nbytes)
@@ -53,7 +53,7 @@ def fill_ahead(messages: Sequence[Message], source: Source, pool: BufferPool) ->
             break
     behind = list(rest)
     if behind:
-        yield from _Filler(behind, source, pool).results()
+        yield from _Filler(behind, source, pool).iter_results()
 
 
 class _Filler(Thread):
@@ -76,7 +76,7 @@ class _Filler(Thread):
         except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: whoever asks next gets it)
             self._results.put(error)
 
-    def results(self) -> Generator[_Filled, None, None]:
+    def iter_results(self) -> Generator[_Filled, None, None]:
         """Yields one result per message, and raises the error of a message that failed. Closing the generator ends the
         thread."""
         self.start()

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 
-def gloo_options(device: Any, timeout_s: float, *, num_threads: int) -> Any:
+def make_gloo_options(device: Any, timeout_s: float, *, num_threads: int) -> Any:
     """Returns options of a ProcessGroupGloo, whose constructor has no public argument for the device or the threads.
 
     Args:

@@ -57,7 +57,7 @@ def send_content(wire: GroupWire, messages: Sequence[Message], source: Source, p
     under_way: deque[LinkWork] = deque()
     for message in messages:
         _make_room(wire, under_way, len(peers))
-        buffer = source.direct(message)
+        buffer = source.find_memory(message)
         if buffer is None:
             buffer = wire.pool.take(message.nbytes)
             source.fill(message, buffer)
@@ -91,7 +91,7 @@ def recv_content(
     for message in messages:
         if len(coming) >= MESSAGES_UNDER_WAY:
             take(1 if onward else MESSAGES_AT_ONCE)
-        place = sink.direct(message)
+        place = sink.find_memory(message)
         buffer = wire.pool.take(message.nbytes) if place is None else place
         coming.append((wire.expect(buffer, peer), message, buffer, place is not None))
     take(len(coming))

@@ -179,9 +179,9 @@ class GroupLink:
 
     def _lost(self, peer: int, error: BaseException) -> PeerLostError:
         self.close()
-        return PeerLostError(peer=self._peers[peer], reason=_first_line(error))
+        return PeerLostError(peer=self._peers[peer], reason=_get_first_line(error))
 
 
-def _first_line(error: BaseException) -> str:
+def _get_first_line(error: BaseException) -> str:
     """Returns the first line of an error, without the place in gloo's sources in front of it."""
     return re.sub(r"^\[[^\]]*\] ", "", str(error).partition("\n")[0])[:300]

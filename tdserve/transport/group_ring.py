@@ -14,7 +14,7 @@ import torch
 
 from tdserve.transport.group_content import GroupWire
 from tdserve.transport.group_gloo import LinkWork
-from tdserve.transport.sources_sinks import as_bytes
+from tdserve.transport.sources_sinks import view_bytes
 from tdserve.transport.stream import MESSAGES_UNDER_WAY
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -31,7 +31,7 @@ _BY_TORCH: dict[str, Reduction] = {
 }
 
 
-def reduction_of(op: str, dtype: torch.dtype) -> Reduction:
+def find_reduction(op: str, dtype: torch.dtype) -> Reduction:
     """Returns the function for ``"sum"``, ``"max"`` or ``"min"``; it runs in the calling thread if possible.
 
     It uses NumPy if NumPy has the dtype: torch spreads a megabyte over all cores, and waits for the busiest of them.
@@ -42,7 +42,7 @@ def reduction_of(op: str, dtype: torch.dtype) -> Reduction:
     return lambda target, other: by_numpy(target.numpy(), other.numpy(), out=target.numpy())
 
 
-def all_reduce_ring(wire: GroupWire, flat: torch.Tensor, op: str) -> None:
+def reduce_in_ring(wire: GroupWire, flat: torch.Tensor, op: str) -> None:
     """Reduces a contiguous one-dimensional CPU tensor over all ranks, in place; all ranks pass equal sizes.
 
     Args:
@@ -53,11 +53,11 @@ def all_reduce_ring(wire: GroupWire, flat: torch.Tensor, op: str) -> None:
     Raises:
         PeerLostError, DeadlineExceededError: The link is closed; the tensor is undefined.
     """
-    reduction = reduction_of(op, flat.dtype)
+    reduction = find_reduction(op, flat.dtype)
     rank, size = wire.link.rank, wire.link.world_size
     if size == 1:
         return
-    segments = _segments(flat, size)
+    segments = _split_segments(flat, size)
     own = segments[rank]
     # A segment that is received at one step is sent at the next.
     steps = [segments[(rank - step - 1) % size] for step in range(2 * size - 2)]
@@ -71,25 +71,25 @@ def all_reduce_ring(wire: GroupWire, flat: torch.Tensor, op: str) -> None:
     for number, (piece, is_reduced) in enumerate(coming):
         while num_posted < len(coming) and num_posted - number < MESSAGES_UNDER_WAY:
             target, is_staged = coming[num_posted]
-            buffer = wire.pool.take(target.nbytes) if is_staged else as_bytes(target)
+            buffer = wire.pool.take(target.nbytes) if is_staged else view_bytes(target)
             posted.append((wire.expect(buffer, left), buffer))
             num_posted += 1
         # Pieces of the own segment can be sent from the start, each other piece when it has arrived.
         while num_sent < len(going) and num_sent < min(number + len(own), number + MESSAGES_UNDER_WAY):
             if len(sent) >= MESSAGES_UNDER_WAY:
                 wire.wait([sent.popleft()])
-            sent.append(wire.post(as_bytes(going[num_sent]), right))
+            sent.append(wire.post(view_bytes(going[num_sent]), right))
             num_sent += 1
         work, buffer = posted.popleft()
         wire.wait([work])
         if is_reduced:
             reduction(piece, buffer.view(piece.dtype))
     for rest in going[num_sent:]:
-        sent.append(wire.post(as_bytes(rest), right))
+        sent.append(wire.post(view_bytes(rest), right))
     wire.wait(sent)
 
 
-def _segments(flat: torch.Tensor, size: int) -> list[list[torch.Tensor]]:
+def _split_segments(flat: torch.Tensor, size: int) -> list[list[torch.Tensor]]:
     """Returns the pieces of each rank's segment."""
     step = max(PIECE_BYTES // flat.element_size(), 1)
     bounds = [flat.numel() * number // size for number in range(size + 1)]

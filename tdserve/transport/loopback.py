@@ -88,7 +88,7 @@ class LoopbackChannel:
         self._rank = rank
 
     @classmethod
-    def pair(cls) -> tuple[LoopbackChannel, LoopbackChannel]:
+    def make_pair(cls) -> tuple[LoopbackChannel, LoopbackChannel]:
         """Returns two connected ends."""
         wire = _LoopbackState()
         return cls(wire, 0, peer="end 1 of the loopback"), cls(wire, 1, peer="end 0 of the loopback")

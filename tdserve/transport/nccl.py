@@ -71,7 +71,7 @@ class WireGpu(Protocol):
         """Waits until all started calls have ended."""
 
 
-def why_unavailable(device: str) -> str:
+def explain_unavailable(device: str) -> str:
     """Returns why this process cannot use NCCL on a device such as ``"cuda:0"``; "" if it can. Touches no other
     device."""
     wanted = torch.device(device)
@@ -85,13 +85,13 @@ def why_unavailable(device: str) -> str:
     return ""
 
 
-def gpu_uuid(device: str) -> str:
+def read_gpu_uuid(device: str) -> str:
     """Returns an id of a GPU that is equal in every process that uses it, whatever number it has there.
 
     Raises:
         NotSupportedError: It cannot be used for NCCL.
     """
-    reason = why_unavailable(device)
+    reason = explain_unavailable(device)
     if reason:
         raise NotSupportedError(feature=f"transport 'nccl' on {device!r}", reason=reason)
     return str(torch.cuda.get_device_properties(torch.device(device)).uuid)
@@ -202,13 +202,13 @@ class NcclWire:
         try:
             self._slots = staging.take(min(timeout_s, STAGING_TIMEOUT_S))
         except (RuntimeError, CapacityError) as error:
-            raise _unformed_error(gpu.device, error) from error
+            raise _make_unformed_error(gpu.device, error) from error
         try:
             self._group = gpu.make_group(kv_store, rank)
             self._greet(rank, timeout_s)
         except (RuntimeError, ConnectError, PeerLostError) as error:
             self.close()
-            raise _unformed_error(gpu.device, error) from error
+            raise _make_unformed_error(gpu.device, error) from error
         except BaseException:
             self.close()
             raise
@@ -331,11 +331,11 @@ def open_wire(kv_store: KVStore, rank: int, *, device: str, peer: str, timeout_s
     try:
         gpu, staging = CudaGpu(there), prepare_staging(device, num_ready=1)
     except RuntimeError as error:
-        raise _unformed_error(there, error) from error
+        raise _make_unformed_error(there, error) from error
     return NcclWire(kv_store, rank, gpu=gpu, staging=staging, peer=peer, timeout_s=timeout_s)
 
 
-def _unformed_error(device: torch.device, error: Exception) -> ConnectError:
+def _make_unformed_error(device: torch.device, error: Exception) -> ConnectError:
     return ConnectError(address=str(device), reason=f"nccl: {str(error)[:300]}")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tdserve.base.addresses import interface_name
-from tdserve.base.config import client_interface, set_variables
+from tdserve.base.addresses import find_interface_name
+from tdserve.base.config import read_client_interface, set_variables
 from tdserve.transport.distributed_private import set_timeout
 from tdserve.transport.rendezvous import KVStore
 
@@ -40,8 +40,8 @@ def prepare_process(interface: str | None = None) -> None:
         interface: Address or name of the interface for content; None takes that of ``TDSERVE_INTERFACE``, "" leaves
             the choice to NCCL.
     """
-    chosen = client_interface() or "" if interface is None else interface
-    name = interface_name(chosen) if chosen else None
+    chosen = read_client_interface() or "" if interface is None else interface
+    name = find_interface_name(chosen) if chosen else None
     set_variables(_VARIABLES | ({"NCCL_SOCKET_IFNAME": f"={name}"} if name else {}))
 
 

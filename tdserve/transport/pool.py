@@ -46,7 +46,7 @@ class BufferPool:
 
         The tensor and all its views may be used freely; the memory returns to the pool with the last of them.
         """
-        size = size_class(nbytes)
+        size = find_size_class(nbytes)
         self._last_taken[size] = next(self._clock)
         shelf = self._idle.setdefault(size, deque())
         try:
@@ -80,7 +80,7 @@ class BufferPool:
         return True
 
 
-def size_class(nbytes: int) -> int:
+def find_size_class(nbytes: int) -> int:
     """Rounds up to a multiple of an eighth of the next power of two, so that similar sizes share buffers and little is
     wasted."""
     if nbytes <= 4096:

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from tdserve.base.errors import ConnectError
-from tdserve.transport.distributed_private import gloo_options
+from tdserve.transport.distributed_private import make_gloo_options
 from tdserve.transport.proving import Bond, UnprovenError, prove
 from tdserve.transport.rendezvous import Branch, KVStore
 from tdserve.transport.strangers import describe_connections
@@ -102,7 +102,7 @@ refusals = _Refusals()
 _devices: dict[tuple[str, int], _GlooDevice] = {}  # no lock, which a fork could find taken: operations are atomic
 
 
-def gloo_device(host: str, pid: int) -> _GlooDevice:
+def get_gloo_device(host: str, pid: int) -> _GlooDevice:
     """Returns the gloo device (one thread, one event loop) of an address and process: a hundred groups share it."""
     found = _devices.get((host, pid))
     if found is None:
@@ -192,12 +192,12 @@ def form_proven(
     proof_s, pause_s = FIRST_PROOF_S + PROOF_PER_RANK_S * world_size, FIRST_PAUSE_S
     for attempt in itertools.count():
         branch = _NotingStore(kv_store, attempt)
-        device = _device_at(host, pid)
+        device = _find_device(host, pid)
         try:
             group = _connect(branch, rank, world_size, device, max(end_s - time.monotonic(), 0.001))
         except _FORMING_FAULTS as fault:
             note_unformed(host, pid)
-            reason = f"gloo: {_first_line(fault)}"
+            reason = f"gloo: {_get_first_line(fault)}"
             # A stranger's connection may have come before ours; a connection that does not come at all has another
             # cause.
             if not branch.num_addresses or attempt >= MAX_UNCONNECTED:
@@ -208,7 +208,7 @@ def form_proven(
                 return group, branch
             except RuntimeError as fault:
                 close_pairs(group, rank, world_size)
-                reason = str(fault) if isinstance(fault, UnprovenError) else f"no proof came: {_first_line(fault)}"
+                reason = str(fault) if isinstance(fault, UnprovenError) else f"no proof came: {_get_first_line(fault)}"
             del group
         _leave(device, host, pid)
         del device
@@ -223,18 +223,18 @@ def form_proven(
     raise AssertionError("there is always another attempt")
 
 
-def _device_at(host: str, pid: int) -> _GlooDevice:
+def _find_device(host: str, pid: int) -> _GlooDevice:
     try:
-        return gloo_device(host, pid)
+        return get_gloo_device(host, pid)
     except _FORMING_FAULTS as fault:
-        raise ConnectError(address=host, reason=f"gloo: {_first_line(fault)}") from fault
+        raise ConnectError(address=host, reason=f"gloo: {_get_first_line(fault)}") from fault
 
 
 def _connect(kv_store: KVStore, rank: int, world_size: int, device: _GlooDevice, timeout_s: float) -> Any:
-    options = gloo_options(device.device, timeout_s, num_threads=0)
+    options = make_gloo_options(device.device, timeout_s, num_threads=0)
     kv_store.timeout_s = timeout_s
     return dist.ProcessGroupGloo(kv_store, rank, world_size, options)
 
 
-def _first_line(error: BaseException) -> str:
+def _get_first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0][:300]

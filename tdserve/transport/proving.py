@@ -65,25 +65,25 @@ class Bond:
         """Returns the bond of another group of the same ends."""
         return replace(self, purpose=f"{self.purpose} {part}")
 
-    def digest(self, head: bytes, sender_nonce: bytes, receiver_nonce: bytes) -> bytes:
+    def compute_digest(self, head: bytes, sender_nonce: bytes, receiver_nonce: bytes) -> bytes:
         """Returns what only a process with the secret can compute, at this step, for this receiver, after these
         nonces."""
         said = head + sender_nonce + receiver_nonce + self.purpose.encode()
         return hmac.digest(self.secret, said, hashlib.sha256)
 
 
-def session_bond(secret: bytes, session: int, *, is_mail: bool = False, channel_number: int = 0) -> Bond:
+def make_session_bond(secret: bytes, session: int, *, is_mail: bool = False, channel_number: int = 0) -> Bond:
     """Returns the bond of a session's group for mail, or of one of its groups for content."""
     bond = Bond(secret, f"session {session} {'mail' if is_mail else 'content'}")
     return bond.narrow(f"channel {channel_number}") if channel_number else bond
 
 
-def link_bond(secret: bytes, link: int) -> Bond:
+def make_link_bond(secret: bytes, link: int) -> Bond:
     """Returns the bond of two clients between which a version is passed on."""
     return Bond(secret, f"link {link}")
 
 
-def epoch_bond(secret: bytes, group: str, epoch: int) -> Bond:
+def make_epoch_bond(secret: bytes, group: str, epoch: int) -> Bond:
     """Returns the bond of an epoch of a group of clients."""
     return Bond(secret, f"epoch {epoch} of {group}")
 
@@ -110,7 +110,7 @@ def prove(group: Any, rank: int, world_size: int, bond: Bond, *, attempt: int, t
 
     def said(step: int, sender: int, receiver: int) -> bytes:
         nonces = (mine[receiver], theirs[receiver]) if sender == rank else (theirs[sender], mine[sender])
-        return bond.digest(_HEAD.pack(step, attempt, world_size, sender, receiver), *nonces)
+        return bond.compute_digest(_HEAD.pack(step, attempt, world_size, sender, receiver), *nonces)
 
     for step in (_PROVES, _CONFIRMS):
         _check(exchange(group, {other: said(step, rank, other) for other in others}, end_s), rank, step, said)

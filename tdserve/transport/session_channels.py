@@ -53,7 +53,9 @@ def open_channel(transport: str, end: ChannelEnd) -> Channel:
     """
     opener = OPENERS.get(transport)
     if opener is None:
-        raise InvalidRequestError(argument="transport", reason=f"{transport!r} is none of {', '.join(OPENERS)}")
+        raise InvalidRequestError(
+            argument="transport", reason=f"it must be one of {', '.join(OPENERS)}, got {transport!r}"
+        )
     return opener(end)
 
 

@@ -1,7 +1,8 @@
 """Sources and sinks of messages: leaves, rows of mapped leaves, flat buffers.
 
-A *source* provides the bytes of a message, a *sink* takes them. Either may offer its own memory (``direct``), so that
-bytes are sent from, or received into, their place. Otherwise they pass through a staging buffer (``fill``, ``drain``).
+A *source* provides the bytes of a message, a *sink* takes them. Either may offer its own memory (``find_memory``), so
+that bytes are sent from, or received into, their place. Otherwise they pass through a staging buffer (``fill``,
+``drain``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tdserve.messages.layout import ALIGNMENT_BYTES, Layout, LeafPart, Message
 class Source(Protocol):
     """Provides the content of messages, in order."""
 
-    def direct(self, message: Message) -> torch.Tensor | None:
+    def find_memory(self, message: Message) -> torch.Tensor | None:
         """Returns the message's bytes in place, uint8 ``[message.nbytes]``; None if they have to be copied together."""
 
     def fill(self, message: Message, staging: torch.Tensor) -> None:
@@ -31,14 +32,14 @@ class Source(Protocol):
 class Sink(Protocol):
     """Takes the content of messages, in order."""
 
-    def direct(self, message: Message) -> torch.Tensor | None:
+    def find_memory(self, message: Message) -> torch.Tensor | None:
         """Returns the place of the message's bytes, uint8 ``[message.nbytes]``; None if they have to be distributed."""
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
         """Copies the message's bytes from ``staging`` to their places."""
 
 
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def view_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a contiguous tensor's memory as uint8 ``[nbytes]``, shared."""
     flat = tensor.reshape(-1) if tensor.dim() != 1 else tensor
     if flat.stride(0) != 1:  # torch calls any stride contiguous for at most one element
@@ -61,14 +62,14 @@ class FlatEnd:
     def __init__(self, buffer: torch.Tensor) -> None:
         self._buffer = buffer
 
-    def direct(self, message: Message) -> torch.Tensor:
+    def find_memory(self, message: Message) -> torch.Tensor:
         return self._buffer[message.offset : message.offset + message.nbytes]
 
     def fill(self, message: Message, staging: torch.Tensor) -> None:
-        copy_bytes(staging, self.direct(message))
+        copy_bytes(staging, self.find_memory(message))
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
-        copy_bytes(self.direct(message), staging)
+        copy_bytes(self.find_memory(message), staging)
 
 
 Trailer = Callable[[], Sequence[NDArray[Any]]]
@@ -84,7 +85,7 @@ class TrailingColumns:
         self._trailer = trailer
         self._columns: list[NDArray[np.uint8]] | None = None
 
-    def column(self, slot: int) -> NDArray[np.uint8]:
+    def get_column(self, slot: int) -> NDArray[np.uint8]:
         """Returns the bytes of a slot behind the leaves."""
         if self._columns is None:
             self._columns = [column.view(np.uint8) for column in self._trailer()] if self._trailer else []
@@ -118,7 +119,7 @@ class LeafEnd:
         targets: Sequence[memoryview] = (),
     ) -> None:
         self._tensors = tensors
-        self._bytes = [*contents, *(as_bytes(tensor).numpy() for tensor in tensors[len(contents) :])]
+        self._bytes = [*contents, *(view_bytes(tensor).numpy() for tensor in tensors[len(contents) :])]
         self._targets = targets
         self._trailing = trailing
 
@@ -127,7 +128,7 @@ class LeafEnd:
         """The bytes of each tensor."""
         return self._bytes
 
-    def direct(self, message: Message) -> torch.Tensor | None:
+    def find_memory(self, message: Message) -> torch.Tensor | None:
         if message.parts[-1].slot >= len(self._bytes):
             return None
         if len(message.parts) > 1:
@@ -162,7 +163,7 @@ class LeafEnd:
                 content = self._bytes[slot]
                 pieces.append(content if stop - start == len(content) else content[start:stop])
             elif self._trailing is not None:
-                pieces.append(self._trailing.column(slot))
+                pieces.append(self._trailing.get_column(slot))
             at = offset + stop - start
         np.concatenate(pieces, out=staging.numpy())
 
@@ -188,7 +189,7 @@ class JoinedEnd:
     def __init__(self, pieces: Sequence[Sequence[NDArray[np.uint8]]]) -> None:
         self._pieces = pieces
 
-    def direct(self, message: Message) -> torch.Tensor | None:
+    def find_memory(self, message: Message) -> torch.Tensor | None:
         if len(message.parts) > 1:
             return None
         pieces = self._bytes_of(message.parts[0])
@@ -230,7 +231,7 @@ class IndexedEnd:
         self._slot = -1
         self._content = torch.empty(0, dtype=torch.uint8)
 
-    def direct(self, message: Message) -> torch.Tensor | None:
+    def find_memory(self, message: Message) -> torch.Tensor | None:
         part = message.parts[0]
         if len(message.parts) != 1 or part.slot >= self._layout.num_leaves:
             return None
@@ -241,14 +242,14 @@ class IndexedEnd:
         for slot, start, stop, offset in message.parts:
             is_leaf = slot < self._layout.num_leaves
             target[offset : offset + stop - start] = (
-                self._leaf(slot)[start:stop].numpy() if is_leaf else self._trailing.column(slot)
+                self._leaf(slot)[start:stop].numpy() if is_leaf else self._trailing.get_column(slot)
             )
         for start, stop in message.gaps:
             target[start:stop] = 0
 
     def _leaf(self, slot: int) -> torch.Tensor:
         if slot != self._slot:
-            self._content = as_bytes(self._take(slot).contiguous())
+            self._content = view_bytes(self._take(slot).contiguous())
             self._slot = slot
         return self._content
 
@@ -281,11 +282,11 @@ class RowEnd:
         is_dense = num_rows > 0 and int(rows[-1]) - self._first == num_rows - 1
         self._is_run = is_dense and bool((rows[1:] > rows[:-1]).all())
 
-    def trailing(self, slot: int) -> NDArray[np.uint8]:
+    def get_trailing(self, slot: int) -> NDArray[np.uint8]:
         """Returns the bytes of a slot behind the leaves, which must have been copied before."""
-        return self._trailing.column(slot)
+        return self._trailing.get_column(slot)
 
-    def pieces(self, buffer: NDArray[np.uint8], piece_nbytes: int) -> list[Callable[[], None]]:
+    def make_copies(self, buffer: NDArray[np.uint8], piece_nbytes: int) -> list[Callable[[], None]]:
         """Returns copies of all leaves to a buffer of the whole layout, of about ``piece_nbytes`` each; they may run in
         any order."""
         found: list[Callable[[], None]] = []
@@ -298,7 +299,7 @@ class RowEnd:
                 found.append(partial(self._gather, LeafPart(number, start, stop, 0), target))
         return found
 
-    def direct(self, message: Message) -> torch.Tensor | None:
+    def find_memory(self, message: Message) -> torch.Tensor | None:
         if not self._is_run or len(message.parts) != 1 or message.parts[0].slot >= self._layout.num_leaves:
             return None
         return torch.from_numpy(self._run(message.parts[0]))
@@ -308,7 +309,7 @@ class RowEnd:
         for part in message.parts:
             piece = target[part.offset : part.offset + part.stop - part.start]
             if part.slot >= self._layout.num_leaves:
-                piece[:] = self._trailing.column(part.slot)
+                piece[:] = self._trailing.get_column(part.slot)
             else:
                 self._gather(part, piece)
         for start, stop in message.gaps:
@@ -334,7 +335,7 @@ class RowEnd:
             target[:] = self._run(part)
         elif offset or rest:  # a message boundary inside a row: rows longer than a message
             at = 0
-            for position, begin, end in _spans(row_nbytes, part):
+            for position, begin, end in _split_spans(row_nbytes, part):
                 target[at : at + end - begin] = table[rows[position], begin:end]
                 at += end - begin
         else:  # "clip" copies straight into ``out``; control guarantees that every row is in range
@@ -349,20 +350,20 @@ class RowEnd:
             self._run(part)[:] = content
         elif offset or rest:
             at = 0
-            for position, begin, end in _spans(row_nbytes, part):
+            for position, begin, end in _split_spans(row_nbytes, part):
                 table[rows[position], begin:end] = content[at : at + end - begin]
                 at += end - begin
         else:
             table[rows[first:last]] = content.reshape(last - first, row_nbytes)
 
 
-def row_table(leaf: torch.Tensor) -> NDArray[np.uint8]:
+def view_rows(leaf: torch.Tensor) -> NDArray[np.uint8]:
     """Returns the bytes of a contiguous leaf by rows, uint8 ``[num_rows, row_nbytes]``, shared."""
-    flat: NDArray[np.uint8] = as_bytes(leaf).numpy()
+    flat: NDArray[np.uint8] = view_bytes(leaf).numpy()
     return flat.reshape(len(leaf), -1) if len(leaf) else flat.reshape(0, 0)
 
 
-def _spans(row_nbytes: int, part: LeafPart) -> list[tuple[int, int, int]]:
+def _split_spans(row_nbytes: int, part: LeafPart) -> list[tuple[int, int, int]]:
     """Cuts a byte range into (position of the row, first byte, end byte) per row that it touches."""
     spans, at = [], part.start
     while at < part.stop:

@@ -36,10 +36,10 @@ def describe_connections(address: bytes | None) -> str:
     Args:
         address: The address that the rank has sent through the rendezvous; None: it has sent nothing.
     """
-    port = _port_of(address or b"")
+    port = _decode_port(address or b"")
     if port is None:
         return "its address is not known"
-    return f"connected to port {port} are {_describe_hosts(_hosts_at(port))}"
+    return f"connected to port {port} are {_describe_hosts(_count_hosts(port))}"
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Sockets:
     strangers: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of_this_process(cls) -> Sockets:
+    def from_this_process(cls) -> Sockets:
         """Reads all descriptors of this process."""
         found, hosts = cls(), []
         for name in os.listdir("/proc/self/fd"):
@@ -67,7 +67,7 @@ class Sockets:
                     found.listening.append(int(name))
                 elif _num_received(each) <= NUMBER_BYTES:
                     hosts.append((port, each.getpeername()[0]))
-        ports = {_port_at(fd): fd for fd in found.listening}
+        ports = {_read_port(fd): fd for fd in found.listening}
         found.strangers.update(host for port, host in hosts if port in ports)
         found.listening = [ports[port] for port in {port for port, _ in hosts} & ports.keys()]
         return found
@@ -110,7 +110,7 @@ def _num_received(connection: socket.socket) -> int:
     return int(struct.unpack_from("<Q", info, _BYTES_RECEIVED_AT)[0])
 
 
-def _port_at(listening: int) -> int:
+def _read_port(listening: int) -> int:
     with suppress(OSError), _open_socket(listening) as each:
         if each is not None:
             return int(each.getsockname()[1])
@@ -123,7 +123,7 @@ def _describe_hosts(hosts: Counter[str]) -> str:
     return f"{', '.join(named) or 'none any more'}{more}"
 
 
-def _port_of(address: bytes) -> int | None:
+def _decode_port(address: bytes) -> int | None:
     """Returns the port from gloo's description of a rank: the length of its host's name, the name, and a sockaddr after
     its own length."""
     try:
@@ -135,7 +135,7 @@ def _port_of(address: bytes) -> int | None:
     return int(port) if family in (socket.AF_INET, socket.AF_INET6) else None
 
 
-def _hosts_at(port: int) -> Counter[str]:
+def _count_hosts(port: int) -> Counter[str]:
     found: Counter[str] = Counter()
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         try:
@@ -145,11 +145,11 @@ def _hosts_at(port: int) -> Counter[str]:
         for line in lines:
             _, local, remote, state, *_ = line.split()
             if state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port:
-                found[_host_of(remote.rpartition(":")[0], family)] += 1
+                found[_decode_host(remote.rpartition(":")[0], family)] += 1
     return found
 
 
-def _host_of(words: str, family: socket.AddressFamily) -> str:
+def _decode_host(words: str, family: socket.AddressFamily) -> str:
     """Returns an address from the kernel's notation: words of four bytes, each in the byte order of the machine."""
     packed = b"".join(int(words[at : at + 8], 16).to_bytes(4, "little") for at in range(0, len(words), 8))
     return socket.inet_ntop(family, packed)

@@ -66,7 +66,7 @@ def start_send(channel: Channel, tag: int, messages: Sequence[Message], source: 
     """Posts every message at once and returns; for content that is small, or that lies in place."""
     works = []
     for message in messages:
-        buffer = source.direct(message)
+        buffer = source.find_memory(message)
         if buffer is None:
             buffer = pool.take(message.nbytes)
             source.fill(message, buffer)
@@ -156,7 +156,7 @@ def recv_messages(
     for message in messages:
         while num_staged >= RECEIVES_UNDER_WAY or len(under_way) >= MAX_POSTED:
             num_staged -= finish_oldest()
-        place = sink.direct(message)
+        place = sink.find_memory(message)
         if place is None:
             num_staged += 1
             staging = pool.take(message.nbytes)

@@ -99,7 +99,7 @@ def decode_many(blobs: Sequence[bytes], *, key: str = "", allow_pickle: bool = F
     parts: Sequence[Buffer] = blobs
     if isinstance(blobs, JoinedValues) and not blobs.heads:
         sizes, nbytes = blobs.sizes.tolist(), int(blobs.sizes.sum())
-        parts = blobs.views() if nbytes > _MAX_SCANNED_BYTES else blobs.parts()
+        parts = blobs.get_views() if nbytes > _MAX_SCANNED_BYTES else blobs.get_parts()
     else:
         sizes = list(map(len, blobs))
         nbytes = sum(sizes)
@@ -162,11 +162,11 @@ def _read(parts: Sequence[Buffer], sizes: Sequence[int]) -> list[Any]:
             reader.skip()
             end += size
             if reader.tell() != end:
-                raise _no_record(f"one of other than {size} bytes")
+                raise _make_record_error(f"one of other than {size} bytes")
         reader.feed(content)
         values = list(reader)
     except _FAULTS as error:
-        raise _no_record(f"{type(error).__name__}: {error}") from None
+        raise _make_record_error(f"{type(error).__name__}: {error}") from None
     return _check_read(values)
 
 
@@ -174,7 +174,7 @@ def _read_long(data: Buffer) -> Any:
     try:
         value = msgpack.unpackb(data, **_OPTIONS)
     except _FAULTS as error:
-        raise _no_record(f"{type(error).__name__}: {error}") from None
+        raise _make_record_error(f"{type(error).__name__}: {error}") from None
     return _check_read([value])[0]
 
 
@@ -182,7 +182,7 @@ def _check_read(values: list[Any]) -> list[Any]:
     try:
         check_values(values)
     except NotSupportedError as error:
-        raise _no_record(f"{error.feature}: {error.reason}") from None
+        raise _make_record_error(f"{error.feature}: {error.reason}") from None
     return values
 
 
@@ -202,5 +202,5 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def _no_record(received: str) -> RemoteProtocolError:
+def _make_record_error(received: str) -> RemoteProtocolError:
     return RemoteProtocolError(expected="a value", received=received[:200])

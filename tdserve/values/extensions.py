@@ -36,9 +36,9 @@ def encode_other(value: Any) -> Any:
         bits = (value if value >= 0 else ~value).bit_length() + 1  # one for the sign
         return msgpack.ExtType(BIG_INT, value.to_bytes(-(-bits // 8), "little", signed=True))
     if kind is np.ndarray:
-        return msgpack.ExtType(ARRAY, _array_content(value))
+        return msgpack.ExtType(ARRAY, _encode_array_content(value))
     if isinstance(value, np.generic):
-        return msgpack.ExtType(SCALAR, _scalar_content(value))
+        return msgpack.ExtType(SCALAR, _encode_scalar_content(value))
     if kind is type and value in TYPE_NAMES:
         return msgpack.ExtType(CONTAINER_TYPE, TYPE_NAMES[value].encode())
     raise NotSupportedError(feature=f"a {kind.__module__}.{kind.__qualname__}", reason="it was added during encoding")
@@ -68,22 +68,22 @@ def unmark(items: list[Any]) -> list[Any] | tuple[Any, ...]:
     return tuple(items[1:]) if items and items[0] is _MARK else items
 
 
-def _array_content(value: np.ndarray[Any, Any]) -> bytes:
+def _encode_array_content(value: np.ndarray[Any, Any]) -> bytes:
     shape = np.array(value.shape, "<i8").tobytes()
     flat = np.ascontiguousarray(value).reshape(-1)
-    return b"".join((_head(value.dtype.str), bytes([value.ndim]), shape, flat.view(np.uint8)))  # type: ignore[arg-type]
+    return b"".join((_encode_head(value.dtype.str), bytes([value.ndim]), shape, flat.view(np.uint8)))  # type: ignore[arg-type]
 
 
-def _scalar_content(value: np.generic) -> bytes:
+def _encode_scalar_content(value: np.generic) -> bytes:
     # NumPy cuts trailing zeros off the strings that it reads from memory, so those two travel as what they are
     if isinstance(value, np.str_):
-        return _head(f"<U{len(value)}") + value.encode("utf-32-le", "surrogatepass")  # str(value) cuts them too
+        return _encode_head(f"<U{len(value)}") + value.encode("utf-32-le", "surrogatepass")  # str(value) cuts them too
     if isinstance(value, np.bytes_):
-        return _head(f"|S{len(value)}") + value[:]
-    return _head(value.dtype.str) + value.tobytes()
+        return _encode_head(f"|S{len(value)}") + value[:]
+    return _encode_head(value.dtype.str) + value.tobytes()
 
 
-def _head(dtype: str) -> bytes:
+def _encode_head(dtype: str) -> bytes:
     return bytes([len(dtype)]) + dtype.encode()
 
 
@@ -100,23 +100,23 @@ def _read_array(content: bytes) -> np.ndarray[Any, Any]:
     ndim = content[at] if at < len(content) else 255
     start = at + 1 + _SIZE_BYTES * ndim
     if start > len(content):
-        raise _no_array(dtype, "no shape")
+        raise _make_array_error(dtype, "no shape")
     shape = tuple(np.frombuffer(content, "<i8", ndim, at + 1).tolist())
     data = bytearray(memoryview(content)[start:])  # the array's own memory, writable
-    return _array_of(dtype, shape, data)
+    return _make_array(dtype, shape, data)
 
 
-def _array_of(dtype: np.dtype[Any], shape: tuple[int, ...], data: bytearray) -> np.ndarray[Any, Any]:
+def _make_array(dtype: np.dtype[Any], shape: tuple[int, ...], data: bytearray) -> np.ndarray[Any, Any]:
     if dtype.itemsize == 0 or math.prod(shape) * dtype.itemsize != len(data):
-        raise _no_array(dtype, f"{len(data)} bytes for the shape {list(shape)[:64]}")
+        raise _make_array_error(dtype, f"{len(data)} bytes for the shape {list(shape)[:64]}")
     try:
         array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, buffer=data)
     except (ValueError, TypeError) as error:
-        raise _no_array(dtype, str(error)) from None
+        raise _make_array_error(dtype, str(error)) from None
     if dtype.kind == "b" and data and int(np.frombuffer(data, dtype=np.uint8).max()) > 1:
-        raise _no_array(dtype, "booleans that are neither 0 nor 1")
+        raise _make_array_error(dtype, "booleans that are neither 0 nor 1")
     if dtype.kind == "U" and data and int(np.frombuffer(data, dtype=f"{dtype.str[0]}u4").max()) > 0x10FFFF:
-        raise _no_array(dtype, "code points that unicode does not have")
+        raise _make_array_error(dtype, "code points that unicode does not have")
     return array
 
 
@@ -124,15 +124,15 @@ def _read_scalar(content: bytes) -> Any:
     dtype, at = _read_dtype(content)
     data = content[at:]
     if dtype.itemsize != len(data):
-        raise _no_array(dtype, f"{len(data)} bytes for a scalar")
+        raise _make_array_error(dtype, f"{len(data)} bytes for a scalar")
     if dtype.kind == "U":
         try:
             return np.str_(data.decode("utf-32-le" if dtype.str[0] == "<" else "utf-32-be", "surrogatepass"))
         except UnicodeDecodeError as error:
-            raise _no_array(dtype, str(error)) from None
+            raise _make_array_error(dtype, str(error)) from None
     if dtype.kind == "S":
         return np.bytes_(data)
-    return _array_of(dtype, (), bytearray(data))[()]
+    return _make_array(dtype, (), bytearray(data))[()]
 
 
 def _read_dtype(content: bytes) -> tuple[np.dtype[Any], int]:
@@ -150,5 +150,5 @@ def _read_dtype(content: bytes) -> tuple[np.dtype[Any], int]:
     return dtype, end
 
 
-def _no_array(dtype: np.dtype[Any], received: str) -> RemoteProtocolError:
+def _make_array_error(dtype: np.dtype[Any], received: str) -> RemoteProtocolError:
     return RemoteProtocolError(expected=f"a NumPy value of dtype {dtype}", received=received)

@@ -68,7 +68,7 @@ def check_values(values: Collection[Any], *, key: str = "") -> None:
         content = [*held, *(value.values() for value in held if type(value) is dict)]  # iterating a dict gives its keys
         kinds = set(map(type, chain.from_iterable(content)))
         level = [] if ATOMS.issuperset(kinds) else list(chain.from_iterable(content))
-    raise _refusal(f"the value at key {key!r}", "its containers are nested too deep")
+    raise _make_refusal(f"the value at key {key!r}", "its containers are nested too deep")
 
 
 def _check_other(value: Any, key: str) -> None:
@@ -77,10 +77,10 @@ def _check_other(value: Any, key: str) -> None:
         return
     if kind is not np.ndarray and not (isinstance(value, np.generic) and kind.__module__ == "numpy"):
         reason = "None, bool, int, float, str, bytes, list, tuple, dict, NumPy arrays and scalars travel; convert it"
-        raise _refusal(f"a {kind.__module__}.{kind.__qualname__} at key {key!r}", reason)
+        raise _make_refusal(f"a {kind.__module__}.{kind.__qualname__} at key {key!r}", reason)
     if value.dtype.kind not in _ARRAY_KINDS or value.dtype.char in UNPORTABLE or _is_hollow(value):
         reason = "arrays of numbers, bool, str, bytes, datetime64 and timedelta64 travel"
-        raise _refusal(f"a NumPy value of dtype {value.dtype} at key {key!r}", reason)
+        raise _make_refusal(f"a NumPy value of dtype {value.dtype} at key {key!r}", reason)
 
 
 def _is_hollow(value: Any) -> bool:
@@ -88,5 +88,5 @@ def _is_hollow(value: Any) -> bool:
     return type(value) is np.ndarray and value.dtype.itemsize == 0
 
 
-def _refusal(feature: str, reason: str) -> NotSupportedError:
+def _make_refusal(feature: str, reason: str) -> NotSupportedError:
     return NotSupportedError(feature=feature, reason=f"{reason}; or use {REMEDY}")

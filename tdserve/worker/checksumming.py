@@ -16,7 +16,7 @@ import numpy as np
 from tdserve.base.errors import TDServeError
 from tdserve.control.status import encode_failure
 from tdserve.data.opened import OpenStores
-from tdserve.store.version_checksums import DTYPE, leaf_checksum
+from tdserve.store.version_checksums import DTYPE, compute_leaf_checksum
 from tdserve.store.versions import VersionFile
 from tdserve.v1 import worker_pb2
 
@@ -53,7 +53,7 @@ class Checksumming:
     def put(self, order: worker_pb2.Order) -> None:
         """Queues an order, and gives up earlier ones for versions of the same folder. Called by one thread."""
         with self._lock:
-            self._newest[_folder(order)] = order.order
+            self._newest[_get_folder(order)] = order.order
         self._orders.put(order)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tdserve-checksums", daemon=True)
@@ -76,13 +76,13 @@ class Checksumming:
             except TDServeError as error:  # such as a version that was retired meanwhile
                 report.failure.CopyFrom(encode_failure(error))
             with self._lock:
-                if self._newest.get(_folder(order)) == order.order:
-                    del self._newest[_folder(order)]
+                if self._newest.get(_get_folder(order)) == order.order:
+                    del self._newest[_get_folder(order)]
             self._report(report)
 
     def _checksums(self, order: worker_pb2.Order) -> bytes:
         wanted = order.checksum_version.version
-        folder = _folder(order)
+        folder = _get_folder(order)
 
         def give_way() -> None:
             began = time.monotonic()
@@ -96,11 +96,13 @@ class Checksumming:
                 raise _SupersededError
 
         give_way()
-        spec = self._stores.spec(wanted.fingerprint)
+        spec = self._stores.get_spec(wanted.fingerprint)
         with VersionFile.open(wanted.path, spec) as file:
             # each is cut out in its turn: for thousands at once no other thread would get the interpreter's lock
-            return np.array([leaf_checksum(leaf, give_way) for leaf in file.leaf_contents()], DTYPE).tobytes()
+            return np.array(
+                [compute_leaf_checksum(leaf, give_way) for leaf in file.iter_leaf_contents()], DTYPE
+            ).tobytes()
 
 
-def _folder(order: worker_pb2.Order) -> str:
+def _get_folder(order: worker_pb2.Order) -> str:
     return order.checksum_version.version.path.rpartition("/")[0]

@@ -12,7 +12,7 @@ import os
 from threading import Event, Thread
 
 from tdserve.base.errors import ServerBusyError
-from tdserve.base.machine import EXIT_NO_DESCRIPTORS, count_descriptors, descriptor_limit
+from tdserve.base.machine import EXIT_NO_DESCRIPTORS, count_descriptors, get_descriptor_limit
 from tdserve.transport.proven import leave_all_devices
 from tdserve.transport.strangers import Sockets, shut_door
 
@@ -39,7 +39,7 @@ def check_room(asked: int) -> None:
     Raises:
         ServerBusyError: There are too few descriptors.
     """
-    limit = descriptor_limit()
+    limit = get_descriptor_limit()
     free = limit - MIN_FREE - count_descriptors()
     if free < asked:
         what = "another connection, in descriptors of the data worker"
@@ -69,13 +69,13 @@ class DescriptorWatch:
         Returns:
             How many connections of strangers there are; 0 if nothing was done.
         """
-        share = count_descriptors() / descriptor_limit()
+        share = count_descriptors() / get_descriptor_limit()
         if share < CROWDED_SHARE:
             self._crowded_share = CROWDED_SHARE
         if share < self._crowded_share:
             return 0
         self._crowded_share = (1 + share) / 2
-        sockets = Sockets.of_this_process()
+        sockets = Sockets.from_this_process()
         if sockets.num_strangers < MIN_STRANGERS:
             return 0
         leave_all_devices()
@@ -95,6 +95,6 @@ class DescriptorWatch:
                 self.look()
             except OSError as fault:  # even this needs a descriptor
                 _log.warning("descriptors cannot be looked at: %s", fault)
-            if count_descriptors() >= FULL_SHARE * descriptor_limit():
-                _log.error("%d of %d descriptors are in use: leaving", count_descriptors(), descriptor_limit())
+            if count_descriptors() >= FULL_SHARE * get_descriptor_limit():
+                _log.error("%d of %d descriptors are in use: leaving", count_descriptors(), get_descriptor_limit())
                 os._exit(EXIT_NO_DESCRIPTORS)

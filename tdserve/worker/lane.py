@@ -25,7 +25,7 @@ from tdserve.transport.channel import Channel, Work
 from tdserve.transport.control_channel import MAX_SENT
 from tdserve.transport.gloo import WORKER_RANK
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.proving import session_bond
+from tdserve.transport.proving import make_session_bond
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.transport.sources_sinks import Source
@@ -244,7 +244,7 @@ class Lane:
             opening = order.open_session
             check_room(1)
             device = self.surroundings.device if CHANNEL_TRANSPORTS[opening.transport].needs_device else ""
-            bond = session_bond(opening.secret, self.session, channel_number=self.channel_number)
+            bond = make_session_bond(opening.secret, self.session, channel_number=self.channel_number)
             end = ChannelEnd(kv_store, WORKER_RANK, opening.host, bond, peer, device=device)
             self._channel = open_channel(opening.transport, end)
             report.done.SetInParent()

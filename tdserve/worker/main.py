@@ -20,7 +20,7 @@ from tdserve.control.framing import WorkerSocket
 from tdserve.control.status import encode_failure
 from tdserve.data.opened import OpenStores
 from tdserve.store.version_mappings import drop_unlinked
-from tdserve.transport.nccl import MAX_WIRES, gpu_uuid, prepare_staging
+from tdserve.transport.nccl import MAX_WIRES, prepare_staging, read_gpu_uuid
 from tdserve.transport.nccl_groups import prepare_process
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import worker_pb2
@@ -64,10 +64,10 @@ class Worker:
 
     def run(self) -> None:
         """Works until the control process is gone."""
-        ready = worker_pb2.Report(done=_gpu_of(self._surroundings.device))
+        ready = worker_pb2.Report(done=_prepare_gpu(self._surroundings.device))
         self._connection.report(ready)
         Thread(target=self._beat, name="tdserve-heartbeat", daemon=True).start()
-        while orders := self._connection.orders():
+        while orders := self._connection.receive_orders():
             for order in orders:
                 self._dispatch_guarded(order)
         self._is_over.set()
@@ -140,12 +140,12 @@ class Worker:
             self._surroundings.stores.learn(ref.fingerprint, ref.spec)
 
 
-def _gpu_of(device: str) -> worker_pb2.Worked:
+def _prepare_gpu(device: str) -> worker_pb2.Worked:
     """Returns what the first report has on this worker's GPU; allocates its staging memory first."""
     if not device:
         return worker_pb2.Worked()
     try:
-        uuid = gpu_uuid(device)
+        uuid = read_gpu_uuid(device)
         prepare_staging(device, num_ready=MAX_WIRES)  # so no session waits for another's kernels to get some
         return worker_pb2.Worked(gpu=uuid)
     except NotSupportedError as error:

@@ -13,30 +13,30 @@ from numpy.typing import NDArray
 from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.data.opened import MappedStore
 from tdserve.data.reads import plan_read
-from tdserve.data.rows import rows_source
-from tdserve.data.values import drop_values, elements_of, move_values, put_values, read_values
+from tdserve.data.rows import make_rows_source
+from tdserve.data.values import decode_elements, drop_values, move_values, put_values, read_values
 from tdserve.messages.content import (
     STATUS_BYTES,
     ReadStatus,
-    paths_of,
+    decode_paths,
+    make_rows_layout,
+    make_status_column,
     read_layout,
-    rows_layout,
-    selected_spec,
-    status_column,
+    select_spec,
     write_layout,
     write_messages,
 )
 from tdserve.messages.layout import Layout
-from tdserve.messages.row_numbers import decode_repeats, decode_rows, max_rows_of, spread
+from tdserve.messages.row_numbers import compute_max_rows, decode_repeats, decode_rows, spread
 from tdserve.messages.selection.selection import from_message
 from tdserve.messages.selection.torch_selection import to_torch_index
 from tdserve.store.staging import Staging
 from tdserve.store.version_ends import VersionEnd
 from tdserve.store.versions import VersionFile
 from tdserve.structure.dtypes import NAMES
-from tdserve.structure.torch_types import indexable, to_torch
+from tdserve.structure.torch_types import to_indexable, to_torch
 from tdserve.structure.tree import Path
-from tdserve.structure.version_subset import convert_floats, decode_numbers, only_leaves
+from tdserve.structure.version_subset import convert_floats, decode_numbers, select_leaves
 from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, TrailingColumns
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
@@ -51,7 +51,7 @@ def receive_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
         CapacityError: The disk is full; no file remains.
     """
     wanted = order.receive_version
-    spec = lane.surroundings.stores.spec(wanted.version.fingerprint)
+    spec = lane.surroundings.stores.get_spec(wanted.version.fingerprint)
     file = VersionFile.create(wanted.version.path, spec, recycles=wanted.version.recycles or None)
     layout = write_layout(spec, is_packed=True)
     worked = take(lane, order, wanted.content, layout, VersionEnd(file.content, spec, spec, layout))
@@ -64,11 +64,11 @@ def receive_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Sends a version's leaves in place, or converted; control keeps the file from being recycled meanwhile."""
     wanted = order.send_version
-    spec = lane.surroundings.stores.spec(wanted.version.fingerprint)
+    spec = lane.surroundings.stores.get_spec(wanted.version.fingerprint)
     sent = convert_floats(spec, NAMES.get(wanted.dtype, ""))
     is_converted = sent is not spec
     if wanted.HasField("leaves"):
-        sent = only_leaves(sent, decode_numbers(wanted.leaves, spec))
+        sent = select_leaves(sent, decode_numbers(wanted.leaves, spec))
     layout = read_layout(sent, is_packed=True)
     with VersionFile.open(wanted.version.path, spec) as file:
         slots = layout.slots[: layout.num_leaves]
@@ -76,18 +76,18 @@ def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
         source: Source
         if is_converted:
             source = IndexedEnd(
-                layout, lambda slot: file.leaves[slots[slot].path].to(to_torch(slots[slot].dtype)), _whole
+                layout, lambda slot: file.leaves[slots[slot].path].to(to_torch(slots[slot].dtype)), _select_all
             )
         else:
-            source = VersionEnd(file.content, spec, sent, layout, TrailingColumns(layout, _whole).column)
+            source = VersionEnd(file.content, spec, sent, layout, TrailingColumns(layout, _select_all).get_column)
         inline, fills_last_after_sends = wanted.inline, False  # a version's file does not change
         return answer(
             lane, order, layout, source, values=values, inline=inline, fills_last_after_sends=fills_last_after_sends
         )
 
 
-def _whole() -> list[NDArray[np.int64]]:
-    return [status_column(ReadStatus.WHOLE)]
+def _select_all() -> list[NDArray[np.int64]]:
+    return [make_status_column(ReadStatus.WHOLE)]
 
 
 MAX_QUICK_BYTES = 256 * 1024
@@ -108,10 +108,10 @@ def send_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     rows = decode_rows(wanted.rows)
     expected = decode_repeats(wanted.generations, len(rows))
     added = {column.name: column.content for column in wanted.columns}
-    layout = rows_layout(store.spec, len(rows), tuple(added))
+    layout = make_rows_layout(store.spec, len(rows), tuple(added))
     elements = spread(rows, math.prod(store.spec.batch_size[1:]))
     values = read_values(store, [path for path, _ in store.spec.values], elements)
-    source = rows_source(store, layout, rows, expected, added)
+    source = make_rows_source(store, layout, rows, expected, added)
     return answer(lane, order, layout, source, values=values, inline=wanted.inline, sends_values=wanted.sends_values)
 
 
@@ -120,10 +120,10 @@ def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     wanted = order.receive_rows
     store = lane.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
-    keys = paths_of(wanted.keys)
+    keys = decode_paths(wanted.keys)
     spec = store.spec.with_rows(len(rows))
     layout = write_layout(spec.select(keys) if keys else spec)
-    sink = RowEnd(layout, store.tables_of(layout), rows)
+    sink = RowEnd(layout, store.get_tables(layout), rows)
     if wanted.HasField("put_values"):
         worked = _take_and_store(lane, order, store, layout, sink)
     else:
@@ -132,8 +132,8 @@ def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     if keys:
         written = {slot.path for slot in layout.slots}
         for path in store.leaves.keys() - written:  # the previous row's content must not be readable there
-            store.table(path)[rows] = 0
-    worked.columns.extend(store.table(tuple(key.parts))[rows].tobytes() for key in wanted.columns)
+            store.get_table(path)[rows] = 0
+    worked.columns.extend(store.get_table(tuple(key.parts))[rows].tobytes() for key in wanted.columns)
     return worked
 
 
@@ -158,9 +158,9 @@ def read_columns(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     store = lane.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
     columns = []
-    for path in paths_of(wanted.keys):
+    for path in decode_paths(wanted.keys):
         is_tensor = path in store.leaves
-        columns.append(store.table(path)[rows].tobytes() if is_tensor else read_values(store, [path], rows))
+        columns.append(store.get_table(path)[rows].tobytes() if is_tensor else read_values(store, [path], rows))
     return worker_pb2.Worked(columns=columns)
 
 
@@ -177,7 +177,7 @@ def send_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
         )
     shared.stores.grant(store)
     before = _wait_until_settled(store, plan.watched, shared.transfer_timeout_s)
-    source = plan.source(store, plan.trailer(store, before))
+    source = plan.make_source(store, plan.make_trailer(store, before))
     values = read_values(store, [path for path, _ in plan.spec.values], plan.elements)
     is_inline = not expected and sum(plan.layout.message_nbytes) <= wanted.inline_bytes
     order.is_accepted = order.is_accepted or bool(expected)  # until here nothing was sent, and it may be sent void
@@ -188,31 +188,31 @@ def receive_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Receives content into a staging file, or straight into a store that is still invisible."""
     wanted = order.receive_selection
     store = lane.surroundings.stores.get(wanted.store)
-    layout = _selection_layout(store, wanted.selection, paths_of(wanted.keys))
-    staged = FlatEnd(_staging(wanted.staging, layout)) if wanted.staging else None
+    layout = _make_layout(store, wanted.selection, decode_paths(wanted.keys))
+    staged = FlatEnd(_map_staging(wanted.staging, layout)) if wanted.staging else None
     with spool_values(wanted.content, wanted.spool) as values:
-        return take(lane, order, wanted.content, layout, staged or LeafEnd(store.leaves_of(layout)), values=values)
+        return take(lane, order, wanted.content, layout, staged or LeafEnd(store.get_leaves(layout)), values=values)
 
 
 def apply_staged(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Copies staged content to its place; control has marked the rows. It is safe to repeat."""
     wanted = order.apply_staged
     store = lane.surroundings.stores.get(wanted.store)
-    keys = paths_of(wanted.keys)
-    layout = _selection_layout(store, wanted.selection, keys)
+    keys = decode_paths(wanted.keys)
+    layout = _make_layout(store, wanted.selection, keys)
     if wanted.content.HasField("inline"):
         buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
         check_inline(wanted.content, layout)
         unpack(wanted.content.inline, layout.messages, FlatEnd(buffer))
     else:
-        buffer = _staging(wanted.staging, layout)
+        buffer = _map_staging(wanted.staging, layout)
     selection = from_message(wanted.selection)
     index = to_torch_index(selection, store.spec.batch_size) if selection.items else ()
     for slot in layout.slots:
         leaf = store.leaves[slot.path]
         content = buffer[slot.offset : slot.offset + slot.nbytes].view(leaf.dtype).view(slot.shape)
         if index:
-            indexable(leaf)[index] = indexable(content)
+            to_indexable(leaf)[index] = to_indexable(content)
         else:
             leaf.copy_(content)
     return worker_pb2.Worked()
@@ -233,7 +233,7 @@ def send_void(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     for number, nbytes in enumerate(sizes, 1):
         buffer = torch.zeros(nbytes, dtype=torch.uint8)
         if number == len(sizes):
-            buffer.numpy()[-STATUS_BYTES:] = status_column(ReadStatus.FAILED).view(np.uint8)
+            buffer.numpy()[-STATUS_BYTES:] = make_status_column(ReadStatus.FAILED).view(np.uint8)
         lane.channel.send(buffer, order.tag).wait(shared.transfer_timeout_s)
     return worker_pb2.Worked(nbytes_moved=sum(sizes))
 
@@ -265,8 +265,8 @@ def report_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Reports non-tensor values, for a client that cannot read them itself."""
     wanted = order.read_values
     store = lane.surroundings.stores.get(wanted.store)
-    elements = elements_of(store, wanted)
-    return worker_pb2.Worked(values=read_values(store, paths_of(wanted.keys), elements))
+    elements = decode_elements(store, wanted)
+    return worker_pb2.Worked(values=read_values(store, decode_paths(wanted.keys), elements))
 
 
 OPERATIONS: dict[str, Callable[[Lane, worker_pb2.Order], worker_pb2.Worked]] = {
@@ -298,11 +298,11 @@ def is_quick(lane: Lane, order: worker_pb2.Order) -> bool:
     store = lane.surroundings.stores.find(order.send_rows.store.uid)
     if store is None or store.spec.values:
         return False
-    num_rows = max_rows_of(order.send_rows.rows)
+    num_rows = compute_max_rows(order.send_rows.rows)
     if num_rows * store.row_nbytes > MAX_QUICK_BYTES:
         return False
     # The reading thread also tells the client that its rows come: it must not wait until they are taken.
-    layout = rows_layout(store.spec, num_rows, tuple(column.name for column in order.send_rows.columns))
+    layout = make_rows_layout(store.spec, num_rows, tuple(column.name for column in order.send_rows.columns))
     return is_sent_at_once(layout.messages)
 
 
@@ -315,13 +315,13 @@ def perform(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     return operation(lane, order)
 
 
-def _staging(path: str, layout: Layout) -> torch.Tensor:
+def _map_staging(path: str, layout: Layout) -> torch.Tensor:
     folder, _, name = path.rpartition("/")
     return Staging(folder, name=name).reserve(layout.nbytes)
 
 
-def _selection_layout(store: MappedStore, selection: content_pb2.Selection, keys: list[Path]) -> Layout:
-    return write_layout(selected_spec(store.spec, from_message(selection), keys, store=store.name))
+def _make_layout(store: MappedStore, selection: content_pb2.Selection, keys: list[Path]) -> Layout:
+    return write_layout(select_spec(store.spec, from_message(selection), keys, store=store.name))
 
 
 def _wait_until_settled(store: MappedStore, watched: slice | np.ndarray, timeout_s: float) -> np.ndarray:

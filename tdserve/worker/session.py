@@ -10,7 +10,7 @@ from tdserve.control.status import encode_failure
 from tdserve.transport.channel import Channel
 from tdserve.transport.control_channel import MAX_SENT, Mail
 from tdserve.transport.gloo import WORKER_RANK
-from tdserve.transport.proving import session_bond
+from tdserve.transport.proving import make_session_bond
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2, worker_pb2
@@ -90,7 +90,7 @@ class Mailbox:
         try:
             opening = order.open_session
             check_room(1)
-            bond = session_bond(opening.secret, self._session, is_mail=True)
+            bond = make_session_bond(opening.secret, self._session, is_mail=True)
             self._channel = open_channel(
                 opening.transport, ChannelEnd(self._kv_store, WORKER_RANK, opening.host, bond, peer)
             )

@@ -13,7 +13,7 @@ from threading import Lock
 from tdserve.data.opened import OpenStores
 from tdserve.data.reads import plan_read
 from tdserve.messages.layout import Message
-from tdserve.rules.tags import tag_of
+from tdserve.rules.tags import make_tag
 from tdserve.transport.sources_sinks import Source
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2
@@ -89,9 +89,9 @@ class SmallReads:
         if (before & 1).any():
             return None
         version = store.generations.content_version
-        source = plan.source(store, plan.trailer(store, before))
+        source = plan.make_source(store, plan.make_trailer(store, before))
         if expected and send is not None:
-            send(tag_of(request), plan.layout.messages, source)
+            send(make_tag(request), plan.layout.messages, source)
             with self._lock:
                 self._counts.num_sent += 1
                 self._counts.nbytes_sent += nbytes

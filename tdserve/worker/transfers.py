@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.messages.content import MIN_SENT_VALUES_BYTES, values_messages, write_messages
+from tdserve.messages.content import MIN_SENT_VALUES_BYTES, cut_values, write_messages
 from tdserve.messages.layout import Layout, Message
 from tdserve.store.spools import SpoolWriter
 from tdserve.transport.appended import BytesEnd, SinkBehind
@@ -50,7 +50,7 @@ def answer(
     _send(lane, order, layout.messages, source, fills_last_after_sends=fills_last_after_sends)
     nbytes_moved = sum(layout.message_nbytes)
     if are_sent:  # behind all of the layout, whose last message describes what was sent before it
-        _send(lane, order, values_messages(len(values)), BytesEnd(values))
+        _send(lane, order, cut_values(len(values)), BytesEnd(values))
         nbytes_moved += len(values)
     return worker_pb2.Worked(nbytes_moved=nbytes_moved)
 
@@ -137,7 +137,7 @@ class _SpoolEnd:
     def __init__(self, writer: SpoolWriter) -> None:
         self._writer = writer
 
-    def direct(self, message: Message) -> None:
+    def find_memory(self, message: Message) -> None:
         return
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:

@@ -11,4 +11,4 @@ from tests.conformance.transport_suite import Connect, TransportSuite
 class TestLoopback(TransportSuite):
     @pytest.fixture
     def connect(self) -> Connect:
-        return LoopbackChannel.pair
+        return LoopbackChannel.make_pair

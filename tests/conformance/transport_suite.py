@@ -24,7 +24,7 @@ from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Node, Spec, TensorLeaf
 from tdserve.transport.channel import Channel
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, as_bytes, row_table
+from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, view_bytes, view_rows
 from tdserve.transport.stream import recv_messages, send_messages, start_send
 from tests.integration.processes import wait_for
 
@@ -227,7 +227,7 @@ class TransportSuite:
     ) -> None:
         # Row sinks are for writes, which have no trailing columns; whoever posts everything at once has none either.
         has_trailing = sink in ("flat", "leaves") and not is_posted
-        layout = Layout.of(SPEC, (MARK,) if has_trailing else ())
+        layout = Layout.from_spec(SPEC, (MARK,) if has_trailing else ())
         pool = BufferPool()
         giver, taker = SOURCES[source](layout), SINKS[sink](layout)
         messages = layout.messages
@@ -243,10 +243,10 @@ class TransportSuite:
             recv_messages(ends[1], 9, messages, taker.sink, pool=pool, timeout_s=TIMEOUT_S)
             sending.result(TIMEOUT_S)
         for expected, found in zip(columns(layout), taker.read(), strict=True):
-            assert torch.equal(as_bytes(expected), as_bytes(found.contiguous()))
+            assert torch.equal(view_bytes(expected), view_bytes(found.contiguous()))
 
     def test_layout_when_the_sender_stops_halfway_then_deadline_and_closed(self, ends: Ends) -> None:
-        layout = Layout.of(SPEC)
+        layout = Layout.from_spec(SPEC)
         sent = start_send(ends[0], 0, layout.messages[:2], SOURCES["leaves"](layout), BufferPool())
         sink = SINKS["flat"](layout).sink
         with pytest.raises(DeadlineExceededError):
@@ -256,7 +256,7 @@ class TransportSuite:
             ends[1].recv(torch.zeros(1, dtype=torch.uint8), 0)
 
     def test_layout_when_the_sender_goes_halfway_then_lost(self, ends: Ends) -> None:
-        layout = Layout.of(SPEC)
+        layout = Layout.from_spec(SPEC)
         sink = SINKS["flat"](layout).sink
         with ThreadPoolExecutor(1) as thread:
             receiving = thread.submit(
@@ -327,7 +327,7 @@ def _trailing(layout: Layout) -> list[NDArray[Any]]:
 def _flat_source(layout: Layout) -> Source:
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     for slot, column in zip(layout.slots, columns(layout), strict=True):
-        buffer[slot.offset : slot.offset + slot.nbytes] = as_bytes(column)
+        buffer[slot.offset : slot.offset + slot.nbytes] = view_bytes(column)
     return FlatEnd(buffer)
 
 
@@ -336,7 +336,7 @@ def _row_source(rows: NDArray[np.int64]) -> Callable[[Layout], Source]:
         larger = [leaf.new_zeros(CAPACITY, *leaf.shape[1:]) for leaf in _leaves(layout)]
         for ring, leaf in zip(larger, _leaves(layout), strict=True):
             ring[rows] = leaf
-        return RowEnd(layout, list(map(row_table, larger)), rows, lambda: _trailing(layout))
+        return RowEnd(layout, list(map(view_rows, larger)), rows, lambda: _trailing(layout))
 
     return make
 
@@ -367,7 +367,7 @@ def _row_sink(rows: NDArray[np.int64]) -> Callable[[Layout], Taker]:
             assert not any(ring[others].any() for ring in larger)
             return [ring[rows] for ring in larger]
 
-        return Taker(RowEnd(layout, list(map(row_table, larger)), rows), read)
+        return Taker(RowEnd(layout, list(map(view_rows, larger)), rows), read)
 
     return make
 

@@ -53,7 +53,7 @@ class WatchedServer:
             stdout=subprocess.PIPE,
             text=True,
             cwd=REPOSITORY,
-            env=config.child_environment(),
+            env=config.build_child_environment(),
         )
         os.close(read_fd)
         assert self._process.stdout is not None

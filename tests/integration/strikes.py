@@ -57,9 +57,9 @@ class _WatchedStore:
         self._struck = struck
         self.leaves = _WatchedLeaves(store.leaves, struck)
 
-    def table(self, path: Any) -> Any:
+    def get_table(self, path: Any) -> Any:
         self._struck.touch()
-        return self._store.table(path)
+        return self._store.get_table(path)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

@@ -263,7 +263,7 @@ def test_alter_when_the_data_worker_is_killed_then_done_all_the_same(fresh_serve
         writer = Writer(lambda number: handle.update({f"z{number}": full(number, 3000), f"t{number}": "text"}))
         for _ in range(2):
             writer.goes_on()
-            (worker,) = client.catalog.server_stats().workers
+            (worker,) = client.catalog.get_server_stats().workers
             os.kill(worker.pid, signal.SIGKILL)
         writer.goes_on()
         numbers = writer.end()

@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.ids import new_client_id
+from tdserve.base.ids import make_client_id
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.client.session.session import Session
 from tdserve.control.connection import ControlConnection
@@ -172,7 +172,7 @@ def test_init_remote_when_control_is_killed_before_the_content_then_the_name_is_
 ) -> None:
     request = control_pb2.CreateStoreRequest(name="unfilled", kind=control_pb2.STORE_KIND_TENSORDICT, loading=True)
     request.spec.CopyFrom(codec.encode(capture(rows(0, 1)).spec))
-    with HandMade(crashing.server.address, new_client_id()) as hand:
+    with HandMade(crashing.server.address, make_client_id()) as hand:
         request.session = hand.session.welcome.session
         hand.connection.call("CreateStore", request, timeout_s=20.0)
         assert (crashing.root / "stores" / "unfilled").is_dir()
@@ -187,12 +187,12 @@ def test_create_when_it_names_a_session_of_before_the_restart_then_no_new_sessio
     request = control_pb2.CreateStoreRequest(name="of-another", kind=control_pb2.STORE_KIND_TENSORDICT, loading=True)
     request.spec.CopyFrom(codec.encode(capture(rows(0, 1)).spec))
     crashing.restart()  # numbers begin again with the next session, if they ever do
-    with HandMade(crashing.server.address, new_client_id()) as hand:
+    with HandMade(crashing.server.address, make_client_id()) as hand:
         request.session = hand.session.welcome.session
     crashing.restart()
     address = crashing.server.address
     with ExitStack() as others:
-        hands = [others.enter_context(HandMade(address, new_client_id())) for _ in range(4)]
+        hands = [others.enter_context(HandMade(address, make_client_id())) for _ in range(4)]
         with pytest.raises(tdserve.TransferAbortedError, match="has ended"):
             hands[0].connection.call("CreateStore", request, timeout_s=20.0)
         assert client.init_remote(rows(3, 1), "of-another") == 1
@@ -228,7 +228,7 @@ def test_request_when_it_is_repeated_after_a_lost_answer_then_it_is_answered_and
     crashing: Crashing, client: tdserve.Client
 ) -> None:
     replay = client.create_replay("answers", like=rows(0, 1)[0], capacity=ANSWERS_CAPACITY)
-    client_id = new_client_id()
+    client_id = make_client_id()
     with HandMade(crashing.server.address, client_id) as first:
         answer = first.extend("answers", 1, request=5)
     with HandMade(crashing.server.address, client_id) as again:

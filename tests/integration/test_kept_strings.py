@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.config import PROTOCOL_VERSION
-from tdserve.base.ids import new_client_id
+from tdserve.base.ids import make_client_id
 from tdserve.control.connection import ControlConnection
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.structure import codec
@@ -40,7 +40,7 @@ def test_consumer_when_its_name_is_long_then_refused_and_nothing_is_kept(
 
 @pytest.mark.parametrize("field", ["host", "boot_id", "gpu"])
 def test_hello_when_a_name_in_it_is_long_then_refused(server: tdserve.Server, field: str) -> None:
-    said: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "client_id": new_client_id(), "transport": "gloo"}
+    said: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "client_id": make_client_id(), "transport": "gloo"}
     hello = control_pb2.Hello(**{**said, field: "x" * 1_000_000})
     connection = ControlConnection(server.address)
     stub: Any = ControlServiceStub(connection._channel)

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.config import PROTOCOL_VERSION
-from tdserve.base.ids import new_client_id
+from tdserve.base.ids import make_client_id
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.client.session.session import Session
 from tdserve.control.connection import ControlConnection, check_health
@@ -78,7 +78,7 @@ class Attacker:
         self.connection = ControlConnection(server.address)
         self.connection.wait_ready(20.0)
         self.session = Session(
-            self.connection, client_id=new_client_id(), transport="gloo", requests=RequestNumbers(), timeout_s=30.0
+            self.connection, client_id=make_client_id(), transport="gloo", requests=RequestNumbers(), timeout_s=30.0
         )
 
     def answer(self, request: int = 1, **body: Any) -> tdserve.TDServeError | control_pb2.ServerMessage:
@@ -306,7 +306,7 @@ def test_rendezvous_when_it_is_garbage_then_only_its_session_has_no_channel(
 def test_content_when_it_is_longer_than_it_was_said_to_be_then_the_others_go_on(
     server: tdserve.Server, client: tdserve.Client, attacker: Attacker
 ) -> None:
-    channel = attacker.session.channel(attacker.session.content)
+    channel = attacker.session.get_channel(attacker.session.content)
     pending = attacker.session.send(7, extend=extend())
     (nbytes,) = content().message_nbytes
     work = channel.send(torch.zeros(2 * nbytes, dtype=torch.uint8), 7)

@@ -10,7 +10,7 @@ import pytest
 
 import tdserve
 from tdserve.base.config import PROTOCOL_VERSION
-from tdserve.base.ids import new_client_id
+from tdserve.base.ids import make_client_id
 from tdserve.control.connection import ControlConnection
 from tdserve.control.status import decode_failure
 from tdserve.structure import codec
@@ -96,7 +96,7 @@ def first_answer(wire: ControlConnection, *messages: control_pb2.ClientMessage) 
 
 
 def hello(**changed: Any) -> control_pb2.ClientMessage:
-    arguments = {"protocol_version": PROTOCOL_VERSION, "client_id": new_client_id(), "transport": "gloo", **changed}
+    arguments = {"protocol_version": PROTOCOL_VERSION, "client_id": make_client_id(), "transport": "gloo", **changed}
     return control_pb2.ClientMessage(hello=control_pb2.Hello(**arguments))
 
 

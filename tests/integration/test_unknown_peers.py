@@ -15,7 +15,7 @@ import pytest
 
 import tdserve
 from tdserve.base.config import PROTOCOL_VERSION
-from tdserve.base.ids import new_client_id
+from tdserve.base.ids import make_client_id
 from tdserve.control.connection import ControlConnection
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.local import SOCKET_NAME
@@ -116,4 +116,4 @@ def test_requests_when_they_are_small_and_wait_then_those_beyond_the_limit_are_r
 
 def hello() -> control_pb2.Hello:
     """Of a client whose messages a test writes by hand."""
-    return control_pb2.Hello(protocol_version=PROTOCOL_VERSION, client_id=new_client_id(), transport="gloo")
+    return control_pb2.Hello(protocol_version=PROTOCOL_VERSION, client_id=make_client_id(), transport="gloo")

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tdserve.base.config import single_threaded_environment
+from tdserve.base.config import build_single_threaded_environment
 from tdserve.base.machine import die_with_parent
 from tests.lent.sitecustomize import DOOR_VARIABLE
 
@@ -42,7 +42,7 @@ def lend(folder: Path) -> Iterator[None]:
             cwd=Path(__file__).parents[2],
             pass_fds=[listening.fileno()],
             stdin=subprocess.DEVNULL,
-            env=single_threaded_environment(),
+            env=build_single_threaded_environment(),
         )
     before = dict(os.environ)
     os.environ[DOOR_VARIABLE] = str(door)

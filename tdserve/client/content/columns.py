@@ -28,11 +28,11 @@ class Received:
         self._layout = layout
         self.columns = columns
 
-    def leaves(self) -> dict[Path, torch.Tensor]:
+    def get_leaves(self) -> dict[Path, torch.Tensor]:
         """Returns the leaves of the spec by path."""
         return dict(zip(self._layout.leaf_paths, self.columns, strict=False))  # added columns come after them
 
-    def trailing(self, name: str) -> torch.Tensor:
+    def get_trailing(self, name: str) -> torch.Tensor:
         """Returns a column that the service has added."""
         slots = self._layout.slots
         number = next(i for i in range(self._layout.num_leaves, len(slots)) if slots[i].path == (name,))
@@ -85,15 +85,15 @@ class _Run(NamedTuple):
     offset: int
 
 
-def views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
+def make_views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
     """Returns every slot as a tensor over the flat buffer, whose memory lives as long as any of them."""
-    return make_independent_views(partial(_views, layout, buffer))
+    return make_independent_views(partial(_compute_views, layout, buffer))
 
 
-def _views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
+def _compute_views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
     typed: dict[str, torch.Tensor] = {}
     found: list[torch.Tensor] = []
-    for dtype, num_slots, size, stride, offset in _runs(layout):
+    for dtype, num_slots, size, stride, offset in _find_runs(layout):
         base = typed.get(dtype)
         if base is None:
             base = typed[dtype] = buffer.view(to_torch(dtype))
@@ -105,7 +105,7 @@ def _views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-def _runs(layout: Layout) -> list[_Run]:
+def _find_runs(layout: Layout) -> list[_Run]:
     """Groups the slots so that few calls make all views; cached with the layout."""
     runs: list[_Run] | None = layout.memo.get(_Run)
     if runs is None:
@@ -130,13 +130,13 @@ def _continues(run: list[Slot], slot: Slot) -> bool:
 def _run(slots: list[Slot]) -> _Run:
     first, num_slots = slots[0], len(slots)
     itemsize = ITEMSIZE[first.dtype]
-    size, stride = first.shape, _strides(first.shape)
+    size, stride = first.shape, _compute_strides(first.shape)
     if num_slots > 1:
         size, stride = (num_slots, *size), ((slots[1].offset - first.offset) // itemsize, *stride)
     return _Run(first.dtype, num_slots, size, stride, first.offset // itemsize)
 
 
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _compute_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)

@@ -42,10 +42,10 @@ class Device(Protocol):
 
     device: torch.device
 
-    def staging(self, nbytes: int) -> torch.Tensor:
+    def allocate_staging(self, nbytes: int) -> torch.Tensor:
         """Returns uint8 memory that the device can copy from by itself."""
 
-    def empty(self, nbytes: int) -> torch.Tensor:
+    def allocate(self, nbytes: int) -> torch.Tensor:
         """Returns uint8 memory on the device, to copy to."""
 
     def copy(self, target: torch.Tensor, staged: torch.Tensor) -> CopyEvent:
@@ -69,11 +69,11 @@ class CudaDevice:
         self.device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def staging(self, nbytes: int) -> torch.Tensor:
+    def allocate_staging(self, nbytes: int) -> torch.Tensor:
         """Returns pinned memory."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def empty(self, nbytes: int) -> torch.Tensor:
+    def allocate(self, nbytes: int) -> torch.Tensor:
         """Returns memory of the copying stream, which reuses it only after its previous use."""
         with torch.cuda.stream(self._stream):
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
@@ -150,9 +150,9 @@ class Uploads:
         found: dict[int, torch.Tensor] = {}
         td.apply(lambda leaf: found.setdefault(id(leaf), leaf))
         staged = [leaf for leaf in found.values() if _is_staged(leaf)]
-        offsets, nbytes = _offsets([leaf.nbytes for leaf in staged])
-        memory = self._device.empty(nbytes)
-        copied = self._copy([_bytes_of(leaf) for leaf in staged], offsets, memory)
+        offsets, nbytes = _compute_offsets([leaf.nbytes for leaf in staged])
+        memory = self._device.allocate(nbytes)
+        copied = self._copy([_view_bytes(leaf) for leaf in staged], offsets, memory)
         moved = {id(leaf): _view(memory, leaf, offset) for leaf, offset in zip(staged, offsets, strict=True)}
         is_all = len(moved) == len(found)
 
@@ -174,7 +174,7 @@ class Uploads:
     def _copy(self, leaves: Sequence[torch.Tensor], offsets: Sequence[int], memory: torch.Tensor) -> CopyEvent | None:
         """Copies all leaves to their offsets; returns the last copy, after which all are done."""
         copied = None
-        for begin, end, pieces in _windows([leaf.numel() for leaf in leaves], offsets, self._slot_nbytes):
+        for begin, end, pieces in _split_windows([leaf.numel() for leaf in leaves], offsets, self._slot_nbytes):
             slot = self._take()
             try:
                 for number, start, stop, at in pieces:
@@ -197,7 +197,7 @@ class Uploads:
                 self._free.remove(slot)
         if slot is None:
             try:
-                return _Slot(self._device.staging(self._slot_nbytes))
+                return _Slot(self._device.allocate_staging(self._slot_nbytes))
             except BaseException:
                 self._give(None)
                 raise
@@ -253,7 +253,7 @@ def begin(td: Any, device: torch.device | str | int | None) -> Upload:
     if wanted is None:
         return Upload(lambda: td)
     if wanted.type == "cuda":
-        return _uploads(wanted).begin(td)
+        return _get_uploads(wanted).begin(td)
     moved = td.to(wanted)
     return Upload(lambda: moved)
 
@@ -264,7 +264,7 @@ def to_device(td: Any, device: torch.device | str | int | None) -> Any:
 
 
 @cache
-def _uploads(device: torch.device) -> Uploads:
+def _get_uploads(device: torch.device) -> Uploads:
     return Uploads(CudaDevice(device))
 
 
@@ -272,7 +272,7 @@ def _is_staged(leaf: torch.Tensor) -> bool:
     return leaf.device.type == "cpu" and leaf.layout is torch.strided and not leaf.is_nested and leaf.numel() > 0
 
 
-def _bytes_of(leaf: torch.Tensor) -> torch.Tensor:
+def _view_bytes(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -280,7 +280,7 @@ def _view(memory: torch.Tensor, leaf: torch.Tensor, offset: int) -> torch.Tensor
     return memory[offset : offset + leaf.nbytes].view(leaf.dtype).view(leaf.shape)
 
 
-def _offsets(sizes_nbytes: Sequence[int]) -> tuple[list[int], int]:
+def _compute_offsets(sizes_nbytes: Sequence[int]) -> tuple[list[int], int]:
     """Returns the offset of each leaf in one aligned piece of memory, and the size of that memory."""
     offsets = []
     end = 0
@@ -290,7 +290,7 @@ def _offsets(sizes_nbytes: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def _windows(
+def _split_windows(
     sizes_nbytes: Sequence[int], offsets: Sequence[int], window_nbytes: int
 ) -> Iterator[tuple[int, int, list[tuple[int, int, int, int]]]]:
     """Divides the memory into windows of at most a slot's size.

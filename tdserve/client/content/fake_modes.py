@@ -6,7 +6,7 @@ from tdserve.base.errors import NotSupportedError
 from tdserve.structure.torch_private import FakeTensorMode, active_fake_mode, num_dispatch_modes
 
 
-def fake_mode() -> FakeTensorMode | None:
+def find_fake_mode() -> FakeTensorMode | None:
     """Returns the FakeTensorMode that is active in the calling thread; None if there is none."""
     found: FakeTensorMode | None = active_fake_mode()
     return found
@@ -28,5 +28,5 @@ def check_real(doing: str, advice: str = STRUCTURE) -> None:
         doing: What was requested, for the error.
         advice: What to do instead, for the error.
     """
-    if num_dispatch_modes() and fake_mode() is not None:
+    if num_dispatch_modes() and find_fake_mode() is not None:
         raise NotSupportedError(feature=f"{doing} under a FakeTensorMode", reason=advice)

@@ -9,7 +9,7 @@ import torch
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.client.content.devices import resolve_device
 from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS, ChannelChoice, SessionEnds, check_granted
-from tdserve.transport.nccl import gpu_uuid
+from tdserve.transport.nccl import read_gpu_uuid
 from tdserve.v1 import control_pb2
 
 
@@ -55,7 +55,7 @@ def find_gpu(device: torch.device | str | int | None, *, transport: str) -> Gpu:
     if transport != "auto" and not needs_device:
         return Gpu(str(wanted), "", f"{transport!r} was asked for")
     try:
-        return Gpu(str(wanted), gpu_uuid(str(wanted)))
+        return Gpu(str(wanted), read_gpu_uuid(str(wanted)))
     except NotSupportedError as error:
         if needs_device:
             raise
@@ -78,7 +78,7 @@ def check_channel(welcome: control_pb2.Welcome, gpu: Gpu, *, transport: str, add
     return check_granted(transport, granted, SessionEnds(gpu.uuid, welcome.gpu), address=address)
 
 
-def landing(gpu: str, device: torch.device | str | int | None) -> torch.device | None:
+def find_landing_device(gpu: str, device: torch.device | str | int | None) -> torch.device | None:
     """Returns the GPU on which content is received, if the session's channel ends there; None for the CPU.
 
     Args:

@@ -16,7 +16,7 @@ from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, Message
 from tdserve.structure.capture import Captured
 from tdserve.structure.files import FileTensor, read_strided_piece
 from tdserve.structure.tree import Path
-from tdserve.transport.sources_sinks import LeafEnd, Source, as_bytes
+from tdserve.transport.sources_sinks import LeafEnd, Source, view_bytes
 
 _OF_NUMPY = frozenset((torch.uint8, torch.bool, torch.int32, torch.int64, torch.float32, torch.float64))
 
@@ -39,39 +39,39 @@ class Leaves:
         return [content.data for content in self.contents or ()]
 
 
-def leaves_of(captured: Captured, layout: Layout) -> Leaves:
+def make_leaves(captured: Captured, layout: Layout) -> Leaves:
     """Returns the leaves of a capture in the order of its layout, which is the same for a read and a write."""
     kept = "packed leaves" if layout.is_packed else "leaves"
     leaves: Leaves | None = captured.memo.get(kept)
     if leaves is None:
         tensors = [captured.tensors[slot.path] for slot in layout.slots[: layout.num_leaves]]
         is_plain = all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
-        contents = [_bytes_of(tensor) for tensor in tensors] if is_plain else None
+        contents = [_view_bytes(tensor) for tensor in tensors] if is_plain else None
         leaves = captured.memo[kept] = Leaves(tensors, contents)
     return leaves
 
 
-def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """Returns the bytes of a tensor, as ``as_bytes``; half the time if NumPy has the dtype."""
+def _view_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """Returns the bytes of a tensor, as ``view_bytes``; half the time if NumPy has the dtype."""
     if tensor.dtype not in _OF_NUMPY or not tensor.numel():
-        return as_bytes(tensor).numpy()
+        return view_bytes(tensor).numpy()
     found: NDArray[np.uint8] = tensor.numpy().reshape(-1).view(np.uint8)
     return found
 
 
-def source_of(captured: Captured, layout: Layout) -> Source:
+def make_source(captured: Captured, layout: Layout) -> Source:
     """Returns the leaves of a capture as a source.
 
     A large leaf that cannot be sent from its own memory is read piece by piece
     while it is sent."""
-    leaves = leaves_of(captured, layout)
+    leaves = make_leaves(captured, layout)
     if leaves.contents is not None:
         return LeafEnd(leaves.tensors, contents=leaves.contents)
     reads = [_read_of(tensor) for tensor in leaves.tensors]
     if not any(reads):
         return LeafEnd([tensor.cpu().contiguous() for tensor in leaves.tensors])
     return ReadEnd(
-        [read or _bytes_of(tensor.cpu().contiguous()) for read, tensor in zip(reads, leaves.tensors, strict=True)]
+        [read or _view_bytes(tensor.cpu().contiguous()) for read, tensor in zip(reads, leaves.tensors, strict=True)]
     )
 
 
@@ -83,11 +83,11 @@ def _read_of(tensor: torch.Tensor) -> Read | None:
     return partial(read_strided_piece, tensor) if is_large and not tensor.is_contiguous() else None
 
 
-def contents_of(captured: Captured) -> dict[Path, NDArray[np.uint8]]:
+def copy_contents(captured: Captured) -> dict[Path, NDArray[np.uint8]]:
     """Returns the bytes of every leaf of a capture; copies those that are not contiguous, or not on the CPU."""
     layout = write_layout(captured.spec)
-    leaves = leaves_of(captured, layout)
-    contents = leaves.contents or [as_bytes(tensor.cpu().contiguous()).numpy() for tensor in leaves.tensors]
+    leaves = make_leaves(captured, layout)
+    contents = leaves.contents or [view_bytes(tensor.cpu().contiguous()).numpy() for tensor in leaves.tensors]
     return dict(zip((slot.path for slot in layout.slots), contents, strict=True))
 
 
@@ -105,7 +105,7 @@ class ReadEnd:
     def __init__(self, leaves: Sequence[NDArray[np.uint8] | Read]) -> None:
         self._leaves = leaves
 
-    def direct(self, message: Message) -> torch.Tensor | None:
+    def find_memory(self, message: Message) -> torch.Tensor | None:
         part = message.parts[0]
         leaf = self._leaves[part.slot]
         if len(message.parts) > 1 or callable(leaf):

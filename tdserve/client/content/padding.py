@@ -15,8 +15,8 @@ from tdserve.structure.captured import share_spec
 from tdserve.structure.changes import replace_entries
 from tdserve.structure.nodes import Entry, Node, Path, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Pieces
-from tdserve.structure.stacks.elements import flat_elements
-from tdserve.structure.torch_types import indexable
+from tdserve.structure.stacks.elements import flatten_elements
+from tdserve.structure.torch_types import to_indexable
 from tdserve.structure.tree import Spec
 
 MASKS = "masks"
@@ -54,7 +54,7 @@ def pad_ragged(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping
     columns = Columns(spec, dict(tensors), dict(values))
     if pad is None:
         return columns
-    fills = _fills(spec, pad)
+    fills = _find_padding(spec, pad)
     ragged = [(path, leaf, leaf.ragged) for path, leaf in spec.values if leaf.ragged is not None and leaf.ragged.dtype]
     if not ragged:
         return columns
@@ -68,8 +68,8 @@ def pad_ragged(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping
         columns.tensors.update({(MASKS, *path): mask})
         changed[path] = TensorLeaf(kind.dtype, tuple(dense.shape))
         masks[path] = TensorLeaf("bool", tuple(mask.shape))
-    root = _dense(replace_entries(spec.root, changed))
-    held = _masks_node(root, masks)
+    root = _make_dense(replace_entries(spec.root, changed))
+    held = _make_masks_node(root, masks)
     # A tensorclass has no field for the masks.
     root = root._replace(entries=(*root.entries, (MASKS, held)), tensorclass=None)
     return columns._replace(spec=share_spec(root))
@@ -85,19 +85,19 @@ def pad_built(td: Any, pad: Pad) -> Any:
     return build(*pad_ragged(captured.spec, captured.tensors, captured.values, pad))
 
 
-def _fills(spec: Spec, pad: Any) -> Any:
+def _find_padding(spec: Spec, pad: Any) -> Any:
     """Returns the padding at a path."""
     if isinstance(pad, Mapping):
-        by_path = {(key,) if isinstance(key, str) else key: _number(value) for key, value in pad.items()}
+        by_path = {(key,) if isinstance(key, str) else key: _check_number(value) for key, value in pad.items()}
         unknown = [path for path in by_path if not isinstance(path, tuple) or path not in dict(spec.values)]
         if unknown:
             raise InvalidRequestError(argument="pad", reason=f"key {unknown[0]!r} names nothing that is ragged")
         return lambda path: by_path.get(path, 0)
-    number = _number(pad)
+    number = _check_number(pad)
     return lambda path: number
 
 
-def _number(value: Any) -> Any:
+def _check_number(value: Any) -> Any:
     if isinstance(value, (bool, int, float)):
         return value
     raise InvalidRequestError(argument="pad", reason=f"{value!r} is not a number")
@@ -105,8 +105,8 @@ def _number(value: Any) -> Any:
 
 def _fill_up(elements: Any, leaf: ValueLeaf, ragged: Ragged, fill: Any) -> tuple[torch.Tensor, torch.Tensor]:
     depth = len(leaf.batch_size)
-    pieces = Pieces.of(elements if depth == 1 else flat_elements(elements, depth), ragged)
-    flat, shapes = pieces.whole()
+    pieces = Pieces.from_tensors(elements if depth == 1 else flatten_elements(elements, depth), ragged)
+    flat, shapes = pieces.join()
     sizes = tuple(int(shapes[:, dim].max()) if len(shapes) else max(size, 0) for dim, size in enumerate(ragged.shape))
     free = [dim for dim, size in enumerate(ragged.shape) if size == -1]
     present = np.ones((len(shapes), *(sizes[dim] for dim in free)), np.bool_)
@@ -119,24 +119,26 @@ def _fill_up(elements: Any, leaf: ValueLeaf, ragged: Ragged, fill: Any) -> tuple
     except (RuntimeError, TypeError) as fault:
         raise InvalidRequestError(argument="pad", reason=f"{fill!r} does not fit {ragged.dtype}: {fault}") from None
     if free == [0]:
-        indexable(dense)[mask] = indexable(flat).view(-1, *sizes[1:])
+        to_indexable(dense)[mask] = to_indexable(flat).view(-1, *sizes[1:])
     else:
         for row, piece in zip(dense, pieces, strict=True):
             row[tuple(slice(0, size) for size in piece.shape)] = piece
     return dense.view(*leaf.batch_size, *sizes), mask.view(*leaf.batch_size, *mask.shape[1:])
 
 
-def _dense(node: Node) -> Node:
+def _make_dense(node: Node) -> Node:
     """Returns the tree without the lazy stacks that hold ragged tensors."""
     if node.inner is not None:
         return node
-    entries = tuple((key, _dense(entry) if isinstance(entry, Node) else entry) for key, entry in node.entries)
+    entries = tuple((key, _make_dense(entry) if isinstance(entry, Node) else entry) for key, entry in node.entries)
     return node._replace(entries=entries, stack_dim=None)
 
 
-def _masks_node(root: Node, masks: Mapping[Path, TensorLeaf]) -> Node:
+def _make_masks_node(root: Node, masks: Mapping[Path, TensorLeaf]) -> Node:
     below: dict[str, dict[Path, TensorLeaf]] = {}
     for path, leaf in masks.items():
         below.setdefault(path[0], {})[path[1:]] = leaf
-    entries = tuple((key, leaves[()] if () in leaves else _masks_node(root, leaves)) for key, leaves in below.items())
+    entries = tuple(
+        (key, leaves[()] if () in leaves else _make_masks_node(root, leaves)) for key, leaves in below.items()
+    )
     return Node(root.batch_size, None, root.device, None, entries)

@@ -10,12 +10,12 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 
 from tdserve.structure.nodes import Ragged
-from tdserve.structure.pieces import Pieces, pieces_of_jagged
-from tdserve.structure.stacks.elements import elements_of, flat_elements
+from tdserve.structure.pieces import Pieces, split_jagged
+from tdserve.structure.stacks.elements import flatten_elements, split_elements
 from tdserve.structure.torch_types import FROM_TORCH, to_torch
 
 
-def tensors_for(value: Any, batch_size: tuple[int, ...], ragged: Ragged) -> Any:
+def split_tensors(value: Any, batch_size: tuple[int, ...], ragged: Ragged) -> Any:
     """Returns the elements for a ragged leaf, as nested lists over its batch size; None if the value does not fit.
 
     Args:
@@ -28,27 +28,27 @@ def tensors_for(value: Any, batch_size: tuple[int, ...], ragged: Ragged) -> Any:
         return None
     ndim = len(ragged.shape)
     if isinstance(value, torch.Tensor) and value.is_nested:
-        components = pieces_of_jagged(value)
+        components = split_jagged(value)
         if len(batch_size) != 1 or len(components) != batch_size[0]:
             return None
         return components if _are_all(components, ragged) else None
     if isinstance(value, (list, tuple)) and batch_size and any(isinstance(item, torch.Tensor) for item in value):
         if len(value) != batch_size[0]:
             return None
-        rows = [tensors_for(item, batch_size[1:], ragged) for item in value]
+        rows = [split_tensors(item, batch_size[1:], ragged) for item in value]
         return None if any(row is None for row in rows) else rows
-    tensor = _tensor(value, ragged)
+    tensor = _convert_tensor(value, ragged)
     if tensor is None:
         return None
     if tensor.dim() == ndim + len(batch_size):
         if tuple(tensor.shape[: len(batch_size)]) != batch_size:
             return None
-        rows = _rows(tensor, len(batch_size))
-        return rows if _are_all(flat_elements(rows, len(batch_size)), ragged) else None
-    return _everywhere(tensor, batch_size) if tensor.dim() == ndim and _are_all([tensor], ragged) else None
+        rows = _split_rows(tensor, len(batch_size))
+        return rows if _are_all(flatten_elements(rows, len(batch_size)), ragged) else None
+    return _repeat(tensor, batch_size) if tensor.dim() == ndim and _are_all([tensor], ragged) else None
 
 
-def entries_for(value: Any, batch_size: tuple[int, ...]) -> Any:
+def split_entries(value: Any, batch_size: tuple[int, ...]) -> Any:
     """Returns the elements for a leaf of entries with a structure of their own; None if the value does not fit."""
     if not batch_size:
         if isinstance(value, list):
@@ -56,9 +56,9 @@ def entries_for(value: Any, batch_size: tuple[int, ...]) -> Any:
         is_entry = isinstance(value, (torch.Tensor, NonTensorStack, NonTensorData))
         return value if is_entry else NonTensorData(data=value)
     if isinstance(value, NonTensorStack):
-        return elements_of(value, batch_size) if tuple(value.batch_size[: len(batch_size)]) == batch_size else None
+        return split_elements(value, batch_size) if tuple(value.batch_size[: len(batch_size)]) == batch_size else None
     if isinstance(value, list) and len(value) == batch_size[0]:
-        return [entries_for(item, batch_size[1:]) for item in value]
+        return [split_entries(item, batch_size[1:]) for item in value]
     return None
 
 
@@ -73,7 +73,7 @@ def describe_value(value: Any) -> str:
     return f"{type(value).__name__} of {len(value)}" if isinstance(value, (list, tuple)) else type(value).__name__
 
 
-def _tensor(value: Any, ragged: Ragged) -> torch.Tensor | None:
+def _convert_tensor(value: Any, ragged: Ragged) -> torch.Tensor | None:
     try:
         tensor = torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError):
@@ -102,11 +102,11 @@ def _are_all(elements: Sequence[torch.Tensor], ragged: Ragged) -> bool:
     )
 
 
-def _rows(tensor: torch.Tensor, depth: int) -> Any:
-    return tensor if depth == 0 else [_rows(row, depth - 1) for row in tensor]
+def _split_rows(tensor: torch.Tensor, depth: int) -> Any:
+    return tensor if depth == 0 else [_split_rows(row, depth - 1) for row in tensor]
 
 
-def _everywhere(element: Any, batch_size: tuple[int, ...]) -> Any:
+def _repeat(element: Any, batch_size: tuple[int, ...]) -> Any:
     for size in reversed(batch_size):
         element = [element] * size
     return element

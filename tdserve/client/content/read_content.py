@@ -14,7 +14,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.content.columns import Received
 from tdserve.client.content.devices import to_device
-from tdserve.client.content.leaves import Leaves, leaves_of
+from tdserve.client.content.leaves import Leaves, make_leaves
 from tdserve.client.content.padding import Pad, pad_ragged
 from tdserve.messages.layout import Layout
 from tdserve.structure.build import build, fill
@@ -72,7 +72,7 @@ class Content:
         # A parameter that is moved is no parameter any more, but the result of a computation.
         return restore_state(to_device(build(spec.without_state, leaves, values), device), spec.root)
 
-    def of(self, stored: Spec) -> Content:
+    def with_spec(self, stored: Spec) -> Content:
         """Returns the same content for a store of this structure."""
         return self if stored.root.device != META else replace(self, is_blank=is_blank(stored, self.version))
 
@@ -83,7 +83,7 @@ def on_cpu(spec: Spec) -> Spec:
     return spec.on_cpu if device is None or device == "cpu" else spec.with_device("cpu")
 
 
-def only(td: Any, keys: Sequence[Path], spec: Spec) -> Any:
+def drop_extra(td: Any, keys: Sequence[Path], spec: Spec) -> Any:
     """Removes what was read only because it is stored together with the given keys; no keys are all of them."""
     if not any(key[:depth] in spec.packed for key in keys for depth in range(len(key))):
         return td
@@ -123,23 +123,23 @@ class Destination:
             check_matches(spec, self._captured.spec, store=self._store)
             memo["fits"] = spec
 
-    def places(self, layout: Layout) -> Leaves | None:
+    def find_places(self, layout: Layout) -> Leaves | None:
         """Returns the leaves in the layout's order; None if they cannot be received into."""
         if self._captured.spec.has_ragged:
             return None  # the capture of a lazy stack has copies
         if self._placed is None or self._placed[0] is not layout:
-            leaves = leaves_of(self._captured, layout)
+            leaves = make_leaves(self._captured, layout)
             self._placed = layout, None if leaves.contents is None else leaves
         return self._placed[1]
 
-    def places_for(self, spec: Spec, layout: Layout) -> tuple[Leaves | None, TDServeError | None]:
+    def match_places(self, spec: Spec, layout: Layout) -> tuple[Leaves | None, TDServeError | None]:
         """Returns the leaves as ``places`` does, or the error that explains why the content does not fit.
 
         The caller must receive the content from the channel before it raises that error.
         """
         try:
             self.check(spec)
-            return self.places(layout), None
+            return self.find_places(layout), None
         except TDServeError as error:
             return None, error
 

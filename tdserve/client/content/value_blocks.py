@@ -11,12 +11,19 @@ from tdserve.base.errors import RemoteProtocolError, TooLargeError
 from tdserve.data.values import ReadBlock
 from tdserve.messages.content import has_bundles
 from tdserve.messages.value_bundles import SplitColumn, bundle
-from tdserve.messages.value_columns import Buffer, JoinedValues, common_column, decode_block, row_column, sizes_of
+from tdserve.messages.value_columns import (
+    Buffer,
+    JoinedValues,
+    decode_block,
+    encode_common_column,
+    encode_row_column,
+    measure_sizes,
+)
 from tdserve.structure.captured import EncodedValues
 from tdserve.structure.nodes import Form, Ragged
 from tdserve.structure.pieces import Pieces
 from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred
-from tdserve.structure.stacks.elements import flat_elements, nest_list
+from tdserve.structure.stacks.elements import flatten_elements, nest_list
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Path, Spec, ValueLeaf
 from tdserve.values.codec import PICKLED, decode_many, encode_many
@@ -60,18 +67,18 @@ def encode_parts(
     nbytes = 0
     for path, leaf in spec.values:
         key = ".".join(path)
-        found = [_content(values[path], leaf, key, allow_pickle) for values in several]
+        found = [_encode_column(values[path], leaf, key, allow_pickle) for values in several]
         column = found[0] if len(found) == 1 else SplitColumn.join(found)
         nbytes += int(column.sizes.sum())
         if nbytes > MAX_VALUES_BYTES:
             raise TooLargeError(what=f"the values of one write to {store!r}", asked=nbytes, free=MAX_VALUES_BYTES)
         columns.append(column)
     if is_bundled:
-        return row_column(*bundle(columns))
+        return encode_row_column(*bundle(columns))
     parts: list[Buffer] = []
     for (_, leaf), column in zip(spec.values, columns, strict=True):
-        content = column.parts()
-        parts += row_column(column.sizes, content) if leaf.per_row else common_column(b"".join(content))
+        content = column.get_parts()
+        parts += encode_row_column(column.sizes, content) if leaf.per_row else encode_common_column(b"".join(content))
     return parts
 
 
@@ -80,7 +87,7 @@ def may_bundle(spec: Spec) -> bool:
     return has_bundles(spec) and len(spec.batch_size) == 1 and all(leaf.per_row for _, leaf in spec.values)
 
 
-def joinable_nbytes(spec: Spec, values: dict[Path, Any]) -> int | None:
+def compute_joinable_nbytes(spec: Spec, values: dict[Path, Any]) -> int | None:
     """Returns the size of values that may share a block with those of other rows, in bytes.
 
     Returns None if they may not: one value belongs to all rows, or the size is unknown.
@@ -94,7 +101,7 @@ def joinable_nbytes(spec: Spec, values: dict[Path, Any]) -> int | None:
     return nbytes
 
 
-def row_nbytes(spec: Spec, values: Sequence[Any], *, allow_pickle: bool = False) -> int:
+def compute_row_nbytes(spec: Spec, values: Sequence[Any], *, allow_pickle: bool = False) -> int:
     """Returns the encoded size of one row's values, in the order of ``spec.values``.
 
     Raises:
@@ -102,25 +109,25 @@ def row_nbytes(spec: Spec, values: Sequence[Any], *, allow_pickle: bool = False)
     """
     if spec.has_ragged:
         leaves = zip(spec.values, values, strict=True)
-        columns = [_content(value, leaf, ".".join(path), allow_pickle) for (path, leaf), value in leaves]
+        columns = [_encode_column(value, leaf, ".".join(path), allow_pickle) for (path, leaf), value in leaves]
         return sum(int(column.sizes.sum()) for column in columns)
     return sum(map(len, encode_many(values, allow_pickle=allow_pickle)))
 
 
-def _content(value: Any, leaf: ValueLeaf, key: str, allow_pickle: bool) -> SplitColumn:
+def _encode_column(value: Any, leaf: ValueLeaf, key: str, allow_pickle: bool) -> SplitColumn:
     """Returns the elements of the batch in C order; a single one if all rows share it."""
     depth = len(leaf.batch_size) if leaf.per_row else 0
     ragged = leaf.ragged
     if ragged is not None and ragged.form is not Form.PACKED:
-        return Pieces.of(value if depth == 1 else flat_elements(value, depth), ragged).split()
+        return Pieces.from_tensors(value if depth == 1 else flatten_elements(value, depth), ragged).split()
     if ragged is not None:
-        entries = [None if element is None else pack(element) for element in flat_elements(value, depth)]
+        entries = [None if element is None else pack(element) for element in flatten_elements(value, depth)]
         blobs = encode_many(entries, key=key, allow_pickle=allow_pickle)
     elif isinstance(value, EncodedValues) and depth == 1:
         blobs = value.blobs
     else:
-        blobs = encode_many(value if depth == 1 else flat_elements(value, depth), key=key, allow_pickle=allow_pickle)
-    return SplitColumn(sizes_of(blobs), [blobs])
+        blobs = encode_many(value if depth == 1 else flatten_elements(value, depth), key=key, allow_pickle=allow_pickle)
+    return SplitColumn(measure_sizes(blobs), [blobs])
 
 
 def decode_values(
@@ -149,7 +156,7 @@ def decode_values(
         if len(blobs) != size:
             raise RemoteProtocolError(expected=f"{size} values at {path}", received=f"{len(blobs)}")
         if leaf.ragged is not None:
-            values[path] = _elements(blobs, leaf, leaf.ragged, per_row, ".".join(path), allow_pickle)
+            values[path] = _decode_elements(blobs, leaf, leaf.ragged, per_row, ".".join(path), allow_pickle)
             continue
         decode = partial(decode_many, key=".".join(path), allow_pickle=allow_pickle)
         if per_row and _can_wait(blobs, leaf, allow_pickle):
@@ -160,7 +167,7 @@ def decode_values(
     return spec.with_per_row(changed) if changed else spec, values
 
 
-def _elements(
+def _decode_elements(
     blobs: Sequence[bytes], leaf: ValueLeaf, ragged: Ragged, per_row: bool, key: str, allow_pickle: bool
 ) -> Any:
     """Returns the elements of a ragged leaf or packed node, nested like its batch."""
@@ -186,7 +193,7 @@ def _can_wait(blobs: Sequence[bytes], leaf: ValueLeaf, allow_pickle: bool) -> bo
     if allow_pickle:
         return True
     if isinstance(blobs, JoinedValues):
-        return not (blobs.first_bytes() == PICKLED).any()
+        return not (blobs.get_first_bytes() == PICKLED).any()
     return not any(blob[:1] == _PICKLED for blob in blobs)
 
 

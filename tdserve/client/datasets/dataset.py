@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torch.utils.data import get_worker_info
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.client.datasets.worker_pool import worker_pool
+from tdserve.client.datasets.worker_pool import get_worker_pool
 from tdserve.client.session.calls import SessionClient
 
 INDEX_KEY = "index"
@@ -30,7 +30,7 @@ def read_into_shared_memory(client: SessionClient) -> None:
     The main process takes what is there without a copy.
     """
     if get_worker_info() is not None and not client.pool.is_shared:
-        client.pool = worker_pool()
+        client.pool = get_worker_pool()
 
 
 def add_index(td: Any, rows: Any) -> Any:
@@ -44,7 +44,7 @@ def add_index(td: Any, rows: Any) -> Any:
     return td.unlock_().set(INDEX_KEY, numbers).lock_()
 
 
-def row_by_row(rows: Any, num_rows: int, nbytes: int) -> Iterator[Any]:
+def iter_rows(rows: Any, num_rows: int, nbytes: int) -> Iterator[Any]:
     """Yields rows of a store or view one by one, read in blocks.
 
     Args:

@@ -39,7 +39,7 @@ class EpochPlan:
     def __len__(self) -> int:
         return (len(self.share) + self.num_rows - 1) // self.num_rows
 
-    def batches(self, start: int) -> Iterator[slice | Rows]:
+    def iter_batches(self, start: int) -> Iterator[slice | Rows]:
         """Yields the rows of each batch from number ``start`` on."""
         step = max(CHUNK_ROWS // self.num_rows, 1) * self.num_rows
         for at in range(start * self.num_rows, len(self.share), step):
@@ -68,7 +68,7 @@ class EpochBatches:
         self._what = what = f"the iterator over batches of {name!r}"
         self._pid = os.getpid()
         self._num_batches = max(len(plan) - start, 0)
-        self._coming = plan.batches(start)
+        self._coming = plan.iter_batches(start)
         self._prefetch = prefetch
         self._under_way: deque[tuple[Any, Future[Upload]]] = deque()
         self._closed = closed = Event()

@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import reduce_storage
 
 from tdserve.store.segments import Segment, SegmentReference, receive
 from tdserve.structure.compact import Tree, put_together, take_apart
-from tdserve.transport.pool import BufferPool, size_class
+from tdserve.transport.pool import BufferPool, find_size_class
 
 MAX_IDLE_NBYTES = 512 * 1024 * 1024
 """Of unused segments; more are freed."""
@@ -40,7 +40,7 @@ class WorkerPool(BufferPool):
 
     def take(self, nbytes: int) -> torch.Tensor:
         """Takes memory, as :class:`BufferPool` does."""
-        size = size_class(nbytes)
+        size = find_size_class(nbytes)
         with self._lock:
             lent = {id(segment) for segment in list(self._in_use.values())}
             idle = [each for each in self._segments if id(each) not in lent and not each.is_with_others]
@@ -50,7 +50,7 @@ class WorkerPool(BufferPool):
                     self._segments = [each for each in self._segments if each not in idle]
                 segment = Segment(size)
                 self._segments.append(segment)
-            loan = segment.content(nbytes)
+            loan = segment.lend(nbytes)
             address = loan.ctypes.data
             self._in_use[address] = segment
         weakref.finalize(loan, self._in_use.pop, address, None).atexit = False
@@ -65,13 +65,13 @@ class WorkerPool(BufferPool):
             return segment.send(storage.nbytes())
 
 
-def worker_pool() -> WorkerPool:
+def get_worker_pool() -> WorkerPool:
     """Returns the pool of this process, a DataLoader's worker; from now on it sends its tensors as segments."""
-    return _pool_of(os.getpid())
+    return _get_pool(os.getpid())
 
 
 @cache
-def _pool_of(pid: int) -> WorkerPool:
+def _get_pool(pid: int) -> WorkerPool:
     pool = WorkerPool()
 
     def reduce(storage: torch.UntypedStorage) -> Any:

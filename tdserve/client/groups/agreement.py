@@ -174,8 +174,8 @@ def agree(
         if verdict.examines:
             own = _examine(verdict, known, check)
             notes = recv_notes(wire, others, sent)
-            failures = [_result(own), *(group_pb2.GroupCall.FromString(note) for note in notes)]
-            verdict = first_failure(failures) or group_pb2.GroupVerdict(
+            failures = [_make_result(own), *(group_pb2.GroupCall.FromString(note) for note in notes)]
+            verdict = find_failure(failures) or group_pb2.GroupVerdict(
                 fingerprint=verdict.fingerprint, values_nbytes=verdict.values_nbytes
             )
             sent = post_note(wire, verdict.SerializeToString(), others)
@@ -185,7 +185,7 @@ def agree(
         verdict = group_pb2.GroupVerdict.FromString(recv_notes(wire, [0], sent)[0])
         if verdict.examines:
             own = _examine(verdict, known, check)
-            sent = post_note(wire, _result(own).SerializeToString(), [0])
+            sent = post_note(wire, _make_result(own).SerializeToString(), [0])
             verdict = group_pb2.GroupVerdict.FromString(recv_notes(wire, [0], sent)[0])
     known.learn(verdict.fingerprint, verdict)
     if verdict.HasField("failure"):
@@ -235,7 +235,7 @@ def agree_pair(
     if taker.fingerprint not in (b"", giver.fingerprint):
         if check is not None:
             own = _check_spec(check, spec)
-            wire.wait(post_note(wire, _result(own).SerializeToString(), [peer]))
+            wire.wait(post_note(wire, _make_result(own).SerializeToString(), [peer]))
         else:
             result = group_pb2.GroupCall.FromString(recv_notes(wire, [peer])[0])
             verdict = group_pb2.GroupVerdict(failure=result.failure, rank=peer)
@@ -248,7 +248,7 @@ def agree_pair(
 def judge_calls(calls: Sequence[group_pb2.GroupCall]) -> group_pb2.GroupVerdict:
     """Returns the verdict on the calls of all members, by rank."""
     first = calls[0]
-    failed = first_failure(calls)
+    failed = find_failure(calls)
     if failed is not None:
         return failed
     for rank, call in enumerate(calls):
@@ -265,7 +265,7 @@ def judge_calls(calls: Sequence[group_pb2.GroupCall]) -> group_pb2.GroupVerdict:
     return verdict
 
 
-def first_failure(calls: Sequence[group_pb2.GroupCall]) -> group_pb2.GroupVerdict | None:
+def find_failure(calls: Sequence[group_pb2.GroupCall]) -> group_pb2.GroupVerdict | None:
     """Returns the verdict if a member cannot take part, else None."""
     for rank, call in enumerate(calls):
         if call.HasField("failure"):
@@ -286,7 +286,7 @@ def _check_spec(check: Check, spec: Spec) -> TDServeError | None:
     return None
 
 
-def _result(error: TDServeError | None) -> group_pb2.GroupCall:
+def _make_result(error: TDServeError | None) -> group_pb2.GroupCall:
     return group_pb2.GroupCall() if error is None else group_pb2.GroupCall(failure=encode_failure(error))
 
 

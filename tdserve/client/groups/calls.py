@@ -137,10 +137,10 @@ class GroupCalls:
                 wire, src, call, sent_specs=sent_specs, received_specs=received_specs, check=check, own=own
             )
             if agreed.failure is None and taken is not None:
-                self._mover(epoch, deadline).take(wire, taken, spec_of(agreed), sum(agreed.values_nbytes), src)
+                self._mover(epoch, deadline).take(wire, taken, get_spec(agreed), sum(agreed.values_nbytes), src)
         if agreed.failure is not None or taken is None:
             raise agreed.failure or LocalProtocolError(reason="a call was agreed on without a destination")
-        return taken.finish(spec_of(agreed))
+        return taken.finish(get_spec(agreed))
 
     def _make_part(self, make: Callable[[], _Part], ranks: dict[str, int]) -> tuple[_Part | None, TDServeError | None]:
         """Returns this member's part in a call, or the error why it has none.
@@ -163,7 +163,7 @@ class GroupCalls:
         return HostMover() if epoch.nccl is None else DeviceMover(epoch.nccl, deadline)
 
 
-def spec_of(agreed: Agreed) -> Spec:
+def get_spec(agreed: Agreed) -> Spec:
     """Returns the structure that was agreed on."""
     if agreed.spec is None:
         raise LocalProtocolError(reason="content was agreed on without a structure")

@@ -20,7 +20,7 @@ from tdserve.transport.group_content import CALL_TAG, GroupWire
 from tdserve.transport.group_gloo import GroupLink
 from tdserve.transport.group_nccl import NcclLink
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.proving import epoch_bond
+from tdserve.transport.proving import make_epoch_bond
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2
 
@@ -133,7 +133,7 @@ class GroupEpoch:
                 self.rank,
                 len(self.members),
                 host=self._host,
-                bond=epoch_bond(self._secret, self.name, self.number),
+                bond=make_epoch_bond(self._secret, self.name, self.number),
                 name=self.name,
                 timeout_s=max(remaining_s, 1.0),
                 peers=[self._describe_rank(rank) for rank in range(len(self.members))],
@@ -271,8 +271,8 @@ class GroupEpoch:
         with self._changed:
             if not isinstance(error, DeadlineExceededError):
                 grace_s = LOST_GRACE_S if deadline.remaining_s is None else min(LOST_GRACE_S, deadline.remaining_s)
-                self._changed.wait_for(lambda: self._losses.cause(peer) is not None, grace_s)
-            loss = self._losses.cause(peer)
+                self._changed.wait_for(lambda: self._losses.find_cause(peer) is not None, grace_s)
+            loss = self._losses.find_cause(peer)
             if isinstance(self._over, ClosedError):
                 return self._over
             # A member that gives up because the time of all is over is not at fault.

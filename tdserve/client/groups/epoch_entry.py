@@ -12,9 +12,9 @@ from tdserve.base.ids import check_store_name
 from tdserve.client.content.devices import resolve_device
 from tdserve.client.groups.epoch import GroupEpoch
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.network_interface import address_for
+from tdserve.client.session.network_interface import find_offered_address
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.transport.group_nccl import check_available
 from tdserve.v1 import control_pb2
 
@@ -40,7 +40,9 @@ class GroupAsk:
     def __init__(self, client: SessionClient, name: str, *, backend: str, device: Any, interface: str | None) -> None:
         self.name = check_store_name(name)
         if backend not in BACKENDS:
-            raise InvalidRequestError(argument="backend", reason=f"{backend!r} is none of {', '.join(BACKENDS)}")
+            raise InvalidRequestError(
+                argument="backend", reason=f"it must be one of {', '.join(BACKENDS)}, got {backend!r}"
+            )
         if backend == "nccl":
             check_available()
         self.device: torch.device | None = resolve_device(device or "cuda") if backend == "nccl" else None
@@ -81,10 +83,10 @@ class GroupAsk:
         def attempt(session: Session, number: int, deadline: Deadline) -> GroupEpoch:
             request.timeout_s = deadline.remaining_s or 0.0
             pending = session.send(number, join_group=request)
-            answer = pending.wait(answer_timeout_s(deadline), f"the next epoch of group {self.name!r}")
+            answer = pending.wait(compute_answer_timeout_s(deadline), f"the next epoch of group {self.name!r}")
             formed = answer.group_formed
             hosts = {member.host for member in formed.members}
-            host = self._interface or address_for(hosts, session.interface())
+            host = self._interface or find_offered_address(hosts, session.find_interface())
             return GroupEpoch(session, self.name, formed, host=host, device=self.device)
 
         return self._client.call(attempt, deadline)

@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import Any
 
 from tdserve.base.errors import ClosedError, InvalidRequestError
-from tdserve.base.integers import check_integer, integer_of
-from tdserve.client.groups.calls import GroupCalls, describe_rank, spec_of
+from tdserve.base.integers import check_integer, to_integer
+from tdserve.client.groups.calls import GroupCalls, describe_rank, get_spec
 from tdserve.client.groups.epoch import GroupEpoch, Member
 from tdserve.client.groups.epoch_entry import GroupAsk
 from tdserve.client.groups.parts import GivenPart, TakenPart
-from tdserve.client.groups.reducing import Reducing, operation
+from tdserve.client.groups.reducing import Reducing, parse_operation
 from tdserve.client.session.calls import SessionClient
 from tdserve.v1 import group_pb2
 
@@ -74,7 +74,7 @@ class Group(GroupCalls):
                 mover.broadcast_from(wire, given)
             return td
         with self._call(call, self._prepare_taken(td), timeout_s, src=src) as (wire, mover, taken, agreed):
-            spec = spec_of(agreed)
+            spec = get_spec(agreed)
             mover.broadcast_to(wire, taken, spec, agreed.values_nbytes[src], src)
         return taken.finish(spec)
 
@@ -105,7 +105,7 @@ class Group(GroupCalls):
                         mover.give(wire, given, rank)
             return tds[src] if tds is not None else None
         with self._call(call, self._prepare_taken(None), timeout_s, src=src) as (wire, mover, taken, agreed):
-            spec = spec_of(agreed)
+            spec = get_spec(agreed)
             mover.take(wire, taken, spec, agreed.values_nbytes[self.rank], src)
         return taken.finish(spec)
 
@@ -121,7 +121,7 @@ class Group(GroupCalls):
         call = group_pb2.GroupCall(kind="gather", root=describe_rank(dst))
         taken: dict[int, TakenPart] = {}
         with self._call(call, self._prepare_given(td), timeout_s, dst=dst) as (wire, mover, given, agreed):
-            spec = spec_of(agreed)
+            spec = get_spec(agreed)
             if self.rank != dst:
                 mover.give(wire, given, dst)
             else:
@@ -148,7 +148,7 @@ class Group(GroupCalls):
             InvalidRequestError, NotSupportedError: There is no such operation (for one of the dtypes).
             Otherwise as for ``broadcast``.
         """
-        op = operation(op)
+        op = parse_operation(op)
         call = group_pb2.GroupCall(kind="all_reduce", op=op)
 
         def make() -> Reducing:
@@ -270,7 +270,7 @@ def join_group(
 ) -> Group:
     """Joins a group; see ``Client.group``."""
     world_size = check_integer("world_size", world_size, 1)
-    if rank is not None and (integer_of(rank) is None or not 0 <= rank < world_size):
+    if rank is not None and (to_integer(rank) is None or not 0 <= rank < world_size):
         raise InvalidRequestError(argument="rank", reason=f"{rank!r} is not a rank of {world_size} members")
     deadline = client.deadline(timeout_s)
     ask = GroupAsk(client, name, backend=backend, device=device, interface=interface)

@@ -83,7 +83,7 @@ class Losses:
             return self._end
         return next(iter(self._left.values())) if peer is None else self._left.get(peer)
 
-    def cause(self, peer: int | None) -> Loss | None:
+    def find_cause(self, peer: int | None) -> Loss | None:
         """Returns the loss that made the call under way fail, as far as it is known; ``peer`` as for ``find_loss``."""
         if self._end is not None or not self._is_of_all:
             return self.find_loss(peer)

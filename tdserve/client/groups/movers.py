@@ -7,15 +7,15 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.client.groups.parts import GivenPart, TakenPart, messages_of
+from tdserve.client.groups.parts import GivenPart, TakenPart, divide_messages
 from tdserve.client.groups.reducing import Reducing
-from tdserve.messages.content import values_messages
+from tdserve.messages.content import cut_values
 from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tdserve.structure.tree import Spec
 from tdserve.transport.group_content import GroupWire, recv_content, send_content
 from tdserve.transport.group_nccl import NcclLink
-from tdserve.transport.group_ring import all_reduce_ring
-from tdserve.transport.sources_sinks import as_bytes
+from tdserve.transport.group_ring import reduce_in_ring
+from tdserve.transport.sources_sinks import view_bytes
 
 
 class GroupMover(Protocol):
@@ -41,25 +41,27 @@ class HostMover:
     """Mover over the link; content on a GPU is copied."""
 
     def give(self, wire: GroupWire, given: GivenPart, peer: int) -> None:
-        send_content(wire, given.messages, given.source(), [peer])
+        send_content(wire, given.messages, given.make_source(), [peer])
 
     def take(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, peer: int) -> None:
-        recv_content(wire, messages_of(spec, values_nbytes), taken.sink(spec, values_nbytes, wire.pool), peer)
+        recv_content(wire, divide_messages(spec, values_nbytes), taken.make_sink(spec, values_nbytes, wire.pool), peer)
 
     def broadcast_from(self, wire: GroupWire, given: GivenPart) -> None:
         messages = given.messages
-        way = route(wire.link.rank, wire.link.rank, wire.link.world_size, sum(message.nbytes for message in messages))
-        send_content(wire, messages, given.source(), way.children)
+        way = plan_route(
+            wire.link.rank, wire.link.rank, wire.link.world_size, sum(message.nbytes for message in messages)
+        )
+        send_content(wire, messages, given.make_source(), way.children)
 
     def broadcast_to(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, src: int) -> None:
-        messages = messages_of(spec, values_nbytes)
-        way = route(wire.link.rank, src, wire.link.world_size, sum(message.nbytes for message in messages))
+        messages = divide_messages(spec, values_nbytes)
+        way = plan_route(wire.link.rank, src, wire.link.world_size, sum(message.nbytes for message in messages))
         parent = src if way.parent is None else way.parent
-        recv_content(wire, messages, taken.sink(spec, values_nbytes, wire.pool), parent, way.children)
+        recv_content(wire, messages, taken.make_sink(spec, values_nbytes, wire.pool), parent, way.children)
 
     def reduce(self, wire: GroupWire, reducing: Reducing, op: str) -> None:
-        for flat in reducing.flats():
-            all_reduce_ring(wire, flat, "sum" if op == "mean" else op)
+        for flat in reducing.make_flats():
+            reduce_in_ring(wire, flat, "sum" if op == "mean" else op)
 
 
 class DeviceMover:
@@ -80,31 +82,31 @@ class DeviceMover:
 
     def give(self, wire: GroupWire, given: GivenPart, peer: int) -> None:
         self._nccl.send(DeviceLeaves(given.tensors).flats, peer, self._remaining_s)
-        send_content(wire, values_messages(given.values_nbytes), given.values_source(), [peer])
+        send_content(wire, cut_values(given.values_nbytes), given.make_values_source(), [peer])
 
     def take(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, peer: int) -> None:
-        leaves = DeviceLeaves(taken.tensors_on(self._nccl.device, spec))
+        leaves = DeviceLeaves(taken.make_tensors(self._nccl.device, spec))
         self._nccl.recv(leaves.flats, peer, self._remaining_s)
         leaves.spread()
-        recv_content(wire, values_messages(values_nbytes), taken.values_sink(values_nbytes, wire.pool), peer)
+        recv_content(wire, cut_values(values_nbytes), taken.make_values_sink(values_nbytes, wire.pool), peer)
 
     def broadcast_from(self, wire: GroupWire, given: GivenPart) -> None:
         self._nccl.broadcast(DeviceLeaves(given.tensors).flats, wire.link.rank, self._remaining_s)
-        messages = values_messages(given.values_nbytes)
-        way = route(wire.link.rank, wire.link.rank, wire.link.world_size, given.values_nbytes)
-        send_content(wire, messages, given.values_source(), way.children)
+        messages = cut_values(given.values_nbytes)
+        way = plan_route(wire.link.rank, wire.link.rank, wire.link.world_size, given.values_nbytes)
+        send_content(wire, messages, given.make_values_source(), way.children)
 
     def broadcast_to(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, src: int) -> None:
-        leaves = DeviceLeaves(taken.tensors_on(self._nccl.device, spec))
+        leaves = DeviceLeaves(taken.make_tensors(self._nccl.device, spec))
         self._nccl.broadcast(leaves.flats, src, self._remaining_s)
         leaves.spread()
-        way = route(wire.link.rank, src, wire.link.world_size, values_nbytes)
+        way = plan_route(wire.link.rank, src, wire.link.world_size, values_nbytes)
         parent = src if way.parent is None else way.parent
-        sink = taken.values_sink(values_nbytes, wire.pool)
-        recv_content(wire, values_messages(values_nbytes), sink, parent, way.children)
+        sink = taken.make_values_sink(values_nbytes, wire.pool)
+        recv_content(wire, cut_values(values_nbytes), sink, parent, way.children)
 
     def reduce(self, wire: GroupWire, reducing: Reducing, op: str) -> None:
-        self._nccl.all_reduce(reducing.flats(), "sum" if op == "mean" else op, self._remaining_s)
+        self._nccl.all_reduce(reducing.make_flats(), "sum" if op == "mean" else op, self._remaining_s)
 
 
 class DeviceLeaves:
@@ -120,10 +122,10 @@ class DeviceLeaves:
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._small = [tensor for tensor in tensors if 0 < tensor.nbytes < LARGE_LEAF_BYTES]
         self._large = [tensor for tensor in tensors if tensor.nbytes >= LARGE_LEAF_BYTES]
-        self._plain = [as_bytes(tensor.contiguous()) for tensor in self._large]
+        self._plain = [view_bytes(tensor.contiguous()) for tensor in self._large]
         self.flats = list(self._plain)
         if self._small:
-            self.flats.append(torch.cat([as_bytes(tensor.contiguous()) for tensor in self._small]))
+            self.flats.append(torch.cat([view_bytes(tensor.contiguous()) for tensor in self._small]))
 
     def spread(self) -> None:
         """Copies the content of the flats back into the tensors."""
@@ -148,7 +150,7 @@ class Route(NamedTuple):
     children: tuple[int, ...]
 
 
-def route(rank: int, src: int, world_size: int, nbytes: int) -> Route:
+def plan_route(rank: int, src: int, world_size: int, nbytes: int) -> Route:
     """Returns a rank's place in a broadcast of ``nbytes`` bytes from rank ``src``.
 
     Large content goes along a chain: every rank sends it on once, in pieces, while it still receives, so it takes about
@@ -156,18 +158,18 @@ def route(rank: int, src: int, world_size: int, nbytes: int) -> Route:
     steps.
     """
     place = (rank - src) % world_size
-    parent, children = _chain(place, world_size) if nbytes >= CHAIN_BYTES else _tree(place, world_size)
+    parent, children = _plan_chain(place, world_size) if nbytes >= CHAIN_BYTES else _plan_tree(place, world_size)
     return Route(
         None if parent is None else (parent + src) % world_size,
         tuple((child + src) % world_size for child in children),
     )
 
 
-def _chain(place: int, size: int) -> tuple[int | None, list[int]]:
+def _plan_chain(place: int, size: int) -> tuple[int | None, list[int]]:
     return (place - 1 if place else None), ([place + 1] if place + 1 < size else [])
 
 
-def _tree(place: int, size: int) -> tuple[int | None, list[int]]:
+def _plan_tree(place: int, size: int) -> tuple[int | None, list[int]]:
     """Returns parent and children in a binomial tree.
 
     Children are a power of two away that is larger than the place. The nearest is first, because most ranks are below

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.client.content.columns import views
-from tdserve.client.content.leaves import leaves_of, source_of
+from tdserve.client.content.columns import make_views
+from tdserve.client.content.leaves import make_leaves, make_source
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import decode_values, encode_values
-from tdserve.messages.content import values_messages, write_layout
+from tdserve.messages.content import cut_values, write_layout
 from tdserve.messages.layout import Message
 from tdserve.structure.build import build
 from tdserve.structure.capture import Captured, capture
@@ -23,12 +23,12 @@ from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import FlatEnd, LeafEnd, Sink, Source
 
 
-def messages_of(spec: Spec, values_nbytes: int) -> tuple[Message, ...]:
+def divide_messages(spec: Spec, values_nbytes: int) -> tuple[Message, ...]:
     """Divides content of a structure into messages: first its leaves, then its values."""
-    return (*write_layout(spec).messages, *values_messages(values_nbytes))
+    return (*write_layout(spec).messages, *cut_values(values_nbytes))
 
 
-def fingerprint_of(spec: Spec) -> bytes:
+def compute_fingerprint(spec: Spec) -> bytes:
     """Returns the fingerprint of a structure without devices, since each member has its own."""
     return spec.with_device(None).fingerprint
 
@@ -64,7 +64,7 @@ class GivenPart:
         self._name = name
         self._captured = capture(td, store=name, allow_pickle=allow_pickle)
         self.spec = self._captured.spec
-        self.fingerprint = fingerprint_of(self.spec)
+        self.fingerprint = compute_fingerprint(self.spec)
         self._values = encode_values(self.spec, self._captured.values, store=name, allow_pickle=allow_pickle)
 
     @property
@@ -75,7 +75,7 @@ class GivenPart:
     @property
     def messages(self) -> tuple[Message, ...]:
         """The messages that it is divided into."""
-        return messages_of(self.spec, self.values_nbytes)
+        return divide_messages(self.spec, self.values_nbytes)
 
     def check(self, spec: Spec) -> None:
         """Raises SpecMismatchError unless it has this structure."""
@@ -84,19 +84,19 @@ class GivenPart:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Returns its tensors in the order in which they are sent."""
-        return leaves_of(self._captured, write_layout(self.spec)).tensors
+        return make_leaves(self._captured, write_layout(self.spec)).tensors
 
     def check_device(self, device: torch.device | None) -> None:
         """Raises NotSupportedError unless all its tensors are on the device; None: on any."""
         check_device(self._captured, device)
 
-    def values_source(self) -> Source:
+    def make_values_source(self) -> Source:
         """Returns a source of its values alone."""
         return BytesEnd(self._values)
 
-    def source(self) -> Source:
+    def make_source(self) -> Source:
         """Returns a source of all its bytes; copies those that are not contiguous, or not on the CPU."""
-        return SourceBehind(source_of(self._captured, write_layout(self.spec)), BytesEnd(self._values))
+        return SourceBehind(make_source(self._captured, write_layout(self.spec)), BytesEnd(self._values))
 
 
 class TakenPart:
@@ -119,7 +119,7 @@ class TakenPart:
         self._allow_pickle = allow_pickle
         self._destination = None if out is None else Destination(out, store=name)
         self._captured = None if out is None else capture(out, store=name, is_destination=True)
-        self.fingerprint = b"" if self._captured is None else fingerprint_of(self._captured.spec)
+        self.fingerprint = b"" if self._captured is None else compute_fingerprint(self._captured.spec)
         self._values = torch.empty(0, dtype=torch.uint8)
         self._columns: Sequence[torch.Tensor] = ()
         self._was_direct = False
@@ -135,26 +135,26 @@ class TakenPart:
         if self._destination is not None:
             self._destination.check(spec)
 
-    def sink(self, spec: Spec, values_nbytes: int, pool: BufferPool) -> Sink:
+    def make_sink(self, spec: Spec, values_nbytes: int, pool: BufferPool) -> Sink:
         """Returns a sink for content of a structure."""
         layout = write_layout(spec)
         places = None
         if self._destination is not None:
             self._destination.check(spec)
-            places = self._destination.places(layout)
+            places = self._destination.find_places(layout)
         self._was_direct = places is not None
         self._values = pool.take(values_nbytes)
         sink: Sink
         if places is None:
             buffer = pool.take(layout.nbytes)
-            self._columns = views(layout, buffer)
+            self._columns = make_views(layout, buffer)
             sink = FlatEnd(buffer)
         else:
             self._columns = places.tensors
             sink = LeafEnd(places.tensors, contents=places.contents or ())
         return SinkBehind(sink, FlatEnd(self._values))
 
-    def tensors_on(self, device: torch.device, spec: Spec) -> list[torch.Tensor]:
+    def make_tensors(self, device: torch.device, spec: Spec) -> list[torch.Tensor]:
         """Returns tensors on a device for content of a structure, in the order in which they are sent."""
         self._on_device = device
         slots = write_layout(spec).slots
@@ -165,7 +165,7 @@ class TakenPart:
             self._columns = [torch.empty(slot.shape, dtype=to_torch(slot.dtype), device=device) for slot in slots]
         return list(self._columns)
 
-    def values_sink(self, values_nbytes: int, pool: BufferPool) -> Sink:
+    def make_values_sink(self, values_nbytes: int, pool: BufferPool) -> Sink:
         """Returns a sink for values alone."""
         self._values = pool.take(values_nbytes)
         return FlatEnd(self._values)

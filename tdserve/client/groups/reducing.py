@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
-from tdserve.client.groups.parts import check_device, fingerprint_of
+from tdserve.client.groups.parts import check_device, compute_fingerprint
 from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec, check_matches
@@ -19,7 +19,7 @@ _REDUCE_OPS = {"sum": "sum", "avg": "mean", "max": "max", "min": "min"}
 """Names of ``torch.distributed.ReduceOp``, which is compared by name since it may be missing."""
 
 
-def operation(op: Any) -> str:
+def parse_operation(op: Any) -> str:
     """Returns the operation as one of ``OPERATIONS`` if it is one; accepts a ``ReduceOp`` of torch.distributed too."""
     if isinstance(op, str):
         return op
@@ -55,7 +55,7 @@ class Reducing:
 
     def __init__(self, td: Any, op: str, *, name: str, device: torch.device | None = None) -> None:
         if op not in OPERATIONS:
-            raise InvalidRequestError(argument="op", reason=f"{op!r} is none of {', '.join(OPERATIONS)}")
+            raise InvalidRequestError(argument="op", reason=f"it must be one of {', '.join(OPERATIONS)}, got {op!r}")
         captured = capture(td, store=name, is_destination=True)
         self.spec = captured.spec
         self._name = name
@@ -63,13 +63,13 @@ class Reducing:
         self._device = device or torch.device("cpu")
         self._tensors = captured.tensors
         self._buckets: list[_Bucket] = []
-        self.fingerprint = fingerprint_of(self.spec)
+        self.fingerprint = compute_fingerprint(self.spec)
         check_device(captured, device)
         if self.spec.has_ragged:
             raise NotSupportedError(feature="all_reduce of ragged tensors", reason="their sizes may differ by member")
         for path, leaf in self.spec.tensors:
             tensor = captured.tensors[path]
-            fault = _fault(tensor, op)
+            fault = _explain_fault(tensor, op)
             if fault:
                 raise NotSupportedError(feature=f"op={op!r} at key {'.'.join(path)!r}", reason=f"{leaf.dtype} {fault}")
 
@@ -77,7 +77,7 @@ class Reducing:
         """Raises SpecMismatchError unless it has this structure."""
         check_matches(spec, self.spec, store=self._name)
 
-    def flats(self) -> list[torch.Tensor]:
+    def make_flats(self) -> list[torch.Tensor]:
         """Returns one-dimensional contiguous tensors, divided in the same way at every member."""
         small: dict[torch.dtype, list[torch.Tensor]] = {}
         for path, leaf in self.spec.tensors:
@@ -107,7 +107,7 @@ class Reducing:
         return torch.cat([leaf.reshape(-1).to(self._device) for leaf in leaves])
 
 
-def _fault(tensor: torch.Tensor, op: str) -> str:
+def _explain_fault(tensor: torch.Tensor, op: str) -> str:
     """Returns why a tensor cannot be reduced in this way; "" if it can."""
     if tensor.dtype.is_floating_point and tensor.element_size() == 1:
         return "has no arithmetic; convert it first"

@@ -15,12 +15,12 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, UnbatchedTensor, is_tensor_collection
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
-from tdserve.client.content.ragged_values import describe_value, entries_for, tensors_for
+from tdserve.client.content.ragged_values import describe_value, split_entries, split_tensors
 from tdserve.structure import unbatched
 from tdserve.structure.capture import Captured, capture, capture_packed
 from tdserve.structure.changes import rebatch
-from tdserve.structure.files import in_memory
-from tdserve.structure.instances import fields_of
+from tdserve.structure.files import read_into_memory
+from tdserve.structure.instances import find_fields
 from tdserve.structure.nodes import Form, Ragged
 from tdserve.structure.torch_types import from_torch, to_torch
 from tdserve.structure.tree import (
@@ -168,9 +168,9 @@ class _Fitting:
     def _coerce_ragged(self, value: Any, leaf: ValueLeaf, ragged: Ragged, path: Path) -> None:
         """Reads elements of any size; a single element is repeated for all."""
         if ragged.form is Form.PACKED:
-            found = entries_for(value, leaf.batch_size)
+            found = split_entries(value, leaf.batch_size)
         else:
-            found = tensors_for(value, leaf.batch_size, ragged)
+            found = split_tensors(value, leaf.batch_size, ragged)
         if found is None:
             raise self.mismatch(path, describe(leaf), describe_value(value))
         self.values[path] = found
@@ -311,7 +311,7 @@ def broadcast(td: Any, batch_size: tuple[int, ...], manner: Manner) -> Any | Non
     is_trailing = bool(given) and given == batch_size[-len(given) :]
     is_fit = manner is Manner.COPY or (manner is Manner.ROWS and is_trailing)
     try:
-        return in_memory(td).expand(*batch_size) if is_fit else None
+        return read_into_memory(td).expand(*batch_size) if is_fit else None
     except (RuntimeError, ValueError, NotImplementedError, IndexError):
         return None
 
@@ -335,7 +335,7 @@ def is_unset_field(node: Node, path: Path) -> bool:
         node = child
     if node.tensorclass is None or path[-1] in dict(node.entries):
         return False
-    return path[-1] in fields_of(node.tensorclass, path[:-1])
+    return path[-1] in find_fields(node.tensorclass, path[:-1])
 
 
 def _has_shape(value: Any, batch_size: tuple[int, ...]) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from tdserve.base.errors import KeyNotFoundError, SpecMismatchError
 from tdserve.client.content.padding import Pad
-from tdserve.client.datasets.dataset import row_by_row
+from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner
 from tdserve.client.handles.key_list import KeyList
 from tdserve.client.handles.keys import NO_DEFAULT, as_path, check_path
@@ -22,10 +22,10 @@ from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, k
 from tdserve.client.handles.view import StoreView, bare
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
-from tdserve.client.session.structure_text import repr_of
+from tdserve.client.session.structure_text import format_repr
 from tdserve.messages.selection.items import split_index
 from tdserve.messages.selection.selection import EVERYTHING, encode
-from tdserve.structure.entries import entry_at
+from tdserve.structure.entries import get_entry
 from tdserve.structure.nodes import num_dims_of
 from tdserve.structure.tree import Path, Spec, ValueLeaf, show
 
@@ -67,7 +67,7 @@ class StoreHandle(AlterableHandle):
 
     def __repr__(self) -> str:
         header = f"{self.name!r} at {self._store.client.address}"
-        return repr_of(header, self.spec.root, kind="StoreHandle", device=self.device)
+        return format_repr(header, self.spec.root, kind="StoreHandle", device=self.device)
 
     def refresh(self, *, timeout_s: float | None = None) -> bool:
         """Asks the server for the store's structure; returns whether it differs from the one in this handle.
@@ -170,7 +170,7 @@ class StoreHandle(AlterableHandle):
             raise TypeError(
                 f"iteration over store {self.name!r}, which has no batch dimension; items() has its entries"
             )
-        return row_by_row(self, batch_size[0], self.spec.nbytes)
+        return iter_rows(self, batch_size[0], self.spec.nbytes)
 
     def _read_batch(self, rows: Any, pad: Pad, timeout_s: float | None) -> Any:
         selection = encode(rows, batch_size=self.spec.batch_size, store=self.name)
@@ -225,7 +225,7 @@ class StoreHandle(AlterableHandle):
                 return leaf
         try:
             index, below = self._split_at(path, index)
-            found = entry_at(self._live(self._store.read_at(path, index, timeout_s, pad), index), path)
+            found = get_entry(self._live(self._store.read_at(path, index, timeout_s, pad), index), path)
             return found if below is None else found[below]
         except KeyNotFoundError:
             if default is NO_DEFAULT:
@@ -239,7 +239,7 @@ class StoreHandle(AlterableHandle):
     def snapshot_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
         """Reads as ``get_at`` does; the result is never live."""
         path = check_path(key)
-        return entry_at(self._store.read_at(path, index, timeout_s), path)
+        return get_entry(self._store.read_at(path, index, timeout_s), path)
 
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreHandle:
         """Replaces an existing leaf or nested part, also in a locked store."""

@@ -68,7 +68,7 @@ class StoreSource:
             value = whole
         self._store.set_at_(self._path, value, rows)
 
-    def at(self, index: Any) -> StoreSource:
+    def select(self, index: Any) -> StoreSource:
         """Selects a part of the rows. Ints and slices are only noted, so that nothing is read here."""
         items = index if isinstance(index, tuple) else (index,)
         num_dims = sum(isinstance(dim, range) for dim in self._dims)
@@ -98,7 +98,7 @@ def with_live_leaves(td: Any, store: LiveStore, index: Any = ...) -> Any:
         return td
     index = expand_ellipsis(index if isinstance(index, tuple) else (index,), len(store.spec.batch_size))
     leaves = [(path, leaf) for path, leaf in store.spec.values if leaf.ragged is None]
-    sources = {path: StoreSource(store, path, leaf.batch_size).at(index) for path, leaf in leaves}
+    sources = {path: StoreSource(store, path, leaf.batch_size).select(index) for path, leaf in leaves}
     is_locked = is_tensor_collection(td) and bool(td.is_locked)
     if is_locked:  # else the live entry would be the only unlocked one
         td.unlock_()

@@ -10,7 +10,7 @@ from tdserve.client.content.read_content import on_cpu
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.data.values import ReadBlock, read_block
 from tdserve.store.mapping import open_leaves
 from tdserve.structure import codec
@@ -27,7 +27,7 @@ def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, d
         session.mover.check_maps(f"mapping store {name!r}", writable=writable)
         asked = control_pb2.ReadRequest(store=name, fingerprint=spec.fingerprint, timeout_s=deadline.remaining_s)
         pending = session.send(request, read=asked)
-        accepted = pending.wait(answer_timeout_s(deadline), f"a read of {name!r}").done.accepted
+        accepted = pending.wait(compute_answer_timeout_s(deadline), f"a read of {name!r}").done.accepted
         stored = codec.decode(accepted.spec) if accepted.HasField("spec") else spec
         store = session.mover.open_mapped(name, stored, accepted)
         if writable:

@@ -11,7 +11,7 @@ from tdserve.base.errors import NotSupportedError
 from tdserve.client.handles.coerce import Manner, coerce_value
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.transfers.write import write_selection
-from tdserve.messages.content import selected_spec
+from tdserve.messages.content import select_spec
 from tdserve.messages.selection.items import split_index
 from tdserve.messages.selection.selection import Selection, encode
 from tdserve.structure import unbatched
@@ -57,7 +57,7 @@ def overwrite(
     else:
         check_whole_rows(index, stored, at, store=name)
     selection = encode(index, batch_size=stored.batch_size, store=name)
-    chosen = selected_spec(stored, selection, (at,) if at else (), store=name)
+    chosen = select_spec(stored, selection, (at,) if at else (), store=name)
     captured, keys = coerce_value(
         value,
         chosen,
@@ -88,7 +88,7 @@ def _check_shared(
     captured: Captured, selection: Selection, shared: Callable[[Path], Any], stored: Spec, *, store: str
 ) -> None:
     """Raises where some rows would get another UnbatchedTensor than the rest: they could not be read together."""
-    num_written = math.prod(selection.result_batch_size(stored.batch_size))
+    num_written = math.prod(selection.compute_batch_size(stored.batch_size))
     if num_written in (0, math.prod(stored.batch_size)):
         return
     for path, leaf in captured.spec.values:

@@ -17,7 +17,7 @@ from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local
 from tdserve.client.transfers.read_selection import read_selection, require_content
 from tdserve.store.format import ROWS
 from tdserve.structure.altering import Renaming
-from tdserve.structure.entries import entry_at
+from tdserve.structure.entries import get_entry
 from tdserve.structure.tree import Node, Path, Spec
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class AlterableHandle(TensorDictCalls):
     def saved_path(self) -> FilePath:
         """Folder on the server's machine that ``TensorDict.load_memmap`` opens; asks the server."""
         catalog = self._store.client.catalog
-        return FilePath(catalog.server_stats().root) / catalog.describe(self.name).path / ROWS
+        return FilePath(catalog.get_server_stats().root) / catalog.describe(self.name).path / ROWS
 
     def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
         """Updates which keys the store has after others added, removed or renamed some.
@@ -310,7 +310,7 @@ class AlterableHandle(TensorDictCalls):
         self._store.refresh()
         if not (_is_plain(self.spec) and _is_plain(found.spec)):
             return self._overwritten(td, timeout_s)
-        entries: dict[Path, Any] = {(key,): entry_at(td, (key,)) for key, _ in found.spec.root.entries}
+        entries: dict[Path, Any] = {(key,): get_entry(td, (key,)) for key, _ in found.spec.root.entries}
         content = addition(self.spec, entries, store=self.name, allow_pickle=True)
         mine: list[Path] = [(key,) for key, _ in self.spec.root.entries]
         self._store.alter(

@@ -13,13 +13,13 @@ from tdserve.client.handles.coerce import Manner, coerce_value, is_none, is_unse
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.write import write
 from tdserve.structure import codec
 from tdserve.structure.altering import Renaming
 from tdserve.structure.capture import Captured, capture
-from tdserve.structure.instances import find_tensorclass, inside
-from tdserve.structure.nodes import entry_of
+from tdserve.structure.instances import find_content, find_tensorclass
+from tdserve.structure.nodes import find_entry
 from tdserve.structure.tree import Node, Path, Spec, describe, show
 from tdserve.v1 import content_pb2, control_pb2
 
@@ -87,7 +87,7 @@ def _alter_without_content(
 ) -> int:
     def attempt(session: Session, request: int, deadline: Deadline) -> int:
         asked.timeout_s = deadline.remaining_s or 0.0
-        version: int = session.send(request, alter=asked).wait(answer_timeout_s(deadline), what).done.version
+        version: int = session.send(request, alter=asked).wait(compute_answer_timeout_s(deadline), what).done.version
         return version
 
     return client.call(attempt, deadline, request=client.requests.begin_write(deadline))
@@ -109,7 +109,7 @@ def addition(
     """
     for path in entries:
         for depth in range(1, len(path)):
-            above = entry_of(spec.root, path[:depth])
+            above = find_entry(spec.root, path[:depth])
             if above is not None and not isinstance(above, Node):
                 raise SpecMismatchError(
                     store=store, key=show(path[:depth]), expected=describe(above), actual="a key below it"
@@ -123,7 +123,7 @@ def addition(
             else:
                 td.set(path, value)
         except (RuntimeError, ValueError, TypeError) as fault:
-            node = entry_of(spec.root, path[:-1])
+            node = find_entry(spec.root, path[:-1])
             batch_size = list(node.batch_size if isinstance(node, Node) else spec.batch_size)
             shape = getattr(value, "shape", None)
             actual = f"{type(value).__name__}{'' if shape is None else list(shape)}"
@@ -140,7 +140,7 @@ def check_fields(spec: Spec, paths: Iterable[Path]) -> None:
     """Raises NotSupportedError where a tensorclass has no such field, or is not known in this process."""
     for path in paths:
         for depth in range(len(path)):
-            above = entry_of(spec.root, path[:depth])
+            above = find_entry(spec.root, path[:depth])
             if isinstance(above, Node) and above.tensorclass is not None:
                 find_tensorclass(above.tensorclass, path[:depth], {path[depth]})
 
@@ -221,7 +221,7 @@ def _items(values: Any) -> list[tuple[Any, Any]] | None:
 
     Such a stack is written as a whole.
     """
-    content = inside(values)
+    content = find_content(values)
     stack = values if content is None else content
     if isinstance(stack, LazyStackedTensorDict) and len({frozenset(row.keys()) for row in stack.tensordicts}) > 1:
         return None

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict, is_non_tensor, is_tensor_collection
 
 from tdserve.structure.build import build
-from tdserve.structure.entries import entry_at
+from tdserve.structure.entries import get_entry
 from tdserve.structure.nodes import Entry, Node, Path, TensorLeaf, ValueLeaf
 from tdserve.structure.torch_types import from_torch, to_torch
 from tdserve.structure.tree import Spec
@@ -72,7 +72,7 @@ class Skeleton(NamedTuple):
         found = []
         for key in td.keys():  # noqa: SIM118
             source = None if sources is None else sources.get(key, None)
-            found.append((key, self._entry(entry_at(td, (key,)), source)))
+            found.append((key, self._entry(get_entry(td, (key,)), source)))
         return Node(tuple(td.batch_size), names, self.stored.root.device, kind, tuple(found))
 
     def _entry(self, item: Any, source: Any) -> Entry:

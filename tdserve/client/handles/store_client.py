@@ -20,12 +20,12 @@ from tdserve.client.session.by_address import ByAddress
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.transfers.read_selection import read_selection, require_content
-from tdserve.messages.selection.dimension_names import result_names
+from tdserve.messages.selection.dimension_names import select_names
 from tdserve.messages.selection.selection import Selection, encode
 from tdserve.structure.altering import Renaming
 from tdserve.structure.captured import Captured
-from tdserve.structure.entries import entry_at, name_dims
-from tdserve.structure.nodes import entry_of
+from tdserve.structure.entries import get_entry, name_dims
+from tdserve.structure.nodes import find_entry
 from tdserve.structure.tree import Node, Path, Spec, show
 
 _Result = TypeVar("_Result")
@@ -65,7 +65,7 @@ class StoreClient(ByAddress):
             StoreNotFoundError: The store was deleted.
         """
         deadline = self._client.deadline(timeout_s)
-        if self._client.catalog.fingerprint(self.name, timeout_s=deadline.remaining_s) == self.spec.fingerprint:
+        if self._client.catalog.get_fingerprint(self.name, timeout_s=deadline.remaining_s) == self.spec.fingerprint:
             return False
         description = self._client.catalog.describe_existing(self.name, deadline)
         self.spec, self.uid = description.spec, description.uid
@@ -73,12 +73,12 @@ class StoreClient(ByAddress):
 
     def has(self, path: Path) -> bool:
         """Returns whether the store has an entry at this path, as far as is known here."""
-        return entry_of(self.spec.root, path) is not None
+        return find_entry(self.spec.root, path) is not None
 
     def check_unlocked(self, path: Path) -> None:
         """Raises LockedError if the node at ``path``, or one above it, is locked."""
         for depth in range(len(path) + 1):
-            entry = entry_of(self.spec.root, path[:depth])
+            entry = find_entry(self.spec.root, path[:depth])
             if isinstance(entry, Node) and entry.is_locked:
                 raise LockedError(store=self.name, key=show(path[:depth]) if depth else "")
 
@@ -182,7 +182,7 @@ class StoreClient(ByAddress):
         if content.stored is not None:
             self.spec = content.stored
         td = content.build(device, pad)
-        names = result_names(self.spec.root.names, self.spec.batch_size, selection)
+        names = select_names(self.spec.root.names, self.spec.batch_size, selection)
         if names is not None:
             name_dims(td, names)
         return td
@@ -266,4 +266,4 @@ class StoreClient(ByAddress):
 
     def _read_shared(self, path: Path) -> Any:
         """Reads what all rows share at a key."""
-        return entry_at(self.read_at(path, (0,) * len(self.spec.batch_size), None), path)
+        return get_entry(self.read_at(path, (0,) * len(self.spec.batch_size), None), path)

@@ -26,7 +26,7 @@ from tdserve.client.handles.tensordict_names import (
     wants_inplace,
 )
 from tdserve.client.handles.view_calls import ViewCalls, is_view_call, rename_argument
-from tdserve.structure.instances import fields_of
+from tdserve.structure.instances import find_fields
 from tdserve.structure.tree import Path, ValueLeaf, show
 
 
@@ -315,7 +315,7 @@ class TensorDictCalls(ViewCalls):
             self._set_field(name, value)
 
     def _set_field(self, name: str, value: Any) -> None:
-        fields = fields_of(str(self.spec.root.tensorclass))
+        fields = find_fields(str(self.spec.root.tensorclass))
         if fields and name not in fields:
             raise UnsupportedAttributeError(
                 feature=f"assigning {name!r} of store {self.name!r}", reason=f"its fields are {sorted(fields)}"
@@ -405,7 +405,7 @@ class TensorDictCalls(ViewCalls):
 
     def _is_field(self, name: str) -> bool:
         tensorclass = self.spec.root.tensorclass if "_store" in vars(self) else None
-        return tensorclass is not None and (name in fields_of(tensorclass) or name in dict(self.spec.root.entries))
+        return tensorclass is not None and (name in find_fields(tensorclass) or name in dict(self.spec.root.entries))
 
     def _field(self, name: str) -> Any:
         try:

@@ -10,7 +10,7 @@ from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_c
 
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
 from tdserve.client.content.padding import Pad, pad_built
-from tdserve.client.datasets.dataset import row_by_row
+from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner, broadcast, is_none, is_unset_field
 from tdserve.client.handles.keys import NO_DEFAULT, as_path, check_path
 from tdserve.client.handles.overwriting import check_whole_rows
@@ -33,12 +33,12 @@ from tdserve.client.handles.view_steps import (
     num_elements,
     spread,
 )
-from tdserve.client.session.structure_text import repr_of
-from tdserve.messages.selection.dimension_names import result_names
+from tdserve.client.session.structure_text import format_repr
+from tdserve.messages.selection.dimension_names import select_names
 from tdserve.messages.selection.items import split_index
 from tdserve.messages.selection.selection import EVERYTHING, Selection, encode
 from tdserve.messages.selection.torch_selection import to_torch_index
-from tdserve.structure.entries import entry_at, put_in_order
+from tdserve.structure.entries import get_entry, put_in_order
 from tdserve.structure.nodes import num_dims_of
 from tdserve.structure.tree import Node, Path, Spec, ValueLeaf, quote, show
 
@@ -72,7 +72,7 @@ class StoreView(TensorDictCalls):
         return self._spec
 
     def __repr__(self) -> str:
-        return repr_of(f"of store {self.name!r}", self.spec.root, kind="StoreView", device=self.device)
+        return format_repr(f"of store {self.name!r}", self.spec.root, kind="StoreView", device=self.device)
 
     def __enter__(self) -> StoreView:
         """Enters ``with store.view(...) as part:``, as for a local tensordict."""
@@ -118,7 +118,7 @@ class StoreView(TensorDictCalls):
         """Yields the rows, read in blocks; each block is of one moment. Raises TypeError without a batch dimension."""
         if not self.batch_size:
             raise TypeError(f"iteration over a view of store {self.name!r} that has no batch dimension")
-        return row_by_row(self, len(self), self.spec.nbytes)
+        return iter_rows(self, len(self), self.spec.nbytes)
 
     @property
     def _what(self) -> str:
@@ -141,7 +141,7 @@ class StoreView(TensorDictCalls):
                 raise
             return default
         index, below = split_index(index, len(self.batch_size), num_dims_of(entry))
-        found = entry_at(self._fetch(path, index, timeout_s=timeout_s), path)
+        found = get_entry(self._fetch(path, index, timeout_s=timeout_s), path)
         return found if below is None else found[below]
 
     def to_tensordict(
@@ -264,12 +264,12 @@ class StoreView(TensorDictCalls):
         if not is_placed:
             td = _index_rows(td, selection)
         elif self._is_arranged and is_tensor_collection(td):
-            names = result_names(self._shape.td.names, batch_size, selection)
+            names = select_names(self._shape.td.names, batch_size, selection)
             td.names = names if names is None else [*names]
         if self._has_hollow and (hollow := self._shape.hollow(path)):
             td = td.unlock_() if td.is_locked else td
             for node in hollow:
-                td.set(node, entry_at(self._fetch(node, index, device=device), node))
+                td.set(node, get_entry(self._fetch(node, index, device=device), node))
             put_in_order(td, self._shape.td)
         return td.lock_() if self.is_locked and selection.is_everything else td
 
@@ -303,7 +303,7 @@ class StoreView(TensorDictCalls):
             )
         stored = dict(self._shape.leaves())
         found: dict[Path, Any] = {}
-        for path, value in self._leaves_of(values, (), selection.result_batch_size(batch_size), manner):
+        for path, value in self._leaves_of(values, (), selection.compute_batch_size(batch_size), manner):
             if path not in stored or stored[path] in self._store.spec.packed:
                 raise NotSupportedError(
                     feature=f"writing {quote(path)} in a view of store {self.name!r}", reason="write it in the store"
@@ -332,7 +332,7 @@ class StoreView(TensorDictCalls):
             if values is None:
                 raise self._mismatch(path, f"batch size {list(wanted)}", given)
             for key in values.keys():  # noqa: SIM118
-                yield from self._child_leaves(entry, entry_at(values, (key,)), (key,), path, batch_size, manner)
+                yield from self._child_leaves(entry, get_entry(values, (key,)), (key,), path, batch_size, manner)
         elif isinstance(values, dict):
             for key, value in values.items():
                 yield from self._child_leaves(entry, value, check_path(key), path, batch_size, manner)

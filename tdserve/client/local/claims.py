@@ -40,7 +40,7 @@ class RowClaim:
         self._said = control_pb2.Claimed(uid=claim.uid, num=claim.num)
         self._first_row = claim.first_row
         self._store: MappedStore = local.store(name, claim.uid, stored, structure=claim.structure)
-        self._generations = self._store.writable_generations()
+        self._generations = self._store.map_writable_generations()
         self._file = ClaimFile.open(local.root / claim.path)
         self._capacity = stored.batch_size[0]
         self._bell = control_pb2.ClientMessage(claimed=self._said)
@@ -75,7 +75,7 @@ class RowClaim:
                 rows %= self._capacity
                 places = Places(rows=rows)
             try:
-                self._generations[places.part(0, num_rows)] |= 1
+                self._generations[places.get_part(0, num_rows)] |= 1
                 self._file.fence()  # a long copy may bypass the order of stores
                 fill_rows(self._store, places, [captured])
                 is_awaited = self._file.write(request, num_rows)

@@ -23,7 +23,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     TransferAbortedError,
 )
-from tdserve.base.machine import pid_namespace, why_not_shared
+from tdserve.base.machine import explain_not_shared, read_pid_namespace
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
 from tdserve.data.opened import MappedStore, OpenStores
 from tdserve.messages.value_columns import Buffer
@@ -155,7 +155,7 @@ class LocalEnd:
         try:
             spool = None if lock is None else Spool(folder / "sessions", said.lock_name)
             # Reading values means writing into a lock file, by process id.
-            lacks_values = lock is None or not said.pid_namespace or said.pid_namespace != pid_namespace()
+            lacks_values = lock is None or not said.pid_namespace or said.pid_namespace != read_pid_namespace()
             end = cls(folder, lock=lock, spool=spool, lacks_values=lacks_values)
             end._attach(welcome, on_message, on_lost)
         except BaseException:
@@ -390,7 +390,7 @@ def open_local(
         NotLocalError: Shared memory was requested and is not available.
         PeerLostError: It was requested, and the server does not admit this client any more.
     """
-    unordered = why_not_shared(platform.machine() if machine is None else machine)
+    unordered = explain_not_shared(platform.machine() if machine is None else machine)
     if unordered or not welcome.HasField("local"):
         error = ConnectError(address=address, reason=unordered or "the server runs on another machine")
     else:

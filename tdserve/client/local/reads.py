@@ -10,22 +10,22 @@ import numpy as np
 import torch
 
 from tdserve.base.errors import StoreNotFoundError, TransferAbortedError
-from tdserve.client.content.columns import Received, views
+from tdserve.client.content.columns import Received, make_views
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.sharing import MIN_SHARED_BYTES, num_threads, share
 from tdserve.data.opened import MappedStore
 from tdserve.data.reads import ReadPlan, plan_selection
-from tdserve.data.rows import rows_source
+from tdserve.data.rows import make_rows_source
 from tdserve.data.values import ReadBlock, read_block
-from tdserve.messages.content import ReadStatus, rows_layout, status_column
+from tdserve.messages.content import ReadStatus, make_rows_layout, make_status_column
 from tdserve.messages.layout import Layout
 from tdserve.messages.row_numbers import decode_repeats, decode_rows, spread
 from tdserve.messages.selection.selection import Selection
-from tdserve.structure.torch_types import indexable, to_torch
+from tdserve.structure.torch_types import to_indexable, to_torch
 from tdserve.structure.tree import Path, Spec
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import RowEnd, Source, as_bytes
+from tdserve.transport.sources_sinks import RowEnd, Source, view_bytes
 from tdserve.v1 import control_pb2
 
 PIECE_BYTES = 2 * 1024 * 1024
@@ -65,7 +65,7 @@ def copy_rows(
     """
     store = local.store(name, accepted.uid, stored, structure=accepted.structure)
     rows = decode_rows(accepted.rows)
-    layout = rows_layout(stored, len(rows), added)
+    layout = make_rows_layout(stored, len(rows), added)
     expected = decode_repeats(accepted.generations, len(rows))
     values: bytes | ReadBlock = accepted.values
     if stored.values and not values:
@@ -74,18 +74,18 @@ def copy_rows(
             values = read_block(store, [path for path, _ in stored.values], elements)
         except StoreNotFoundError as error:
             raise TransferAbortedError(transfer=0, reason=f"store {name!r} was deleted meanwhile") from error
-    source = rows_source(store, layout, rows, expected, {each.name: each.content for each in accepted.added})
-    columns = _columns(source, layout, pool)
+    source = make_rows_source(store, layout, rows, expected, {each.name: each.content for each in accepted.added})
+    columns = _read_columns(source, layout, pool)
     _check_present(store)
     return Copied(Received(layout, columns), values)
 
 
-def _columns(source: RowEnd, layout: Layout, pool: BufferPool) -> Sequence[torch.Tensor]:
+def _read_columns(source: RowEnd, layout: Layout, pool: BufferPool) -> Sequence[torch.Tensor]:
     """Returns all columns of the rows, in one buffer whose pages were touched before."""
     if layout.num_leaves or pool.is_shared:
-        return views(layout, _fill_buffer(source, layout, pool))
+        return make_views(layout, _fill_buffer(source, layout, pool))
     # Only added columns: a few numbers per row, for which a buffer takes longer than a copy of each.
-    columns = ((source.trailing(number), slot.dtype) for number, slot in enumerate(layout.slots))
+    columns = ((source.get_trailing(number), slot.dtype) for number, slot in enumerate(layout.slots))
     return [torch.from_numpy(column.copy()).view(to_torch(dtype)) for column, dtype in columns]
 
 
@@ -93,9 +93,9 @@ def _fill_buffer(source: Source, layout: Layout, pool: BufferPool) -> torch.Tens
     buffer = pool.take(layout.nbytes)
     if isinstance(source, RowEnd) and layout.nbytes >= MIN_SHARED_BYTES and (threads := num_threads()) > 1:
         target = buffer.numpy()
-        share(source.pieces(target, PIECE_BYTES), threads)
+        share(source.make_copies(target, PIECE_BYTES), threads)
         for number, slot in enumerate(layout.slots[layout.num_leaves :], layout.num_leaves):
-            target[slot.offset : slot.offset + slot.nbytes] = source.trailing(number)
+            target[slot.offset : slot.offset + slot.nbytes] = source.get_trailing(number)
         return buffer
     for message in layout.messages:
         source.fill(message, buffer[message.offset : message.offset + message.nbytes])
@@ -161,17 +161,17 @@ def _copy_leaves(store: MappedStore, plan: ReadPlan, pool: BufferPool, into: Lea
     if into is None and plan.rows is not None and (pool.is_shared or plan.layout.nbytes > MAX_CLONED_BYTES):
         return _gather(store, plan, pool)
     leaves = [store.leaves[slot.path] for slot in slots]
-    chosen = [indexable(leaf)[plan.index].view(leaf.dtype) if plan.index else leaf for leaf in leaves]
+    chosen = [to_indexable(leaf)[plan.index].view(leaf.dtype) if plan.index else leaf for leaf in leaves]
     if into is not None:
         targets: Sequence[torch.Tensor] = into.tensors
     elif pool.is_shared:
-        targets = views(plan.layout, pool.take(plan.layout.nbytes))
+        targets = make_views(plan.layout, pool.take(plan.layout.nbytes))
     elif any(_is_copy(found, leaf) for found, leaf in zip(chosen, leaves, strict=True)):
         targets = chosen  # an index by positions copies anyway
     elif plan.layout.nbytes <= MAX_CLONED_BYTES:
         return {slot.path: found.clone() for slot, found in zip(slots, chosen, strict=True)}
     else:
-        targets = views(plan.layout, pool.take(plan.layout.nbytes))
+        targets = make_views(plan.layout, pool.take(plan.layout.nbytes))
     for target, found in zip(targets, chosen, strict=False):
         if target is not found and target.numel():
             _copy(target, found)
@@ -181,8 +181,8 @@ def _copy_leaves(store: MappedStore, plan: ReadPlan, pool: BufferPool, into: Lea
 def _gather(store: MappedStore, plan: ReadPlan, pool: BufferPool) -> dict[Path, torch.Tensor]:
     """Copies rows by number, leaf by leaf, into one buffer whose pages were touched before."""
     layout = plan.layout
-    source = plan.source(store, lambda: [status_column(ReadStatus.WHOLE)])
-    return Received(layout, views(layout, _fill_buffer(source, layout, pool))).leaves()
+    source = plan.make_source(store, lambda: [make_status_column(ReadStatus.WHOLE)])
+    return Received(layout, make_views(layout, _fill_buffer(source, layout, pool))).get_leaves()
 
 
 def _is_copy(chosen: torch.Tensor, leaf: torch.Tensor) -> bool:
@@ -192,6 +192,6 @@ def _is_copy(chosen: torch.Tensor, leaf: torch.Tensor) -> bool:
 def _copy(target: torch.Tensor, content: torch.Tensor) -> None:
     """Copies with NumPy in the calling thread; torch's own copy would wait for cores that may be busy."""
     if content.is_contiguous() and target.is_contiguous():
-        np.copyto(as_bytes(target).numpy(), as_bytes(content).numpy())
+        np.copyto(view_bytes(target).numpy(), view_bytes(content).numpy())
     else:
         target.copy_(content)

@@ -44,7 +44,7 @@ def share(pieces: Sequence[Piece], threads: int) -> None:
         Exception: An exception of one of them; the others are made nevertheless.
     """
     job = _Job(pieces)
-    helpers = _helpers(os.getpid())
+    helpers = _get_helpers(os.getpid())
     for _ in range(min(threads, len(pieces)) - 1):
         helpers.put(job)
     job.run()
@@ -97,7 +97,7 @@ class _Job:
 
 
 @lru_cache(maxsize=1)
-def _helpers(pid: int) -> SimpleQueue[_Job]:
+def _get_helpers(pid: int) -> SimpleQueue[_Job]:
     """Returns the queue of this process's helpers; a forked child has threads of its own."""
     jobs: SimpleQueue[_Job] = SimpleQueue()
     for number in range(MAX_THREADS - 1):

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.client.content.leaves import contents_of
+from tdserve.client.content.leaves import copy_contents
 from tdserve.client.local.end import LocalEnd
 from tdserve.data.opened import MappedStore
 from tdserve.messages.row_numbers import decode_rows, is_run, run_of
 from tdserve.messages.selection.selection import Selection
 from tdserve.messages.selection.torch_selection import to_torch_index
-from tdserve.store.versions import VersionFile, version_layout
+from tdserve.store.versions import VersionFile, list_leaf_places
 from tdserve.structure.capture import Captured
-from tdserve.structure.files import MAX_BLOCK_BYTES, FileTensor, spans
-from tdserve.structure.torch_types import indexable
-from tdserve.transport.sources_sinks import as_bytes, copy_bytes
+from tdserve.structure.files import MAX_BLOCK_BYTES, FileTensor, split_spans
+from tdserve.structure.torch_types import to_indexable
+from tdserve.transport.sources_sinks import copy_bytes, view_bytes
 from tdserve.v1 import control_pb2
 
 LONG_COPY_BYTES = 1 << 20
@@ -33,10 +33,10 @@ def put_rows(
     look: Callable[[], None] = lambda: None,
 ) -> control_pb2.Written:
     """Fills the rows that the server has reserved. Arguments as of ``fill_rows``."""
-    places = Places.of(accepted.rows)
+    places = Places.decode(accepted.rows)
     num_rows = fill_rows(store, places, captured, look=look)
-    everywhere = places.part(0, num_rows)
-    columns = [store.table(tuple(key.parts))[everywhere].tobytes() for key in accepted.columns]
+    everywhere = places.get_part(0, num_rows)
+    columns = [store.get_table(tuple(key.parts))[everywhere].tobytes() for key in accepted.columns]
     return control_pb2.Written(columns=columns)
 
 
@@ -53,36 +53,36 @@ def fill_rows(
     first = 0
     for each in captured:
         num_rows = each.spec.batch_size[0]
-        own = places.part(first, num_rows)
+        own = places.get_part(first, num_rows)
         is_read = each.is_in_files
         if is_read:
             _put_read(store, places, first, each, look)
-        for path, content in contents_of(each).items() if num_rows and not is_read else ():
-            store.table(path)[own] = content.reshape(num_rows, -1)
+        for path, content in copy_contents(each).items() if num_rows and not is_read else ():
+            store.get_table(path)[own] = content.reshape(num_rows, -1)
             if content.nbytes >= LONG_COPY_BYTES:
                 look()
         first += num_rows
     if len(captured[0].spec.tensors) < len(store.leaves):
-        everywhere = places.part(0, first)
+        everywhere = places.get_part(0, first)
         for path in store.leaves.keys() - dict(captured[0].spec.tensors).keys():
-            store.table(path)[everywhere] = 0  # a row's earlier content must not show
+            store.get_table(path)[everywhere] = 0  # a row's earlier content must not show
     return first
 
 
 def _put_read(store: MappedStore, places: Places, first: int, captured: Captured, look: Callable[[], None]) -> None:
     """Fills rows from number ``first`` on with leaves that are read from a file, a few at a time."""
     for path, tensor in captured.tensors.items():
-        table = store.table(path)
+        table = store.get_table(path)
         if not isinstance(tensor, FileTensor):
-            content = as_bytes(tensor.cpu().contiguous()).numpy()
-            table[places.part(first, len(tensor))] = content.reshape(len(tensor), -1)
+            content = view_bytes(tensor.cpu().contiguous()).numpy()
+            table[places.get_part(first, len(tensor))] = content.reshape(len(tensor), -1)
             continue
         row_nbytes = table.shape[1]
         num_rows = max(MAX_BLOCK_BYTES // max(row_nbytes, 1), 1)
         for start in range(0, len(tensor), num_rows):
             stop = min(start + num_rows, len(tensor))
             piece = tensor.read_piece(start * row_nbytes, stop * row_nbytes)
-            table[places.part(first + start, stop - start)] = piece.reshape(stop - start, -1)
+            table[places.get_part(first + start, stop - start)] = piece.reshape(stop - start, -1)
             look()
 
 
@@ -99,12 +99,12 @@ class Places:
         self._rows = rows
 
     @classmethod
-    def of(cls, encoded: bytes) -> Places:
+    def decode(cls, encoded: bytes) -> Places:
         """Reads the rows of a message."""
         run = run_of(encoded)
         return cls(rows=decode_rows(encoded)) if run is None else cls(run[0])
 
-    def part(self, first: int, num_rows: int) -> slice | NDArray[np.int64]:
+    def get_part(self, first: int, num_rows: int) -> slice | NDArray[np.int64]:
         """Returns the index of ``num_rows`` of them."""
         if self._rows is None:
             start = self._run + first
@@ -119,13 +119,13 @@ def put_selection(store: MappedStore, selection: Selection, captured: Captured) 
     for path, tensor in captured.tensors.items():
         leaf = store.leaves[path]
         if isinstance(tensor, FileTensor) and (not index or _is_basic(index)):
-            place = indexable(leaf)[index] if index else indexable(leaf)
-            for block in spans(tuple(tensor.shape), tensor.element_size()):
-                place[block].copy_(indexable(tensor.block(block)))
+            place = to_indexable(leaf)[index] if index else to_indexable(leaf)
+            for block in split_spans(tuple(tensor.shape), tensor.element_size()):
+                place[block].copy_(to_indexable(tensor.block(block)))
         elif index:
-            indexable(leaf)[index] = indexable(tensor.cpu())
+            to_indexable(leaf)[index] = to_indexable(tensor.cpu())
         elif tensor.is_contiguous() and tensor.device.type == "cpu":
-            copy_bytes(as_bytes(leaf), as_bytes(tensor))
+            copy_bytes(view_bytes(leaf), view_bytes(tensor))
         else:
             leaf.copy_(tensor)
 
@@ -143,8 +143,8 @@ def put_version(local: LocalEnd, accepted: control_pb2.Accepted, captured: Captu
     """
     recycles = local.root / accepted.recycles if accepted.recycles else None
     file = VersionFile.create(local.root / accepted.path, captured.spec, recycles=recycles)
-    contents = contents_of(captured)
-    pieces = [contents[path] for path, _, _ in version_layout(captured.spec)]
+    contents = copy_contents(captured)
+    pieces = [contents[path] for path, _, _ in list_leaf_places(captured.spec)]
     if pieces:
         np.concatenate(pieces, out=file.content)
     if values:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import TDServeError, TransferAbortedError
-from tdserve.client.content.leaves import leaves_of
+from tdserve.client.content.leaves import make_leaves
 from tdserve.client.content.read_content import Content, on_cpu
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.local.claims import RowClaim
@@ -20,12 +20,12 @@ from tdserve.client.session.mover import ClientMover, WantedRows, WantedSelectio
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.placing import PlacedContent
 from tdserve.client.transfers.read import try_decode_values
 from tdserve.control.status import encode_failure
 from tdserve.data.opened import MappedStore
-from tdserve.messages.content import read_layout, selected_spec, write_layout
+from tdserve.messages.content import read_layout, select_spec, write_layout
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
@@ -67,7 +67,7 @@ class LocalMover(ClientMover):
 
     def take_apart(self, captured: Captured) -> None:
         """Does nothing: the thread that copies the content finds its leaves."""
-        leaves_of(captured, write_layout(captured.spec))
+        make_leaves(captured, write_layout(captured.spec))
 
     def open_claim(self, name: str, stored: Spec, claim: control_pb2.Claim) -> RowClaim:
         """Opens the claim file."""
@@ -94,8 +94,8 @@ class LocalMover(ClientMover):
             raise
         if accepted.wants_written:
             self._session.answer(reply.request, control_pb2.Written())
-            reply.pending.wait(answer_timeout_s(reply.deadline), f"the end of a sample of {name!r}")
-        return Content(spec, copied.received.leaves(), values, 0, accepted, copied.received, fault)
+            reply.pending.wait(compute_answer_timeout_s(reply.deadline), f"the end of a sample of {name!r}")
+        return Content(spec, copied.received.get_leaves(), values, 0, accepted, copied.received, fault)
 
     def read_known(self, wanted: WantedSelection, stored: Spec, request: int, deadline: Deadline) -> Content | None:
         """Copies the selection without a request."""
@@ -120,15 +120,15 @@ class LocalMover(ClientMover):
         """Copies a selection; None if it is being written, or the store was deleted."""
         selection, keys, destination, places = wanted.selection, wanted.keys, wanted.destination, None
         if destination is not None:
-            chosen = selected_spec(store.spec, selection, keys, store=store.name)
+            chosen = select_spec(store.spec, selection, keys, store=store.name)
             destination.check(chosen)
-            places = destination.places(read_layout(chosen))
+            places = destination.find_places(read_layout(chosen))
         found = copy_selection(store, selection, keys, values=values, pool=self._client.pool, into=places)
         if found is None:
             return None
         trusts = self._client.allow_pickle if wanted.allow_pickle is None else wanted.allow_pickle
         spec, decoded_values = decode_values(found.spec, found.values, allow_pickle=trusts)
-        content = Content(spec, found.leaves, decoded_values, found.version).of(store.spec)
+        content = Content(spec, found.leaves, decoded_values, found.version).with_spec(store.spec)
         if destination is not None:
             destination.finish(content, was_direct=places is not None)
         return content

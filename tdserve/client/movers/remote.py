@@ -16,8 +16,8 @@ from tdserve.client.session.timeouts import may_expect
 from tdserve.client.transfers.download import post
 from tdserve.client.transfers.read import finish_posted, finish_read
 from tdserve.client.transfers.upload import SentContent
-from tdserve.messages.content import read_layout, rows_layout, selected_spec
-from tdserve.rules.tags import tag_of
+from tdserve.messages.content import make_rows_layout, read_layout, select_spec
+from tdserve.rules.tags import make_tag
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
 
@@ -68,7 +68,7 @@ class RemoteMover(ClientMover):
             self._session,
             reply,
             spec=on_cpu(stored.with_rows(num_rows)),
-            layout=rows_layout(stored, num_rows, wanted.added),
+            layout=make_rows_layout(stored, num_rows, wanted.added),
             keeps_fault=wanted.keeps_fault,
             device=wanted.device,
         )
@@ -78,7 +78,7 @@ class RemoteMover(ClientMover):
         session = self._session
         if wanted.destination is not None or not may_expect(deadline) or session.is_renewing:
             return None
-        chosen = selected_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
+        chosen = select_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
         if chosen.values:
             return None
         layout = read_layout(chosen)
@@ -87,13 +87,13 @@ class RemoteMover(ClientMover):
         asked = wanted.request(deadline)
         asked.message_nbytes.extend(layout.message_nbytes)
         pending = session.send(request, content=session.content, read=asked)
-        posted = post(layout, session, pending, tag_of(request), self._client.pool, device=wanted.device)
+        posted = post(layout, session, pending, make_tag(request), self._client.pool, device=wanted.device)
         content = finish_posted(session, pending, posted, spec=chosen, layout=layout, deadline=deadline)
-        return None if content is None else content.of(stored)
+        return None if content is None else content.with_spec(stored)
 
     def take_selection(self, reply: Reply, wanted: WantedSelection, stored: Spec) -> Content:
         """Receives the selection."""
-        chosen = selected_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
+        chosen = select_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
         return finish_read(
             self._client,
             self._session,
@@ -103,7 +103,7 @@ class RemoteMover(ClientMover):
             destination=wanted.destination,
             device=wanted.device,
             allow_pickle=wanted.allow_pickle,
-        ).of(stored)
+        ).with_spec(stored)
 
     def check_maps(self, what: str, *, writable: bool) -> None:
         """Raises NotSupportedError: a remote client cannot map stores."""

@@ -11,7 +11,7 @@ import torch
 
 from tdserve.base.errors import PeerLostError
 from tdserve.messages.layout import Layout
-from tdserve.store.version_checksums import DTYPE, leaf_checksum
+from tdserve.store.version_checksums import DTYPE, compute_leaf_checksum
 from tdserve.structure.tree import Spec
 
 
@@ -70,7 +70,7 @@ class Kept:
                 raise PeerLostError(peer="the relay before", reason=f"message {number} of a version did not arrive")
 
 
-def checksums(layout: Layout, buffer: torch.Tensor, spec: Spec) -> bytes:
+def compute_checksums(layout: Layout, buffer: torch.Tensor, spec: Spec) -> bytes:
     """Returns the checksums of the leaves of a version in canonical order, as control has them.
 
     Args:
@@ -80,7 +80,7 @@ def checksums(layout: Layout, buffer: torch.Tensor, spec: Spec) -> bytes:
     """
     content = buffer.numpy()
     found = {
-        slot.path: leaf_checksum(content[slot.offset : slot.offset + slot.nbytes])
+        slot.path: compute_leaf_checksum(content[slot.offset : slot.offset + slot.nbytes])
         for slot in layout.slots[: layout.num_leaves]
     }
     return np.array([found[path] for path, _ in spec.tensors], DTYPE).tobytes()

@@ -18,7 +18,7 @@ from tdserve.messages.layout import Layout
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.channel_opener import Forming
 from tdserve.transport.gloo import GlooChannel
-from tdserve.transport.proving import link_bond
+from tdserve.transport.proving import make_link_bond
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.sources_sinks import FlatEnd
 from tdserve.transport.stream import MESSAGES_AT_ONCE, MESSAGES_UNDER_WAY
@@ -107,7 +107,7 @@ class Link:
         self.cancel(PeerLostError(peer=self.peer, reason="the link is closed"))
 
     def _make(self) -> GlooChannel:
-        bond, host = link_bond(self._secret, self.number), self._make_host()
+        bond, host = make_link_bond(self._secret, self.number), self._make_host()
         return GlooChannel(self._kv_store, self._rank, host=host, bond=bond, peer=self.peer, timeout_s=CONNECT_S)
 
 
@@ -126,7 +126,7 @@ def pass_on(channel: Channel, kept: Kept) -> None:
         kept.wait(number, STALL_S)
         if len(under_way) >= MESSAGES_UNDER_WAY:
             channel.wait_all([under_way.popleft()], STALL_S)
-        under_way.append(channel.send(flat.direct(message), CONTENT_TAG))
+        under_way.append(channel.send(flat.find_memory(message), CONTENT_TAG))
     while under_way:
         channel.wait_all([under_way.popleft()], STALL_S)
     channel.wait_all([thanked], STALL_S)
@@ -152,7 +152,7 @@ def take(channel: Channel, layout: Layout, buffer: torch.Tensor, *, on_arrived: 
     for message in layout.messages:
         if len(under_way) >= MESSAGES_UNDER_WAY:
             finish_oldest()
-        under_way.append(channel.recv(flat.direct(message), CONTENT_TAG))
+        under_way.append(channel.recv(flat.find_memory(message), CONTENT_TAG))
     while under_way:
         finish_oldest()
     channel.wait_all([channel.send(torch.ones(1, dtype=torch.uint8), THANKS_TAG)], STALL_S)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from threading import Lock, Thread, current_thread
 
 from tdserve.base.errors import ClosedError, PeerLostError, TDServeError
-from tdserve.client.relays.kept import Kept, checksums
+from tdserve.client.relays.kept import Kept, compute_checksums
 from tdserve.client.relays.link import PULLER_RANK, RELAY_RANK, Link, pass_on
 from tdserve.messages.layout import Layout
 from tdserve.structure.tree import Spec
@@ -128,7 +128,7 @@ class SessionRelays:
         """
 
         def report() -> None:
-            taken = control_pb2.TakenRequest(link=link, checksums=checksums(kept.layout, kept.buffer, spec))
+            taken = control_pb2.TakenRequest(link=link, checksums=compute_checksums(kept.layout, kept.buffer, spec))
             self._report(control_pb2.RelayReport(whole=taken))
 
         self._start(f"tdserve-relay-checksums-{link}", report)

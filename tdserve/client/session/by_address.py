@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 from tdserve.client.session.calls import Recipe, SessionClient
-from tdserve.client.session.process_clients import resident
+from tdserve.client.session.process_clients import get_process_client
 
 _Value = TypeVar("_Value")
 _Self = TypeVar("_Self", bound="ByAddress")
@@ -62,7 +62,7 @@ class ByAddress:
 
     @OfProcess
     def _client(self) -> SessionClient:
-        return resident(self._recipe)
+        return get_process_client(self._recipe)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in self.__dict__.items() if name not in self._of_process}

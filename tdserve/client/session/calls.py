@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from tdserve.base.config import TransportName, check_transport
-from tdserve.base.deadline import Deadline, grace_s
+from tdserve.base.deadline import Deadline, compute_grace_s
 from tdserve.base.errors import (
     ClosedError,
     ConnectError,
@@ -26,7 +26,7 @@ from tdserve.client.session.catalog_client import CatalogClient, check_wait_s
 from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
-from tdserve.client.session.timeouts import min_channel_s
+from tdserve.client.session.timeouts import compute_min_channel_s
 from tdserve.rules.channel_transports import check_available
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
@@ -165,7 +165,7 @@ class SessionClient:
             TransportError, ServerBusyError: It still failed when the time was up.
             TDServeError: The server's answer.
         """
-        take_number = self.requests.next if request is None else lambda: request
+        take_number = self.requests.take_number if request is None else lambda: request
         backoff_s = RETRY_BACKOFF_S
         unreached: ConnectError | None = None
         try:
@@ -263,12 +263,12 @@ class SessionClient:
             session = self._open_session(deadline)
         remaining_s = deadline.remaining_s
         if remaining_s is not None and remaining_s < CONNECT_TIMEOUT_S:
-            session.connect_timeout_s = max(remaining_s, min_channel_s(deadline))
+            session.connect_timeout_s = max(remaining_s, compute_min_channel_s(deadline))
         return session
 
     def _open_session(self, deadline: Deadline) -> Session:
         remaining_s = deadline.remaining_s
-        wait_s = self.timeout_s if remaining_s is None else max(remaining_s, grace_s(deadline.timeout_s))
+        wait_s = self.timeout_s if remaining_s is None else max(remaining_s, compute_grace_s(deadline.timeout_s))
         with self._lock:
             session = self._session
             if session is not None and not session.is_lost:  # another thread was faster

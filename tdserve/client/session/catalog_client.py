@@ -23,7 +23,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     TDServeError,
 )
-from tdserve.base.ids import check_store_name, new_client_id
+from tdserve.base.ids import check_store_name, make_client_id
 from tdserve.client.session.description import StoreDescription, from_message
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection
@@ -74,7 +74,7 @@ class CatalogClient:
         self.is_closed = False
         self.missing_names = MissingNames(self._names_around)
         self.connection = ControlConnection(address, token=token)
-        self.client_id = new_client_id()
+        self.client_id = make_client_id()
         self.requests = RequestNumbers()
 
     @property
@@ -148,7 +148,7 @@ class CatalogClient:
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), timeout_s=wait_s)
         return from_message(self.call("DescribeStore", request, timeout_s=timeout_s))
 
-    def fingerprint(self, name: str, *, timeout_s: float | None = None) -> bytes:
+    def get_fingerprint(self, name: str, *, timeout_s: float | None = None) -> bytes:
         """Returns the current fingerprint of a store's structure. Raises StoreNotFoundError."""
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
         return bytes(self.call("DescribeStore", request, timeout_s=timeout_s).fingerprint)
@@ -166,7 +166,7 @@ class CatalogClient:
         """Deletes a store; see ``Client.delete``."""
         self.change("DeleteStore", control_pb2.DeleteStoreRequest(name=check_store_name(name)))
 
-    def server_stats(self) -> control_pb2.GetStatsResponse:
+    def get_server_stats(self) -> control_pb2.GetStatsResponse:
         """Returns the server's own figures: workers, sessions, bytes by transport."""
         stats: control_pb2.GetStatsResponse = self.call("GetStats", control_pb2.GetStatsRequest())
         return stats

@@ -229,7 +229,7 @@ class ContentChannels:
             self.replace(number - 1, "the server has lost it", waits=False)
         current = self.current
         if current.number != number:
-            raise _replaced_error(number, "it was lost")
+            raise _make_replaced_error(number, "it was lost")
         return current
 
     def feed(self, entry: control_pb2.Rendezvous) -> None:
@@ -254,7 +254,7 @@ class ContentChannels:
             if lost.is_open:
                 self._broken.append(self._clock())
             self.current = self._next(number + 1)
-        error = _replaced_error(number, reason)
+        error = _make_replaced_error(number, reason)
         if waits and lost.is_open:
             lost.lose(error)
         else:
@@ -281,5 +281,5 @@ class ContentChannels:
         )
 
 
-def _replaced_error(number: int, reason: str) -> TransferAbortedError:
+def _make_replaced_error(number: int, reason: str) -> TransferAbortedError:
     return TransferAbortedError(transfer=0, reason=f"channel {number} was replaced by another: {reason}")

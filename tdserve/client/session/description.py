@@ -146,7 +146,7 @@ class StoreDescription:
         """Returns the structure as a tree with a line for each entry; of a replay that of one row."""
         rows = f"{self.num_rows} of {self.capacity} rows" if self.capacity else f"{self.num_rows} rows"
         what = f"one row, {rows}" if self.kind == "replay" else rows
-        return structure_text.tree(f"{self.name} ({self.kind}, {what}, {self.nbytes} bytes)", self.spec.root)
+        return structure_text.format_tree(f"{self.name} ({self.kind}, {what}, {self.nbytes} bytes)", self.spec.root)
 
     def composite(self) -> Any:
         """Returns the structure as a ``torchrl.data.Composite``.
@@ -154,7 +154,7 @@ class StoreDescription:
         Raises:
             NotSupportedError: torchrl is not installed; the error says how to install it.
         """
-        return structure_text.composite(self.spec.root)
+        return structure_text.make_composite(self.spec.root)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns everything that JSON can represent; the spec as a list of its leaves."""
@@ -179,7 +179,7 @@ def _show_leaf(leaf: ValueLeaf) -> dict[str, Any]:
     return {"dtype": leaf.ragged.dtype, "shape": [*leaf.batch_size, *leaf.ragged.shape]}
 
 
-def version_info(message: control_pb2.VersionInfo) -> VersionInfo:
+def read_version_info(message: control_pb2.VersionInfo) -> VersionInfo:
     """Reads the server's message about one version."""
     metadata = decode_bytes(message.metadata) if message.metadata else {}
     return VersionInfo(message.version, message.nbytes, message.created_s, metadata)
@@ -188,7 +188,7 @@ def version_info(message: control_pb2.VersionInfo) -> VersionInfo:
 def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
     """Reads the server's message."""
     spec = codec.decode(message.spec)
-    versions = tuple(version_info(version) for version in message.versions)
+    versions = tuple(read_version_info(version) for version in message.versions)
     lags = message.lags if message.HasField("lags") else None
     return StoreDescription(
         name=message.name,

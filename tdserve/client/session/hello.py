@@ -6,11 +6,11 @@ import os
 import socket
 
 from tdserve.base.config import PROTOCOL_VERSION
-from tdserve.base.machine import boot_id
+from tdserve.base.machine import read_boot_id
 from tdserve.v1 import control_pb2
 
 
-def hello(client_id: bytes, *, transport: str, gpu: str) -> control_pb2.Hello:
+def make_hello(client_id: bytes, *, transport: str, gpu: str) -> control_pb2.Hello:
     """Makes the first message of a session.
 
     Args:
@@ -22,7 +22,7 @@ def hello(client_id: bytes, *, transport: str, gpu: str) -> control_pb2.Hello:
         protocol_version=PROTOCOL_VERSION,
         client_id=client_id,
         transport=transport,
-        boot_id=boot_id(),
+        boot_id=read_boot_id(),
         pid=os.getpid(),
         host=socket.gethostname(),
         takes_values=True,

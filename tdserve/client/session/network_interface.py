@@ -7,15 +7,15 @@ import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from tdserve.base.addresses import address_towards as route_towards, interface_address, resolve
-from tdserve.base.config import client_interface
+from tdserve.base.addresses import find_interface_address, find_source_address as route_towards, resolve
+from tdserve.base.config import read_client_interface
 from tdserve.base.errors import ConnectError, InvalidRequestError
 
 BEYOND = ("192.0.2.1", "2001:db8::1")
 """Addresses that no machine has: the route to them is the route to all machines that are not near."""
 
 
-def address_towards(address: str, interface: str = "") -> str:
+def find_content_address(address: str, interface: str = "") -> str:
     """Returns the address of this machine's interface for content.
 
     Args:
@@ -23,13 +23,13 @@ def address_towards(address: str, interface: str = "") -> str:
         interface: Address on which its data worker waits, if the server names it: of a host name with several addresses
             only the server knows which one was reached.
     """
-    chosen = client_interface()
+    chosen = read_client_interface()
     if chosen is not None:
-        return interface_address(chosen)
+        return find_interface_address(chosen)
     return route_towards(interface or resolve(address)[0])
 
 
-def address_for(hosts: Iterable[str], own: str, *, beyond: Sequence[str] = BEYOND) -> str:
+def find_offered_address(hosts: Iterable[str], own: str, *, beyond: Sequence[str] = BEYOND) -> str:
     """Returns the address to offer to other clients: loopback would lead those on other machines to themselves.
 
     If all are on this machine, loopback is used, where no other machine can listen.
@@ -42,7 +42,7 @@ def address_for(hosts: Iterable[str], own: str, *, beyond: Sequence[str] = BEYON
     Raises:
         ConnectError: There is no such interface; the error says what to set.
     """
-    if client_interface() is not None or not _is_loopback(own) or set(hosts) <= {socket.gethostname()}:
+    if read_client_interface() is not None or not _is_loopback(own) or set(hosts) <= {socket.gethostname()}:
         return own
     for far in beyond:
         with suppress(ConnectError):
@@ -65,7 +65,7 @@ def make_channel_error(reason: str, address: str, interface: str) -> ConnectErro
     """
     there, here = interface or "its address", "this machine"
     with suppress(ConnectError, InvalidRequestError):
-        here = address_towards(address, interface)
+        here = find_content_address(address, interface)
     remedy = (
         f"content needs gloo, which connects by ports of its own choice: {there} must be reachable from here, and "
         f"{here} (or another, by TDSERVE_INTERFACE) from there, so one published port is not enough. Put both into one "

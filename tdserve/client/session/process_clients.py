@@ -16,7 +16,7 @@ _lock = Lock()
 _clients: dict[Recipe, SessionClient] = {}
 
 
-def resident(recipe: Recipe) -> SessionClient:
+def get_process_client(recipe: Recipe) -> SessionClient:
     """Returns this process's client of an address and settings; makes it when first asked, and closes it at exit."""
     with _lock:
         found = _clients.get(recipe)

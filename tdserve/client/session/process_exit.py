@@ -15,7 +15,7 @@ _PRIORITY = 10
 _process_of: dict[Callable[[], None], int] = {}
 
 
-def before_the_end(call: Callable[[], None]) -> None:
+def call_at_exit(call: Callable[[], None]) -> None:
     """Registers a call at the exit of this process; the last one registered runs first. Sessions end in the same way.
 
     A process forked by multiprocessing exits without atexit, so the call is also registered with multiprocessing. If
@@ -29,11 +29,11 @@ def before_the_end(call: Callable[[], None]) -> None:
         Finalize(None, call, exitpriority=_PRIORITY)
 
 
-def before_executors_end(call: Callable[[], None]) -> None:
+def call_before_executors_end(call: Callable[[], None]) -> None:
     """Registers a call that runs while threads of executors still accept work: before everything else at exit.
 
     Only what ``concurrent.futures`` itself uses makes that possible. Threads of the user may still run then and add
-    more work, so register the call with ``before_the_end`` as well.
+    more work, so register the call with ``call_at_exit`` as well.
     """
     register: Any = getattr(threading, "_register_atexit", None)
     if register is None or call in _early:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from threading import Condition, Lock
 
-from tdserve.base.deadline import Deadline, grace_s
+from tdserve.base.deadline import Deadline, compute_grace_s
 from tdserve.base.errors import DeadlineExceededError
 from tdserve.v1 import control_pb2
 
@@ -53,7 +53,7 @@ class RequestNumbers:
         """The number that was given last."""
         return self._next - 1
 
-    def next(self) -> int:
+    def take_number(self) -> int:
         """Returns a number for a request that changes nothing."""
         with self._lock:
             return self._take()
@@ -74,7 +74,7 @@ class RequestNumbers:
         with self._lock:
             while len(self._writes) >= self._window:
                 remaining_s = deadline.remaining_s
-                wait_s = SIGNAL_POLL_S if remaining_s is None else remaining_s + grace_s(deadline.timeout_s)
+                wait_s = SIGNAL_POLL_S if remaining_s is None else remaining_s + compute_grace_s(deadline.timeout_s)
                 self._num_waiting += 1
                 try:
                     has_ended = self._room.wait(min(wait_s, SIGNAL_POLL_S))

@@ -26,9 +26,9 @@ from tdserve.client.session.abandoned_requests import AbandonedRequests, Brings
 from tdserve.client.session.content_channel import ContentChannel, ContentChannels
 from tdserve.client.session.control_channel import ClientControlChannel
 from tdserve.client.session.group_inbox import GroupInbox
-from tdserve.client.session.hello import hello
+from tdserve.client.session.hello import make_hello
 from tdserve.client.session.mover import ClientMover
-from tdserve.client.session.network_interface import address_towards, make_channel_error
+from tdserve.client.session.network_interface import find_content_address, make_channel_error
 from tdserve.client.session.pending import OnAnswer, OnGranted, Pending
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection, SessionStream
@@ -37,7 +37,7 @@ from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS
 from tdserve.structure.tree import Spec
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CLIENT_RANK
-from tdserve.transport.proving import session_bond
+from tdserve.transport.proving import make_session_bond
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2
@@ -114,10 +114,10 @@ class Session:
         )
         self._control_channel: ClientControlChannel | None = None
         self._frees: dict[int, Callable[[], None]] = {}
-        self.relays = SessionRelays(self.notify, self.interface)
+        self.relays = SessionRelays(self.notify, self.find_interface)
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
         self._link: SessionStream | LocalEnd = self._stream
-        said = hello(client_id, transport=transport, gpu=gpu.uuid)
+        said = make_hello(client_id, transport=transport, gpu=gpu.uuid)
         self._stream.send(control_pb2.ClientMessage(hello=said, answered=requests.report_answered()))
         try:
             self.welcome = greeting.wait(timeout_s, "Hello").welcome
@@ -131,9 +131,9 @@ class Session:
             raise
         if self.local is not None:
             return
-        bond = session_bond(self.welcome.secret, self.welcome.session, is_mail=True)
+        bond = make_session_bond(self.welcome.secret, self.welcome.session, is_mail=True)
         control_channel = ClientControlChannel(
-            self.interface, self._send_rendezvous, self._on_message, bond=bond, peer=self._peer
+            self.find_interface, self._send_rendezvous, self._on_message, bond=bond, peer=self._peer
         )
         with self._lock:
             self._control_channel = control_channel
@@ -278,7 +278,7 @@ class Session:
         """The channel for content, open or not: a request names it, and ``channel`` opens it."""
         return self._contents.current
 
-    def content_of(self, pending: Pending, accepted: control_pb2.Accepted) -> ContentChannel:
+    def find_channel(self, pending: Pending, accepted: control_pb2.Accepted) -> ContentChannel:
         """Returns the channel that carries the content of an answer.
 
         Raises:
@@ -287,7 +287,7 @@ class Session:
         pending.content = self._contents.find(accepted.channel)
         return pending.content
 
-    def channel(self, content: ContentChannel, timeout_s: float | None = None) -> Channel:
+    def get_channel(self, content: ContentChannel, timeout_s: float | None = None) -> Channel:
         """Returns the channel to the data worker; the first call that needs it waits until it is connected.
 
         Args:
@@ -374,13 +374,13 @@ class Session:
         self._lose(ConnectError(address=self.address, reason="the session was closed by this client"))
         self._stream.close()
 
-    def interface(self) -> str:
+    def find_interface(self) -> str:
         """Returns the address of this machine at which others reach this client."""
-        return address_towards(self.address, self.welcome.interface)
+        return find_content_address(self.address, self.welcome.interface)
 
     def _make_channel(self, number: int, kv_store: KVStore) -> Channel:
-        host, timeout_s = self.interface(), CONNECT_TIMEOUT_S if number else self.connect_timeout_s
-        bond = session_bond(self.welcome.secret, self.welcome.session, channel_number=number)
+        host, timeout_s = self.find_interface(), CONNECT_TIMEOUT_S if number else self.connect_timeout_s
+        bond = make_session_bond(self.welcome.secret, self.welcome.session, channel_number=number)
         end = ChannelEnd(kv_store, CLIENT_RANK, host, bond, self._peer, device=self.device, timeout_s=timeout_s)
         return open_channel(self.channel_transport, end)
 

@@ -12,12 +12,12 @@ from tdserve.structure.nodes import Entry, Node, TensorKind, TensorLeaf, ValueLe
 _INDENT = "    "
 
 
-def tree(title: str, root: Node) -> str:
+def format_tree(title: str, root: Node) -> str:
     """Returns a tree with one line for each entry and its type; a key that is no plain word is quoted."""
-    return "\n".join([f"{title}: {_describe_entry(root)}", *_lines(root, "")])
+    return "\n".join([f"{title}: {_describe_entry(root)}", *_format_lines(root, "")])
 
 
-def repr_of(header: str, root: Node, *, kind: str, device: object) -> str:
+def format_repr(header: str, root: Node, *, kind: str, device: object) -> str:
     """Returns the text of ``repr(tensordict)`` for a structure.
 
     Args:
@@ -26,10 +26,10 @@ def repr_of(header: str, root: Node, *, kind: str, device: object) -> str:
         kind: Class name.
         device: Of the tensordicts that are read; None if they have none.
     """
-    return _repr_of_node(root, kind, str(device), header)
+    return _format_node(root, kind, str(device), header)
 
 
-def composite(root: Node) -> Any:
+def make_composite(root: Node) -> Any:
     """Returns the structure as a torchrl ``Composite``: unbounded tensors, non-tensor values, -1 where rows differ.
 
     Raises:
@@ -56,13 +56,13 @@ def composite(root: Node) -> Any:
     return spec_of(root, None)
 
 
-def _lines(node: Node, indent: str) -> Iterator[str]:
+def _format_lines(node: Node, indent: str) -> Iterator[str]:
     for number, (key, entry) in enumerate(node.entries, 1):
         is_last = number == len(node.entries)
         shown = key if key.isidentifier() else repr(key)
         yield f"{indent}{'└─' if is_last else '├─'} {shown}: {_describe_entry(entry)}"
         if isinstance(entry, Node):
-            yield from _lines(entry, f"{indent}{'   ' if is_last else '│  '}")
+            yield from _format_lines(entry, f"{indent}{'   ' if is_last else '│  '}")
 
 
 def _describe_entry(entry: Entry) -> str:
@@ -85,8 +85,8 @@ def _describe_entry(entry: Entry) -> str:
     return ", ".join(words)
 
 
-def _repr_of_node(node: Node, kind: str, device: str, header: str = "") -> str:
-    fields = ",\n".join(f"{key}: {_repr_of_entry(entry, device)}" for key, entry in sorted(node.entries))
+def _format_node(node: Node, kind: str, device: str, header: str = "") -> str:
+    fields = ",\n".join(f"{key}: {_format_entry(entry, device)}" for key, entry in sorted(node.entries))
     lines = [header] if header else []
     lines.append("fields={\n" + (_indent(fields) if fields else "") + "}")
     lines.append(f"batch_size=torch.Size({list(node.shown_batch_size)})")
@@ -97,26 +97,24 @@ def _repr_of_node(node: Node, kind: str, device: str, header: str = "") -> str:
     return f"{kind}(\n" + _indent(",\n".join(lines)) + ")"
 
 
-def _repr_of_entry(entry: Entry, device: str) -> str:
+def _format_entry(entry: Entry, device: str) -> str:
     if isinstance(entry, Node):
         is_stack = entry.stack_dim is not None or entry.inner is not None
         plain = "LazyStackedTensorDict" if is_stack else "TensorDict"
-        return _repr_of_node(
-            entry, plain if entry.tensorclass is None else entry.tensorclass.rpartition(".")[2], device
-        )
+        return _format_node(entry, plain if entry.tensorclass is None else entry.tensorclass.rpartition(".")[2], device)
     place = "cpu" if device == "None" else device
     if isinstance(entry, TensorLeaf):
-        return _repr_of_tensor(list(entry.shape), place, entry.dtype)
+        return _format_tensor(list(entry.shape), place, entry.dtype)
     if entry.ragged is not None and entry.ragged.dtype:
-        return _repr_of_tensor([*entry.batch_size, *entry.ragged.shape], place, entry.ragged.dtype)
-    return _repr_of_value(entry, device)
+        return _format_tensor([*entry.batch_size, *entry.ragged.shape], place, entry.ragged.dtype)
+    return _format_value(entry, device)
 
 
-def _repr_of_tensor(shape: list[int], device: str, dtype: str) -> str:
+def _format_tensor(shape: list[int], device: str, dtype: str) -> str:
     return f"Tensor(shape=torch.Size({shape}), device={device}, dtype=torch.{dtype}, is_shared=False)"
 
 
-def _repr_of_value(leaf: ValueLeaf, device: str) -> str:
+def _format_value(leaf: ValueLeaf, device: str) -> str:
     kind = "NonTensorStack" if leaf.per_row and leaf.batch_size else "NonTensorData"
     return f"{kind}(batch_size=torch.Size({list(leaf.batch_size)}), device={device})"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdserve.base.deadline import Deadline, grace_s
+from tdserve.base.deadline import Deadline, compute_grace_s
 
 TRANSFER_GRACE_S = 1.0
 """Content that was granted just before the deadline may still arrive."""
@@ -23,31 +23,31 @@ MIN_BYTES_PER_S = 64 * 1024 * 1024
 """Content is written faster than this everywhere."""
 
 
-def min_channel_s(deadline: Deadline) -> float:
+def compute_min_channel_s(deadline: Deadline) -> float:
     """Returns how long a session's channel may take to open, whatever time the call has left: the server is there."""
     return IMMEDIATE_CHANNEL_S if deadline.timeout_s == 0 else MIN_CHANNEL_S
 
 
-def transfer_timeout_s(deadline: Deadline) -> float:
+def compute_transfer_timeout_s(deadline: Deadline) -> float:
     """Returns how long content may take that is granted now."""
     if deadline.timeout_s == 0 or deadline.remaining_s is None:
         return DEFAULT_TRANSFER_S
     return deadline.remaining_s + TRANSFER_GRACE_S
 
 
-def answer_timeout_s(deadline: Deadline, nbytes: int = 0) -> float | None:
+def compute_answer_timeout_s(deadline: Deadline, nbytes: int = 0) -> float | None:
     """Returns how long an answer may take: the server itself ends waits at the deadline.
 
     Args:
         nbytes: Size of content that the server, or the client with its permit, writes before that.
     """
     remaining_s = deadline.remaining_s
-    return None if remaining_s is None else remaining_s + grace_s(deadline.timeout_s) + nbytes / MIN_BYTES_PER_S
+    return None if remaining_s is None else remaining_s + compute_grace_s(deadline.timeout_s) + nbytes / MIN_BYTES_PER_S
 
 
-def sending_timeout_s(deadline: Deadline, nbytes: int) -> float:
+def compute_sending_timeout_s(deadline: Deadline, nbytes: int) -> float:
     """Returns how long content may take that is sent with its request."""
-    timeout_s = answer_timeout_s(deadline, nbytes)
+    timeout_s = compute_answer_timeout_s(deadline, nbytes)
     return DEFAULT_TRANSFER_S if timeout_s is None else timeout_s
 
 

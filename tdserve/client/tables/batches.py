@@ -27,7 +27,7 @@ from tdserve.base.errors import (
 from tdserve.client.content.devices import begin, resolve_device
 from tdserve.client.session.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
 from tdserve.client.session.session import Session
-from tdserve.client.tables.row_annotations import newest_version, oldest_version
+from tdserve.client.tables.row_annotations import ask_newest_version, find_oldest_version
 from tdserve.client.tables.sampling import Asked, Query, ask, replace_torn, take
 
 REQUESTS_UNDER_WAY = 2
@@ -157,7 +157,7 @@ class Batches:
         order, max_lag = self._order, self._order.query.max_lag
         if max_lag is None:
             return True
-        newest = newest_version(order.client, self._name, Deadline.after(self._timeout_s))
+        newest = ask_newest_version(order.client, self._name, Deadline.after(self._timeout_s))
         return 0 <= newest - oldest <= max_lag  # below 0: the policy was deleted and created again
 
     def __enter__(self) -> Batches:
@@ -262,7 +262,7 @@ def _fetch(order: _Order, progress: _Progress) -> None:
             for _ in range(order.num_batches - len(batches)):  # a limiter grants fewer than requested
                 order.room.release()
             for batch in batches:
-                oldest = 0 if order.query.max_lag is None else oldest_version(batch)
+                oldest = 0 if order.query.max_lag is None else find_oldest_version(batch)
                 _put(order, (time.monotonic(), oldest, begin(batch, order.device)))
             progress.record_progress()
     except DeadlineExceededError as error:  # reported first: cancelling the others takes as long again
@@ -274,7 +274,7 @@ def _fetch(order: _Order, progress: _Progress) -> None:
 
 def _ask(order: _Order, session: Session) -> tuple[int, Asked, Deadline]:
     """Sends a request with the room that was reserved for it; returns the room if that fails."""
-    request = order.client.requests.next()
+    request = order.client.requests.take_number()
     deadline = Deadline.after(order.timeout_s)
     try:
         asked = ask(

@@ -12,7 +12,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, SelectionError
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import encode_few_bytes
 from tdserve.rules.replay.plans import check_priorities
@@ -32,7 +32,7 @@ def change(client: SessionClient, name: str, deadline: Deadline, **body: Any) ->
     def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
         asked = control_pb2.ChangeRequest(store=name, timeout_s=deadline.remaining_s, **body)
         pending = session.send(request, change=asked)
-        return pending.wait(answer_timeout_s(deadline), f"a change of {name!r}").done
+        return pending.wait(compute_answer_timeout_s(deadline), f"a change of {name!r}").done
 
     return client.call(attempt, deadline, request=client.requests.begin_change())
 
@@ -43,7 +43,7 @@ def change_priorities(
     """Changes the priorities of rows; returns how many of them were skipped.
 
     Args:
-        messages: From ``priorities_messages``. All of them are checked before the first one changes anything.
+        messages: From ``encode_priorities``. All of them are checked before the first one changes anything.
     """
     if len(messages) > 1:
         for message in messages:
@@ -54,7 +54,7 @@ def change_priorities(
     return sum(change(client, name, deadline, priorities=message).num_skipped for message in messages)
 
 
-def row_numbers(rows: Any) -> NDArray[np.int64]:
+def to_row_numbers(rows: Any) -> NDArray[np.int64]:
     """Returns row numbers that are given as a sampled batch, a tensor, an array, a list, or one number.
 
     Raises:
@@ -75,7 +75,7 @@ def row_numbers(rows: Any) -> NDArray[np.int64]:
     return numbers
 
 
-def priorities_messages(rows: Any, priority: Any, generation: Any) -> list[control_pb2.Priorities]:
+def encode_priorities(rows: Any, priority: Any, generation: Any) -> list[control_pb2.Priorities]:
     """Encodes new priorities of rows, ``MAX_MESSAGE_ROWS`` in each message.
 
     Args:
@@ -86,9 +86,9 @@ def priorities_messages(rows: Any, priority: Any, generation: Any) -> list[contr
     Raises:
         InvalidRequestError: The numbers of rows, priorities or generations differ, or a priority is invalid.
     """
-    numbers = row_numbers(rows)
-    priorities = np.minimum(as_priorities(priority, len(numbers)), np.finfo(np.float32).max).astype("<f4")
-    generations = generations_of(rows, generation, len(numbers))
+    numbers = to_row_numbers(rows)
+    priorities = np.minimum(to_priorities(priority, len(numbers)), np.finfo(np.float32).max).astype("<f4")
+    generations = to_generations(rows, generation, len(numbers))
 
     def message(part: slice) -> control_pb2.Priorities:
         return control_pb2.Priorities(
@@ -101,7 +101,7 @@ def priorities_messages(rows: Any, priority: Any, generation: Any) -> list[contr
     return [message(slice(begin, begin + MAX_MESSAGE_ROWS)) for begin in begins]
 
 
-def generations_of(rows: Any, generation: Any, num_rows: int) -> NDArray[np.uint32]:
+def to_generations(rows: Any, generation: Any, num_rows: int) -> NDArray[np.uint32]:
     """Returns the lower halves of the rows' generations, which suffice and keep messages short; none if none are given.
 
     Args:
@@ -115,7 +115,7 @@ def generations_of(rows: Any, generation: Any, num_rows: int) -> NDArray[np.uint
         generation = rows.get(GENERATION_KEY, None)
     if generation is None:
         return np.zeros(0, "<u4")
-    generations = row_numbers(generation).astype("<u4")
+    generations = to_row_numbers(generation).astype("<u4")
     if len(generations) not in (1, num_rows):
         reason = f"{len(generations)} generations for {num_rows} rows"
         raise InvalidRequestError(argument="generation", reason=reason)
@@ -128,7 +128,7 @@ def is_batch(rows: Any) -> bool:
     return hasattr(rows, "keys") and not isinstance(rows, (np.ndarray, list, tuple))
 
 
-def as_priorities(priority: Any, num_rows: int) -> NDArray[np.float64]:
+def to_priorities(priority: Any, num_rows: int) -> NDArray[np.float64]:
     """Returns checked priorities: one per row, or a single one.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tdserve.base.deadline import Deadline
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.v1 import control_pb2
 
 
@@ -45,6 +45,6 @@ def ask_counts(client: SessionClient, table: str, deadline: Deadline) -> control
     def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
         asked = control_pb2.SampleRequest(store=table, asks_counts=True)
         pending = session.send(request, sample=asked)
-        return pending.wait(answer_timeout_s(deadline), f"the number of rows of {table!r}").done
+        return pending.wait(compute_answer_timeout_s(deadline), f"the number of rows of {table!r}").done
 
     return client.call(attempt, deadline)

@@ -29,13 +29,13 @@ def destack(batch: Any, row: Spec) -> TensorDict | None:
     rows, keys = batch.tensordicts, {key for key, _ in row.root.entries}
     if any(set(each.keys()) != keys for each in rows):
         return None
-    columns = {key: _column([each.get(key) for each in rows], is_part=key in parts) for key in keys}
+    columns = {key: _destack_column([each.get(key) for each in rows], is_part=key in parts) for key in keys}
     if any(column is None for column in columns.values()):
         return None
     return TensorDict(columns, batch.batch_size[: 1 + len(row.batch_size)])
 
 
-def _column(items: list[Any], *, is_part: bool) -> Any:
+def _destack_column(items: list[Any], *, is_part: bool) -> Any:
     if is_part:
         return lazy_stack(items)
     if all(map(is_non_tensor, items)):

@@ -24,14 +24,14 @@ from tdserve.base.errors import CapacityError, ClosedError, RequestError, TDServ
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.process_exit import before_executors_end, before_the_end
+from tdserve.client.session.process_exit import call_at_exit, call_before_executors_end
 from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
 from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, UnknownOutcome
 from tdserve.client.tables.counts import LastCounts
 from tdserve.client.tables.parts import ExtendPart, join_requests
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
-from tdserve.messages.long_lists import columns_in
+from tdserve.messages.long_lists import find_columns
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import Captured
@@ -87,12 +87,12 @@ class ExtendCoalescer:
         self._is_sending = False
         self._is_in_line = False  # waits until the client may begin another write
         self._pid = os.getpid()
-        before_executors_end(_finish_all)
-        before_the_end(_finish_all)
+        call_before_executors_end(_finish_all)
+        call_at_exit(_finish_all)
         _coalescers.add(self)
 
     @classmethod
-    def of_table(
+    def from_table(
         cls, client: SessionClient, target: WriteTarget, settings: Settings, capacity: int, *, counts: LastCounts
     ) -> ExtendCoalescer:
         """Makes one for a table with these rules: if writers wait for a limiter, each extend is admitted by itself."""
@@ -191,7 +191,7 @@ class ExtendCoalescer:
                 self._claim_policy.take_answer(claim_request, done)
                 self._advance()  # parts that have waited for the answer
         self._counts.take(done)
-        return _indices(done)
+        return _decode_indices(done)
 
     def claim(self, captured: Captured) -> torch.Tensor | UnknownOutcome | None:
         """Writes rows without annotations as ``ClaimPolicy.extend`` does; returns None if others wait before them."""
@@ -272,7 +272,7 @@ class ExtendCoalescer:
         captured = [part.captured for part in parts]
 
         def make_outgoing(session: Session) -> Outgoing:
-            margin_nbytes = sum(len(column.data) for column in columns_in(request))
+            margin_nbytes = sum(len(column.data) for column in find_columns(request))
             return session.mover.prepare(captured, self._target, margin_nbytes=margin_nbytes)
 
         def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
@@ -304,7 +304,7 @@ class ExtendCoalescer:
             _fail(parts, error)
         else:
             self._counts.take(done.result())
-            indices = _indices(done.result())
+            indices = _decode_indices(done.result())
             begin = 0
             for part in parts:
                 part.future.set_result(indices[begin : begin + part.request.num_rows])
@@ -359,7 +359,7 @@ def _fail(parts: Sequence[ExtendPart], error: BaseException) -> None:
         part.future.set_exception(error)
 
 
-def _indices(done: control_pb2.Done) -> torch.Tensor:
+def _decode_indices(done: control_pb2.Done) -> torch.Tensor:
     return torch.from_numpy(decode_rows(done.indices).copy())
 
 

@@ -12,7 +12,7 @@ from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import capture
 from tdserve.structure.declaring import Declared, declare_ragged, widens
-from tdserve.structure.fake_tensors import structure_of
+from tdserve.structure.fake_tensors import to_structure_capture
 from tdserve.structure.matching import quote
 from tdserve.v1 import control_pb2
 
@@ -28,7 +28,7 @@ def create_table(
 ) -> StoreDescription:
     """Creates a table of rows like ``like``; arguments and errors as of ``Client.create_replay``."""
     settings.check(capacity)
-    captured = structure_of(
+    captured = to_structure_capture(
         capture(like, store=check_store_name(name), allow_pickle=client.allow_pickle, takes_structure=True)
     )
     for path, leaf in captured.spec.values:

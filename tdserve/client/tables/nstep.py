@@ -61,7 +61,7 @@ class NStep:
         if isinstance(self.gamma, bool) or not isinstance(self.gamma, (int, float)) or not 0 <= self.gamma <= 1:
             raise InvalidRequestError(argument="gamma", reason=f"{self.gamma!r} is not a number from 0 to 1")
 
-    def window(self, spec: Spec) -> NStepWindow:
+    def make_window(self, spec: Spec) -> NStepWindow:
         """Makes the window that converts the rows of one stream.
 
         Args:
@@ -72,13 +72,15 @@ class NStep:
                 another key.
         """
         tensors = dict(spec.tensors)
-        following = _path(self.next_key, "next_key") or ("next",)
+        following = _check_path(self.next_key, "next_key") or ("next",)
         if not any(path[: len(following)] == following for path in tensors):
-            raise _refusal("next_key", f"the rows have no tensors at {quote(following)}")
-        reward = _path(self.reward_key, "reward_key") or _first(tensors, ((*following, "reward"), ("reward",)))
+            raise _make_refusal("next_key", f"the rows have no tensors at {quote(following)}")
+        reward = _check_path(self.reward_key, "reward_key") or _find_first(
+            tensors, ((*following, "reward"), ("reward",))
+        )
         _check_reward(tensors.get(reward), reward)
-        done = _path(self.done_key, "done_key")
-        ends = (done,) if done else _default_ends(tensors, following)
+        done = _check_path(self.done_key, "done_key")
+        ends = (done,) if done else _find_default_ends(tensors, following)
         for path in ends:
             _check_end(tensors.get(path), path)
         original = (*reward[:-1], "original_reward")
@@ -97,8 +99,8 @@ class NStep:
                 moving=tuple(number[path] for path in tensors if moves(path)),
                 moving_values=tuple(place for place, (path, _) in enumerate(spec.values) if moves(path)),
                 original=number.get(original) if tensors.get(original) == tensors[reward] else None,
-                steps=_number(tensors, ("steps_to_next_obs",), (*_FLOATS, "int16", "int32", "int64")),
-                gamma=_number(tensors, ("gamma",), _FLOATS),
+                steps=_find_number(tensors, ("steps_to_next_obs",), (*_FLOATS, "int16", "int32", "int64")),
+                gamma=_find_number(tensors, ("gamma",), _FLOATS),
             ),
             is_scalar=math.prod(tensors[reward].shape) == 1,
         )
@@ -188,23 +190,23 @@ class NStepWindow:
         if places.steps is not None:
             leaves[places.steps].copy_(torch.tensor(num_steps, device="cpu"))
         if places.gamma is not None:
-            leaves[places.gamma].copy_(_exact(self._weights[num_steps]))
+            leaves[places.gamma].copy_(_to_exact(self._weights[num_steps]))
         if places.original is not None:
             leaves[places.original].copy_(leaves[places.reward])
         if num_steps == 1:
             return
         # Not fill_, which refuses sums that a narrow type represents as infinity.
-        leaves[places.reward].copy_(_exact(row.sum) if self._is_scalar else row.sum)
+        leaves[places.reward].copy_(_to_exact(row.sum) if self._is_scalar else row.sum)
         copy_leaves([leaves[place] for place in places.moving], [last.leaves[place] for place in places.moving])
         for place in places.moving_values:
             row.values[place] = last.values[place]
 
 
-def _exact(number: float) -> torch.Tensor:
+def _to_exact(number: float) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.float64, device="cpu")
 
 
-def _path(key: Key | None, argument: str) -> Path | None:
+def _check_path(key: Key | None, argument: str) -> Path | None:
     if key is None:
         return None
     path = (key,) if isinstance(key, str) else key
@@ -213,15 +215,15 @@ def _path(key: Key | None, argument: str) -> Path | None:
     return path
 
 
-def _first(tensors: dict[Path, TensorLeaf], paths: tuple[Path, ...]) -> Path:
+def _find_first(tensors: dict[Path, TensorLeaf], paths: tuple[Path, ...]) -> Path:
     return next((path for path in paths if path in tensors), paths[-1])
 
 
-def _number(tensors: dict[Path, TensorLeaf], path: Path, dtypes: tuple[str, ...]) -> int | None:
+def _find_number(tensors: dict[Path, TensorLeaf], path: Path, dtypes: tuple[str, ...]) -> int | None:
     return list(tensors).index(path) if path in tensors and tensors[path].dtype in dtypes else None
 
 
-def _default_ends(tensors: dict[Path, TensorLeaf], following: Path) -> tuple[Path, ...]:
+def _find_default_ends(tensors: dict[Path, TensorLeaf], following: Path) -> tuple[Path, ...]:
     for above in (following, ()):
         found = tuple((*above, name) for name in _ENDS if (*above, name) in tensors)
         if found:
@@ -231,17 +233,19 @@ def _default_ends(tensors: dict[Path, TensorLeaf], following: Path) -> tuple[Pat
 
 def _check_reward(leaf: TensorLeaf | None, path: Path) -> None:
     if leaf is None:
-        raise _refusal("reward_key", f"the rows have no tensor at {quote(path)}")
+        raise _make_refusal("reward_key", f"the rows have no tensor at {quote(path)}")
     if leaf.dtype not in _FLOATS:
-        raise _refusal("reward_key", f"the rewards at {quote(path)} are {leaf.dtype}, which rounds discounted sums")
+        raise _make_refusal(
+            "reward_key", f"the rewards at {quote(path)} are {leaf.dtype}, which rounds discounted sums"
+        )
 
 
 def _check_end(leaf: TensorLeaf | None, path: Path) -> None:
     if leaf is None:
-        raise _refusal("done_key", f"the rows have no tensor at {quote(path)}")
+        raise _make_refusal("done_key", f"the rows have no tensor at {quote(path)}")
     if math.prod(leaf.shape) != 1:
-        raise _refusal("done_key", f"{quote(path)} has {math.prod(leaf.shape)} elements, and a row one end")
+        raise _make_refusal("done_key", f"{quote(path)} has {math.prod(leaf.shape)} elements, and a row one end")
 
 
-def _refusal(argument: str, reason: str) -> InvalidRequestError:
+def _make_refusal(argument: str, reason: str) -> InvalidRequestError:
     return InvalidRequestError(argument="n_step", reason=f"{reason}; pass {argument}= to NStep")

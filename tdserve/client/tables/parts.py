@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.client.content.value_blocks import joinable_nbytes
-from tdserve.messages.long_lists import columns_in
+from tdserve.client.content.value_blocks import compute_joinable_nbytes
+from tdserve.messages.long_lists import find_columns
 from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2
 
@@ -40,7 +40,7 @@ class ExtendPart(NamedTuple):
     number: int | None = None
 
     @classmethod
-    def of(
+    def from_request(
         cls,
         captured: Captured,
         request: control_pb2.ExtendRequest,
@@ -50,7 +50,7 @@ class ExtendPart(NamedTuple):
     ) -> ExtendPart:
         """Makes a part that is under way: its future cannot be cancelled."""
         what = f"an extend of {request.store!r} by {request.num_rows} rows"
-        nbytes = joinable_nbytes(captured.spec, captured.values)
+        nbytes = compute_joinable_nbytes(captured.spec, captured.values)
         future: Future[torch.Tensor] = Future()
         future.set_running_or_notify_cancel()
         return cls(captured, request, deadline, what, future, nbytes is None, nbytes or 0, number)
@@ -64,7 +64,7 @@ class ExtendPart(NamedTuple):
     def is_plain(self) -> bool:
         """Whether its rows have no annotations."""
         said = self.request
-        return not (said.keys or columns_in(said))
+        return not (said.keys or find_columns(said))
 
     def fits(self, other: ExtendPart) -> bool:
         """Returns whether both may share a request."""

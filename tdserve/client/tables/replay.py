@@ -9,7 +9,7 @@ from tdserve.client.content.devices import to_device
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad
 from tdserve.client.tables.batches import Batches
-from tdserve.client.tables.changes import change_priorities, priorities_messages
+from tdserve.client.tables.changes import change_priorities, encode_priorities
 from tdserve.client.tables.sampling import Query, check_num_rows, draw_whole_rows
 from tdserve.client.tables.table import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_rows
@@ -165,7 +165,7 @@ class ReplayHandle(TableHandle):
             SelectionError: A row is out of range, or not live. Nothing was changed.
         """
         check_real("writing priorities", ROWS)
-        messages = priorities_messages(index, priority, generation)
+        messages = encode_priorities(index, priority, generation)
         deadline = self._client.deadline(timeout_s)
 
         def update() -> int:

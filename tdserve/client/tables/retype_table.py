@@ -33,7 +33,7 @@ def retype(client: SessionClient, name: str, row: Spec, batch: Any) -> StoreDesc
     Returns:
         The table's description, for rows that may fit now; None if it is what the caller has already.
     """
-    found = current_description(client, name, row)
+    found = find_current_description(client, name, row)
     if found is not None:
         return found
     spec = widen_row(row, capture(batch, store=name, allow_pickle=client.allow_pickle))
@@ -53,7 +53,7 @@ def retype(client: SessionClient, name: str, row: Spec, batch: Any) -> StoreDesc
     try:
         client.catalog.change("CreateStore", request, timeout_s=client.timeout_s)
     except (StoreExistsError, StoreNotFoundError):
-        return current_description(client, name, row)  # another client was faster
+        return find_current_description(client, name, row)  # another client was faster
     return client.catalog.describe(name, timeout_s=0)
 
 
@@ -70,7 +70,7 @@ def was_densified(batch: Any, taken: Spec) -> bool:
     return any(path in dense and leaf.ragged is not None and leaf.ragged.form in forms for path, leaf in found)
 
 
-def current_description(client: SessionClient, name: str, row: Spec) -> StoreDescription | None:
+def find_current_description(client: SessionClient, name: str, row: Spec) -> StoreDescription | None:
     """Returns the description of a table that was recreated for rows that differ; None if it was not.
 
     Raises:

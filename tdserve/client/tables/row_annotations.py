@@ -9,11 +9,11 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError
-from tdserve.base.integers import LARGEST, integer_of
+from tdserve.base.integers import LARGEST, to_integer
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s
-from tdserve.client.tables.changes import as_priorities
+from tdserve.client.session.timeouts import compute_answer_timeout_s
+from tdserve.client.tables.changes import to_priorities
 from tdserve.messages.content import POLICY_VERSION_KEY
 from tdserve.rules.replay.settings import Settings
 from tdserve.v1 import control_pb2
@@ -28,12 +28,12 @@ def set_row_annotations(
         InvalidRequestError: One is invalid, has neither one element nor one per row, or is not supported by the table.
     """
     if priority is not None:
-        request.priorities.data = as_priorities(priority, request.num_rows).astype("<f8").tobytes()
+        request.priorities.data = to_priorities(priority, request.num_rows).astype("<f8").tobytes()
     if ends is not None:
-        request.ends.data = _flags(ends, request.num_rows)
+        request.ends.data = _encode_flags(ends, request.num_rows)
     if policy_version is not None:
         check_policy(settings, request.store, POLICY_VERSION_KEY)
-        request.policy_versions.data = _versions(policy_version, request.num_rows).tobytes()
+        request.policy_versions.data = _check_versions(policy_version, request.num_rows).tobytes()
 
 
 def check_policy(settings: Settings, store: str, argument: str) -> None:
@@ -44,7 +44,7 @@ def check_policy(settings: Settings, store: str, argument: str) -> None:
 
 def check_policy_version(version: Any) -> int:
     """Returns ``version`` if it is an integer of at least 0. Raises InvalidRequestError."""
-    number = integer_of(version)
+    number = to_integer(version)
     if number is None or not 0 <= number <= LARGEST:
         raise InvalidRequestError(argument=POLICY_VERSION_KEY, reason=f"{version!r} is not an integer from 0 on")
     return number
@@ -58,31 +58,31 @@ def parse_max_lag(max_lag: Any, settings: Settings, store: str) -> int | None:
     """
     if max_lag is None:
         return None
-    number = integer_of(max_lag)
+    number = to_integer(max_lag)
     if number is None or not 0 <= number <= LARGEST:
         raise InvalidRequestError(argument="max_lag", reason=f"{max_lag!r} is not an integer from 0 on")
     check_policy(settings, store, "max_lag")
     return number
 
 
-def newest_version(client: SessionClient, table: str, deadline: Deadline) -> int:
+def ask_newest_version(client: SessionClient, table: str, deadline: Deadline) -> int:
     """Requests the newest published version of a table's policy, 0 before the first; one message each way."""
 
     def attempt(session: Session, request: int, deadline: Deadline) -> int:
         asked = control_pb2.SampleRequest(store=table, asks_newest=True)
         pending = session.send(request, sample=asked)
-        answer = pending.wait(answer_timeout_s(deadline), f"the newest version of the policy of {table!r}")
+        answer = pending.wait(compute_answer_timeout_s(deadline), f"the newest version of the policy of {table!r}")
         return answer.done.newest_policy_version
 
     return client.call(attempt, deadline)
 
 
-def oldest_version(batch: Any) -> int:
+def find_oldest_version(batch: Any) -> int:
     """Returns the oldest policy version of a sampled batch."""
     return int(batch.get(POLICY_VERSION_KEY).min())
 
 
-def _versions(given: Any, num_rows: int) -> np.ndarray[Any, Any]:
+def _check_versions(given: Any, num_rows: int) -> np.ndarray[Any, Any]:
     if isinstance(given, (torch.Tensor, np.ndarray)) and given.ndim:
         array = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
         if array.dtype.kind not in "iu" or array.shape != (num_rows,):
@@ -95,7 +95,7 @@ def _versions(given: Any, num_rows: int) -> np.ndarray[Any, Any]:
     return np.array([check_policy_version(number)], "<i8")
 
 
-def _flags(ends: Any, num_rows: int) -> bytes:
+def _encode_flags(ends: Any, num_rows: int) -> bytes:
     flags = np.asarray(ends.detach().cpu() if hasattr(ends, "detach") else ends)
     if flags.dtype != np.bool_ or flags.size not in (1, num_rows):
         raise InvalidRequestError(argument="ends", reason=f"{flags.dtype} {list(flags.shape)} is not bool [{num_rows}]")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tdserve.base.errors import InvalidRequestError
 from tdserve.structure.build import build
 from tdserve.structure.rows import RowSlots, copy_leaves
-from tdserve.structure.torch_types import indexable
+from tdserve.structure.torch_types import to_indexable
 from tdserve.structure.tree import Spec
 
 MAX_JOINED_BYTES = 4 * 1024 * 1024
@@ -160,7 +160,7 @@ class RowBuffer:
         self._batch_spec = spec.with_device(None).prepend((1,)).with_values_per_row()
         join_bytes = min(MAX_JOINED_BYTES, max_bytes // 4)
         self._budget_bytes = max_bytes - join_bytes
-        row_bytes = max(RowSlots.nbytes(spec, 1), 1)
+        row_bytes = max(RowSlots.compute_nbytes(spec, 1), 1)
         if 2 * row_bytes > self._budget_bytes:
             reason = f"{max_bytes} bytes do not hold two rows of {row_bytes} bytes each, and a quarter for sending"
             raise InvalidRequestError(argument="max_bytes", reason=reason)
@@ -198,7 +198,7 @@ class RowBuffer:
         waiting = (page.times_s[page.num_taken] for page in self._pages if page.num_taken < page.num_rows)
         return next(waiting, math.inf)
 
-    def page(self, stream: int, values_nbytes: int = 0) -> Page | None:
+    def find_page(self, stream: int, values_nbytes: int = 0) -> Page | None:
         """Returns the page for the next row; None if there is no room for it.
 
         Args:
@@ -302,4 +302,4 @@ class RowBuffer:
 
 
 def _join(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([indexable(piece) for piece in pieces]).view(pieces[0].dtype)
+    return torch.cat([to_indexable(piece) for piece in pieces]).view(pieces[0].dtype)

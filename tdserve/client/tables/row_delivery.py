@@ -39,7 +39,7 @@ class RowDestination(Protocol):
         """Returns figures of the table; raises if the server cannot be reached for as long as its client waits."""
 
 
-def most_rows(table: RowDestination) -> int:
+def compute_max_rows(table: RowDestination) -> int:
     """Returns the largest number of rows of a batch."""
     return table.settings.limiter.max_batch_rows(table.capacity)
 

@@ -25,10 +25,10 @@ from tdserve.base.errors import (
     RequestError,
     WriterFailedError,
 )
-from tdserve.client.session.process_exit import before_the_end
+from tdserve.client.session.process_exit import call_at_exit
 from tdserve.client.tables.nstep import NStepWindow
 from tdserve.client.tables.row_buffer import NO_VERSION, Batch, Page, RowBuffer
-from tdserve.client.tables.row_delivery import Delivery, RowDestination, most_rows
+from tdserve.client.tables.row_delivery import Delivery, RowDestination, compute_max_rows
 from tdserve.structure.tree import Spec
 
 PROBE_S = 2.0
@@ -87,7 +87,7 @@ class RowSender:
         self._max_bytes = max_bytes
         self._window = window
         self._num_held = int(window is None or window.n == 1)  # else open rows are held back
-        self._buffer = RowBuffer(spec, page_rows=min(batch, most_rows(table)), max_bytes=max_bytes)
+        self._buffer = RowBuffer(spec, page_rows=min(batch, compute_max_rows(table)), max_bytes=max_bytes)
         self._batch = self._buffer.page_rows
         self._delivery = Delivery(table, batch=self._batch, num_joined=self._buffer.num_joined)
         if window is not None and self._buffer.max_rows < window.n + 2 * self._batch:
@@ -110,7 +110,7 @@ class RowSender:
         self._work = Condition(self._lock)
         self._progress = Condition(self._lock)
         self._thread = Thread(target=self._run, name=f"tdserve-writer-{table.name}-{self._stream}", daemon=True)
-        before_the_end(_drain_all)
+        call_at_exit(_drain_all)
         _RUNNING.add(self)
         self._thread.start()
 
@@ -229,7 +229,7 @@ class RowSender:
         """Waits for the end of the thread."""
         self._thread.join(timeout_s)
 
-    def account(self) -> str:
+    def describe_progress(self) -> str:
         """Describes what is under way, for messages."""
         under_way = self.num_sent - self.num_acknowledged
         waiting = self.num_appended - self.num_sent
@@ -238,7 +238,7 @@ class RowSender:
     def _find_page(self, values_nbytes: int, timeout_s: float | None) -> Page:
         """Returns the page for the next row; waits for room."""
         self._check_open()
-        page = self._buffer.page(self._stream, values_nbytes)
+        page = self._buffer.find_page(self._stream, values_nbytes)
         if page is None:
             self._num_blocked += 1
             deadline = Deadline.after(timeout_s)
@@ -246,7 +246,7 @@ class RowSender:
                 while page is None:
                     self._wake()
                     self._wait(deadline, "room for a row")
-                    page = self._buffer.page(self._stream, values_nbytes)
+                    page = self._buffer.find_page(self._stream, values_nbytes)
             finally:
                 self._num_blocked -= 1
         self._page = page
@@ -283,7 +283,7 @@ class RowSender:
         """Waits for any progress. Raises if there was none in time, or can be none."""
         remaining_s = deadline.remaining_s
         if remaining_s == 0.0:
-            what = f"{what} (writer of table {self._table.name!r}: {self.account()})"
+            what = f"{what} (writer of table {self._table.name!r}: {self.describe_progress()})"
             raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
         self._progress.wait(PROBE_S if remaining_s is None else min(remaining_s, PROBE_S))
         self._check_open()

@@ -19,7 +19,7 @@ from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.mover import WantedRows
 from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s, may_expect
+from tdserve.client.session.timeouts import compute_answer_timeout_s, may_expect
 from tdserve.client.transfers.download import Posted, post
 from tdserve.client.transfers.read import finish_posted
 from tdserve.messages.content import (
@@ -28,14 +28,14 @@ from tdserve.messages.content import (
     INDEX_KEY,
     MAX_SAMPLE_ROWS,
     SLICE_END_KEY,
-    rows_layout,
+    make_rows_layout,
 )
 from tdserve.messages.layout import Layout
-from tdserve.rules.tags import tag_of
+from tdserve.rules.tags import make_tag
 from tdserve.structure.build import build
 from tdserve.structure.independent_views import make_independent_views
 from tdserve.structure.stacks.elements import with_one_value
-from tdserve.structure.torch_types import indexable
+from tdserve.structure.torch_types import to_indexable
 from tdserve.structure.tree import Path, Spec, TensorLeaf
 from tdserve.v1 import content_pb2, control_pb2
 
@@ -88,7 +88,7 @@ class Query:
     device: Any = None
     replaces_torn: bool = False
 
-    def message(self, num_rows: int, num_batches: int, timeout_s: float | None) -> control_pb2.SampleRequest:
+    def make_message(self, num_rows: int, num_batches: int, timeout_s: float | None) -> control_pb2.SampleRequest:
         """Makes the request for batches of ``num_rows``."""
         message = control_pb2.SampleRequest(
             store=self.name,
@@ -109,9 +109,9 @@ class Query:
             message.group_by.parts.extend(self.group_by)
         return message
 
-    def layout(self, num_rows: int) -> Layout:
+    def make_layout(self, num_rows: int) -> Layout:
         """Returns the layout of so many rows."""
-        return rows_layout(self.stored, num_rows, self.added)
+        return make_rows_layout(self.stored, num_rows, self.added)
 
 
 class Sampled:
@@ -126,16 +126,16 @@ class Sampled:
 
     def __init__(self, content: Content, query: Query) -> None:
         received = content.columns
-        self.tensors: dict[Path, torch.Tensor] = received.leaves()
+        self.tensors: dict[Path, torch.Tensor] = received.get_leaves()
         shown = (INDEX_KEY, GENERATION_KEY, *query.added)
         if SLICE_END_KEY in query.added:
             has_flag = _TRUNCATED in self.tensors
             if has_flag:
-                self.tensors[_TRUNCATED][received.trailing(SLICE_END_KEY)] = True
+                self.tensors[_TRUNCATED][received.get_trailing(SLICE_END_KEY)] = True
             if has_flag or SLICE_END_KEY in dict(content.spec.root.entries):
                 shown = tuple(name for name in shown if name != SLICE_END_KEY)
         self.spec = _with_added_keys(content.spec, shown)
-        self.tensors.update({(name,): received.trailing(name) for name in shown})
+        self.tensors.update({(name,): received.get_trailing(name) for name in shown})
         self.values = content.values
         self._pad = query.pad
         self._stored = query.stored
@@ -151,7 +151,7 @@ class Sampled:
     def replace(self, positions: torch.Tensor, rows: Sampled) -> None:
         """Puts other rows at these positions."""
         for path, tensor in self.tensors.items():
-            indexable(tensor)[positions] = indexable(rows.tensors[path])
+            to_indexable(tensor)[positions] = to_indexable(rows.tensors[path])
         for path, values in self.values.items():
             for position, value in zip(positions.tolist(), rows.values[path], strict=True):
                 values[position] = value
@@ -220,14 +220,14 @@ def ask(
 ) -> Asked:
     """Sends the request for a sample; starts to receive if the size of the content is known."""
     expected = _expect_messages(session, query, num_rows * num_batches) if may_expect(deadline) else ()
-    message = query.message(num_rows, num_batches, deadline.remaining_s)
+    message = query.make_message(num_rows, num_batches, deadline.remaining_s)
     message.message_nbytes.extend(expected)
     if not expected:
         return Asked(message, session.send(request, sample=message), None)
     pending = session.send(request, content=session.content, sample=message)
     # After the request: a receive wakes the server's process too, which takes longer than the request itself.
-    layout = query.layout(num_rows * num_batches)
-    return Asked(message, pending, post(layout, session, pending, tag_of(request), client.pool, device=query.device))
+    layout = query.make_layout(num_rows * num_batches)
+    return Asked(message, pending, post(layout, session, pending, make_tag(request), client.pool, device=query.device))
 
 
 def _expect_messages(session: Session, query: Query, total: int) -> tuple[int, ...]:
@@ -237,7 +237,7 @@ def _expect_messages(session: Session, query: Query, total: int) -> tuple[int, .
     """
     if session.is_renewing or query.stored.values or not query.is_exact:
         return ()
-    message_nbytes = query.layout(total).message_nbytes
+    message_nbytes = query.make_layout(total).message_nbytes
     return message_nbytes if sum(message_nbytes) > session.mover.inline_bytes else ()
 
 
@@ -260,7 +260,7 @@ def take(
     stored = query.stored
     if posted is not None:
         total = message.num_rows * message.num_batches
-        spec, layout = on_cpu(stored.with_rows(total)), query.layout(total)
+        spec, layout = on_cpu(stored.with_rows(total)), query.make_layout(total)
         content = finish_posted(session, pending, posted, spec=spec, layout=layout, deadline=deadline)
         if content is not None:
             return Sampled(content, query)
@@ -269,7 +269,7 @@ def take(
         pending = _ask_again(session, request, message, deadline)
         if is_over():  # checked after asking: end() either saw this request, or is seen here
             session.cancel(request)
-    answer = pending.wait(answer_timeout_s(deadline), f"a sample of {message.store!r}")
+    answer = pending.wait(compute_answer_timeout_s(deadline), f"a sample of {message.store!r}")
     reply = Reply(request, pending, answer, deadline)
     wanted = WantedRows(query.name, stored, query.added, keeps_fault=query.is_lease, device=query.device)
     return Sampled(session.mover.take_rows(reply, wanted), query)

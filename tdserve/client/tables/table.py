@@ -33,13 +33,13 @@ from tdserve.client.session.mover import WantedRows
 from tdserve.client.session.outgoing import WriteTarget
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s
-from tdserve.client.tables.changes import MAX_MESSAGE_ROWS, change, generations_of, row_numbers
+from tdserve.client.session.timeouts import compute_answer_timeout_s
+from tdserve.client.tables.changes import MAX_MESSAGE_ROWS, change, to_generations, to_row_numbers
 from tdserve.client.tables.counts import LastCounts, TableCounts, ask_counts
 from tdserve.client.tables.destack import destack
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.parts import ExtendPart
-from tdserve.client.tables.retype_table import current_description, retype, was_densified
+from tdserve.client.tables.retype_table import find_current_description, retype, was_densified
 from tdserve.client.tables.row_annotations import parse_max_lag, set_row_annotations
 from tdserve.client.tables.sampling import Query, build_rows
 from tdserve.client.tables.writer import ReplayWriter
@@ -48,7 +48,7 @@ from tdserve.messages.selection.selection import encode, parse
 from tdserve.rules.replay.sample_columns import added_columns
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import Captured, capture
-from tdserve.structure.stacks.elements import by_rows
+from tdserve.structure.stacks.elements import restack_by_rows
 from tdserve.structure.tree import Path, Spec, check_matches
 from tdserve.v1 import content_pb2, control_pb2
 
@@ -78,7 +78,7 @@ class TableHandle(ByAddress):
     def _coalescer(self) -> ExtendCoalescer:
         """Sends rows; made again when the table is."""
         target = WriteTarget(self.name, self._stored.fingerprint, self._stored, allow_pickle=self._client.allow_pickle)
-        return ExtendCoalescer.of_table(self._client, target, self.settings, self.capacity, counts=self._counts)
+        return ExtendCoalescer.from_table(self._client, target, self.settings, self.capacity, counts=self._counts)
 
     def _follow(self, description: StoreDescription) -> None:
         """Makes this the handle of the table with this description."""
@@ -168,7 +168,7 @@ class TableHandle(ByAddress):
         request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows, writer=writer)
         request.keys.extend(content_pb2.Path(parts=path) for path in keys)
         set_row_annotations(request, self.settings, priority=priority, ends=ends, policy_version=policy_version)
-        part = ExtendPart.of(captured, request, deadline, number=tried and tried.request)
+        part = ExtendPart.from_request(captured, request, deadline, number=tried and tried.request)
         if return_early or self._coalescer.is_waiting:  # these were first
             self._coalescer.submit(part)
             return part.future if return_early else part.future.result()
@@ -213,8 +213,8 @@ class TableHandle(ByAddress):
             InvalidRequestError: The table orders its rows by this key. Nothing was written.
         """
         path = check_path(key)
-        rows = row_numbers(index)
-        generations = generations_of(index, None, len(rows)).tobytes()
+        rows = to_row_numbers(index)
+        generations = to_generations(index, None, len(rows)).tobytes()
         deadline = self._client.deadline(timeout_s)
 
         def write() -> None:
@@ -241,7 +241,7 @@ class TableHandle(ByAddress):
         Raises:
             SelectionError: A row is out of range, or not live. Nothing was changed.
         """
-        rows = control_pb2.Rows(data=encode_rows(row_numbers(index)))
+        rows = control_pb2.Rows(data=encode_rows(to_row_numbers(index)))
         return self._change(timeout_s, delete=rows).num_rows
 
     def clear(self, *, reset_counts: bool = False, timeout_s: float | None = None) -> int:
@@ -333,7 +333,7 @@ class TableHandle(ByAddress):
                 timeout_s=deadline.remaining_s,
             )
             pending = session.send(request, read=asked)
-            answer = pending.wait(answer_timeout_s(deadline), f"a read of {self.name!r}")
+            answer = pending.wait(compute_answer_timeout_s(deadline), f"a read of {self.name!r}")
             reply = Reply(request, pending, answer, deadline)
             content = session.mover.take_rows(reply, WantedRows(self.name, self._stored))
             _check_whole(content, request)
@@ -393,7 +393,10 @@ class TableHandle(ByAddress):
         try:
             result = act()
         except (StoreNotFoundError, SpecMismatchError) as error:
-            if not self._is_in_use and (found := current_description(self._client, self.name, self.spec)) is not None:
+            if (
+                not self._is_in_use
+                and (found := find_current_description(self._client, self.name, self.spec)) is not None
+            ):
                 self._follow(found)
             elif isinstance(error, StoreNotFoundError) or not self._follow_recreated():
                 raise
@@ -435,7 +438,7 @@ class TableHandle(ByAddress):
             return captured, keys
         batch_size = captured.spec.batch_size
         if len(batch_size) != len(self.spec.batch_size) + 1:
-            if (rows := by_rows(batch)) is not batch:
+            if (rows := restack_by_rows(batch)) is not batch:
                 return self._capture_fitting(rows)
             expected = f"batch size {['n', *self.spec.batch_size]}"
             raise SpecMismatchError(store=self.name, key="", expected=expected, actual=str(list(batch_size)))

@@ -23,7 +23,7 @@ from tdserve.base.errors import (
 from tdserve.client.content.devices import to_device
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
-from tdserve.client.tables.changes import change, generations_of, row_numbers
+from tdserve.client.tables.changes import change, to_generations, to_row_numbers
 from tdserve.client.tables.sampling import Query, Sampled, ask, take
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import encode_few_bytes
@@ -98,8 +98,8 @@ def _give_back_later(client: SessionClient, query: Query, rows: Any) -> None:
 
 
 def _lease_message(query: Query, rows: Any) -> control_pb2.Leased:
-    numbers = row_numbers(rows)
-    generations = generations_of(rows, None, len(numbers)).tobytes()
+    numbers = to_row_numbers(rows)
+    generations = to_generations(rows, None, len(numbers)).tobytes()
     return control_pb2.Leased(rows=encode_few_bytes(numbers), consumer=query.consumer, generations=generations)
 
 

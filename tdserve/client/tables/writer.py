@@ -13,7 +13,7 @@ from typing import Any
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.integers import check_integer
-from tdserve.client.content.value_blocks import row_nbytes
+from tdserve.client.content.value_blocks import compute_row_nbytes
 from tdserve.client.handles.keys import check_path
 from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.row_annotations import check_policy, check_policy_version
@@ -105,14 +105,14 @@ class ReplayWriter:
             batch=batch,
             flush_s=flush_s,
             max_bytes=max_bytes,
-            window=n_step.window(spec) if n_step is not None else None,
+            window=n_step.make_window(spec) if n_step is not None else None,
         )
         handle._client.senders.add(self._sender)
         self._finalizer = weakref.finalize(self, self._sender.drain)
         self._finalizer.atexit = False  # the sender itself handles the exit
 
     def __repr__(self) -> str:
-        return f"<ReplayWriter {self.name!r}: {self.num_acknowledged} rows stored, {self._sender.account()}>"
+        return f"<ReplayWriter {self.name!r}: {self.num_acknowledged} rows stored, {self._sender.describe_progress()}>"
 
     @property
     def policy_version(self) -> int | None:
@@ -179,7 +179,7 @@ class ReplayWriter:
         weight = NO_PRIORITY if priority is None else _check_priority(priority)
         if self._has_values:
             values = [copy.deepcopy(value) for value in values]
-            nbytes = row_nbytes(self._spec, values, allow_pickle=self._allows_pickle)
+            nbytes = compute_row_nbytes(self._spec, values, allow_pickle=self._allows_pickle)
             self._sender.put(leaves, values, nbytes, weight, self._timeout_s, self._version)
         else:
             self._sender.put(leaves, [], 0, weight, self._timeout_s, self._version)

@@ -11,7 +11,7 @@ from tdserve.base.errors import NotLocalError
 from tdserve.base.ids import check_store_name
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.v1 import control_pb2
 
 
@@ -35,7 +35,7 @@ def adopt_folder(
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Any:
         pending = session.send(request, adopt=asked)
-        return pending.wait(answer_timeout_s(deadline), f"the adoption of {asked.path!r}")
+        return pending.wait(compute_answer_timeout_s(deadline), f"the adoption of {asked.path!r}")
 
     if client.session(deadline).transport != "shm" and client.transport != "auto":
         beside = replace(client.recipe, transport="shm", device=None).make()

@@ -9,7 +9,7 @@ import torch
 from tensordict import MemoryMappedTensor
 
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, NotSupportedError, WrongStateError
-from tdserve.base.integers import integer_of
+from tdserve.base.integers import to_integer
 from tdserve.structure.tree import Path, Spec, TensorLeaf, ValueLeaf, quote
 
 
@@ -26,7 +26,7 @@ def check_no_files(td: Any) -> None:
     """Raises WrongStateError for a leaf that is memory-mapped to a file already, as ``copy_existing=False`` asks."""
 
     def check(key: str | Path, leaf: Any) -> Any:
-        file = _file_of(leaf)
+        file = _find_file(leaf)
         if file is not None:
             path = key if isinstance(key, tuple) else (key,)
             state = f"the leaf at {quote(path)} is memory-mapped to {file} (pass copy_existing=True to copy it)"
@@ -48,7 +48,7 @@ def has_parameters(td: Any) -> bool:
     return any(found)
 
 
-def _file_of(leaf: Any) -> str | None:
+def _find_file(leaf: Any) -> str | None:
     try:
         return str(leaf.filename) if isinstance(leaf, MemoryMappedTensor) else None
     except RuntimeError:  # of anonymous memory
@@ -61,7 +61,7 @@ def check_sizes(batch_size: Sequence[int] | int) -> tuple[int, ...]:
     Raises InvalidRequestError for what is no natural number.
     """
     given = tuple(batch_size) if isinstance(batch_size, Iterable) else (batch_size,)
-    sizes = tuple(number for size in given if (number := integer_of(size)) is not None and number >= 0)
+    sizes = tuple(number for size in given if (number := to_integer(size)) is not None and number >= 0)
     if len(sizes) != len(given):
         raise InvalidRequestError(
             argument="batch_size", reason=f"{batch_size!r} has a size that is not a natural number"
@@ -85,24 +85,26 @@ def check_subpath(subpath: Any) -> Path:
     """
     if subpath is None:
         return ()
-    path = tuple(part for part in subpath.split("/") if part) if isinstance(subpath, str) else tuple(_flat(subpath))
+    path = (
+        tuple(part for part in subpath.split("/") if part) if isinstance(subpath, str) else tuple(_flatten_key(subpath))
+    )
     if not path and not isinstance(subpath, str):
         raise InvalidRequestError(argument="subpath", reason=f"{subpath!r} names nothing")
     return path
 
 
-def _flat(key: Any) -> Sequence[str]:
+def _flatten_key(key: Any) -> Sequence[str]:
     if isinstance(key, str):
         return [key]
     if not isinstance(key, tuple):
         raise InvalidRequestError(argument="subpath", reason=f"{key!r} is neither a str nor a tuple of str")
-    return [part for each in key for part in _flat(each)]
+    return [part for each in key for part in _flatten_key(each)]
 
 
 def check_mode(mode: str | None, device: Any) -> None:
     """Raises InvalidRequestError for an unknown mode, or one that contradicts ``device``."""
     if mode not in (None, "r", "r+"):
-        raise InvalidRequestError(argument="mode", reason=f"{mode!r} is none of 'r', 'r+' and None")
+        raise InvalidRequestError(argument="mode", reason=f"it must be one of 'r', 'r+' and None, got {mode!r}")
     if mode == "r+" and device is not None and parse_device(device).type not in ("cpu", "meta"):
         reason = "what 'r+' returns is the server's memory; leave device out, or mode"
         raise InvalidRequestError(argument="mode", reason=reason)
@@ -113,7 +115,7 @@ def parse_device(device: torch.device | str | int) -> torch.device:
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
 
-def device_of(out: Any, device: Any) -> Any:
+def check_device(out: Any, device: Any) -> Any:
     """Returns the device of ``out``, where its content goes. Raises InvalidRequestError if ``device`` is another."""
     if out.device is None or device is None:
         return device if out.device is None else out.device

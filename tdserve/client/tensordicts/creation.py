@@ -18,8 +18,8 @@ from tdserve.client.tensordicts.reading import open_store
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.selection.selection import EVERYTHING
 from tdserve.structure.capture import Captured, capture
-from tdserve.structure.declaring import Declared, declare_ragged, first_values, list_declared_paths, zeros_of
-from tdserve.structure.fake_tensors import structure_of, without_content
+from tdserve.structure.declaring import Declared, declare_ragged, list_declared_paths, make_first_values, make_zeros
+from tdserve.structure.fake_tensors import to_meta_capture, to_structure_capture
 from tdserve.structure.tree import Path, check_matches
 from tdserve.v1 import control_pb2
 
@@ -43,7 +43,7 @@ class NewStore:
     def fill(self, deadline: Deadline) -> int:
         """Creates the store, writes its content and returns the content version; errors as of ``init_remote``."""
         client, name = self._client, self._name
-        blank = without_content(self._captured, store=name)
+        blank = to_meta_capture(self._captured, store=name)
         captured = blank or self._captured
         request = self._options.request(name, captured.spec, control_pb2.STORE_KIND_TENSORDICT)
         if blank is not None:
@@ -105,7 +105,9 @@ class NewZeros:
         ragged: Declared,
     ) -> None:
         self._client = client
-        captured = structure_of(capture(like, store=name, allow_pickle=client.allow_pickle, takes_structure=True))
+        captured = to_structure_capture(
+            capture(like, store=name, allow_pickle=client.allow_pickle, takes_structure=True)
+        )
         self._values = captured.values
         self._sizes = check_sizes(batch_size)
         has_rows = bool(self._sizes) or ragged is not None  # else it is no row, from which others may differ
@@ -114,7 +116,7 @@ class NewZeros:
         unknown = [path for path, leaf in row.values if leaf.ragged is not None and path not in known]
         self._zeros: dict[Path, Any] = {}
         if unknown:
-            blank = capture(zeros_of(like), store=name, like=row, allow_pickle=client.allow_pickle).values
+            blank = capture(make_zeros(like), store=name, like=row, allow_pickle=client.allow_pickle).values
             self._zeros = {path: blank[path] for path in unknown}
         self._spec = row.prepend(self._sizes) if self._sizes else row
         self._request = options.request(check_store_name(name), self._spec, control_pb2.STORE_KIND_TENSORDICT)
@@ -125,7 +127,7 @@ class NewZeros:
         description, is_new = client.catalog.create(request, spec, timeout_s=deadline.remaining_s)
         if spec.values and is_new and 0 not in self._sizes:
             keys = [path for path, _ in spec.values]
-            values_only, values = first_values(spec.select(keys), self._values, self._sizes, self._zeros)
+            values_only, values = make_first_values(spec.select(keys), self._values, self._sizes, self._zeros)
             content = Captured(values_only, {}, values, {})
             write_selection(client, request.name, EVERYTHING, content, keys=keys, stored=spec, deadline=deadline)
         return StoreHandle(client, description)

@@ -19,16 +19,16 @@ from tdserve.base.errors import (
     SpecMismatchError,
 )
 from tdserve.base.ids import check_store_name
-from tdserve.client.content.fake_modes import fake_mode
+from tdserve.client.content.fake_modes import find_fake_mode
 from tdserve.client.content.padding import Pad, pad_ragged
 from tdserve.client.content.read_content import Content, Destination, on_cpu
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.live_values import show_stored, with_live_leaves
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.tensordicts.arguments import (
+    check_device,
     check_mode,
     check_part,
-    device_of,
     has_parameters,
     parse_device,
     split_name,
@@ -37,7 +37,7 @@ from tdserve.client.tensordicts.reading import open_store, show_content
 from tdserve.client.transfers.read_selection import read_selection, require_content
 from tdserve.structure.build import build, fill
 from tdserve.structure.capture import capture
-from tdserve.structure.entries import change_tensors, entry_at
+from tdserve.structure.entries import change_tensors, get_entry
 from tdserve.structure.replace_content import take_over
 from tdserve.structure.state import mark_of, mark_tensor, restore_state
 from tdserve.structure.torch_private import FakeTensor, FakeTensorMode, unset_fake_temporarily
@@ -73,9 +73,9 @@ class Loading:
             if not is_tensor_collection(self.out):
                 reason = f"an object of {type(self.out).__qualname__} is not a tensordict"
                 raise InvalidRequestError(argument="out", reason=reason)
-            self.device = device_of(self.out, self.device)
+            self.device = check_device(self.out, self.device)
         self._is_mapped = mode == "r+"
-        self._fake = fake_mode()
+        self._fake = find_fake_mode()
 
     def load(self) -> Any:
         """Reads the store and returns ``out``, or a new tensordict."""
@@ -92,9 +92,9 @@ class Loading:
                 self._find()
             content = self._fetch(device=self.device)
             if out is not None:
-                return _put(out, _part(content.build(self.device, self.pad), path), store=name)
+                return _put(out, _get_part(content.build(self.device, self.pad), path), store=name)
             td = show_content(self.client, name, content, self.device, self.pad)
-        td = _part(td, path)
+        td = _get_part(td, path)
         return td if out is None else take_over(out, td, store=name)
 
     def _find(self) -> StoreHandle:
@@ -171,8 +171,8 @@ def _show(td: Any, source: Any, store: StoreHandle, *, is_mapped: bool) -> None:
         with_live_leaves(td, store)
 
 
-def _part(td: Any, path: Path) -> Any:
-    return entry_at(td, path) if path else td
+def _get_part(td: Any, path: Path) -> Any:
+    return get_entry(td, path) if path else td
 
 
 def _put(out: Any, td: Any, *, store: str) -> Any:

@@ -9,7 +9,7 @@ from tdserve.base.errors import NotSupportedError, WrongStateError
 from tdserve.base.ids import check_store_name
 from tdserve.base.integers import check_version
 from tdserve.client.content.padding import Pad
-from tdserve.client.content.read_content import Destination, only
+from tdserve.client.content.read_content import Destination, drop_extra
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.tensordict_calls import TensorDictCalls
 from tdserve.client.session.by_address import OfProcess
@@ -127,7 +127,9 @@ class TensorDictClient(SessionClient):
                     self, check_store_name(name), deadline=deadline, keys=paths, destination=destination, device=device
                 )
             )
-            return only(show_content(self, name, content, device, pad), paths, content.spec) if out is None else out
+            return (
+                drop_extra(show_content(self, name, content, device, pad), paths, content.spec) if out is None else out
+            )
 
         return self.perform(read, return_early)
 

@@ -14,16 +14,16 @@ from tdserve.base.errors import (
     TransferAbortedError,
     TransportError,
 )
-from tdserve.client.content.columns import Received, views
-from tdserve.client.content.gpu import landing
+from tdserve.client.content.columns import Received, make_views
+from tdserve.client.content.gpu import find_landing_device
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import transfer_timeout_s
-from tdserve.messages.content import values_messages
+from tdserve.client.session.timeouts import compute_transfer_timeout_s
+from tdserve.messages.content import cut_values
 from tdserve.messages.layout import Layout, Message
-from tdserve.rules.tags import tag_of
+from tdserve.rules.tags import make_tag
 from tdserve.structure.torch_types import to_torch
 from tdserve.transport.appended import SinkBehind
 from tdserve.transport.channel import Channel, Work
@@ -65,17 +65,17 @@ def post(
     Raises:
         TDServeError: The channel is lost, or was not open in time.
     """
-    buffer = _buffer(layout, pool, landing(session.device, device))
+    buffer = _allocate(layout, pool, find_landing_device(session.device, device))
     try:
-        return _post(layout, session.channel(pending.content or session.content), tag, buffer)
+        return _post(layout, session.get_channel(pending.content or session.content), tag, buffer)
     except (TransportError, DeadlineExceededError) as error:
-        raise failure_of(session, pending, error) from error
+        raise find_failure(session, pending, error) from error
 
 
 def _post(layout: Layout, channel: Channel, tag: int, buffer: torch.Tensor) -> Posted:
     end = FlatEnd(buffer)
-    works = [channel.recv(end.direct(message), tag) for message in layout.messages]
-    return Posted(views(layout, buffer), works, channel)  # made while the server works
+    works = [channel.recv(end.find_memory(message), tag) for message in layout.messages]
+    return Posted(make_views(layout, buffer), works, channel)  # made while the server works
 
 
 def receive(
@@ -110,14 +110,14 @@ def receive(
         message = layout.messages[0]
         flat = bytearray(layout.nbytes)
         flat[message.offset : message.offset + message.nbytes] = inline
-        return Received(layout, views(layout, torch.frombuffer(flat, dtype=torch.uint8)))
+        return Received(layout, make_views(layout, torch.frombuffer(flat, dtype=torch.uint8)))
     sink: Sink
     if into is None:
-        buffer = _buffer(layout, pool, None if inline is not None else landing(session.device, device))
-        columns = views(layout, buffer)
+        buffer = _allocate(layout, pool, None if inline is not None else find_landing_device(session.device, device))
+        columns = make_views(layout, buffer)
         sink = FlatEnd(buffer)
     else:
-        trailing = (_empty(layout, number) for number in range(layout.num_leaves, len(layout.slots)))
+        trailing = (_make_empty(layout, number) for number in range(layout.num_leaves, len(layout.slots)))
         columns = [*into.tensors, *trailing]
         sink = LeafEnd(columns, contents=into.contents or (), targets=into.targets)
     if inline is not None:
@@ -125,8 +125,8 @@ def receive(
     else:
         messages: Sequence[Message] = layout.messages
         if values is not None:
-            messages, sink = (*messages, *values_messages(len(values))), SinkBehind(sink, FlatEnd(values))
-        channel = session.channel(content or session.content, timeout_s)
+            messages, sink = (*messages, *cut_values(len(values))), SinkBehind(sink, FlatEnd(values))
+        channel = session.get_channel(content or session.content, timeout_s)
         recv_messages(channel, tag, messages, sink, pool=pool, timeout_s=timeout_s)
     return Received(layout, _show_columns(layout, columns))
 
@@ -147,14 +147,14 @@ def receive_answer(
         TDServeError: Why it did not arrive; the server's own reason if it has sent one. The channel was replaced.
     """
     inline = reply.answer.done.inline if reply.answer.HasField("done") else None
-    content = None if inline is not None else session.content_of(reply.pending, reply.answer.accepted)
+    content = None if inline is not None else session.find_channel(reply.pending, reply.answer.accepted)
     try:
         return receive(
             layout,
             session,
-            tag_of(reply.request),
+            make_tag(reply.request),
             pool=pool,
-            timeout_s=transfer_timeout_s(reply.deadline),
+            timeout_s=compute_transfer_timeout_s(reply.deadline),
             inline=inline,
             content=content,
             into=into,
@@ -162,10 +162,10 @@ def receive_answer(
             device=device,
         )
     except (TransportError, DeadlineExceededError) as error:
-        raise failure_of(session, reply.pending, error) from error
+        raise find_failure(session, reply.pending, error) from error
 
 
-def _buffer(layout: Layout, pool: BufferPool, device: torch.device | None) -> torch.Tensor:
+def _allocate(layout: Layout, pool: BufferPool, device: torch.device | None) -> torch.Tensor:
     """Returns uint8 memory for the whole layout."""
     return pool.take(layout.nbytes) if device is None else torch.empty(layout.nbytes, dtype=torch.uint8, device=device)
 
@@ -177,12 +177,12 @@ def _show_columns(layout: Layout, columns: Sequence[torch.Tensor]) -> Sequence[t
     return [*columns[: layout.num_leaves], *(column.cpu() for column in columns[layout.num_leaves :])]
 
 
-def _empty(layout: Layout, number: int) -> torch.Tensor:
+def _make_empty(layout: Layout, number: int) -> torch.Tensor:
     slot = layout.slots[number]
     return torch.empty(slot.shape, dtype=to_torch(slot.dtype))
 
 
-def failure_of(session: Session, pending: Pending, error: TDServeError) -> TDServeError:
+def find_failure(session: Session, pending: Pending, error: TDServeError) -> TDServeError:
     """Returns the true reason of a broken transfer: a Failure of the server if one arrives, else the transport's error.
 
     Replaces the channel: content of this transfer may still be under way, and nobody receives it any more. A

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tdserve.client.content.leaves import leaves_of
+from tdserve.client.content.leaves import make_leaves
 from tdserve.client.content.value_blocks import may_bundle
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.writes import put_rows, put_selection, put_version
@@ -57,7 +57,7 @@ class PlacedContent(Outgoing):
         """Prepares the copying of rows, while the server still decides where they go."""
         if self._target.is_extend:
             for each in self._captured:
-                leaves_of(each, write_layout(each.spec))
+                make_leaves(each, write_layout(each.spec))
         return []
 
     def _put(self, accepted: control_pb2.Accepted) -> control_pb2.Written:

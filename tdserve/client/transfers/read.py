@@ -17,8 +17,8 @@ from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s, sending_timeout_s
-from tdserve.client.transfers.download import Posted, failure_of, receive_answer
+from tdserve.client.session.timeouts import compute_answer_timeout_s, compute_sending_timeout_s
+from tdserve.client.transfers.download import Posted, find_failure, receive_answer
 from tdserve.data.values import ReadBlock
 from tdserve.messages.layout import Layout
 from tdserve.structure.tree import Path, Spec
@@ -48,8 +48,8 @@ def finish_read(
         allow_pickle: Whether pickled values are unpickled; None: as set for the client.
     """
     accepted = reply.accepted
-    places, mismatch = (None, None) if destination is None else destination.places_for(spec, layout)
-    block = _room(client, accepted)
+    places, mismatch = (None, None) if destination is None else destination.match_places(spec, layout)
+    block = _allocate_values(client, accepted)
     received = receive_answer(
         layout,
         session,
@@ -64,7 +64,7 @@ def finish_read(
     version = received.version
     encoded = accepted.values if block is None else block.numpy().tobytes()
     spec, values, fault = try_decode_values(client, spec, encoded, keeps_fault=keeps_fault, allow_pickle=allow_pickle)
-    content = Content(spec, received.leaves(), values, version or accepted.version, accepted, received, fault)
+    content = Content(spec, received.get_leaves(), values, version or accepted.version, accepted, received, fault)
     if destination is not None:
         destination.finish(content, was_direct=places is not None)
     return content
@@ -88,7 +88,7 @@ def try_decode_values(
         return spec, {}, error
 
 
-def _room(client: SessionClient, accepted: control_pb2.Accepted) -> torch.Tensor | None:
+def _allocate_values(client: SessionClient, accepted: control_pb2.Accepted) -> torch.Tensor | None:
     """Returns memory for the block of values that follows the leaves; None if there is none."""
     return client.pool.take(accepted.values_nbytes) if accepted.values_nbytes else None
 
@@ -98,10 +98,10 @@ def finish_posted(
 ) -> Content | None:
     """Waits for content whose receives began with the request; None if the server has nothing to grant now."""
     try:
-        received = posted.finish(layout, sending_timeout_s(deadline, layout.nbytes))
+        received = posted.finish(layout, compute_sending_timeout_s(deadline, layout.nbytes))
     except (TransportError, DeadlineExceededError) as error:
-        raise failure_of(session, pending, error) from error
+        raise find_failure(session, pending, error) from error
     if received.is_void:
-        pending.wait(answer_timeout_s(deadline), "a read that found nothing to grant")
+        pending.wait(compute_answer_timeout_s(deadline), "a read that found nothing to grant")
         return None
-    return Content(spec, received.leaves(), {}, received.version, received=received)
+    return Content(spec, received.get_leaves(), {}, received.version, received=received)

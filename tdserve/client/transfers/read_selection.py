@@ -15,7 +15,7 @@ from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.mover import WantedSelection
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.messages.selection.selection import EVERYTHING, Selection
 from tdserve.structure import codec
 from tdserve.structure.tree import Path, Spec
@@ -56,7 +56,7 @@ def _attempt(
             return content
     pending = session.send(request, read=wanted.request(deadline))
     warn = partial(client.catalog.missing_names.warn, wanted.name) if spec is None else None
-    answer = pending.wait(answer_timeout_s(deadline), f"a read of {wanted.name!r}", on_slow=warn)
+    answer = pending.wait(compute_answer_timeout_s(deadline), f"a read of {wanted.name!r}", on_slow=warn)
     if answer.HasField("done") and answer.done.nothing_newer:
         return None
     reply = Reply(request, pending, answer, deadline)

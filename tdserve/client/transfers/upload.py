@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tdserve.base.errors import TransferAbortedError
-from tdserve.client.content.leaves import contents_of, source_of
+from tdserve.client.content.leaves import copy_contents, make_source
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
-from tdserve.messages.content import MIN_SENT_VALUES_BYTES, values_messages, write_layout
+from tdserve.messages.content import MIN_SENT_VALUES_BYTES, cut_values, write_layout
 from tdserve.messages.layout import Layout
 from tdserve.structure.capture import Captured
 from tdserve.transport.appended import BytesEnd, SourceBehind
@@ -52,11 +52,11 @@ class SentContent(Outgoing):
             spec = spec.with_rows(sum(each.spec.batch_size[0] for each in self._captured))
         layout = write_layout(spec, is_packed=self._target.is_packed)
         self._messages = layout.messages
-        self._source: Source = BytesEnd(b"") if self._fetch is not None else _source(self._captured, layout)
+        self._source: Source = BytesEnd(b"") if self._fetch is not None else _make_source(self._captured, layout)
         self.nbytes = self.message.nbytes = sum(layout.message_nbytes)
         if len(values) >= MIN_SENT_VALUES_BYTES and not self._target.is_packed:
             self.message.values_nbytes = len(values)
-            self._messages = (*layout.messages, *values_messages(len(values)))
+            self._messages = (*layout.messages, *cut_values(len(values)))
             self._source = SourceBehind(self._source, BytesEnd(values))
             self.nbytes += len(values)
         else:
@@ -76,20 +76,20 @@ class SentContent(Outgoing):
         if captured.spec is not self.spec and captured.spec != self.spec:
             raise TransferAbortedError(transfer=0, reason="its structure is another than that of the one before")
         self._captured = [captured]
-        self._source = _source(self._captured, write_layout(self.spec, is_packed=self._target.is_packed))
+        self._source = _make_source(self._captured, write_layout(self.spec, is_packed=self._target.is_packed))
 
     def post(self, content: ContentChannel | None, tag: int, pool: BufferPool) -> list[Work]:
         """Starts to send everything."""
         if content is None or self.is_inline:
             return []
         content.reap()
-        return start_send(self._session.channel(content), tag, self._messages, self._source, pool)
+        return start_send(self._session.get_channel(content), tag, self._messages, self._source, pool)
 
     def send(self, content: ContentChannel | None, tag: int, pool: BufferPool, timeout_s: float) -> list[Work]:
         """Posts small content, and sends large content."""
         if content is None or self.is_inline or self.nbytes <= MAX_POSTED_BYTES:
             return self.post(content, tag, pool)
-        channel = self._session.channel(content)
+        channel = self._session.get_channel(content)
         source = self._source
         send_messages(
             channel, tag, self._messages, source, pool=pool, timeout_s=timeout_s, fills_last_after_sends=False
@@ -97,8 +97,8 @@ class SentContent(Outgoing):
         return []
 
 
-def _source(captured: Sequence[Captured], layout: Layout) -> Source:
+def _make_source(captured: Sequence[Captured], layout: Layout) -> Source:
     if len(captured) == 1:
-        return source_of(captured[0], layout)
-    found = [contents_of(each) for each in captured]  # larger leaves may be elsewhere in the common layout
+        return make_source(captured[0], layout)
+    found = [copy_contents(each) for each in captured]  # larger leaves may be elsewhere in the common layout
     return JoinedEnd([[each[slot.path] for each in found] for slot in layout.slots])

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from threading import Lock
 from typing import Any
 
-from tdserve.base.deadline import Deadline, grace_s
+from tdserve.base.deadline import Deadline, compute_grace_s
 from tdserve.base.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -21,9 +21,9 @@ from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import Answer, OnAnswer, Pending, check_answer
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s, sending_timeout_s
+from tdserve.client.session.timeouts import compute_answer_timeout_s, compute_sending_timeout_s
 from tdserve.messages.selection.selection import Selection
-from tdserve.rules.tags import tag_of
+from tdserve.rules.tags import make_tag
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Path, Spec
 from tdserve.transport.channel import Work
@@ -77,9 +77,9 @@ def write(
         except BaseException:  # the server waits for what was announced
             session.close()
             raise
-        sent.send(pending, request, client.pool, sending_timeout_s(deadline, outgoing.content_nbytes))
+        sent.send(pending, request, client.pool, compute_sending_timeout_s(deadline, outgoing.content_nbytes))
         try:
-            done = pending.wait(answer_timeout_s(deadline, outgoing.content_nbytes), what).done
+            done = pending.wait(compute_answer_timeout_s(deadline, outgoing.content_nbytes), what).done
         except TDServeError as error:
             pending.withdraw()
             if pending.has_failed:
@@ -106,7 +106,7 @@ def await_channel(session: Session, outgoing: Outgoing, deadline: Deadline) -> N
     if outgoing.is_inline:
         return
     if remaining_s is not None and remaining_s < SHORT_S:
-        session.await_channel(remaining_s + grace_s(deadline.timeout_s))
+        session.await_channel(remaining_s + compute_grace_s(deadline.timeout_s))
     elif session.is_renewing:
         session.await_channel(CONNECT_TIMEOUT_S if remaining_s is None else remaining_s)
 
@@ -168,7 +168,7 @@ class _Sent:
             InvalidRequestError, DeadlineExceededError: The channel was closed and will be replaced.
         """
         try:
-            self._works = self._outgoing.send(self.content, tag_of(request), pool, timeout_s)
+            self._works = self._outgoing.send(self.content, make_tag(request), pool, timeout_s)
         except TransportError as error:
             self.give_up(error)
         except (InvalidRequestError, DeadlineExceededError) as error:
@@ -179,7 +179,7 @@ class _Sent:
     def post(self, request: int, pool: BufferPool) -> None:
         """Starts to send the content. An answer reports a failure, as for ``send``, and then leads to a retry."""
         try:
-            works = self._outgoing.post(self.content, tag_of(request), pool)
+            works = self._outgoing.post(self.content, make_tag(request), pool)
         except (TransportError, InvalidRequestError, DeadlineExceededError) as error:
             self.give_up(error)
             return

@@ -17,18 +17,18 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.base.errors import RemoteProtocolError, TDServeError
-from tdserve.client.content.columns import views
-from tdserve.client.content.leaves import Leaves, leaves_of
+from tdserve.client.content.columns import make_views
+from tdserve.client.content.leaves import Leaves, make_leaves
 from tdserve.client.content.read_content import Destination
 from tdserve.client.weights.lru_names import NewestNames
 from tdserve.messages.content import read_layout, write_layout
 from tdserve.messages.layout import Layout
-from tdserve.store.version_checksums import DTYPE, leaf_checksum
+from tdserve.store.version_checksums import DTYPE, compute_leaf_checksum
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Path, Spec, check_matches
-from tdserve.structure.version_subset import decode_numbers, only_leaves
+from tdserve.structure.version_subset import decode_numbers, select_leaves
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import as_bytes
+from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2
 
 MIN_NBYTES = 1024 * 1024
@@ -70,7 +70,7 @@ class HeldVersions:
         self._returned: NewestNames[_Returned] = NewestNames()
         self._filled: NewestNames[dict[tuple[int, ...], _PlacedVersion]] = NewestNames()
 
-    def last(self, name: str, *, has_place: bool) -> int:
+    def find_last(self, name: str, *, has_place: bool) -> int:
         """Returns the number of the version that was last put into a place of the user, or returned; or 0.
 
         Does not check it.
@@ -91,10 +91,10 @@ class HeldVersions:
             returned = self._returned.get(name)
             filled = dict(self._filled.get(name) or {})
         if destination is None:
-            return None if returned is None else _of_returned(returned, name)
+            return None if returned is None else _find_returned(returned, name)
         for spec in {id(place.spec): place.spec for place in filled.values()}.values():
-            leaves, _ = destination.places_for(spec, read_layout(spec, is_packed=True))
-            place = None if leaves is None else filled.get(_addresses(leaves))
+            leaves, _ = destination.match_places(spec, read_layout(spec, is_packed=True))
+            place = None if leaves is None else filled.get(_find_addresses(leaves))
             if place is not None and leaves is not None:
                 return HeldVersion(place.version, leaves)
         return None
@@ -107,18 +107,18 @@ class HeldVersions:
             with self._lock:
                 self._returned.put(name, _Returned(version, spec, weakref.ref(td)))
             return
-        leaves, _ = destination.places_for(spec, read_layout(spec, is_packed=True))
+        leaves, _ = destination.match_places(spec, read_layout(spec, is_packed=True))
         if leaves is not None:
             with self._lock:
                 places = self._filled.get(name) or {}
                 self._filled.put(name, places)
-                places.pop(addresses := _addresses(leaves), None)
+                places.pop(addresses := _find_addresses(leaves), None)
                 places[addresses] = _PlacedVersion(version, spec)
                 while len(places) > MAX_PLACES:
                     del places[next(iter(places))]
 
 
-def _of_returned(returned: _Returned, name: str) -> HeldVersion | None:
+def _find_returned(returned: _Returned, name: str) -> HeldVersion | None:
     td = returned.td()
     if td is None:
         return None
@@ -127,11 +127,11 @@ def _of_returned(returned: _Returned, name: str) -> HeldVersion | None:
         check_matches(returned.spec, captured.spec, store=name)
     except TDServeError:  # its structure has changed
         return None
-    leaves = leaves_of(captured, read_layout(returned.spec, is_packed=True))
+    leaves = make_leaves(captured, read_layout(returned.spec, is_packed=True))
     return None if leaves.contents is None else HeldVersion(returned.version, leaves)
 
 
-def _addresses(leaves: Leaves) -> tuple[int, ...]:
+def _find_addresses(leaves: Leaves) -> tuple[int, ...]:
     """Returns begin and end of a place, which identify it.
 
     Comparing more than these would cost more than it saves for thousands of leaves, since checksums show what a place
@@ -169,12 +169,12 @@ class Rest:
                 expected=f"checksums of {len(numbers)} leaves", received=f"{len(accepted.checksums)} bytes of them"
             )
         self._checksums: dict[int, int] = dict(zip(numbers, checksums.tolist(), strict=True))
-        self._held = None if held is None else _by_path(spec, held.leaves)
+        self._held = None if held is None else _group_by_path(spec, held.leaves)
         places = None
         if destination is not None:  # a mismatch is found when the leaves are here
-            places, _ = destination.places_for(spec, read_layout(spec, is_packed=True))
-        self._places = None if places is None else _by_path(spec, places)
-        self.layout = read_layout(only_leaves(spec, self._numbers_but(self._checksums)), is_packed=True)
+            places, _ = destination.match_places(spec, read_layout(spec, is_packed=True))
+        self._places = None if places is None else _group_by_path(spec, places)
+        self.layout = read_layout(select_leaves(spec, self._numbers_but(self._checksums)), is_packed=True)
         self.into = None if self._places is None else pick(self.layout, self._places)
 
     def merge(
@@ -188,18 +188,18 @@ class Rest:
         if self._places is not None:
             kept = {path: self._places[path][0] for path in tensors}
         else:
-            layout = write_layout(only_leaves(self._spec, list(self._checksums)), is_packed=True)
-            columns = views(layout, pool.take(layout.nbytes))
+            layout = write_layout(select_leaves(self._spec, list(self._checksums)), is_packed=True)
+            columns = make_views(layout, pool.take(layout.nbytes))
             kept = {slot.path: column for slot, column in zip(layout.slots, columns, strict=True)}
             for path, (_, content) in (self._held or {}).items():
                 if path in kept:
-                    np.copyto(as_bytes(kept[path]).numpy(), content)
+                    np.copyto(view_bytes(kept[path]).numpy(), content)
         if self._held is None:
             return {**received, **kept}, list(self._checksums)
         stale = [
             number
             for number, path in zip(self._checksums, tensors, strict=True)
-            if leaf_checksum(as_bytes(kept[path]).numpy()) != self._checksums[number]
+            if compute_leaf_checksum(view_bytes(kept[path]).numpy()) != self._checksums[number]
         ]
         return {**received, **kept}, stale
 
@@ -214,7 +214,7 @@ def pick(layout: Layout, by_path: Mapping[Path, tuple[torch.Tensor, NDArray[np.u
     return Leaves([tensor for tensor, _ in found], [content for _, content in found])
 
 
-def _by_path(spec: Spec, leaves: Leaves) -> dict[Path, tuple[torch.Tensor, NDArray[np.uint8]]]:
+def _group_by_path(spec: Spec, leaves: Leaves) -> dict[Path, tuple[torch.Tensor, NDArray[np.uint8]]]:
     layout = read_layout(spec, is_packed=True)
     contents = leaves.contents or []
     slots = layout.slots[: layout.num_leaves]

@@ -10,8 +10,8 @@ from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import transfer_timeout_s
-from tdserve.client.transfers.download import failure_of, receive_answer
+from tdserve.client.session.timeouts import compute_transfer_timeout_s
+from tdserve.client.transfers.download import find_failure, receive_answer
 from tdserve.client.weights.relay_taking import receive_linked
 from tdserve.messages.content import read_layout
 from tdserve.structure.tree import Spec
@@ -48,13 +48,13 @@ def take_whole(
     """
     accepted = reply.accepted
     layout = read_layout(spec, is_packed=True)
-    places, mismatch = (None, mismatch) if destination is None else destination.places_for(spec, layout)
+    places, mismatch = (None, mismatch) if destination is None else destination.match_places(spec, layout)
     if mismatch is not None and accepted.is_relayed:  # nothing is under way to this client
         session.relays.give_up(accepted.link)
         raise mismatch
     if accepted.link:
         try:
-            timeout_s = transfer_timeout_s(reply.deadline)
+            timeout_s = compute_transfer_timeout_s(reply.deadline)
             received = receive_linked(
                 client,
                 session,
@@ -67,7 +67,7 @@ def take_whole(
                 into=places,
             )
         except (TransportError, DeadlineExceededError) as error:
-            raise failure_of(session, reply.pending, error) from error
+            raise find_failure(session, reply.pending, error) from error
     else:
         received = receive_answer(
             layout,
@@ -83,7 +83,7 @@ def take_whole(
     built, values = decode_values(spec, accepted.values, allow_pickle=client.allow_pickle)
     if places is not None and not values:
         return None
-    content = Content(built, received.leaves(), values, version or accepted.version, accepted)
+    content = Content(built, received.get_leaves(), values, version or accepted.version, accepted)
     if destination is not None:
         destination.finish(content, was_direct=places is not None)
     return content

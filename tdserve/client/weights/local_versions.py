@@ -12,8 +12,8 @@ from tdserve.client.content.read_content import Content, Destination, on_cpu
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.calls import SessionClient
 from tdserve.messages.content import write_layout
-from tdserve.store.version_mappings import leaf_views
-from tdserve.store.versions import VersionFile, version_layout
+from tdserve.store.version_mappings import make_leaf_views
+from tdserve.store.versions import VersionFile, list_leaf_places
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
@@ -22,7 +22,7 @@ class RetiredVersionError(TransferAbortedError):
     """A version was retired before it was opened."""
 
 
-def version_here(
+def map_version(
     client: SessionClient,
     path: Path,
     spec: Spec,
@@ -70,7 +70,7 @@ def version_here(
         found, decoded = decode_values(on_cpu(sent), values, allow_pickle=client.allow_pickle)
         content = Content(found, leaves, decoded, accepted.version, accepted)
         if destination is not None:
-            is_direct = sent is spec and destination.places(write_layout(spec, is_packed=True)) is not None
+            is_direct = sent is spec and destination.find_places(write_layout(spec, is_packed=True)) is not None
             destination.finish(content, was_direct=is_direct)
     return content
 
@@ -79,10 +79,10 @@ def _copy_leaves(
     client: SessionClient, file: VersionFile, spec: Spec, destination: Destination | None
 ) -> dict[tuple[str, ...], torch.Tensor]:
     layout = write_layout(spec, is_packed=True)
-    places = None if destination is None else destination.places(layout)
+    places = None if destination is None else destination.find_places(layout)
     if destination is not None and places is None:
         return file.leaves  # copied later, by the code that has the caller's tensors
-    content, slots = file.content, version_layout(spec)
+    content, slots = file.content, list_leaf_places(spec)
     if places is not None:
         targets = dict(zip((slot.path for slot in layout.slots), places.contents or (), strict=True))
         for path, offset, nbytes in slots:
@@ -90,7 +90,7 @@ def _copy_leaves(
         return {slot.path: tensor for slot, tensor in zip(layout.slots, places.tensors, strict=True)}
     buffer = client.pool.take(spec.nbytes)
     np.copyto(buffer.numpy(), content)
-    return leaf_views(buffer, spec)
+    return make_leaf_views(buffer, spec)
 
 
 def _convert_leaves(
@@ -98,7 +98,7 @@ def _convert_leaves(
 ) -> dict[tuple[str, ...], torch.Tensor]:
     if destination is not None:
         return file.leaves  # converted while they are copied later
-    leaves = leaf_views(client.pool.take(sent.nbytes), sent)
+    leaves = make_leaf_views(client.pool.take(sent.nbytes), sent)
     for path, leaf in leaves.items():
         leaf.copy_(file.leaves[path])
     return leaves

@@ -97,7 +97,7 @@ def publish(
     @cache
     def fetch() -> Captured:
         content = TensorDict.from_module(td) if isinstance(td, nn.Module) else td
-        captured = _in_dtype(capture(content, store=name, allow_pickle=client.allow_pickle), dtype)
+        captured = _convert_dtype(capture(content, store=name, allow_pickle=client.allow_pickle), dtype)
         published.keep(name, td, dtype, captured.spec, announced=announced)
         return captured
 
@@ -160,7 +160,7 @@ def _encode_metadata(metadata: Any) -> bytes:
     return said
 
 
-def _in_dtype(captured: Captured, dtype: str) -> Captured:
+def _convert_dtype(captured: Captured, dtype: str) -> Captured:
     spec = convert_floats(captured.spec, dtype)
     if spec is captured.spec:
         return captured

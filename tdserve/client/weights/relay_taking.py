@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from tdserve.base.errors import DeadlineExceededError, TDServeError
-from tdserve.client.content.columns import Received, views
+from tdserve.client.content.columns import Received, make_views
 from tdserve.client.content.leaves import Leaves
-from tdserve.client.relays.kept import Kept, checksums
+from tdserve.client.relays.kept import Kept, compute_checksums
 from tdserve.client.relays.link import take
 from tdserve.client.relays.relay import SessionRelays
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Pending
 from tdserve.client.session.session import Session
 from tdserve.messages.layout import Layout
-from tdserve.rules.tags import tag_of
+from tdserve.rules.tags import make_tag
 from tdserve.structure.tree import Spec
 from tdserve.transport.channel import Channel
 from tdserve.transport.pool import BufferPool
@@ -65,7 +65,7 @@ def receive_linked(
     if accepted.is_relayed:
 
         def verify(asked: control_pb2.TakenRequest) -> None:
-            number = client.requests.next()
+            number = client.requests.take_number()
             asked.timeout_s = VERIFY_S
             try:
                 session.send(number, taken=asked).wait(VERIFY_S + ANSWER_GRACE_S, "a look at a version")
@@ -85,8 +85,8 @@ def receive_linked(
     return receive_kept(
         session.relays,
         accepted.link,
-        session.channel(session.content_of(pending, accepted), timeout_s),
-        tag_of(request),
+        session.get_channel(session.find_channel(pending, accepted), timeout_s),
+        make_tag(request),
         layout=layout,
         spec=spec,
         pool=client.pool,
@@ -170,7 +170,7 @@ def take_relayed(
         buffer = pool.take(layout.nbytes) if kept is None else kept.buffer
         take(channel, layout, buffer, on_arrived=on_arrived)
         relays.close_link(link)
-        verify(control_pb2.TakenRequest(link=number, checksums=checksums(layout, buffer, spec)))
+        verify(control_pb2.TakenRequest(link=number, checksums=compute_checksums(layout, buffer, spec)))
         is_right = True
     except TDServeError as error:
         raise LinkFailedError(number, was_connected=was_connected) from error
@@ -181,7 +181,7 @@ def take_relayed(
             relays.forget(number)
             relays.give_up(number)
     if kept is None and into is None:
-        return Received(layout, views(layout, buffer))
+        return Received(layout, make_views(layout, buffer))
     return _copy_content(layout, buffer, pool, into)
 
 
@@ -190,7 +190,7 @@ def _copy_content(layout: Layout, buffer: torch.Tensor, pool: BufferPool, into: 
     if into is None:
         copy = pool.take(layout.nbytes)
         copy_bytes(copy, buffer)
-        return Received(layout, views(layout, copy))
+        return Received(layout, make_views(layout, copy))
     for slot, target in zip(layout.slots, into.contents or (), strict=False):
         np.copyto(target, buffer.numpy()[slot.offset : slot.offset + slot.nbytes])
-    return Received(layout, [*into.tensors, *views(layout, buffer)[layout.num_leaves :]])
+    return Received(layout, [*into.tensors, *make_views(layout, buffer)[layout.num_leaves :]])

@@ -55,7 +55,7 @@ class Subscription:
         deadline = self._client.deadline(self._timeout_s)
         while not self._is_closed:
             try:
-                found = self._pulls.pull(self._wanted, _step_of(deadline), self._watch)
+                found = self._pulls.pull(self._wanted, _make_step(deadline), self._watch)
             except ForkedClientError:
                 raise
             except ClosedError:
@@ -65,7 +65,7 @@ class Subscription:
                     break
                 may_come = error.retryable or isinstance(error, DeadlineExceededError)
                 if deadline.expired or not may_come:
-                    raise _of_whole_wait(error, deadline) from None
+                    raise _restore_timeout(error, deadline) from None
                 continue
             finally:
                 with self._lock:
@@ -102,14 +102,14 @@ class Subscription:
             self._under_way = session, request
 
 
-def _step_of(deadline: Deadline) -> Deadline:
+def _make_step(deadline: Deadline) -> Deadline:
     remaining_s = deadline.remaining_s
     if deadline.timeout_s == 0:
         return deadline
     return Deadline.after(STEP_S if remaining_s is None else min(STEP_S, max(remaining_s, MIN_STEP_S)))  # 0 asks once
 
 
-def _of_whole_wait(error: TDServeError, deadline: Deadline) -> TDServeError:
+def _restore_timeout(error: TDServeError, deadline: Deadline) -> TDServeError:
     """Returns the error of a wait with the caller's timeout instead of that of the last step."""
     if isinstance(error, DeadlineExceededError):
         return type(error)(**{**error.fields, "timeout_s": deadline.timeout_s})

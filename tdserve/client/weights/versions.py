@@ -27,11 +27,11 @@ from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.download import receive_answer
 from tdserve.client.weights.deltas import HeldVersions, Rest
 from tdserve.client.weights.full_version import take_whole
-from tdserve.client.weights.local_versions import RetiredVersionError, version_here
+from tdserve.client.weights.local_versions import RetiredVersionError, map_version
 from tdserve.client.weights.lru_names import NewestNames
 from tdserve.client.weights.relay_taking import LinkFailedError
 from tdserve.messages.content import read_layout
@@ -40,8 +40,8 @@ from tdserve.structure import codec
 from tdserve.structure.dtypes import WIRE
 from tdserve.structure.torch_types import FROM_TORCH
 from tdserve.structure.tree import Entry, Path, Spec, TensorLeaf, describe
-from tdserve.structure.version_subset import FLOATING, convert_floats, encode_numbers, only_leaves
-from tdserve.transport.sources_sinks import as_bytes
+from tdserve.structure.version_subset import FLOATING, convert_floats, encode_numbers, select_leaves
+from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2
 from tdserve.values.codec import decode_bytes
 
@@ -101,7 +101,7 @@ class Wanted:
             if version is not None:
                 check_version(argument, version)
 
-    def destination(self) -> Destination | None:
+    def make_destination(self) -> Destination | None:
         """Returns the caller's place. Raises an error if nothing can be put there."""
         if self.into is not None:
             return ModuleDestination(self.into, store=self.name)
@@ -165,7 +165,7 @@ class _Attempt:
         failed: list[control_pb2.FailedLink] = []
         num_retired = 0
         while True:
-            number = self._client.requests.next() if failed or num_retired else request
+            number = self._client.requests.take_number() if failed or num_retired else request
             try:
                 return self._ask(session, number, deadline, failed)
             except LinkFailedError as error:  # the fault of another client, not of the session
@@ -186,14 +186,14 @@ class _Attempt:
         if self._watch is not None:
             self._watch(session, request)
         has_place = wanted.out is not None or wanted.into is not None
-        holds = 0 if self._wants_all else self._held.last(wanted.name, has_place=has_place)
+        holds = 0 if self._wants_all else self._held.find_last(wanted.name, has_place=has_place)
         message = wanted.request(spec, holds, deadline)
         message.relays = True
         message.failed.extend(failed)
         pending = session.send(request, latest=message)
         destination, mismatch = self._destination()  # while the server works
         warn = partial(self._client.catalog.missing_names.warn, wanted.name) if spec is None else None
-        answer = pending.wait(answer_timeout_s(deadline), f"a version of {wanted.name!r}", on_slow=warn)
+        answer = pending.wait(compute_answer_timeout_s(deadline), f"a version of {wanted.name!r}", on_slow=warn)
         if answer.HasField("done") and answer.done.nothing_newer:
             if mismatch is not None:
                 raise mismatch
@@ -211,7 +211,7 @@ class _Attempt:
             if mismatch is not None:
                 raise mismatch
             file = session.mover.find_file(accepted.path)
-            content = version_here(self._client, file, spec, sent, accepted, destination, copy=wanted.copy)
+            content = map_version(self._client, file, spec, sent, accepted, destination, copy=wanted.copy)
             return self._weights(content, accepted)
         if accepted.checksums:
             held = self._held.find(wanted.name, destination) if mismatch is None else None
@@ -241,7 +241,7 @@ class _Attempt:
         """Receives the leaves that have changed, and checks whether the others still are what they were."""
         accepted = reply.accepted
         received = receive_answer(rest.layout, session, reply, pool=self._client.pool, into=rest.into)
-        leaves, stale = rest.merge(received.leaves(), self._client.pool)
+        leaves, stale = rest.merge(received.get_leaves(), self._client.pool)
         if stale:
             self._fetch(spec, accepted.version, stale, leaves, reply.deadline)
         built, values = decode_values(spec, accepted.values, allow_pickle=self._client.allow_pickle)
@@ -251,17 +251,17 @@ class _Attempt:
         self, spec: Spec, version: int, numbers: list[int], leaves: dict[Path, torch.Tensor], deadline: Deadline
     ) -> None:
         """Gets single leaves of a version into their places, because those held here differ from the server's."""
-        sent = only_leaves(spec, numbers)
+        sent = select_leaves(spec, numbers)
         layout = read_layout(sent, is_packed=True)
         tensors = [leaves[slot.path] for slot in layout.slots[: layout.num_leaves]]
-        into = Leaves(tensors, [as_bytes(tensor).numpy() for tensor in tensors])
+        into = Leaves(tensors, [view_bytes(tensor).numpy() for tensor in tensors])
         asked = Wanted(self._wanted.name, version=version)
 
         def attempt(session: Session, request: int, deadline: Deadline) -> None:
             message = asked.request(spec, 0, deadline)
             message.leaves = encode_numbers(numbers)
             pending = session.send(request, latest=message)
-            answer = pending.wait(answer_timeout_s(deadline), f"leaves of {asked.name!r}")
+            answer = pending.wait(compute_answer_timeout_s(deadline), f"leaves of {asked.name!r}")
             reply = Reply(request, pending, answer, deadline)
             if reply.accepted.path:
                 raise TransferAbortedError(transfer=0, reason="the session is another by now")
@@ -276,7 +276,7 @@ class _Attempt:
     def _destination(self) -> tuple[Destination | None, TDServeError | None]:
         """Returns where a version goes, or why it cannot go there; content that is under way is received first."""
         try:
-            return self._wanted.destination(), None
+            return self._wanted.make_destination(), None
         except TDServeError as error:
             return None, error
 
@@ -295,7 +295,7 @@ class _Attempt:
             self._held.keep(self._wanted.name, weights.version, spec, destination=destination, td=td)
 
 
-def dtype_name(dtype: Any) -> str:
+def get_dtype_name(dtype: Any) -> str:
     """Returns the name of a dtype to convert to; "" for None.
 
     Raises:
@@ -305,7 +305,9 @@ def dtype_name(dtype: Any) -> str:
         return ""
     name = FROM_TORCH.get(dtype, "") if isinstance(dtype, torch.dtype) else ""
     if name not in FLOATING:
-        raise InvalidRequestError(argument="dtype", reason=f"{dtype!r} is none of {', '.join(FLOATING)} of torch")
+        raise InvalidRequestError(
+            argument="dtype", reason=f"it must be one of {', '.join(FLOATING)} of torch, got {dtype!r}"
+        )
     return name
 
 
@@ -353,9 +355,9 @@ class ModuleDestination(Destination):
                     actual="no such parameter" if own is None else describe(own),
                 )
 
-    def places(self, layout: Layout) -> Leaves | None:
+    def find_places(self, layout: Layout) -> Leaves | None:
         """Returns the parameters and buffers in the layout's order; None if they cannot be received into."""
-        return None if self._is_converted else super().places(layout)
+        return None if self._is_converted else super().find_places(layout)
 
     def finish(self, content: Content, *, was_direct: bool) -> None:
         """Copies what was not received in place, to whatever device it is on."""

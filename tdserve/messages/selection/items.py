@@ -40,7 +40,7 @@ def parse_item(item: Any) -> Item:
     """
     kind = type(item)
     if kind is int:
-        return _int64(item)
+        return _to_int64(item)
     if kind is slice:
         return slice(*(None if part is None else _clamp(part) for part in (item.start, item.stop, item.step)))
     if item is None or item is ...:
@@ -48,7 +48,7 @@ def parse_item(item: Any) -> Item:
     if kind is bool:
         return np.array(item)
     if isinstance(item, np.ndarray):
-        return _parse_array(_as_positions(item) if item.ndim and item.dtype != np.uint8 else item)
+        return _parse_array(_to_positions(item) if item.ndim and item.dtype != np.uint8 else item)
     if isinstance(item, range):
         return np.arange(item.start, item.stop, item.step, dtype=np.int64)
     if hasattr(item, "detach"):
@@ -59,16 +59,16 @@ def parse_item(item: Any) -> Item:
     if isinstance(item, np.bool_):
         raise TypeError("a NumPy bool scalar is no index, use a Python bool")
     if hasattr(item, "__index__"):
-        return _int64(operator.index(item))
+        return _to_int64(operator.index(item))
     raise TypeError(f"a {kind.__name__} is no index")
 
 
-def _as_positions(array: NDArray[Any]) -> NDArray[Any]:
+def _to_positions(array: NDArray[Any]) -> NDArray[Any]:
     """Returns NumPy's integers of any width as int64: unlike torch's they are positions."""
     if array.dtype.kind not in "iu":
         return array
     if array.dtype == np.uint64 and array.size:
-        _int64(int(array.max()))
+        _to_int64(int(array.max()))
     return array.astype(np.int64, copy=False)
 
 
@@ -83,11 +83,11 @@ def _parse_array(array: NDArray[Any]) -> Item:
     if array.size == 0 and array.dtype == np.float64:
         return array.astype(np.int64)  # np.array([]) and torch.tensor([]).double() mean no positions
     if array.ndim == 0 and array.dtype.kind in "iu":
-        return _int64(int(array))
+        return _to_int64(int(array))
     raise TypeError(f"an array of dtype {array.dtype} is no index, use int64 or bool")
 
 
-def _int64(value: int) -> int:
+def _to_int64(value: int) -> int:
     if not _INT64.min <= value <= _INT64.max:
         raise OverflowError(f"index {value} is out of range for any dimension")
     return value
@@ -114,7 +114,7 @@ def num_covered(item: Item) -> int:
     return item.ndim if is_mask(item) else 1
 
 
-def span_of(item: slice, size: int) -> Positions:
+def expand_slice(item: slice, size: int) -> Positions:
     """Returns the positions that a slice selects of a dimension, in its order."""
     return np.arange(*item.indices(size), dtype=np.int64)
 
@@ -138,7 +138,7 @@ def describe(item: object) -> str:
     return "..." if item is ... else repr(item)
 
 
-def item_to_message(item: Item) -> content_pb2.IndexItem:
+def encode_item(item: Item) -> content_pb2.IndexItem:
     """Returns the item as a message; arrays are copied."""
     if isinstance(item, np.ndarray):
         if item.dtype == np.bool_:
@@ -154,7 +154,7 @@ def item_to_message(item: Item) -> content_pb2.IndexItem:
     return content_pb2.IndexItem(at=item)
 
 
-def item_from_message(item: content_pb2.IndexItem) -> Item:
+def decode_item(item: content_pb2.IndexItem) -> Item:
     """Returns the item that a peer sent; positions are a read-only view of the message's bytes.
 
     Raises:
@@ -168,9 +168,9 @@ def item_from_message(item: content_pb2.IndexItem) -> Item:
         start, stop, step = (getattr(part, end) if part.HasField(end) else None for end in ("start", "stop", "step"))
         return slice(start, stop, step)
     if kind == "positions":
-        return _positions_from_message(item.positions)
+        return _decode_positions(item.positions)
     if kind == "mask":
-        return _mask_from_message(item.mask)
+        return _decode_mask(item.mask)
     if kind == "newaxis" and item.newaxis:
         return None
     if kind == "ellipsis" and item.ellipsis:
@@ -178,25 +178,25 @@ def item_from_message(item: content_pb2.IndexItem) -> Item:
     raise RemoteProtocolError(expected="an index item", received=f"{kind} without a value")
 
 
-def _positions_from_message(array: content_pb2.IntArray) -> Positions:
+def _decode_positions(array: content_pb2.IntArray) -> Positions:
     if array.file:  # the server's own file, whose size it has checked; it does not change while it exists
-        shape = _checked_shape(array.shape, array.nbytes_ahead, 64)
+        shape = _check_shape(array.shape, array.nbytes_ahead, 64)
         return np.asarray(np.memmap(array.file, "<i8", "r", array.offset, shape))
     data = array.data
-    shape = _checked_shape(array.shape, len(data), 64)
+    shape = _check_shape(array.shape, len(data), 64)
     return np.frombuffer(data, "<i8").reshape(shape).astype(np.int64, copy=False)
 
 
-def _mask_from_message(array: content_pb2.BoolArray) -> Mask:
+def _decode_mask(array: content_pb2.BoolArray) -> Mask:
     data = array.data
-    shape = _checked_shape(array.shape, len(data), 1)
+    shape = _check_shape(array.shape, len(data), 1)
     bits = np.frombuffer(data, np.uint8)
     if len(bits) and int(bits[-1]) & (0xFF >> (math.prod(shape) - 1) % 8 + 1):
         raise RemoteProtocolError(expected="zeros behind the last bit of a mask", received=f"{int(bits[-1]):#x}")
     return np.unpackbits(bits, count=math.prod(shape)).view(np.bool_).reshape(shape)
 
 
-def _checked_shape(sizes: Iterable[int], nbytes: int, num_bits: int) -> tuple[int, ...]:
+def _check_shape(sizes: Iterable[int], nbytes: int, num_bits: int) -> tuple[int, ...]:
     """Returns the shape of an array of elements of ``num_bits``. Raises RemoteProtocolError unless it has
     ``nbytes``."""
     shape = tuple(sizes)
@@ -219,19 +219,19 @@ def split_index(index: Any, num_dims: int, num_all: int | None = None) -> tuple[
     """
     if num_dims == 0:
         return ((), None) if index is Ellipsis or (isinstance(index, tuple) and not index) else ((), index)
-    items = _spelled_out(index if isinstance(index, tuple) else (index,), num_all)
+    items = _expand_items(index if isinstance(index, tuple) else (index,), num_all)
     if items is None or sum(map(_num_covered, items)) <= num_dims:
         return index, None
     first, rest = items[:num_dims], items[num_dims:]
     if all(isinstance(item, (int, slice, np.integer)) and not isinstance(item, bool) for item in first):
         return first, (*(FULL for item in first if isinstance(item, slice)), *rest)
-    positions = _positions(first[0]) if num_dims == 1 else None
+    positions = _read_positions(first[0]) if num_dims == 1 else None
     if positions is None:
         return ..., items
     return (positions.reshape(-1),), (np.arange(positions.size).reshape(positions.shape), *rest)
 
 
-def _spelled_out(items: tuple[Any, ...], num_all: int | None) -> tuple[Any, ...] | None:
+def _expand_items(items: tuple[Any, ...], num_all: int | None) -> tuple[Any, ...] | None:
     """Returns the items without an ellipsis, and without trailing items that select everything; None if that is
     unknown."""
     at = next((number for number, item in enumerate(items) if item is ...), None)
@@ -253,7 +253,7 @@ def _num_covered(item: Any) -> int:
     return int(item.ndim) if is_mask else 1
 
 
-def _positions(item: Any) -> Positions | None:
+def _read_positions(item: Any) -> Positions | None:
     """Returns the positions along one dimension that an array or list selects; None for anything else."""
     try:
         found = parse_item(item)

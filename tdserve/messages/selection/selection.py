@@ -19,7 +19,7 @@ from typing import NoReturn
 import numpy as np
 
 from tdserve.base.errors import RemoteProtocolError, SelectionError
-from tdserve.messages.row_numbers import PIECE_ROWS, each_once
+from tdserve.messages.row_numbers import PIECE_ROWS, sort_unique
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.items import (
     FULL,
@@ -27,15 +27,15 @@ from tdserve.messages.selection.items import (
     Item,
     Mask,
     Positions,
+    decode_item,
     describe,
+    encode_item,
+    expand_slice,
     is_full,
     is_mask,
     is_same,
-    item_from_message,
-    item_to_message,
     num_covered,
     parse_item,
-    span_of,
 )
 from tdserve.v1 import content_pb2
 
@@ -87,9 +87,9 @@ class Selection:
             SelectionError: An index is out of range, there are more indices than dimensions, two ellipses, a mask of
                 another shape, arrays that do not broadcast, a step of 0. Nothing was read or written.
         """
-        self.canonical(batch_size, store=store)
+        self.canonicalise(batch_size, store=store)
 
-    def canonical(self, batch_size: Sequence[int], *, store: str = "") -> Selection:
+    def canonicalise(self, batch_size: Sequence[int], *, store: str = "") -> Selection:
         """Returns the same selection in its unique simple form for this batch size.
 
         Integers are not negative; an ellipsis is written out; slices are ``slice(None)`` if full, otherwise they have
@@ -126,7 +126,7 @@ class Selection:
         done._broadcast_shape(store)
         return done
 
-    def result_batch_size(self, batch_size: Sequence[int]) -> tuple[int, ...]:
+    def compute_batch_size(self, batch_size: Sequence[int]) -> tuple[int, ...]:
         """Returns the batch size of the result of a checked selection from a tensordict of ``batch_size``."""
         if len(self.items) == 1 and len(batch_size) == 1:
             only = self.items[0]
@@ -138,44 +138,46 @@ class Selection:
                 return only.shape
         return self._place_items(batch_size)[1]
 
-    def rows(self, batch_size: Sequence[int]) -> Positions:
+    def compute_rows(self, batch_size: Sequence[int]) -> Positions:
         """Returns the indices of the first dimension that a checked selection touches, sorted, each once.
 
         A tensordict without batch dimensions is one row, so the result for batch size ``[]`` is ``[0]``.
         """
         if not batch_size:
             return np.zeros(1, np.int64)
-        if 0 in self.result_batch_size(batch_size):
+        if 0 in self.compute_batch_size(batch_size):
             return _NO_ROWS
         for item in self._expand(len(batch_size), ""):
             if isinstance(item, slice):
-                found = span_of(item, batch_size[0])
+                found = expand_slice(item, batch_size[0])
                 return found if item.step is None or item.step > 0 else found[::-1].copy()
             if is_mask(item) and item.ndim:
                 return np.flatnonzero(item.reshape(batch_size[0], -1).any(axis=1)).astype(np.int64, copy=False)
             if isinstance(item, int):
                 return np.array([item + batch_size[0] if item < 0 else item], np.int64)
             if isinstance(item, np.ndarray) and not is_mask(item):
-                return each_once(np.where(item < 0, item + batch_size[0], item).reshape(-1))
+                return sort_unique(np.where(item < 0, item + batch_size[0], item).reshape(-1))
         return np.arange(batch_size[0], dtype=np.int64)
 
-    def row_set(self, batch_size: Sequence[int]) -> RowSet:
+    def compute_row_set(self, batch_size: Sequence[int]) -> RowSet:
         """Returns the same rows as a set; for a slice it costs nothing, however many they are."""
-        if not batch_size or 0 in self.result_batch_size(batch_size):
+        if not batch_size or 0 in self.compute_batch_size(batch_size):
             return RowSet.run(0, 0 if batch_size else 1)
         first = next((item for item in self._expand(len(batch_size), "") if item is not None), FULL)
         if isinstance(first, slice):
-            return RowSet.of_range(range(*first.indices(batch_size[0])))
+            return RowSet.from_range(range(*first.indices(batch_size[0])))
         if is_mask(first) and first.ndim:
-            return RowSet.of_mask(np.asarray(first.reshape(batch_size[0], -1).any(axis=1)) if first.ndim > 1 else first)
-        return RowSet.of(self.rows(batch_size))
+            return RowSet.from_mask(
+                np.asarray(first.reshape(batch_size[0], -1).any(axis=1)) if first.ndim > 1 else first
+            )
+        return RowSet.from_rows(self.compute_rows(batch_size))
 
     @property
     def is_long(self) -> bool:
         """Whether it lists so many positions or elements that visiting them takes long."""
         return any(isinstance(item, np.ndarray) and item.size > PIECE_ROWS for item in self.items)
 
-    def without_negative_steps(self, batch_size: Sequence[int]) -> Selection:
+    def replace_negative_steps(self, batch_size: Sequence[int]) -> Selection:
         """Returns an equal selection whose items torch can apply to a tensor: it has positions for negative steps.
 
         If such a slice stands alone, its positions replace it. Beside other arrays they would broadcast with them
@@ -188,26 +190,26 @@ class Selection:
         if sum(is_down) == 1 and not any(isinstance(item, np.ndarray) for item in self.items):
             placed, _ = self._place_items(batch_size)
             spans = [
-                span_of(item, batch_size[dim]) if isinstance(item, slice) and is_here else item
+                expand_slice(item, batch_size[dim]) if isinstance(item, slice) and is_here else item
                 for (item, dim, _), is_here in zip(placed, is_down, strict=False)
             ]
             return Selection(tuple(spans))
         return Selection(self._mesh(batch_size))
 
-    def elements(self, batch_size: Sequence[int]) -> Positions:
+    def compute_elements(self, batch_size: Sequence[int]) -> Positions:
         """Returns the positions in the flattened batch that a checked selection selects, in the order of the flattened
         result."""
         if not batch_size:
-            return np.zeros(math.prod(self.result_batch_size(batch_size)), np.int64)
-        canonical = self.canonical(batch_size)
+            return np.zeros(math.prod(self.compute_batch_size(batch_size)), np.int64)
+        canonical = self.canonicalise(batch_size)
         mesh = [np.asarray(positions) for positions in canonical._mesh(batch_size)]
-        shape = canonical.result_batch_size(batch_size)
+        shape = canonical.compute_batch_size(batch_size)
         spread = [np.broadcast_to(positions, shape) for positions in mesh]
         return np.ravel_multi_index(spread, tuple(batch_size)).reshape(-1).astype(np.int64, copy=False)
 
     def to_message(self) -> content_pb2.Selection:
         """Returns the selection as a message; it need not be checked."""
-        return content_pb2.Selection(items=[item_to_message(item) for item in self.items])
+        return content_pb2.Selection(items=[encode_item(item) for item in self.items])
 
     # ------------------------------------------------------------------------------------------------ inner parts
 
@@ -306,7 +308,7 @@ class Selection:
                         )
                     )
             elif isinstance(item, slice):
-                span = span_of(item, batch_size[dim])
+                span = expand_slice(item, batch_size[dim])
                 shape[axis] = len(span)
                 found.append(span.reshape(shape))
             else:
@@ -335,7 +337,7 @@ def encode(index: object, *, batch_size: Sequence[int], store: str = "") -> Sele
     Raises:
         SelectionError: It is not an index, or does not fit. Nothing was read or written.
     """
-    return parse(index, store=store).canonical(batch_size, store=store)
+    return parse(index, store=store).canonicalise(batch_size, store=store)
 
 
 def parse(index: object, *, store: str = "") -> Selection:
@@ -360,4 +362,4 @@ def from_message(message: content_pb2.Selection) -> Selection:
     """
     if len(message.items) > MAX_DIMS:
         raise RemoteProtocolError(expected=f"at most {MAX_DIMS} index items", received=f"{len(message.items)}")
-    return Selection(tuple(map(item_from_message, message.items)))
+    return Selection(tuple(map(decode_item, message.items)))

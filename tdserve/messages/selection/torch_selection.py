@@ -31,11 +31,11 @@ def to_torch_index(selection: Selection, batch_size: Sequence[int]) -> TorchInde
     Raises:
         SelectionError: The selection does not fit the batch size.
     """
-    canonical = selection.canonical(batch_size).without_negative_steps(batch_size)
-    return tuple(map(torch_item, canonical.items))
+    canonical = selection.canonicalise(batch_size).replace_negative_steps(batch_size)
+    return tuple(map(to_torch_item, canonical.items))
 
 
-def torch_item(item: Item) -> int | bool | slice | torch.Tensor | None:
+def to_torch_item(item: Item) -> int | bool | slice | torch.Tensor | None:
     """Returns one item of a canonical selection, as torch indexes."""
     if isinstance(item, np.ndarray):
         if item.ndim == 0:

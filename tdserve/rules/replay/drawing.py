@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.content import ADDED_DTYPES, POLICY_VERSION_KEY
-from tdserve.messages.row_numbers import each_once
+from tdserve.messages.row_numbers import sort_unique
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.sample_columns import added_columns
@@ -129,7 +129,7 @@ class Drawing:
             pieces.append(self._count(kept))
             missing -= len(kept.rows)
             begun += len(kept.rows)
-            chosen = each_once(drawn.rows)
+            chosen = sort_unique(drawn.rows)
             over = chosen[self._columns.times_sampled[chosen] >= self._max_times]
             self._selectors.leave(over)
             spent.append(over)

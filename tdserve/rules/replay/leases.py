@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError, WrongStateError
-from tdserve.messages.row_numbers import each_once
+from tdserve.messages.row_numbers import sort_unique
 from tdserve.rules.replay.live_rows import Rows
 
 _NONE = 0
@@ -70,7 +70,7 @@ class Leases:
         Raises:
             LocalProtocolError: A row is already held for this consumer. Nothing was changed.
         """
-        rows = each_once(rows)
+        rows = sort_unique(rows)
         if self._numbers_of(consumer, rows).any():
             raise LocalProtocolError(reason="a row that is held was handed out again")
         number = self._of_request.get((owner, request), _NONE)
@@ -98,7 +98,7 @@ class Leases:
             WrongStateError: The owner does not hold all of them: it never did, has already ended their leases, or they
                 were forgotten. The error says how many. Nothing was changed.
         """
-        rows = each_once(rows)
+        rows = sort_unique(rows)
         is_held = self.held_by(owner, rows, consumer)
         if not is_held.all():
             raise not_held(int(np.count_nonzero(~is_held)), len(rows))
@@ -130,7 +130,7 @@ class Leases:
 
     def forget(self, rows: Rows) -> None:
         """Ends all leases of rows that have gone; rows that are not held are ignored."""
-        rows = each_once(rows)
+        rows = sort_unique(rows)
         for consumer in self._numbers:
             self._end(consumer, rows[self.holds(rows, consumer)])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.messages.row_numbers import each_once
+from tdserve.messages.row_numbers import sort_unique
 from tdserve.rules.replay.live_rows import Rows, compact
 
 Weights = NDArray[np.float64]
@@ -176,7 +176,7 @@ class _Minima:
         """Writes numbers of the lowest level, and carries them up."""
         self.levels[0].reshape(-1)[entries] = numbers
         for num_level, above in enumerate(self.levels[1:]):
-            entries = each_once(entries >> _SHIFT)
+            entries = sort_unique(entries >> _SHIFT)
             above.reshape(-1)[entries] = self._join(num_level, entries)
 
     def _join(self, num_level: int, blocks: Rows) -> Weights:
@@ -232,7 +232,7 @@ class _Waiting:
             return None
         blocks = np.concatenate(self._blocks)
         self._blocks, self._num_blocks = [], 0
-        return each_once(blocks)
+        return sort_unique(blocks)
 
 
 def _lowest_places(numbers: Weights, num_wanted: int) -> Rows:

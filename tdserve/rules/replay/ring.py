@@ -189,9 +189,9 @@ class Ring:
         if not self._num_held:
             return RowSet.run(0, 0)
         if len(rows) > PIECE_ROWS:
-            return rows & RowSet.of_mask(self._is_held)
+            return rows & RowSet.from_mask(self._is_held)
         numbers = rows.rows
-        return RowSet.of(numbers[self._is_held[numbers]])
+        return RowSet.from_rows(numbers[self._is_held[numbers]])
 
     def names(self, rows: Rows) -> Rows:
         """Returns the lower parts of the rows' generations, which identify them, as they are when no part is being

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.base.integers import check_integer
 from tdserve.messages.content import SLICE_END_KEY
-from tdserve.messages.row_numbers import PIECE_ROWS, each_once
+from tdserve.messages.row_numbers import PIECE_ROWS, sort_unique
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import LiveRows, Rows
 from tdserve.rules.replay.sampler import Sampler
@@ -156,12 +156,12 @@ class _Starts(LiveRows):
 
     def include(self, rows: Rows) -> None:
         """Adds those of the rows that are missing; a row may be named twice."""
-        rows = each_once(rows)
+        rows = sort_unique(rows)
         self.add(rows[~self.contains(rows)])
 
     def discard(self, rows: Rows) -> None:
         """Removes those of the rows that are members; a row may be named twice."""
-        self.remove(self.members_of(each_once(rows)))
+        self.remove(self.members_of(sort_unique(rows)))
 
 
 class Search:

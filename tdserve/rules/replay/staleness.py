@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.messages.content import POLICY_VERSION_KEY
-from tdserve.messages.row_numbers import each_once
+from tdserve.messages.row_numbers import sort_unique
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 
@@ -152,7 +152,7 @@ class Staleness:
             for start in range(0, len(rows), piece_rows):
                 part = rows[start : start + piece_rows]
                 part = part[(self._places[part] > 0) & (self._numbers[part] == number)]  # it may have moved
-                yield each_once(part) if len(part) else part
+                yield sort_unique(part) if len(part) else part
 
     def count(self, low: int, high: int | None = None) -> int:
         """Returns the number of these members."""

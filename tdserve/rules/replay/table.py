@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import EndOfStreamError, InvalidRequestError, WrongStateError
-from tdserve.messages.row_numbers import each_once
+from tdserve.messages.row_numbers import sort_unique
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.groups import GroupSelector
@@ -356,7 +356,7 @@ class Table(TableState):
             return
         self.columns.priority[rows] = priorities
         self._highest = max(self._highest, float(priorities.max()))
-        rows = each_once(rows)
+        rows = sort_unique(rows)
         self.selectors.update(rows)
         if self._evictor is not None:
             self._evictor.update(rows)
@@ -367,7 +367,7 @@ class Table(TableState):
         Raises:
             SelectionError: A row is out of range, or not live. Nothing was changed.
         """
-        rows = each_once(rows)
+        rows = sort_unique(rows)
         self.check_live(rows)
         return sum(self.delete_in_pieces([rows]))
 
@@ -402,7 +402,7 @@ class Table(TableState):
         self._num_clears += 1
         if resets_counts:
             self._reset_inserts = self.ring.inserts
-        return self.delete_in_pieces(RowSet.run(0, self.ring.num_used).pieces())
+        return self.delete_in_pieces(RowSet.run(0, self.ring.num_used).iter_pieces())
 
     def acknowledge(self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None = None) -> int:
         """Acknowledges rows of an owner's lease; returns how many.
@@ -435,7 +435,7 @@ class Table(TableState):
             raise not_held(num_same - num_held, num_same)
         is_held = num_held == num_same and num_parts == 1  # nothing came in between
         for part in [same] if num_parts == 1 else self._same_in_parts(rows, generations):
-            named = each_once(part)
+            named = sort_unique(part)
             held = named if is_held else named[self.selectors.leases.held_by(owner, named, consumer)]
             leaving = self.selectors.acknowledge(owner, consumer, held)
             if len(leaving):
@@ -459,7 +459,7 @@ class Table(TableState):
         for _ in self._same_in_parts(rows, generations):
             yield 0
         for same in self._same_in_parts(rows, generations):
-            named = each_once(same)
+            named = sort_unique(same)
             self.selectors.give_back(owner, consumer, named[self.selectors.leases.held_by(owner, named, consumer)])
             yield len(named)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.messages.content import paths_of
+from tdserve.messages.content import decode_paths
 from tdserve.messages.row_numbers import spread
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.surroundings import Surroundings
-from tdserve.server.movers.values import values_of
+from tdserve.server.movers.values import make_put_values
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.read_values import read_values
 from tdserve.server.recovery.reserved import ReservedRows
@@ -19,7 +19,7 @@ from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, Versio
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.turns import drop_references
-from tdserve.server.weights.version_files import path_of
+from tdserve.server.weights.version_files import make_path
 from tdserve.server.weights.version_sender import make_accepted
 from tdserve.store.catalog_db import Transaction
 from tdserve.structure.tree import Path, Spec
@@ -50,7 +50,7 @@ class LocalMover(Mover):
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
         """Has the client fill the rows while a worker stores their values, if there are any."""
-        client, entry, values = self._client, rows.entry, values_of(rows)
+        client, entry, values = self._client, rows.entry, make_put_values(rows)
         client.check_writes(f"writing to {entry.name!r}")
         client.add_spool(rows.asked.content, values)
         written = control_pb2.Written()
@@ -97,7 +97,7 @@ class LocalMover(Mover):
         if accepted is None:
             raise RemoteProtocolError(expected="a sample that the client copies", received="one that comes in messages")
         is_kept = not len(plan.spent)
-        rest = [await encode_apart(plan, _answer_of if is_kept else _permit_of)]
+        rest = [await encode_apart(plan, _answer_of if is_kept else _make_permit)]
         accepted.uid = entry.record.uid
         if not rest[0]:
             _name_rows(accepted, plan)
@@ -139,7 +139,7 @@ class LocalMover(Mover):
         """Sends the client the store and the structure to read."""
         accepted.uid, accepted.structure = entry.record.uid, entry.record.structure
         if self._client.lacks_values and entry.spec.values:
-            keys = paths_of(asked.keys)
+            keys = decode_paths(asked.keys)
             chosen = entry.spec.select(keys, store=entry.name) if keys else entry.spec
             paths = [path for path, _ in chosen.values]
             accepted.values = await read_values(self._session.worker, entry, paths, asked.selection)
@@ -151,8 +151,8 @@ class LocalMover(Mover):
     ) -> None:
         """Has the client write the file. If that fails, the file is unlinked even while a client may still fill it."""
         self._client.check_writes(f"publishing {entry.name!r}")
-        with self._stores.db.transaction() as txn:  # a stopped client may name its file so after a restart
-            self._stores.save_state(entry, txn, entry.weight_versions().state())
+        with self._stores.db.begin_transaction() as txn:  # a stopped client may name its file so after a restart
+            self._stores.save_state(entry, txn, entry.get_versions().get_state())
         accepted = control_pb2.Accepted(uid=entry.record.uid, version=publishing.version)
         accepted.path = self._path_of(entry, publishing.version)
         if publishing.recycles is not None:
@@ -169,7 +169,7 @@ class LocalMover(Mover):
         return control_pb2.Done(accepted=accepted)
 
     def _path_of(self, entry: OpenedStore, version: int) -> str:
-        return str(path_of(entry, version).relative_to(self._stores.root.path))
+        return str(make_path(entry, version).relative_to(self._stores.root.path))
 
     def may_still_write(self, request: int) -> bool:
         """Whether the client has neither reported the end of its write nor been proved gone."""
@@ -186,7 +186,7 @@ def _answer_of(plan: RowsPlan) -> control_pb2.ServerMessage:
     return message
 
 
-def _permit_of(plan: RowsPlan) -> control_pb2.ServerMessage:
+def _make_permit(plan: RowsPlan) -> control_pb2.ServerMessage:
     message = control_pb2.ServerMessage()
     _name_rows(message.accepted, plan)
     return message

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from tdserve.messages.content import rows_layout
+from tdserve.messages.content import make_rows_layout
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.surroundings import Surroundings
-from tdserve.server.movers.values import values_of
+from tdserve.server.movers.values import make_put_values
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
 from tdserve.server.sessions.session import NUM_PAIRS, ClientSession
-from tdserve.server.staging_names import values_path
+from tdserve.server.staging_names import make_values_path
 from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.turns import drop_references
-from tdserve.server.weights.version_files import let_go, path_of
-from tdserve.server.weights.version_sender import version_ref
+from tdserve.server.weights.version_files import let_go, make_path
+from tdserve.server.weights.version_sender import make_version_ref
 from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
@@ -42,18 +42,18 @@ class RemoteMover(Mover):
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
         """Has the session's worker receive the rows. Values that come over the channel go on to the values worker,
         unless the session's worker is that one."""
-        worker, content, values = self._session.worker, rows.asked.content, values_of(rows)
+        worker, content, values = self._session.worker, rows.asked.content, make_put_values(rows)
         is_streamed = bool(content.values_nbytes)
         must_hand_on = is_streamed and worker is not self._values.worker
         with self._values.staging.borrow(rows.entry, is_needed=must_hand_on) as staging:
             order = self._make_put_order(request, rows)
-            order.receive_rows.spool = values_path(staging)
+            order.receive_rows.spool = make_values_path(staging)
             if is_streamed and not staging:
                 order.receive_rows.put_values.CopyFrom(values)
             moving = worker.order(order)
             if staging:
                 await moving
-                values.spool, values.spool_nbytes = values_path(staging), content.values_nbytes
+                values.spool, values.spool_nbytes = make_values_path(staging), content.values_nbytes
             if staging or (values.values and not is_streamed):
                 await self._values.store_beside(moving, rows.entry, values)
             columns = (await moving).columns
@@ -64,7 +64,7 @@ class RemoteMover(Mover):
         content = rows.asked.content
         order = self._session.order(request, is_accepted=bool(content.message_nbytes))
         body = order.receive_rows
-        body.store.CopyFrom(rows.entry.ref(self._session.worker.known_specs))
+        body.store.CopyFrom(rows.entry.make_ref(self._session.worker.known_specs))
         body.rows = rows.reservation.encoded
         body.keys.extend(rows.asked.keys)
         body.columns.extend(content_pb2.Path(parts=path) for path in rows.columns)
@@ -84,7 +84,7 @@ class RemoteMover(Mover):
         try:
             order = session.order(request)
             body = order.send_rows
-            body.store.CopyFrom(entry.ref(session.worker.known_specs))
+            body.store.CopyFrom(entry.make_ref(session.worker.known_specs))
             if not rest[0]:
                 _name_rows(body, plan)
             body.sends_values = session.hello.takes_values
@@ -94,8 +94,8 @@ class RemoteMover(Mover):
                 worked = await session.worker.order(order, rest=rest[0])
                 self._traffic.count_sent(self.transport, worked.nbytes_moved)
                 return None
-            layout = rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
-            body.inline = sum(layout.message_nbytes) <= session.inline_limit(request)
+            layout = make_rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
+            body.inline = sum(layout.message_nbytes) <= session.compute_inline_limit(request)
             order.is_accepted = not body.inline and not entry.spec.values
             return await self._traffic.read(
                 session, request, order, accepted, announces=order.is_accepted, rest=rest[0]
@@ -125,10 +125,10 @@ class RemoteMover(Mover):
         session = self._session
         order = session.order(request)
         body = order.send_selection
-        body.store.CopyFrom(entry.ref(session.worker.known_specs))
+        body.store.CopyFrom(entry.make_ref(session.worker.known_specs))
         body.selection.CopyFrom(asked.selection)
         body.keys.extend(asked.keys)
-        body.inline_bytes = session.inline_limit(request)
+        body.inline_bytes = session.compute_inline_limit(request)
         body.sends_values = session.hello.takes_values
         if asked.message_nbytes:  # the client waits for the content and no answer
             body.expected_nbytes.extend(asked.message_nbytes)
@@ -142,9 +142,9 @@ class RemoteMover(Mover):
         """Has the session's worker write the file."""
         order = self._session.order(request, is_accepted=bool(content.message_nbytes))
         body = order.receive_version
-        body.version.CopyFrom(version_ref(entry, publishing.version, spec, self._session.worker))
+        body.version.CopyFrom(make_version_ref(entry, publishing.version, spec, self._session.worker))
         if publishing.recycles is not None:
-            body.version.recycles = str(path_of(entry, publishing.recycles))
+            body.version.recycles = str(make_path(entry, publishing.recycles))
         body.content.CopyFrom(content)
         await self._session.worker.order(order)
         self._traffic.count_received(self.transport, content)
@@ -152,7 +152,7 @@ class RemoteMover(Mover):
     async def get_version(self, request: int, version: VersionToSend) -> control_pb2.Done | None:
         """Sends the version, which keeps its file until that is done."""
         number = version.record.version
-        version.entry.weight_versions().acquire(number)
+        version.entry.get_versions().acquire(number)
         try:
             return await self._versions.send(self._session, request, version)
         finally:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tdserve.messages.content import paths_of
+from tdserve.messages.content import decode_paths
 from tdserve.messages.row_numbers import encode_rows, spread
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.mover import RowsToFill
@@ -35,7 +35,7 @@ class ValueWrites:
     def store(self, entry: OpenedStore, values: worker_pb2.PutValues) -> asyncio.Future[worker_pb2.Worked]:
         """Stores values of a store, whole or not at all."""
         order = worker_pb2.Order(put_values=values)
-        order.put_values.store.CopyFrom(entry.ref(self.worker.known_specs))
+        order.put_values.store.CopyFrom(entry.make_ref(self.worker.known_specs))
         return self.worker.order(order)
 
     async def store_beside(self, moving: asyncio.Future[Any], entry: OpenedStore, values: worker_pb2.PutValues) -> None:
@@ -47,19 +47,19 @@ class ValueWrites:
             raise fault
 
 
-def values_of(rows: RowsToFill) -> worker_pb2.PutValues:
+def make_put_values(rows: RowsToFill) -> worker_pb2.PutValues:
     """Returns the order that stores the values of reserved rows; the caller adds the store."""
     entry, asked = rows.entry, rows.asked
     if not (entry.spec.values or asked.content.values or asked.content.values_nbytes):
         return worker_pb2.PutValues()
-    spec = entry.spec.select(paths_of(asked.keys)) if asked.keys else entry.spec
+    spec = entry.spec.select(decode_paths(asked.keys)) if asked.keys else entry.spec
     keys = spec.memo.get("value_keys")
     if keys is None:
         keys = spec.memo["value_keys"] = [content_pb2.Path(parts=path) for path, _ in spec.values]
     given = {path for path, _ in spec.values}
     lacking = [path for path, _ in entry.spec.values if path not in given] if asked.keys else []
     return worker_pb2.PutValues(
-        values=asked.content.values + _nothing_for(lacking),  # concatenated blocks are one block
+        values=asked.content.values + _make_empty_block(lacking),  # concatenated blocks are one block
         keys=[*keys, *(content_pb2.Path(parts=path) for path in lacking)],
         elements=encode_rows(spread(rows.reservation.rows, math.prod(entry.spec.batch_size[1:]))),
         is_whole=not lacking,  # the values are whole, even if tensors follow later
@@ -67,7 +67,7 @@ def values_of(rows: RowsToFill) -> worker_pb2.PutValues:
     )
 
 
-def _nothing_for(lacking: Sequence[Path]) -> bytes:
+def _make_empty_block(lacking: Sequence[Path]) -> bytes:
     """Returns a block with None for each path: a reused row must not show its previous values."""
     block = control_pb2.ValueBlock()
     for _ in lacking:

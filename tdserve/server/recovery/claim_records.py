@@ -49,7 +49,7 @@ class ClaimRecord:
     @property
     def key(self) -> bytes:
         """Key of the record."""
-        return writer_records.key_of(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.num)
+        return writer_records.make_key(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.num)
 
     @property
     def file_name(self) -> str:
@@ -63,9 +63,9 @@ class ClaimRecord:
         target.put("pending", self.key, _NUMBERS.pack(*numbers, self.client_id))
 
     @classmethod
-    def records_of(cls, db: CatalogDB, uid: str) -> list[bytes]:
+    def list_keys(cls, db: CatalogDB, uid: str) -> list[bytes]:
         """Returns the keys of all records of one store."""
-        return writer_records.keys_of(db, _KIND, uid)
+        return writer_records.list_keys(db, _KIND, uid)
 
     @classmethod
     def load(cls, db: CatalogDB, uid: str) -> list[ClaimRecord]:
@@ -77,7 +77,7 @@ class ClaimRecord:
         return found
 
     @classmethod
-    def uids(cls, db: CatalogDB) -> set[str]:
+    def list_uids(cls, db: CatalogDB) -> set[str]:
         """Returns the uids of the stores that have a record."""
         return {key.split(b":")[1].decode() for key, _ in db.scan("pending", f"{_KIND}:".encode())}
 
@@ -101,7 +101,7 @@ class ClaimRecord:
         return [np.arange(begin, end) % capacity for begin, end in pairwise(starts)]
 
 
-def unfilled_claims(
+def find_unfilled_claims(
     db: CatalogDB, folder: Path, store: StoreRecord, generations: NDArray[np.int64]
 ) -> list[tuple[ClaimRecord, list[NDArray[np.int64]]]]:
     """Returns what was claimed of a table before a restart and is not committed.

@@ -56,5 +56,5 @@ class Journal:
         Applying it again does no harm, but makes another version.
         """
         return content_version >= self.done.version and not any(
-            (generations[piece] & 1).any() for piece in rows.pieces()
+            (generations[piece] & 1).any() for piece in rows.iter_pieces()
         )

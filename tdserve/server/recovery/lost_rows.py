@@ -61,14 +61,14 @@ class Overwrite:
     @property
     def key(self) -> bytes:
         """Key of the record."""
-        return writer_records.key_of(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.request)
+        return writer_records.make_key(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.request)
 
     @property
     def record(self) -> bytes:
         """Content of the record."""
         return (_WHOLE if self.is_whole else b"") + json.dumps(self.keys).encode() + b"\n" + self.rows.encode()
 
-    def left(self, rows: RowSet) -> ReservedRows:
+    def select_left(self, rows: RowSet) -> ReservedRows:
         """Returns the record of those of its rows that have left their table meanwhile."""
         return ReservedRows(self.uid, self.lock_name, -self.request, rows.encode())
 
@@ -79,7 +79,7 @@ class Overwrite:
     def forget(self, txn: Transaction) -> None:
         """Deletes all its records."""
         txn.delete("pending", self.key)
-        txn.delete("pending", self.left(self.rows).key)
+        txn.delete("pending", self.select_left(self.rows).key)
 
     def commit(self, txn: Transaction) -> None:
         """Records that its content is in place: rows that are still odd are complete from this transaction on.
@@ -90,16 +90,16 @@ class Overwrite:
             txn.put("pending", self.key, replace(self, is_whole=True).record)
         else:
             txn.put("pending", _WRITTEN, self.key)
-        txn.delete("pending", self.left(self.rows).key)
+        txn.delete("pending", self.select_left(self.rows).key)
 
     def is_committed(self, db: CatalogDB) -> bool:
         """Returns whether its content was complete before a crash."""
         return self.is_whole or db.get("pending", _WRITTEN) == self.key
 
     @classmethod
-    def records_of(cls, db: CatalogDB, uid: str) -> list[bytes]:
+    def list_keys(cls, db: CatalogDB, uid: str) -> list[bytes]:
         """Returns the keys of all records of one store."""
-        return writer_records.keys_of(db, _KIND, uid)
+        return writer_records.list_keys(db, _KIND, uid)
 
     @classmethod
     def load(cls, db: CatalogDB, uid: str) -> list[Overwrite]:
@@ -138,7 +138,7 @@ class LostRows:
         """Raises CorruptDataError if one of these rows is lost; ``remedy`` tells the caller what to do."""
         if not self.overwrites or not (lost := rows & self.row_set):
             return
-        first = list(islice((number for piece in lost.pieces() for number in _numbers(piece)), 8))
+        first = list(islice((number for piece in lost.iter_pieces() for number in _list_numbers(piece)), 8))
         shown = ", ".join(map(str, first)) + (", ..." if len(lost) > len(first) else "")
         raise CorruptDataError(
             path=f"store {store!r}, rows {shown}",
@@ -147,11 +147,11 @@ class LostRows:
         )
 
     def _why(self, rows: RowSet) -> str:
-        if POWER_LOSS in self.touching(rows):
+        if POWER_LOSS in self.find_writers(rows):
             return "rows that had not reached the disk when the power was lost"
         return "rows whose writer died while it overwrote them"
 
-    def touching(self, rows: RowSet) -> list[str]:
+    def find_writers(self, rows: RowSet) -> list[str]:
         """Returns the lock names of the writers that may still write into these rows."""
         return [each.lock_name for each in self.overwrites if each.rows.overlaps(rows)]
 
@@ -170,7 +170,7 @@ class LostRows:
         return changes
 
 
-def _numbers(piece: slice | NDArray[np.int64]) -> range | list[int]:
+def _list_numbers(piece: slice | NDArray[np.int64]) -> range | list[int]:
     return range(piece.start, piece.stop) if isinstance(piece, slice) else piece[:8].tolist()
 
 

@@ -39,16 +39,16 @@ class ReservedRows:
     @property
     def key(self) -> bytes:
         """Key of the record."""
-        return writer_records.key_of(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.num)
+        return writer_records.make_key(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.num)
 
     def save(self, db: CatalogDB) -> None:
         """Saves the record, before the writer is told of the rows."""
         db.put("pending", self.key, self.encoded)
 
     @classmethod
-    def records_of(cls, db: CatalogDB, uid: str) -> list[bytes]:
+    def list_keys(cls, db: CatalogDB, uid: str) -> list[bytes]:
         """Returns the keys of all records of one store."""
-        return writer_records.keys_of(db, _KIND, uid)
+        return writer_records.list_keys(db, _KIND, uid)
 
     @classmethod
     def load(cls, db: CatalogDB, uid: str) -> list[ReservedRows]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.restructuring import FileChange, file_change
+from tdserve.store.restructuring import FileChange, plan_file_change
 from tdserve.structure.tree import Path, Spec
 
 _PREFIX = b"alter:"
@@ -36,7 +36,7 @@ class Restructured:
     kept_values: tuple[tuple[Path, Path], ...] = ()
 
     @classmethod
-    def of(
+    def from_change(
         cls, uid: str, folder: str, old: Spec, new: Spec, origins: Mapping[Path, Path | None], added: Spec | None
     ) -> Restructured:
         """Returns what it takes to turn a store of structure ``old`` into one of structure ``new``."""
@@ -52,21 +52,21 @@ class Restructured:
         return cls(
             uid=uid,
             folder=folder,
-            files=file_change(old, new, origins, added),
+            files=plan_file_change(old, new, origins, added),
             moved_values=tuple(moved),
             cleared_values=(*(waiting for waiting, _ in moved), *gone),
             kept_values=tuple(kept),
         )
 
     @staticmethod
-    def key_of(uid: str) -> bytes:
+    def make_key(uid: str) -> bytes:
         """Returns the key of a store's record."""
         return _PREFIX + uid.encode()
 
     @property
     def key(self) -> bytes:
         """Key of the record."""
-        return self.key_of(self.uid)
+        return self.make_key(self.uid)
 
     def to_bytes(self) -> bytes:
         """Returns the content of the record."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tdserve.store.catalog_db import CatalogDB
 
 
-def key_of(kind: str, *, uid: str, lock_name: str, num: int) -> bytes:
+def make_key(kind: str, *, uid: str, lock_name: str, num: int) -> bytes:
     """Returns the key of one record.
 
     Args:
@@ -16,21 +16,21 @@ def key_of(kind: str, *, uid: str, lock_name: str, num: int) -> bytes:
         lock_name: Name of the lock that the writer's process holds.
         num: Number that distinguishes this writer's records of one kind.
     """
-    return _prefix(kind, uid) + f"{lock_name}:{num}".encode()
+    return _make_prefix(kind, uid) + f"{lock_name}:{num}".encode()
 
 
-def keys_of(db: CatalogDB, kind: str, uid: str) -> list[bytes]:
+def list_keys(db: CatalogDB, kind: str, uid: str) -> list[bytes]:
     """Returns the keys of all records of one kind and store."""
-    return [key for key, _ in db.scan("pending", _prefix(kind, uid))]
+    return [key for key, _ in db.scan("pending", _make_prefix(kind, uid))]
 
 
 def load(db: CatalogDB, kind: str, uid: str) -> Iterator[tuple[str, int, bytes]]:
     """Yields lock name, number and content of each record of one kind and store."""
-    prefix = _prefix(kind, uid)
+    prefix = _make_prefix(kind, uid)
     for key, content in db.scan("pending", prefix):
         lock_name, num = key[len(prefix) :].decode().split(":")
         yield lock_name, int(num), content
 
 
-def _prefix(kind: str, uid: str) -> bytes:
+def _make_prefix(kind: str, uid: str) -> bytes:
     return f"{kind}:{uid}:".encode()

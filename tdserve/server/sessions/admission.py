@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tdserve.base.errors import ServerBusyError
-from tdserve.base.machine import count_descriptors, descriptor_limit
+from tdserve.base.machine import count_descriptors, get_descriptor_limit
 from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.workers import DataWorker
@@ -23,7 +23,7 @@ MIN_KEPT = 32
 """A process keeps one in ``KEPT_SHARE`` of its descriptors, and at least ``MIN_KEPT``, for files of its own."""
 
 
-def kept_descriptors(limit: int) -> int:
+def count_kept_descriptors(limit: int) -> int:
     """Returns how many descriptors a process keeps for its own files."""
     return max(limit // KEPT_SHARE, MIN_KEPT)
 
@@ -34,13 +34,13 @@ def check_room(worker: DataWorker, sessions: Iterable[ClientSession], channel_tr
     Raises:
         ServerBusyError: It does not.
     """
-    limit = descriptor_limit()
+    limit = get_descriptor_limit()
     promised = sum(session.num_promised_descriptors for session in sessions if session.worker is worker)
     for whose, pid, taken, asked in (
         (f"data worker {worker.number}", worker.pid, promised, CHANNEL_TRANSPORTS[channel_transport].num_descriptors),
         ("the control process", None, 0, CONTROL_DESCRIPTORS),
     ):
-        free = limit - kept_descriptors(limit) - count_descriptors(pid) - taken
+        free = limit - count_kept_descriptors(limit) - count_descriptors(pid) - taken
         if free < asked:
             what = f"another client, in descriptors of {whose}"
             raise ServerBusyError(what=what, asked=asked, free=max(free, 0), limit=limit)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tdserve.base.errors import NotSupportedError, PeerLostError
-from tdserve.base.ids import new_uid
-from tdserve.base.machine import pid_namespace
+from tdserve.base.ids import make_uid
+from tdserve.base.machine import read_pid_namespace
 from tdserve.control.local import LocalLink
 from tdserve.control.status import decode_failure
 from tdserve.server.inline_tasks import InlineFuture
-from tdserve.store.faults import os_faults
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.root import Root
 from tdserve.store.spools import spool_path
 from tdserve.v1 import control_pb2, worker_pb2
@@ -38,22 +38,22 @@ class Invitation:
     @classmethod
     def make(cls) -> Invitation:
         """Makes an invitation with a new lock name and key."""
-        return cls(new_uid(), secrets.token_bytes(_KEY_BYTES))
+        return cls(make_uid(), secrets.token_bytes(_KEY_BYTES))
 
-    def message(self, root: Root) -> control_pb2.LocalRoot:
+    def make_message(self, root: Root) -> control_pb2.LocalRoot:
         """Returns the message from which the client learns whether it sees the same files.
 
         Raises:
             CorruptDataError: The root's files have been removed.
         """
-        with os_faults(root.nonce_path):
+        with convert_os_errors(root.nonce_path):
             nonce = os.stat(root.nonce_path)
         return control_pb2.LocalRoot(
             root=str(root.path),
             nonce=root.nonce,
             device=nonce.st_dev,
             inode=nonce.st_ino,
-            pid_namespace=pid_namespace(),
+            pid_namespace=read_pid_namespace(),
             lock_name=self.lock_name,
             key=self.key,
         )

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tdserve.base.errors import RemoteProtocolError, TDServeError
-from tdserve.base.ids import new_uid
-from tdserve.messages.long_lists import LongList, lists_in
-from tdserve.store.faults import os_faults
+from tdserve.base.ids import make_uid
+from tdserve.messages.long_lists import LongList, find_lists
+from tdserve.store.faults import convert_os_errors
 from tdserve.v1 import control_pb2
 
 MAX_LISTS_BYTES = 1 << 30
@@ -27,7 +27,7 @@ class LongListFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / new_uid()
+        self._path = folder / make_uid()
         self.nbytes = 0
         self._failure: TDServeError | None = None
 
@@ -42,7 +42,7 @@ class LongListFile:
             expected = f"at most {MAX_LISTS_BYTES} bytes of lists"
             raise RemoteProtocolError(expected=expected, received=f"{self.nbytes} bytes")
         try:
-            with os_faults(self._path, asked=len(content)), self._path.open("ab", buffering=0) as file:
+            with convert_os_errors(self._path, asked=len(content)), self._path.open("ab", buffering=0) as file:
                 file.write(content)
         except TDServeError as error:
             self._failure = error
@@ -76,7 +76,7 @@ def place_lists(message: control_pb2.ClientMessage, ahead: LongListFile | None) 
         RemoteProtocolError: The sizes differ, or the client names a file of the server.
         CapacityError: The disk had no room for the lists.
     """
-    lists = lists_in(message)
+    lists = find_lists(message)
     if any(each.file for each in lists):
         raise RemoteProtocolError(expected="a list", received="the name of a file")
     expected, received = sum(each.nbytes_ahead for each in lists), 0 if ahead is None else ahead.nbytes

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterator
 
-from tdserve.base.addresses import interface_address
+from tdserve.base.addresses import find_interface_address
 from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -15,13 +15,13 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.base.ids import check_client_id, check_text
-from tdserve.base.machine import boot_id
+from tdserve.base.machine import read_boot_id
 from tdserve.control.servicer import SessionLink
 from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS, SessionEnds, check_available, choose_channel
 from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.local_client import Invitation
 from tdserve.server.sessions.mover import Mover
-from tdserve.server.sessions.session import ClientSession, local_address_towards
+from tdserve.server.sessions.session import ClientSession, find_local_address
 from tdserve.server.workers import DataWorker
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
@@ -59,7 +59,7 @@ class Sessions:
         self._root = root
         self._make_mover = make_mover
         self._server_id = root.server_id
-        self._boot_id = boot_id()
+        self._boot_id = read_boot_id()
         self._by_number: dict[int, ClientSession] = {}
         # Not from 1: a call that names a session may be retried in the next run of the server, where a small number
         # would belong to another client.
@@ -100,7 +100,7 @@ class Sessions:
         check_room(worker, self, channel.transport)
         self._last_number += 1
         chosen = self._config.interface
-        interface = local_address_towards(link.peer) if chosen is None else interface_address(chosen)
+        interface = find_local_address(link.peer) if chosen is None else find_interface_address(chosen)
         session = ClientSession(
             self._last_number,
             hello,
@@ -126,7 +126,7 @@ class Sessions:
             secret=session.secret,
         )
         if session.invitation is not None:
-            welcome.local.CopyFrom(session.invitation.message(self._root))
+            welcome.local.CopyFrom(session.invitation.make_message(self._root))
         try:
             await link.send(control_pb2.ServerMessage(welcome=welcome))
         except BaseException:  # the client went away just now, and no other part has the session
@@ -170,7 +170,7 @@ class Sessions:
         elif report.HasField("channel_lost"):
             number = report.channel_lost.channel
             if number == session.channel_number and session.lose_channel(number):
-                session.tell(control_pb2.ServerMessage(channel_lost=report.channel_lost))
+                session.send(control_pb2.ServerMessage(channel_lost=report.channel_lost))
         elif report.HasField("session_lost"):
             session.ended.set()
 

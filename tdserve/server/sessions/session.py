@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from tdserve.base.addresses import address_towards
+from tdserve.base.addresses import find_source_address
 from tdserve.base.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, LocalProtocolError, PeerLostError, TDServeError, TransferAbortedError
-from tdserve.base.ids import new_secret
+from tdserve.base.ids import make_secret
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
 from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS
-from tdserve.rules.tags import tag_of
+from tdserve.rules.tags import make_tag
 from tdserve.server import inline_tasks
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.mover import Mover
@@ -108,7 +108,7 @@ class ClientSession:
         self._num_refusing = 0
         self._num_entries = 0
         self._has_refused = asyncio.Event()
-        self.secret = new_secret()
+        self.secret = make_secret()
         self.known_specs: dict[bytes, Spec] = {}
         self._inline_bytes = inline_bytes
         self._interface = interface
@@ -156,8 +156,8 @@ class ClientSession:
 
     async def end_of(self, request: int) -> None:
         """Waits until a request has ended, if it is under way."""
-        await inline_tasks.in_task()
-        with self.waiting():
+        await inline_tasks.ensure_task()
+        with self.mark_waiting():
             while request in self.requests:
                 await self._ends.setdefault(request, asyncio.Event()).wait()
 
@@ -232,15 +232,15 @@ class ClientSession:
         give_back: Callable[[_State], None] | None = None,
     ) -> _State:
         """Waits for a state, as ``Waiters.wait_for`` does, unless it is there already."""
-        state = waiters.at_once(look, line)
+        state = waiters.look_at_once(look, line)
         if state is not None:
             return state
-        await inline_tasks.in_task()
-        with self.waiting():
+        await inline_tasks.ensure_task()
+        with self.mark_waiting():
             return await waiters.wait_for(look, deadline, what, line=line, give_back=give_back)
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def mark_waiting(self) -> Iterator[None]:
         """Runs a block that a cancellation or the end of the session interrupts: nothing has been begun in it."""
         task = asyncio.current_task()
         if task is None:
@@ -274,10 +274,10 @@ class ClientSession:
         if is_accepted:
             self.accepted_requests.add(request)
         return worker_pb2.Order(
-            session=self.number, tag=tag_of(request), is_accepted=is_accepted, channel=self.channel_number
+            session=self.number, tag=make_tag(request), is_accepted=is_accepted, channel=self.channel_number
         )
 
-    def rendezvous(self, entry: control_pb2.Rendezvous) -> None:
+    def send_rendezvous(self, entry: control_pb2.Rendezvous) -> None:
         """Sends a rendezvous entry of the client to the worker; the first one of a channel opens it there."""
         if self.ended.is_set():
             return
@@ -313,7 +313,7 @@ class ClientSession:
         self._drop_channels_before(channel_number)
         if content.message_nbytes and channel_number == self.channel_number and not self.ended.is_set():
             order = self.order()
-            order.tag = tag_of(request)
+            order.tag = make_tag(request)
             order.discard.message_nbytes.extend(content.message_nbytes)
             self.worker.order(order).add_done_callback(retrieve_exception)
 
@@ -325,7 +325,7 @@ class ClientSession:
         order.send_void.message_nbytes.extend(message_nbytes)
         self.worker.order(order).add_done_callback(retrieve_exception)
 
-    def inline_limit(self, request: int) -> int:
+    def compute_inline_limit(self, request: int) -> int:
         """Returns how many bytes of content may be sent inline in the answer to a request."""
         return min(self._inline_bytes, MAIL_INLINE_BYTES) if request in self.mailed_requests else self._inline_bytes
 
@@ -338,7 +338,7 @@ class ClientSession:
         """Sends the answer that a request is done."""
         await self._answer(control_pb2.ServerMessage(request=request, done=done))
 
-    def tell(self, message: control_pb2.ServerMessage) -> None:
+    def send(self, message: control_pb2.ServerMessage) -> None:
         """Sends a message without waiting; such messages of one session arrive in order."""
         self.run(self.link.send(message), 0)
 
@@ -348,7 +348,7 @@ class ClientSession:
         await self.link.send(control_pb2.ServerMessage(request=request, failure=encode_failure(error)))
 
     @contextmanager
-    def refusing(self) -> Iterator[None]:
+    def send_refusal(self) -> Iterator[None]:
         """Runs a block that sends the refusal of a request that has not begun. Admission control does not count such
         requests, so a session with more than ``MAX_REFUSING`` of them, whose client reads no answers, ends."""
         self._num_refusing += 1
@@ -383,7 +383,7 @@ class ClientSession:
             self.mover.move_to_tasks()
         return not self._tasks
 
-    def mail(self, message: control_pb2.ServerMessage) -> bool:
+    def send_over_channel(self, message: control_pb2.ServerMessage) -> bool:
         """Sends an answer over the channel; returns False if the request did not come that way or the answer does not
         fit."""
         if message.request not in self.mailed_requests:
@@ -396,7 +396,7 @@ class ClientSession:
         return True
 
     async def _answer(self, message: control_pb2.ServerMessage) -> None:
-        if not self.mail(message):
+        if not self.send_over_channel(message):
             await self.link.send(message)
 
     def _task_name(self, request: int) -> str:
@@ -412,7 +412,7 @@ class ClientSession:
             _log.error("request %s failed", task.get_name(), exc_info=task.exception())
 
 
-def as_error(fault: Exception) -> TDServeError:
+def to_error(fault: Exception) -> TDServeError:
     """Returns the error to send to a client for a fault: tdserve's own unchanged, any other logged and wrapped."""
     if isinstance(fault, TDServeError):
         return fault
@@ -420,11 +420,11 @@ def as_error(fault: Exception) -> TDServeError:
     return LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500])
 
 
-def local_address_towards(peer: str) -> str:
+def find_local_address(peer: str) -> str:
     """Returns the address of the interface through which this machine reaches a gRPC peer (``ipv4:10.0.0.2:1234``)."""
     family, _, rest = peer.partition(":")
     host = rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]").removeprefix("::ffff:")
     try:
-        return address_towards(host) if family in ("ipv4", "ipv6") else "127.0.0.1"
+        return find_source_address(host) if family in ("ipv4", "ipv6") else "127.0.0.1"
     except ConnectError:
         return "127.0.0.1"

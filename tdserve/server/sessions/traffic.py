@@ -115,7 +115,7 @@ class Traffic:
         count.bytes_in += len(content.inline) if is_inline else sum(content.message_nbytes)
         count.transfers_in += 1
 
-    def stats(self) -> list[control_pb2.TransportStats]:
+    def list_stats(self) -> list[control_pb2.TransportStats]:
         """Returns the counts, by transport."""
         return [
             control_pb2.TransportStats(transport=name, **vars(count)) for name, count in sorted(self._counts.items())

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.messages.long_lists import columns_in, read_list
-from tdserve.messages.row_numbers import column_of
+from tdserve.messages.long_lists import find_columns, read_list
+from tdserve.messages.row_numbers import decode_column
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, check_priorities
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.tables.rule_keys import Buffer, as_bools, as_ids, group_column
+from tdserve.server.tables.rule_keys import Buffer, group_column, to_bools, to_ids
 from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
 
@@ -38,19 +38,19 @@ class Coming:
         """Returns the rows' data, with the columns found in their content, by path."""
         if not found and not entry.group_keys:
             return self.arrival
-        sampler = entry.replay_table().settings.sampler
+        sampler = entry.get_table().settings.sampler
         ends, ids = self.arrival.ends, None
         for path in sampler.rule_keys:
             if sampler.marks_ends:
-                flags = as_bools(found[path], self.num_rows)
+                flags = to_bools(found[path], self.num_rows)
                 ends = flags if ends is None else ends | flags
             else:
-                ids = as_ids(found[path], self.num_rows)
-        groups = {group_column(path): as_ids(found[path], self.num_rows) for path in entry.group_keys if path in found}
+                ids = to_ids(found[path], self.num_rows)
+        groups = {group_column(path): to_ids(found[path], self.num_rows) for path in entry.group_keys if path in found}
         return replace(self.arrival, ends=ends, ids=ids, groups=groups)
 
 
-def arriving(entry: OpenedStore, client_id: bytes, asked: control_pb2.ExtendRequest) -> Coming:
+def decode_arrival(entry: OpenedStore, client_id: bytes, asked: control_pb2.ExtendRequest) -> Coming:
     """Returns the data that a request has for its rows.
 
     Raises:
@@ -59,22 +59,22 @@ def arriving(entry: OpenedStore, client_id: bytes, asked: control_pb2.ExtendRequ
         KeyNotFoundError: The request names a leaf that the table does not have.
     """
     num_rows = asked.num_rows
-    table = entry.replay_table()
-    if not (asked.keys or columns_in(asked)) and table.columns.trajectories is None:
+    table = entry.get_table()
+    if not (asked.keys or find_columns(asked)) and table.columns.trajectories is None:
         return Coming(PLAIN_ARRIVAL, num_rows)
     ends = None
     if asked.HasField("ends"):
-        ends = column_of("ends", read_list(asked.ends), "?", num_rows)
+        ends = decode_column("ends", read_list(asked.ends), "?", num_rows)
     priorities = None
     if asked.HasField("priorities"):
         if "priority" not in table.settings.columns:
             reason = f"table {entry.name!r} has neither a sampler nor a remover that uses priorities"
             raise InvalidRequestError(argument="priority", reason=reason)
         content = read_list(asked.priorities)
-        priorities = column_of("priority", content, "<f8", num_rows)
+        priorities = decode_column("priority", content, "<f8", num_rows)
         check_priorities(np.frombuffer(content, "<f8"))  # one entry for all rows may stand for very many
-    keys = sorted(number for key in asked.keys for number in entry.numbers_of(tuple(key.parts)))
-    missing = [path for path in entry.rule_keys if keys and not set(entry.numbers_of(path)) <= set(keys)]
+    keys = sorted(number for key in asked.keys for number in entry.find_numbers(tuple(key.parts)))
+    missing = [path for path in entry.rule_keys if keys and not set(entry.find_numbers(path)) <= set(keys)]
     if missing:
         reason = f"table {entry.name!r} orders its rows by {'.'.join(missing[0])!r}: every row must have it"
         raise InvalidRequestError(argument="batch", reason=reason)
@@ -83,6 +83,6 @@ def arriving(entry: OpenedStore, client_id: bytes, asked: control_pb2.ExtendRequ
     if not asked.HasField("policy_versions"):
         return coming
     content = read_list(asked.policy_versions)
-    versions = column_of("policy_version", content, "<i8", num_rows)
+    versions = decode_column("policy_version", content, "<i8", num_rows)
     each = np.frombuffer(content, "<i8")
     return replace(coming, versions=versions, version_range=(int(each.min(initial=0)), int(each.max(initial=0))))

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.long_lists import read_list
-from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, column_of, decode_rows, has_runs
+from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, decode_column, decode_rows, has_runs
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.settings import Settings
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
-from tdserve.server.tables.counts import counts_of
+from tdserve.server.tables.counts import make_counts
 from tdserve.server.turns import call_in_turns, run_in_turns, sum_in_turns
 from tdserve.v1 import control_pb2
 
@@ -42,7 +42,7 @@ class Changes:
             SelectionError, InvalidRequestError, WrongStateError, CapacityError: Nothing was changed.
         """
         entry = self._stores.get(asked.store)
-        entry.replay_table()
+        entry.get_table()
         kind = asked.WhichOneof("change")
         if kind == "priorities":  # it is safe to repeat, so nothing is recorded
             done = await _set_priorities(entry, asked.priorities)
@@ -51,17 +51,17 @@ class Changes:
             return done
         async with entry.write_lock:  # no row is half written meanwhile
             entry.check_present()
-            if (answered := self._answers.earlier(session.client_id, request)) is not None:
+            if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                 return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
             self._stores.db.check_room()
             done = await self._apply(session, entry, kind, asked)
             entry.check_present()
-            done.counts.CopyFrom(counts_of(entry))
+            done.counts.CopyFrom(make_counts(entry))
             # Rows leave first, then the record is written: after a crash in between, consumed rows do not come back. So
             # all is decided by now.
             answer = done.SerializeToString()
-            with self._answers.transaction(session.client_id, request, answer, is_decided=True) as txn:
-                self._stores.save_state(entry, txn, entry.table_state())
+            with self._answers.begin_transaction(session.client_id, request, answer, is_decided=True) as txn:
+                self._stores.save_state(entry, txn, entry.get_table_state())
                 self._stores.unfinished.note_left(entry, txn)
         entry.changed.wake()
         return done
@@ -69,11 +69,11 @@ class Changes:
     async def _apply(
         self, session: ClientSession, entry: OpenedStore, kind: str | None, asked: control_pb2.ChangeRequest
     ) -> control_pb2.Done:
-        table = entry.replay_table()
+        table = entry.get_table()
         if kind == "delete":
-            named = await _rows_of(entry, asked.delete)
-            await call_in_turns(table.steps(named.pieces()), table.check_live)
-            steps = table.delete_in_pieces(named.pieces())
+            named = await _decode_rows(entry, asked.delete)
+            await call_in_turns(table.steps(named.iter_pieces()), table.check_live)
+            steps = table.delete_in_pieces(named.iter_pieces())
             return control_pb2.Done(num_rows=await sum_in_turns(steps, is_long=len(named) > table.step_rows))
         if kind == "clear":
             steps = table.clear_in_pieces(resets_counts=asked.resets_counts)
@@ -93,9 +93,9 @@ class Changes:
 
 async def _set_priorities(entry: OpenedStore, asked: control_pb2.Priorities) -> control_pb2.Done:
     rows = decode_rows(asked.rows, max_rows=entry.record.capacity)
-    priorities = column_of("priority", asked.priorities, "<f4", len(rows))
-    generations = generations_of(asked.generations, len(rows))
-    table = entry.replay_table()
+    priorities = decode_column("priority", asked.priorities, "<f4", len(rows))
+    generations = decode_generations(asked.generations, len(rows))
+    table = entry.get_table()
     part_rows = max(TREE_PIECE_ROWS // len(table.selectors), 64)  # each may have a tree
     parts = [slice(at, at + part_rows) for at in range(0, len(rows), part_rows)]
     skips_gone = asked.is_checked or len(parts) > 1
@@ -119,7 +119,7 @@ async def _set_priorities(entry: OpenedStore, asked: control_pb2.Priorities) -> 
     return control_pb2.Done(num_rows=len(rows) - num_skipped, num_skipped=num_skipped)
 
 
-async def _rows_of(entry: OpenedStore, asked: control_pb2.Rows) -> RowSet:
+async def _decode_rows(entry: OpenedStore, asked: control_pb2.Rows) -> RowSet:
     """Returns the rows that a client names, decoded in a thread if they are very many."""
     capacity, content = entry.record.capacity, asked.data
     if asked.file or len(content) > PIECE_ROWS or has_runs(content):
@@ -135,15 +135,15 @@ async def _end_leases(
     entry: OpenedStore, end: Callable[..., Iterator[int]], session: ClientSession, asked: control_pb2.Leased
 ) -> control_pb2.Done:
     rows = decode_rows(asked.rows, max_rows=entry.record.capacity)
-    parts = end(session.number, asked.consumer, rows, generations_of(asked.generations, len(rows)))
-    is_long = len(rows) > entry.replay_table().step_rows
+    parts = end(session.number, asked.consumer, rows, decode_generations(asked.generations, len(rows)))
+    is_long = len(rows) > entry.get_table().step_rows
     return control_pb2.Done(num_rows=await sum_in_turns(parts, is_long=is_long))
 
 
-def generations_of(content: bytes, num_rows: int) -> NDArray[Any] | None:
+def decode_generations(content: bytes, num_rows: int) -> NDArray[Any] | None:
     """Returns the lower halves of generations in a message; None if there are none.
 
     Raises:
         InvalidRequestError: Their number is neither one nor that of the rows.
     """
-    return column_of("generation", content, "<u4", num_rows) if content else None
+    return decode_column("generation", content, "<u4", num_rows) if content else None

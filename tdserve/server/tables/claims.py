@@ -61,7 +61,7 @@ class TableClaims:
         self._answers = claiming.answers
         self._traffic = claiming.traffic
         self._entry = entry
-        self._table = entry.replay_table()
+        self._table = entry.get_table()
         self._file = file
         self._record = record
         self._session = session
@@ -216,7 +216,7 @@ class TableClaims:
 
     def _ring_when_needed(self) -> None:
         is_awaited = bool(self._entry.changed.num_waiting)
-        self._file.ring_at(0 if is_awaited else self._num_claimed + self._window // 2)
+        self._file.request_messages(0 if is_awaited else self._num_claimed + self._window // 2)
 
 
 class Claiming:
@@ -240,7 +240,7 @@ class Claiming:
         self, session: ClientSession, entry: OpenedStore, asked: control_pb2.ExtendRequest
     ) -> control_pb2.Claim | None:
         """Returns a claim for a client that has just extended a table; None if the client goes on asking for rows."""
-        mover, table = session.mover, entry.replay_table()
+        mover, table = session.mover, entry.get_table()
         if not mover.lock_name or table.claims is not None or session.ended.is_set():
             return None
         if entry.spec.values or entry.group_keys or entry.lost or entry.record.read_only or entry.record.adopted:
@@ -291,7 +291,7 @@ class Claiming:
     def restore(self) -> None:
         """Takes up claims after a restart: commits the rows that were filled, and waits for clients that may still fill
         others."""
-        for uid in ClaimRecord.uids(self.stores.db):
+        for uid in ClaimRecord.list_uids(self.stores.db):
             try:
                 entry = self.stores.find_uid(uid)
             except TDServeError as error:
@@ -302,7 +302,7 @@ class Claiming:
                     self._restore(entry, record, unfilled)
 
     def _restore(self, entry: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
-        table = entry.replay_table()
+        table = entry.get_table()
         try:
             file = ClaimFile.open(_path_of(entry, record))
         except TDServeError:  # nobody knows which rows were filled
@@ -323,7 +323,7 @@ class Claiming:
 
     def _free(self, entry: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
         for reservation in unfilled:
-            entry.replay_table().release(reservation)
+            entry.get_table().release(reservation)
         self.stores.db.delete("pending", record.key)
         entry.changed.wake()
 

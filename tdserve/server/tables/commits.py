@@ -16,7 +16,7 @@ from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.redo_log import RedoEntry
 from tdserve.server.stores import Stores
-from tdserve.server.tables.counts import counts_of
+from tdserve.server.tables.counts import make_counts
 from tdserve.server.turns import call_in_turns, drop_references
 from tdserve.store.catalog_db import Transaction
 from tdserve.v1 import control_pb2
@@ -52,17 +52,17 @@ def commit_rows(
         StoreNotFoundError: The store was deleted. Nothing was changed.
     """
     entry.check_present()
-    table = entry.replay_table()
+    table = entry.get_table()
     is_one = num_last is None or num_last == len(reservation)
     done = control_pb2.Done(
-        counts=counts_of(entry, num_coming=len(reservation)),
+        counts=make_counts(entry, num_coming=len(reservation)),
         indices=reservation.encoded if is_one else encode_rows(reservation.rows[len(reservation) - (num_last or 0) :]),
     )
     generations = table.ring.committed_generations(reservation)
     redo = RedoEntry(entry.record.uid, reservation.rows, generations, reservation.encoded)
     table.arrive(reservation.rows, arrival)
     try:
-        with answers.transaction(client_id, request, done.SerializeToString(), instead_of=instead_of) as txn:
+        with answers.begin_transaction(client_id, request, done.SerializeToString(), instead_of=instead_of) as txn:
             _put_on_record(stores, entry, txn, redo)
             also(txn)
     except BaseException:
@@ -93,7 +93,7 @@ async def commit_in_turns(
         settle: Returns the rows' data, as of now.
     """
     entry.check_present()
-    table = entry.replay_table()
+    table = entry.get_table()
     step_rows = table.step_rows
     arrived: list[tuple[Rows, Arrival]] = []
     async with entry.link_lock:
@@ -106,8 +106,8 @@ async def commit_in_turns(
             redo = await asyncio.to_thread(_make_redo_entry, entry, table, reservation)  # nobody changes what it reads
             entry.check_present()
             table.forget_arriving()
-            done = control_pb2.Done(counts=counts_of(entry, num_coming=len(reservation)), indices=reservation.encoded)
-            with answers.transaction(client_id, request, done.SerializeToString()) as txn:
+            done = control_pb2.Done(counts=make_counts(entry, num_coming=len(reservation)), indices=reservation.encoded)
+            with answers.begin_transaction(client_id, request, done.SerializeToString()) as txn:
                 _put_on_record(stores, entry, txn, redo)
                 also(txn)
         except BaseException:
@@ -139,6 +139,6 @@ def _make_redo_entry(entry: OpenedStore, table: Table, reservation: Reservation)
 
 def _put_on_record(stores: Stores, entry: OpenedStore, txn: Transaction, redo: RedoEntry) -> None:
     redo.save(txn)
-    state = entry.table_state()
+    state = entry.get_table_state()
     state["inserts"] += len(redo.rows)
     stores.save_state(entry, txn, state)

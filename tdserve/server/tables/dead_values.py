@@ -59,11 +59,11 @@ class DeadValues:
     async def _drop(self, entry: OpenedStore) -> bool:
         """Drops them; returns whether there were any. The rows are reserved meanwhile, since values of new rows would
         be dropped too."""
-        reservation = entry.replay_table().reserve_holes()
+        reservation = entry.get_table().reserve_holes()
         if reservation is None:
             return False
         order = worker_pb2.Order()
-        order.drop_values.store.CopyFrom(entry.ref(self._worker.known_specs))
+        order.drop_values.store.CopyFrom(entry.make_ref(self._worker.known_specs))
         order.drop_values.rows = reservation.encoded
         try:
             return (await self._worker.order(order)).num_dropped > 0
@@ -71,5 +71,5 @@ class DeadValues:
             _log.warning("values of rows that have left %r could not be dropped: %s", entry.name, error)
             return False
         finally:
-            entry.replay_table().abort(reservation)
+            entry.get_table().abort(reservation)
             entry.changed.wake()

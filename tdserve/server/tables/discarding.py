@@ -32,10 +32,10 @@ class Discarding:
             StoreNotFoundError: The table was deleted.
         """
         while not self.refresh(entry, max_lag):
-            await inline_tasks.in_task()
+            await inline_tasks.ensure_task()
             task = self._under_way.get(entry.record.uid)
             if task is not None:
-                with session.waiting():
+                with session.mark_waiting():
                     await asyncio.wait({task})
             entry.check_present()
 
@@ -51,7 +51,7 @@ class Discarding:
         if max_lag is None:
             return True
         follow(self._stores, entry)
-        table, uid = entry.replay_table(), entry.record.uid
+        table, uid = entry.get_table(), entry.record.uid
         if not table.settings.is_queue:
             return True
         if uid in self._under_way:

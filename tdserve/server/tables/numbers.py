@@ -32,7 +32,7 @@ _READ_ROWS = PIECE_ROWS // 4
 """Rows, scattered over a table, that are read in one turn; a millisecond, since each needs a fetch from memory."""
 
 
-async def numbers_of(selection: Selection, table: TableState, *, lost: RowSet = NONE) -> Rows:
+async def compute_row_numbers(selection: Selection, table: TableState, *, lost: RowSet = NONE) -> Rows:
     """Returns the row numbers that an index means: integers are row numbers, slices and masks choose among the live
     rows.
 
@@ -48,7 +48,7 @@ async def numbers_of(selection: Selection, table: TableState, *, lost: RowSet = 
         found: list[int] = []
         await run_in_turns(_find_last_live(table, found))
         num_numbers = found[0] + 1
-    canonical = selection.canonical((num_numbers,), store=table.name)
+    canonical = selection.canonicalise((num_numbers,), store=table.name)
     item = slice(None) if canonical.is_everything else canonical.items[0]
     if len(canonical.items) > 1 or item is None or item is Ellipsis:
         raise SelectionError(

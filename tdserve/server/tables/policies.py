@@ -34,7 +34,7 @@ def check_policy(stores: Stores, record: StoreRecord) -> None:
         raise InvalidRequestError(argument="policy", reason=f"{policy!r} is the table itself")
     weights = stores.find(policy) if policy else None
     if weights is not None:
-        weights.weight_versions()
+        weights.get_versions()
 
 
 def follow(stores: Stores, entry: OpenedStore) -> Staleness | None:
@@ -46,12 +46,12 @@ def follow(stores: Stores, entry: OpenedStore) -> Staleness | None:
     Raises:
         WrongStateError: The store is not a replay, or the policy's store is not a weights store.
     """
-    table = entry.replay_table()
+    table = entry.get_table()
     policy = table.settings.policy
     if not policy:
         return None
     weights = stores.find(policy)
-    newest = None if weights is None else weights.weight_versions().newest
+    newest = None if weights is None else weights.get_versions().newest
     uid = "" if weights is None else weights.record.uid
     table.selectors.follow(uid, newest.version if newest is not None else 0)
     if table.selectors.dropped:
@@ -78,7 +78,7 @@ def check_max_lag(entry: OpenedStore, asked: control_pb2.SampleRequest) -> int |
     """
     if not asked.HasField("max_lag"):
         return None
-    if not entry.replay_table().settings.policy:
+    if not entry.get_table().settings.policy:
         raise InvalidRequestError(argument="max_lag", reason=f"table {entry.name!r} was created without a policy")
     return asked.max_lag
 
@@ -105,7 +105,7 @@ class MadeBy:
             raise InvalidRequestError(argument="policy_version", reason=reason)
         low, high = coming.version_range
         if low < 0 or high > staleness.newest:
-            policy = entry.replay_table().settings.policy
+            policy = entry.get_table().settings.policy
             reason = f"{low if low < 0 else high} is not from 0 to {staleness.newest}, the newest of {policy!r}"
             raise InvalidRequestError(argument="policy_version", reason=reason)
 
@@ -125,7 +125,7 @@ def describe_policy(stores: Stores, entry: OpenedStore, description: control_pb2
     try:
         staleness = follow(stores, entry)
     except (CorruptDataError, WrongStateError):
-        staleness = entry.replay_table().selectors.staleness
+        staleness = entry.get_table().selectors.staleness
     if staleness is None:
         return
     description.newest_policy_version = staleness.newest

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from tdserve.base.deadline import Deadline
-from tdserve.messages.long_lists import columns_in
+from tdserve.messages.long_lists import find_columns
 from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import Selection, from_message
@@ -19,14 +19,14 @@ from tdserve.server.row_write_hold import is_free, wait_for_others
 from tdserve.server.sessions.mover import RowsToFill
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
-from tdserve.server.tables.arrivals import arriving
+from tdserve.server.tables.arrivals import decode_arrival
 from tdserve.server.tables.claims import Claiming
 from tdserve.server.tables.commits import commit_in_turns, commit_rows
-from tdserve.server.tables.numbers import numbers_of, plan_read
+from tdserve.server.tables.numbers import compute_row_numbers, plan_read
 from tdserve.server.tables.policies import MadeBy
 from tdserve.server.tables.reserving import reserve_rows
 from tdserve.server.tables.rule_keys import Buffer, RuleKeys, group_column
-from tdserve.server.tables.samples import Samples, older_store
+from tdserve.server.tables.samples import Samples, make_older_store_error
 from tdserve.server.turns import build_row_set, drop_references
 from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
@@ -67,20 +67,20 @@ class Replays:
         """
         deadline = Deadline.after(asked.timeout_s)
         entry = self._stores.get(asked.store)
-        table = entry.replay_table()
+        table = entry.get_table()
         if table.claims is not None:
             table.claims.check_committed()  # this may be a retry of an extend that they have not committed yet
         if asked.content.fingerprint != entry.spec.fingerprint:
-            raise older_store(entry)
-        if any(column.file for column in columns_in(asked)):
-            coming = await asyncio.to_thread(arriving, entry, session.client_id, asked)
+            raise make_older_store_error(entry)
+        if any(column.file for column in find_columns(asked)):
+            coming = await asyncio.to_thread(decode_arrival, entry, session.client_id, asked)
         else:
-            coming = arriving(entry, session.client_id, asked)
+            coming = decode_arrival(entry, session.client_id, asked)
         made_by = MadeBy(self._stores, entry, coming)
         reservation = await reserve_rows(session, entry, asked.num_rows, deadline)
         if entry.lost:
-            with self._stores.db.transaction(is_decided=True) as txn:
-                txn.update("pending", entry.lost.replace_written(RowSet.of(reservation.rows), ()))
+            with self._stores.db.begin_transaction(is_decided=True) as txn:
+                txn.update("pending", entry.lost.replace_written(RowSet.from_rows(reservation.rows), ()))
         rows = RowsToFill(entry, reservation, asked)
         try:
             found: Mapping[Path, Buffer] = await session.mover.put_rows(request, rows)
@@ -99,7 +99,7 @@ class Replays:
                 while lacking := [path for path in entry.group_keys if group_column(path) not in arrival.groups]:
                     ids = await self._rule_keys.read_ids(entry, lacking[0], reservation.rows, session)
                     arrival = replace(arrival, groups={**arrival.groups, group_column(lacking[0]): ids})
-                if (answered := self._answers.earlier(session.client_id, request)) is not None:
+                if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                     session.mover.give_up_rows(request, rows)  # a retry: it was committed over another session
                     return control_pb2.Done.FromString(answered)
                 settle = partial(made_by.settle, arrival)
@@ -122,10 +122,10 @@ class Replays:
         deadline = Deadline.after(asked.timeout_s)
         while True:
             entry = self._stores.get(asked.store)
-            table = entry.replay_table()
+            table = entry.get_table()
             if asked.fingerprint != entry.spec.fingerprint:
-                raise older_store(entry)
-            numbers = await numbers_of(from_message(asked.selection), table, lost=entry.lost.row_set)
+                raise make_older_store_error(entry)
+            numbers = await compute_row_numbers(from_message(asked.selection), table, lost=entry.lost.row_set)
             if not (entry.lost or entry.writes):
                 break
             rows = await build_row_set(Selection((numbers,)), (entry.record.capacity,))

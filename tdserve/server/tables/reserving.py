@@ -27,7 +27,7 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
         WrongStateError, StoreNotFoundError: The table was closed or deleted.
         DeadlineExceededError: They were not free in time.
     """
-    table = entry.replay_table()
+    table = entry.get_table()
     line = ("extend", num_rows)
 
     def why() -> str:
@@ -37,7 +37,7 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
         return await session.wait(
             entry.changed, lambda: table.plan_extend(num_rows), deadline, why, line=line, give_back=table.abort
         )
-    await inline_tasks.in_task()
+    await inline_tasks.ensure_task()
     await session.wait(
         entry.changed,
         lambda: table.begin_reserving(num_rows) or None,

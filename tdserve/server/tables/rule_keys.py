@@ -58,8 +58,8 @@ class RuleKeys:
         entry read from a row that was replaced meanwhile is dropped."""
         name = group_column(path)
         if entry.record.capacity >= LONG_ROWS:
-            await asyncio.to_thread(entry.replay_table().columns.array, name, np.int64)
-        table = await _without_claims(entry, session)
+            await asyncio.to_thread(entry.get_table().columns.array, name, np.int64)
+        table = await _end_claims(entry, session)
         entry.group_keys.append(path)  # rows that are committed from here on bring it, and none is claimed
         try:
             # Writes to the leaf are refused by now; those that began earlier must end. That includes rows of a sample
@@ -96,7 +96,7 @@ class RuleKeys:
 
     async def read_ids(self, entry: OpenedStore, path: Path, rows: Rows, session: ClientSession) -> NDArray[np.int64]:
         """Returns a number per row by which rows are grouped; reads very many rows in parts."""
-        as_numbers = as_ids if path in entry.spec.tensors_by_path else partial(_ids_of_values, path)
+        as_numbers = to_ids if path in entry.spec.tensors_by_path else partial(_make_value_ids, path)
         ids = np.empty(len(rows), np.int64)
         for part in _parts(entry, path, len(rows)):
             content = await self.read(entry, path, rows[part], session)
@@ -106,7 +106,7 @@ class RuleKeys:
     async def read(self, entry: OpenedStore, path: Path, rows: Rows, session: ClientSession) -> bytes:
         """Returns the bytes of a leaf of filled rows."""
         order = worker_pb2.Order()
-        order.read_columns.store.CopyFrom(entry.ref(session.worker.known_specs))
+        order.read_columns.store.CopyFrom(entry.make_ref(session.worker.known_specs))
         order.read_columns.rows = encode_rows(rows)
         order.read_columns.keys.add(parts=path)
         worked = await session.worker.order(order)
@@ -123,23 +123,23 @@ def _parts(entry: OpenedStore, path: Path, num_rows: int) -> Iterator[slice]:
         yield slice(start, min(start + num_read, num_rows))
 
 
-async def _without_claims(entry: OpenedStore, session: ClientSession) -> Table:
+async def _end_claims(entry: OpenedStore, session: ClientSession) -> Table:
     """Returns the table once nobody has a claim: claimed rows bring no entry for a group."""
     deadline = Deadline.after(CLAIMS_TIMEOUT_S)
-    while (table := entry.replay_table()).claims is not None:
+    while (table := entry.get_table()).claims is not None:
         table.take_back_claims()
         await session.wait(
             entry.changed,
-            lambda: True if entry.replay_table().claims is None else None,
+            lambda: True if entry.get_table().claims is None else None,
             deadline,
             lambda: f"a writer that is filling rows of {entry.name!r}",
         )
     return table
 
 
-def _ids_of_values(path: Path, content: bytes, num_rows: int) -> NDArray[np.int64]:
+def _make_value_ids(path: Path, content: bytes, num_rows: int) -> NDArray[np.int64]:
     ((per_row, values),) = decode_block(content)
-    digests = [_digest(value) for value in values]
+    digests = [_compute_digest(value) for value in values]
     if not per_row:
         digests *= num_rows
     if len(digests) != num_rows:
@@ -147,26 +147,26 @@ def _ids_of_values(path: Path, content: bytes, num_rows: int) -> NDArray[np.int6
     return np.frombuffer(b"".join(digests), "<i8").astype(np.int64)
 
 
-def _digest(content: bytes) -> bytes:
+def _compute_digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=_ID_BYTES).digest()
 
 
 def group_column(path: Path) -> str:
     """Returns the name of the column that groups rows by a leaf."""
-    return "group-" + _digest(repr(path).encode("utf-8", "surrogatepass")).hex()
+    return "group-" + _compute_digest(repr(path).encode("utf-8", "surrogatepass")).hex()
 
 
-def as_bools(content: Buffer, num_rows: int) -> NDArray[np.bool_]:
+def to_bools(content: Buffer, num_rows: int) -> NDArray[np.bool_]:
     """Returns which rows have a byte that is not zero."""
     return np.asarray(np.frombuffer(content, np.uint8).reshape(num_rows, -1).any(axis=1))
 
 
-def as_ids(content: Buffer, num_rows: int) -> NDArray[np.int64]:
+def to_ids(content: Buffer, num_rows: int) -> NDArray[np.int64]:
     """Returns a number per row: equal for equal bytes, and hardly ever otherwise."""
     table = np.frombuffer(content, np.uint8).reshape(num_rows, len(content) // max(num_rows, 1))
     if table.shape[1] <= _ID_BYTES:
         padded = np.zeros((num_rows, _ID_BYTES), np.uint8)
         padded[:, : table.shape[1]] = table
         return padded.view("<i8").reshape(num_rows)
-    digests = b"".join(_digest(row.tobytes()) for row in table)
+    digests = b"".join(_compute_digest(row.tobytes()) for row in table)
     return np.frombuffer(digests, "<i8").astype(np.int64)

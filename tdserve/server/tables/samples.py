@@ -12,7 +12,7 @@ import numpy as np
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, PeerLostError, SpecMismatchError
 from tdserve.base.ids import check_text
-from tdserve.messages.content import MAX_SAMPLE_ROWS, rows_layout
+from tdserve.messages.content import MAX_SAMPLE_ROWS, make_rows_layout
 from tdserve.messages.row_numbers import TREE_PIECE_ROWS
 from tdserve.rules.replay.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.plans import RowsPlan, SamplePlan
@@ -20,9 +20,9 @@ from tdserve.rules.replay.table import Table
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.specs import message_of
+from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
-from tdserve.server.tables.counts import counts_of
+from tdserve.server.tables.counts import make_counts
 from tdserve.server.tables.discarding import Discarding
 from tdserve.server.tables.policies import check_max_lag, follow
 from tdserve.server.tables.rule_keys import RuleKeys
@@ -62,7 +62,7 @@ class _SampleCall:
     draws_at_once: bool = False
 
     def __post_init__(self) -> None:
-        self.num_rows, self.num_batches = _size_of(self.asked)
+        self.num_rows, self.num_batches = _get_size(self.asked)
 
     @property
     def line(self) -> Hashable:
@@ -78,8 +78,8 @@ class _SampleCall:
         return TREE_PIECE_ROWS // 2 if self.conditions.consumer else TREE_PIECE_ROWS
 
     async def make_ready(self) -> None:
-        """Waits until there is a selector for it. Errors as of ``ViewBuilding.ready``."""
-        await self.view_building.ready(self.session, self.entry, self.conditions, self.num_rows, self.deadline)
+        """Waits until there is a selector for it. Errors as of ``ViewBuilding.wait_ready``."""
+        await self.view_building.wait_ready(self.session, self.entry, self.conditions, self.num_rows, self.deadline)
 
     def plan(self) -> SamplePlan | None:
         """Draws all batches, or one as soon as there is one: a limiter may never let several through; None to wait."""
@@ -91,7 +91,7 @@ class _SampleCall:
             return None
         if not self.view_building.refresh(self.entry, self.conditions, self.num_rows):
             return None
-        return self.entry.replay_table().plan_sample(
+        return self.entry.get_table().plan_sample(
             self.num_rows,
             num_batches,
             rng=self.rng,
@@ -104,7 +104,7 @@ class _SampleCall:
 
     def describe_wait(self) -> str:
         """Returns what it waits for."""
-        return self.entry.replay_table().why_sample(self.num_rows, self.conditions, names=self.entry.leaf_names)
+        return self.entry.get_table().why_sample(self.num_rows, self.conditions, names=self.entry.leaf_names)
 
 
 class Samples:
@@ -137,9 +137,9 @@ class Samples:
         """
         deadline = Deadline.after(asked.timeout_s)
         entry = self._stores.get(asked.store)
-        table = entry.replay_table()
+        table = entry.get_table()
         if asked.fingerprint and asked.fingerprint != entry.spec.fingerprint:
-            raise older_store(entry)
+            raise make_older_store_error(entry)
         if asked.asks_newest or asked.asks_counts:
             return self._answer_without_rows(entry, asked)
         max_lag = check_max_lag(entry, asked)
@@ -182,7 +182,7 @@ class Samples:
 
     def _answer_without_rows(self, entry: OpenedStore, asked: control_pb2.SampleRequest) -> control_pb2.Done:
         if asked.asks_counts:
-            return control_pb2.Done(counts=counts_of(entry))
+            return control_pb2.Done(counts=make_counts(entry))
         staleness = follow(self._stores, entry)
         return control_pb2.Done(newest_policy_version=staleness.newest if staleness is not None else 0)
 
@@ -193,13 +193,13 @@ class Samples:
             return _Granted(plan, (plan,))
         parts, entry, terms = [plan], call.entry, plan.terms
         try:
-            await inline_tasks.in_task()
+            await inline_tasks.ensure_task()
             while parts[-1].num_missing:
                 await asyncio.sleep(0)
                 entry.check_present()
                 _check_session(call.session)
                 await call.make_ready()
-                more = entry.replay_table().draw_more(parts[-1], call.part_rows, rng=self._rng)
+                more = entry.get_table().draw_more(parts[-1], call.part_rows, rng=self._rng)
                 if more is None:
                     await self._undo(entry, parts)
                     return None
@@ -217,23 +217,23 @@ class Samples:
         """Gives back all rows that an ended session has on lease."""
         for entry in self._leasing.pop(session, {}).values():
             if entry.table is not None:
-                await run_in_turns(_releasing(entry, entry.table, session))
+                await run_in_turns(_release_in_pieces(entry, entry.table, session))
 
     async def give_back(self, session: int, request: int) -> None:
         """Gives back the rows that a session has on lease for one request, if any: the answer has not reached the
         client."""
         for entry in list(self._leasing.get(session, {}).values()):
             if entry.table is not None:
-                await run_in_turns(_releasing(entry, entry.table, session, request))
+                await run_in_turns(_release_in_pieces(entry, entry.table, session, request))
 
     async def send(
         self, session: ClientSession, request: int, entry: OpenedStore, plan: RowsPlan, *, includes_spec: bool
     ) -> control_pb2.Done | None:
         """Sends rows, inline or after an Accepted."""
-        row_spec = entry.spec_of_row()
+        row_spec = entry.get_row_spec()
         accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=row_spec.fingerprint)
         if includes_spec:
-            accepted.spec.CopyFrom(message_of(row_spec))
+            accepted.spec.CopyFrom(get_message(row_spec))
         return await session.mover.get_rows(request, entry, plan, accepted)
 
     async def _parse_conditions(
@@ -244,7 +244,9 @@ class Samples:
         check_text("consumer", asked.consumer)
         numbers: tuple[int, ...] | None = None
         if asked.require or asked.accepts_partial:
-            numbers = tuple(sorted({number for key in asked.require for number in entry.numbers_of(tuple(key.parts))}))
+            numbers = tuple(
+                sorted({number for key in asked.require for number in entry.find_numbers(tuple(key.parts))})
+            )
         if not asked.HasField("group_by"):
             return SampleConditions(numbers, asked.consumer)
         if not 1 <= asked.group_size <= entry.record.capacity:
@@ -269,7 +271,7 @@ class Samples:
 
         async def send() -> control_pb2.Done | None:
             if entry.spec.values or not _is_expected(entry, plan, asked.message_nbytes):
-                raise older_store(entry)
+                raise make_older_store_error(entry)
             return await session.mover.get_rows(request, entry, plan, None)
 
         return await self._sending(entry, granted, send)
@@ -285,11 +287,11 @@ class Samples:
             await self._undo(entry, granted.parts)
             raise
         if len(granted.plan.spent):
-            await self._settle(entry, map(entry.replay_table().finish, granted.parts), is_long=len(granted.parts) > 1)
+            await self._settle(entry, map(entry.get_table().finish, granted.parts), is_long=len(granted.parts) > 1)
         return done
 
     async def _undo(self, entry: OpenedStore, parts: Sequence[SamplePlan]) -> None:
-        await self._settle(entry, entry.replay_table().undo_in_parts(parts), is_long=len(parts) > 1)
+        await self._settle(entry, entry.get_table().undo_in_parts(parts), is_long=len(parts) > 1)
 
     async def _settle(self, entry: OpenedStore, steps: Iterable[object], *, is_long: bool) -> None:
         """Takes all steps that end a sample, even if the caller is cancelled meanwhile."""
@@ -311,7 +313,7 @@ def _check_session(session: ClientSession) -> None:
         raise PeerLostError(peer=f"session {session.number}", reason="it has ended")
 
 
-def _size_of(asked: control_pb2.SampleRequest) -> tuple[int, int]:
+def _get_size(asked: control_pb2.SampleRequest) -> tuple[int, int]:
     """Returns the rows per batch and the number of batches."""
     num_rows, num_batches = asked.num_rows, max(asked.num_batches, 1)
     if num_rows * num_batches > MAX_SAMPLE_ROWS:
@@ -320,14 +322,14 @@ def _size_of(asked: control_pb2.SampleRequest) -> tuple[int, int]:
     return num_rows, num_batches
 
 
-def _releasing(entry: OpenedStore, table: Table, session: int, request: int = 0) -> Iterator[None]:
+def _release_in_pieces(entry: OpenedStore, table: Table, session: int, request: int = 0) -> Iterator[None]:
     for num_rows in table.selectors.release_in_pieces(session, request=request):
         if num_rows:
             entry.changed.wake()
         yield
 
 
-def older_store(entry: OpenedStore) -> SpecMismatchError:
+def make_older_store_error(entry: OpenedStore) -> SpecMismatchError:
     """Returns the error for a client with the structure or capacity of an earlier store of this name."""
     expected = "the structure and the capacity that it has now"
     actual = "those of an older table of this name; open it again"
@@ -336,5 +338,5 @@ def older_store(entry: OpenedStore) -> SpecMismatchError:
 
 def _is_expected(entry: OpenedStore, plan: SamplePlan, message_nbytes: Sequence[int]) -> bool:
     """Whether these rows make exactly the messages that the client waits for."""
-    layout = rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
+    layout = make_rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
     return layout.message_nbytes == tuple(message_nbytes)

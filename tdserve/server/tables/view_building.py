@@ -29,7 +29,7 @@ class ViewBuilding:
     def refresh(self, entry: OpenedStore, conditions: SampleConditions, num_rows: int) -> bool:
         """Returns whether a table has a selector for a sample of so many rows. If not, builds it in a task, and wakes
         those who wait afterwards. A table of few rows builds it at once when it is requested."""
-        if entry.record.capacity < LONG_ROWS or entry.replay_table().selectors.has(conditions, num_rows):
+        if entry.record.capacity < LONG_ROWS or entry.get_table().selectors.has(conditions, num_rows):
             return True
         name = entry.record.uid, conditions, num_rows
         if name not in self._under_way:
@@ -40,7 +40,7 @@ class ViewBuilding:
             task.add_done_callback(lambda _: entry.changed.wake())
         return False
 
-    async def ready(
+    async def wait_ready(
         self,
         session: ClientSession,
         entry: OpenedStore,
@@ -57,8 +57,8 @@ class ViewBuilding:
         """
         while not self.refresh(entry, conditions, num_rows):
             task = self._under_way[entry.record.uid, conditions, num_rows]
-            await inline_tasks.in_task()
-            with session.waiting():
+            await inline_tasks.ensure_task()
+            with session.mark_waiting():
                 await asyncio.wait({task}, timeout=deadline.remaining_s)
             if not task.done():
                 what = f"the rows of {entry.name!r} to be looked at for the first sample of its kind"
@@ -72,7 +72,7 @@ class ViewBuilding:
 
 
 async def _build(entry: OpenedStore, conditions: SampleConditions, num_rows: int) -> None:
-    selectors = entry.replay_table().selectors
+    selectors = entry.get_table().selectors
     async with entry.view_lock:
         await run_in_turns(selectors.shed_in_pieces(conditions))
         if not selectors.has(conditions):

@@ -23,7 +23,7 @@ from tdserve.base.errors import (
     SpecMismatchError,
     TDServeError,
 )
-from tdserve.base.ids import new_uid
+from tdserve.base.ids import make_uid
 from tdserve.messages.row_sets import RowSet
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
@@ -31,7 +31,7 @@ from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.row_write_hold import RowWriteHold
 from tdserve.server.sessions.mover import StoreToFill
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.staging_names import values_path
+from tdserve.server.staging_names import make_values_path
 from tdserve.server.stores import Stores
 from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.server.workers import DataWorker, drop_store
@@ -70,9 +70,9 @@ class _Made:
     @property
     def spool(self) -> str:
         """Path of the file in which its values wait."""
-        return values_path(str(self.folder / "staged"))
+        return make_values_path(str(self.folder / "staged"))
 
-    def ref(self, known_specs: WorkerSpecCache) -> worker_pb2.StoreRef:
+    def make_ref(self, known_specs: WorkerSpecCache) -> worker_pb2.StoreRef:
         """Returns the reference to it for orders to a worker."""
         if self.added is None:
             return worker_pb2.StoreRef()
@@ -106,7 +106,7 @@ class Alterations:
         """
         entry = self._stores.get(asked.store)
         if entry.record.kind != "tensordict":
-            raise entry.wrong_kind("tensordict")
+            raise entry.make_kind_error("tensordict")
         entry.check_writable()
         wanted = _decode(asked)
         if entry.record.adopted and wanted.is_locked is None:
@@ -118,10 +118,10 @@ class Alterations:
         async with self._make_folder(session, entry, wanted.added) as made:
             if asked.HasField("content"):
                 path = str(made.folder.relative_to(self._stores.root.path))
-                target = StoreToFill(entry.name, made.uid, made.ref, made.spool, path)
+                target = StoreToFill(entry.name, made.uid, made.make_ref, made.spool, path)
                 await session.mover.fill(request, target, asked.content)
             async with self._alone(session, entry, deadline):
-                answered = self._answers.earlier(session.client_id, request)
+                answered = self._answers.find_earlier(session.client_id, request)
                 if answered is not None:  # a retry: it was committed over a session that has ended
                     return control_pb2.Done.FromString(answered)
                 altered = wanted.apply(entry.spec, store=entry.name)
@@ -146,7 +146,7 @@ class Alterations:
                 _log.error("a change of structure that a crash had cut short cannot be completed: %s", error)
         waiting = {restructured.folder for restructured in Restructured.load(self._stores.db)}
         for record in self._stores.catalog:
-            for folder in restructuring.leftovers(self._stores.root.store_folder(record.name)):
+            for folder in restructuring.list_leftovers(self._stores.root.store_folder(record.name)):
                 if folder.name not in waiting:
                     entry = self._stores.find(record.name)
                     if entry is not None:
@@ -165,7 +165,7 @@ class Alterations:
     ) -> AsyncIterator[_Made]:
         """Runs a block with a folder for added content; the folder is removed afterwards, unless the alteration still
         needs it."""
-        uid = new_uid()
+        uid = make_uid()
         made = _Made(uid, entry.folder / f"{restructuring.PREFIX}{uid}", added)
         try:
             if added is not None:
@@ -213,7 +213,9 @@ class Alterations:
     ) -> control_pb2.Done:
         new = altered.spec
         done = control_pb2.Done(version=entry.content_version + 1)
-        restructured = Restructured.of(entry.record.uid, made.folder.name, entry.spec, new, altered.origins, made.added)
+        restructured = Restructured.from_change(
+            entry.record.uid, made.folder.name, entry.spec, new, altered.origins, made.added
+        )
         await asyncio.to_thread(restructuring.keep, entry.folder, made.folder, restructured.files, new)
         try:
             await self._keep_values(session, entry, made, restructured, asked.content)
@@ -225,11 +227,11 @@ class Alterations:
             entry.record,
             fingerprint=new.fingerprint,
             nbytes=new.nbytes,
-            extra=tuple(".".join(path) for path in row_files.extra_paths(new)),
+            extra=tuple(".".join(path) for path in row_files.find_extra_paths(new)),
             structure=entry.record.structure + 1,
             order=self._stores.specs.learn(new),
         )
-        with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
+        with self._answers.begin_transaction(session.client_id, request, done.SerializeToString()) as txn:
             txn.put("stores", entry.name.encode(), record.to_bytes())
             txn.put("pending", restructured.key, restructured.to_bytes())
         entry.record, entry.spec = record, new
@@ -256,7 +258,7 @@ class Alterations:
             body.below = made.folder.name
             await self._worker.order_until_done(entry, order)
         if restructured.kept_values:
-            await self._worker.order_until_done(entry, _moving(restructured.kept_values))
+            await self._worker.order_until_done(entry, _make_move_order(restructured.kept_values))
 
     async def _forget_values(self, entry: OpenedStore, waiting: str) -> None:
         """Removes the values that were stored for an alteration that is not committed."""
@@ -269,9 +271,9 @@ class Alterations:
     async def _finish_or_retry(self, entry: OpenedStore, restructured: Restructured) -> None:
         """Gives the store the files and values of its structure, while nobody can read it. If that fails, for example
         for want of space, it is retried in the background: the alteration is decided, so readers wait."""
-        generations, values = entry.generations, entry.generation_values()
+        generations, values = entry.generations, entry.get_generation_values()
         if generations is None:
-            raise entry.wrong_kind("tensordict")
+            raise entry.make_kind_error("tensordict")
         if generations.structure == entry.record.structure and not values[-1] & 1:  # the crash came after the last step
             self._stores.db.delete("pending", restructured.key)
             return
@@ -304,12 +306,14 @@ class Alterations:
         """
         generations = entry.generations
         if generations is None:
-            raise entry.wrong_kind("tensordict")
+            raise entry.make_kind_error("tensordict")
         folder = entry.folder / restructured.folder
         await asyncio.to_thread(restructuring.carry_out, entry.folder, folder, restructured.files)
         generations.move_structure(entry.record.structure)
         if restructured.moved_values or restructured.cleared_values:
-            await self._worker.order_until_done(entry, _moving(restructured.moved_values, restructured.cleared_values))
+            await self._worker.order_until_done(
+                entry, _make_move_order(restructured.moved_values, restructured.cleared_values)
+            )
         await held.let_go(is_written=True)
         self._stores.db.delete("pending", restructured.key)
         entry.changed.wake()
@@ -317,10 +321,12 @@ class Alterations:
 
 def _decode(asked: control_pb2.AlterRequest) -> Alteration:
     return Alteration(
-        removed=tuple(map(_path, asked.removed)),
-        renamed=tuple(Renaming(_path(each.old_key), _path(each.new_key), each.is_safe) for each in asked.renamed),
+        removed=tuple(map(_decode_path, asked.removed)),
+        renamed=tuple(
+            Renaming(_decode_path(each.old_key), _decode_path(each.new_key), each.is_safe) for each in asked.renamed
+        ),
         added=codec.decode(asked.added) if asked.HasField("added") else None,
-        replaces=frozenset(map(_path, asked.replaces)),
+        replaces=frozenset(map(_decode_path, asked.replaces)),
         is_locked=asked.is_locked if asked.HasField("is_locked") else None,
     )
 
@@ -339,7 +345,7 @@ def _check_content(entry: OpenedStore, wanted: Alteration, asked: control_pb2.Al
         raise SpecMismatchError(store=entry.name, key=".".join(path), expected="its values", actual="none")
 
 
-def _moving(moves: tuple[tuple[Path, Path], ...], cleared: tuple[Path, ...] = ()) -> worker_pb2.Order:
+def _make_move_order(moves: tuple[tuple[Path, Path], ...], cleared: tuple[Path, ...] = ()) -> worker_pb2.Order:
     order = worker_pb2.Order()
     order.move_values.sources.extend(content_pb2.Path(parts=source) for source, _ in moves)
     order.move_values.targets.extend(content_pb2.Path(parts=target) for _, target in moves)
@@ -362,5 +368,5 @@ def _remove_files(folder: FilePath, uid: str) -> None:
     restructuring.remove(folder)
 
 
-def _path(key: content_pb2.Path) -> Path:
+def _decode_path(key: content_pb2.Path) -> Path:
     return tuple(key.parts)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from tdserve.base.deadline import Deadline
-from tdserve.messages.content import paths_of
+from tdserve.messages.content import decode_paths
 from tdserve.messages.row_sets import RowSet
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
-from tdserve.server.row_write_hold import Check, holding
+from tdserve.server.row_write_hold import Check, hold_rows
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
@@ -53,9 +53,9 @@ class InPlace:
             PeerLostError: The client was lost in the middle: the rows are lost until they are written again.
         """
         client.check_writes(f"writing to {entry.name!r}")
-        keys = tuple(paths_of(asked.keys))
+        keys = tuple(decode_paths(asked.keys))
         overwrite = Overwrite(entry.record.uid, client.lock_name, request, rows, keys)
-        async with holding(entry, rows, keys, check) as held:
+        async with hold_rows(entry, rows, keys, check) as held:
             overwrite.save(self._stores.db)
         has_values = False
         try:
@@ -76,7 +76,9 @@ class InPlace:
             raise
         done = control_pb2.Done(version=held.next_version)
         # Recorded before it becomes visible: a retry after a crash in between must not write over later content.
-        with self._answers.transaction(session.client_id, request, done.SerializeToString(), is_decided=True) as txn:
+        with self._answers.begin_transaction(
+            session.client_id, request, done.SerializeToString(), is_decided=True
+        ) as txn:
             overwrite.commit(txn)
             txn.update("pending", entry.lost.replace_written(rows, keys))
         await held.let_go(is_written=True, then=lambda: self._stores.db.delete_later("pending", overwrite.key))
@@ -84,7 +86,7 @@ class InPlace:
         return done
 
     def _forget(self, overwrite: Overwrite) -> None:
-        with self._stores.db.transaction(is_decided=True) as txn:
+        with self._stores.db.begin_transaction(is_decided=True) as txn:
             overwrite.forget(txn)
 
     async def wait_for_writers(

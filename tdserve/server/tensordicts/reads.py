@@ -12,7 +12,7 @@ from tdserve.messages.selection.selection import from_message
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.row_write_hold import wait_for_others
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.specs import message_of
+from tdserve.server.specs import get_message
 from tdserve.server.turns import build_row_set
 from tdserve.v1 import control_pb2
 
@@ -56,14 +56,14 @@ class Reads:
         fingerprint = entry.spec.fingerprint
         accepted = control_pb2.Accepted(fingerprint=fingerprint, version=entry.content_version)
         if asked.fingerprint != fingerprint:
-            accepted.spec.CopyFrom(message_of(entry.spec))
+            accepted.spec.CopyFrom(get_message(entry.spec))
         return await session.mover.get_selection(request, entry, asked, accepted)
 
     async def _wait_for_retries(
         self, session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline
     ) -> None:
         """Waits for writers that a restart interrupted: they repeat their unfinished writes, unless they are gone."""
-        while entry.lost.touching(rows) and not deadline.expired:
+        while entry.lost.find_writers(rows) and not deadline.expired:
             until_s = entry.lost.may_heal_until_s
             grace_s = until_s - time.monotonic()
             if grace_s <= 0:
@@ -73,7 +73,7 @@ class Reads:
                 await session.wait(
                     entry.changed,
                     lambda until_s=until_s: (  # type: ignore[misc]
-                        True if entry.lost.may_heal_until_s != until_s or not entry.lost.touching(rows) else None
+                        True if entry.lost.may_heal_until_s != until_s or not entry.lost.find_writers(rows) else None
                     ),
                     Deadline.after(grace_s if remaining_s is None else min(grace_s, remaining_s)),
                     lambda: f"another write to rows of {entry.name!r}",

@@ -23,7 +23,7 @@ from tdserve.base.errors import (
     StructureChangedError,
     TDServeError,
 )
-from tdserve.messages.content import paths_of, selected_spec, write_layout, write_messages
+from tdserve.messages.content import decode_paths, select_spec, write_layout, write_messages
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
 from tdserve.server.idempotency import CommittedAnswers
@@ -33,7 +33,7 @@ from tdserve.server.row_write_hold import (
     Check,
     RowWriteHold,
     do_nothing,
-    holding,
+    hold_rows,
     is_free,
     look_at_rows,
     wait_for_others,
@@ -42,9 +42,9 @@ from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import StoreToFill
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
-from tdserve.server.staging_names import StagingNames, values_path
+from tdserve.server.staging_names import StagingNames, make_values_path
 from tdserve.server.stores import Stores
-from tdserve.server.tables.changes import generations_of
+from tdserve.server.tables.changes import decode_generations
 from tdserve.server.tensordicts.in_place import InPlace
 from tdserve.server.turns import build_row_set
 from tdserve.server.workers import DataWorker
@@ -96,19 +96,19 @@ class Writes:
     ) -> control_pb2.Done:
         content = asked.content
         with self._staging.borrow(entry, is_needed=bool(content.values_nbytes)) as staging:
-            spool = values_path(staging)
-            await session.mover.fill(request, StoreToFill(entry.name, entry.record.uid, entry.ref, spool), content)
+            spool = make_values_path(staging)
+            await session.mover.fill(request, StoreToFill(entry.name, entry.record.uid, entry.make_ref, spool), content)
             if content.values or spool or content.spool_nbytes:
                 storing = self._storing(entry, asked)
                 session.mover.locate_values(content, storing.put_values, spool)
-                storing.put_values.store.CopyFrom(entry.ref(self._worker.known_specs))
+                storing.put_values.store.CopyFrom(entry.make_ref(self._worker.known_specs))
                 await self._worker.order(storing)
             if spool:  # no other request will use it soon, and it may be as large as the store
                 await asyncio.to_thread(remove_spool, spool)
-        await asyncio.to_thread(entry.generation_values().fill, 2)  # touches its pages for the first time
+        await asyncio.to_thread(entry.get_generation_values().fill, 2)  # touches its pages for the first time
         done = control_pb2.Done(version=entry.content_version)
         entry.check_present()
-        with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
+        with self._answers.begin_transaction(session.client_id, request, done.SerializeToString()) as txn:
             self._stores.publish_loaded(entry, txn)
         return done
 
@@ -122,11 +122,11 @@ class Writes:
         """
         entry = self._stores.get(asked.store)
         if entry.generations is None:
-            raise entry.wrong_kind("tensordict or replay")
+            raise entry.make_kind_error("tensordict or replay")
         entry.check_writable()
         _check_fingerprint(entry, asked.content)
         if entry.record.adopted:
-            entry.check_values_writable(paths_of(asked.keys))
+            entry.check_values_writable(decode_paths(asked.keys))
         if entry.table is not None:  # some may be gone by the time their content has arrived
             entry.table.take_back_claims()
             rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
@@ -143,11 +143,11 @@ class Writes:
                 await session.worker.order(_make_receive_order(session, request, entry, asked, staging))
             self._traffic.count_received(session.transport, asked.content)
             async with self._alone(session, entry, asked):
-                if (answered := self._answers.earlier(session.client_id, request)) is not None:
+                if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                     return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
                 rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
                 check = _check_of(entry, asked, len(rows))
-                async with holding(entry, rows, paths_of(asked.keys), check) as held:
+                async with hold_rows(entry, rows, decode_paths(asked.keys), check) as held:
                     _check_fingerprint(entry, asked.content)  # the keys may have changed meanwhile
                     done = control_pb2.Done(version=entry.content_version + 1)
                     journal = Journal(session.client_id, request, done, asked, staging)
@@ -174,7 +174,7 @@ class Writes:
 
         rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
         await self._wait_for_rows(session, entry, rows, Deadline.after(asked.timeout_s))
-        if (answered := self._answers.earlier(session.client_id, request)) is not None:
+        if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
             return control_pb2.Done.FromString(answered)
         _check_fingerprint(entry, asked.content)  # the keys may have changed meanwhile
         self._traffic.count_received(session.transport, asked.content)
@@ -233,10 +233,10 @@ class Writes:
                     continue
                 journal = Journal.from_bytes(content)
                 rows = await build_row_set(journal.selection, entry.spec.batch_size)
-                if journal.is_applied(rows, entry.generation_values(), entry.content_version):
+                if journal.is_applied(rows, entry.get_generation_values(), entry.content_version):
                     self._forget(entry, journal, {})
                 else:
-                    held = RowWriteHold(entry, rows, paths_of(journal.asked.keys))
+                    held = RowWriteHold(entry, rows, decode_paths(journal.asked.keys))
                     await held.hold()
                     await held.hide()
                     await self._apply(entry, journal, held)
@@ -248,7 +248,7 @@ class Writes:
     async def _apply(self, entry: OpenedStore, journal: Journal, held: RowWriteHold) -> None:
         failure: TDServeError | None = None
         try:
-            spool = values_path(journal.staging) if journal.asked.content.values_nbytes else ""
+            spool = make_values_path(journal.staging) if journal.asked.content.values_nbytes else ""
             if journal.asked.content.values or spool:
                 await self._worker.order_until_done(entry, self._storing(entry, journal.asked, spool=spool))
             applying = worker_pb2.Order()
@@ -261,7 +261,7 @@ class Writes:
             await self._worker.order_until_done(entry, applying)
         except TDServeError as error:
             failure = error  # for example no room for values: the tensors are untouched
-        rewritten = entry.lost.replace_written(held.rows, paths_of(journal.asked.keys)) if failure is None else {}
+        rewritten = entry.lost.replace_written(held.rows, decode_paths(journal.asked.keys)) if failure is None else {}
 
         def forget() -> None:
             if failure is None:
@@ -278,7 +278,7 @@ class Writes:
         """Replaces the journal entry of an applied write with its answer, in one transaction with other recorded
         changes."""
         answer = journal.done.SerializeToString()
-        with self._answers.transaction(journal.client_id, journal.request, answer, is_decided=True) as txn:
+        with self._answers.begin_transaction(journal.client_id, journal.request, answer, is_decided=True) as txn:
             txn.delete("pending", JOURNAL + entry.record.uid.encode())
             txn.update("pending", changes)
 
@@ -290,7 +290,7 @@ class Writes:
         body.values = asked.content.values
         if spool:
             body.spool, body.spool_nbytes = spool, asked.content.values_nbytes
-        keys = paths_of(asked.keys)
+        keys = decode_paths(asked.keys)
         spec = entry.spec.select(keys, store=entry.name) if keys else entry.spec
         body.keys.extend(content_pb2.Path(parts=path) for path, _ in spec.values)
         body.selection.CopyFrom(asked.selection)
@@ -302,12 +302,12 @@ def _make_receive_order(
 ) -> worker_pb2.Order:
     order = session.order(request, is_accepted=bool(asked.content.message_nbytes))
     body = order.receive_selection
-    body.store.CopyFrom(entry.ref(session.worker.known_specs))
+    body.store.CopyFrom(entry.make_ref(session.worker.known_specs))
     body.selection.CopyFrom(asked.selection)
     body.keys.extend(asked.keys)
     body.content.CopyFrom(asked.content)
     body.content.ClearField("values")
-    body.staging, body.spool = staging, values_path(staging)
+    body.staging, body.spool = staging, make_values_path(staging)
     return order
 
 
@@ -326,19 +326,19 @@ def _check_of(entry: OpenedStore, asked: control_pb2.WriteRequest, num_rows: int
     """
     if entry.table is None:
         return do_nothing
-    keys = paths_of(asked.keys) or [path for path, _ in entry.spec.tensors]
+    keys = decode_paths(asked.keys) or [path for path, _ in entry.spec.tensors]
     ruling = [path for path in keys for rule in entry.rule_keys if path == rule[: len(path)]]
     if ruling:
         reason = f"table {entry.name!r} orders its rows by {'.'.join(ruling[0])!r}, which must stay as it is"
         raise InvalidRequestError(argument="key", reason=reason)
-    table, generations = entry.table, generations_of(asked.generations, num_rows)
+    table, generations = entry.table, decode_generations(asked.generations, num_rows)
     return do_nothing if generations is None else lambda rows, places: table.check_same(rows, generations[places])
 
 
 async def _check_content(entry: OpenedStore, asked: control_pb2.WriteRequest) -> None:
     """Raises unless the content has the size of what it replaces: a journalled write must be possible."""
     selection = from_message(asked.selection)
-    choose = partial(selected_spec, entry.spec, selection, paths_of(asked.keys), store=entry.name)
+    choose = partial(select_spec, entry.spec, selection, decode_paths(asked.keys), store=entry.name)
     chosen = await asyncio.to_thread(choose) if selection.is_long else choose()
     layout, content = write_layout(chosen), asked.content
     if not content.HasField("inline"):

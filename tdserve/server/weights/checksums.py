@@ -74,7 +74,7 @@ class Checksums:
         Args:
             make_ref: Returns the reference to the version; called when the order is sent, which may be later or never.
         """
-        versions = entry.weight_versions()
+        versions = entry.get_versions()
         if not versions.is_worth_checksums(version.version):
             return
         if versions.is_mostly_unchanged:
@@ -93,9 +93,9 @@ class Checksums:
                 self._begin(entry, version, make_ref, worker)
 
     def _begin(self, entry: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
-        versions, uid = entry.weight_versions(), entry.record.uid
+        versions, uid = entry.get_versions(), entry.record.uid
         making = self._making.get(uid)
-        if versions.checksums(version.version) is not None or (making is not None and making[0] >= version.version):
+        if versions.get_checksums(version.version) is not None or (making is not None and making[0] >= version.version):
             return
         order = worker_pb2.Order()
         order.checksum_version.version.CopyFrom(make_ref())
@@ -107,8 +107,8 @@ class Checksums:
         self, entry: OpenedStore, held: int, version: VersionRecord, spec: Spec, deadline: Deadline
     ) -> Unchanged | None:
         """Returns the leaves that version ``held`` has too; None if they are not known or too few to be worth it."""
-        versions = entry.weight_versions()
-        before = versions.checksums(held)
+        versions = entry.get_versions()
+        before = versions.get_checksums(held)
         if before is None or before.fingerprint != version.fingerprint:
             return None
         making = self._making.get(entry.record.uid)
@@ -116,12 +116,12 @@ class Checksums:
             remaining_s = deadline.remaining_s
             wait_s = WAIT_S + spec.nbytes / BYTES_PER_S
             await asyncio.wait({making[1]}, timeout=wait_s if remaining_s is None else min(wait_s, remaining_s))
-        now = versions.checksums(version.version)
+        now = versions.get_checksums(version.version)
         if now is None:
             return None
         checksums = np.frombuffer(now.content, DTYPE)
         is_same = checksums == np.frombuffer(before.content, DTYPE)
-        if _nbytes(spec, is_same) < MIN_SHARE * spec.nbytes:
+        if _sum_nbytes(spec, is_same) < MIN_SHARE * spec.nbytes:
             return None
         rest: list[int] = np.flatnonzero(~is_same).tolist()
         return Unchanged(encode_numbers(np.flatnonzero(is_same)), checksums[is_same].tobytes(), rest)
@@ -133,22 +133,22 @@ class Checksums:
         if done.cancelled() or done.exception() is not None or entry.changed.is_deleted:
             return  # readers get the version whole
         content = done.result().checksums
-        versions = entry.weight_versions()
+        versions = entry.get_versions()
         spec = self._stores.specs.get(version.fingerprint)
-        before = versions.checksums_before(version.version)
+        before = versions.find_checksums_before(version.version)
         if len(content) == CHECKSUM_NBYTES * len(spec.tensors) and versions.set_checksums(version.version, content):
             if before is not None and before[1].fingerprint == version.fingerprint:
                 is_same = np.frombuffer(content, DTYPE) == np.frombuffer(before[1].content, DTYPE)
-                share = _nbytes(spec, is_same) / spec.nbytes
+                share = _sum_nbytes(spec, is_same) / spec.nbytes
                 versions.note_unchanged(version.version, before[0], share=share)
-            with suppress(CapacityError), self._stores.db.transaction() as txn:  # a restart computes them again
-                self._stores.save_state(entry, txn, versions.state())
+            with suppress(CapacityError), self._stores.db.begin_transaction() as txn:  # a restart computes them again
+                self._stores.save_state(entry, txn, versions.get_state())
             entry.changed.wake()
         elif not content and spec.tensors:
             versions.note_superseded(version.version)
 
 
-def _nbytes(spec: Spec, is_meant: NDArray[np.bool_]) -> int:
+def _sum_nbytes(spec: Spec, is_meant: NDArray[np.bool_]) -> int:
     """Returns the total size of the leaves in a mask."""
     sizes = np.array([leaf.nbytes for _, leaf in spec.tensors], np.int64)
     return int(sizes[is_meant].sum())

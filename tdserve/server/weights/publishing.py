@@ -61,21 +61,21 @@ class Publishing:
         check_metadata(asked.metadata)
         spec = self._spec(session, asked)
         entry = await self._unpublished.store(asked.store, spec, Deadline.after(asked.timeout_s))
-        versions = entry.weight_versions()
+        versions = entry.get_versions()
         order = self._stores.specs.learn(spec)
         publishing = versions.begin(fingerprint=spec.fingerprint, order=order)
         try:
             drop(entry, publishing.drops)
             await session.mover.put_version(request, entry, publishing, spec, asked.content)
             entry.check_present()
-            if (answered := self._answers.earlier(session.client_id, request)) is not None:
+            if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                 self._give_up(session, request, entry, publishing)  # a retry: it was committed over another session
                 return control_pb2.Done.FromString(answered)
             kept = {record.version for record in versions.kept}
             done = control_pb2.Done(version=publishing.version)
             answer = done.SerializeToString()
             # The change of the versions becomes visible only when it is on record; if recording fails, it is undone.
-            with versions.undo_on_error(), self._answers.transaction(session.client_id, request, answer) as txn:
+            with versions.undo_on_error(), self._answers.begin_transaction(session.client_id, request, answer) as txn:
                 drops = self._commit(entry, publishing, spec, asked, txn)
         except BaseException as error:
             self._give_up(session, request, entry, publishing)
@@ -102,15 +102,15 @@ class Publishing:
         txn: Transaction,
     ) -> tuple[int, ...]:
         """Makes a version the newest, as part of a transaction; returns the versions whose files can be deleted."""
-        versions = entry.weight_versions()
+        versions = entry.get_versions()
         dropped = versions.set_keep(asked.keep) if asked.keep else ()
         versions.fanout = asked.fanout or versions.fanout
         drops = versions.commit(publishing, time.time(), nbytes=spec.nbytes, metadata=asked.metadata)
-        self._stores.save_state(entry, txn, versions.state())
+        self._stores.save_state(entry, txn, versions.get_state())
         self._unpublished.show(entry, txn)
         return dropped + drops
 
-    async def latest(
+    async def send_latest(
         self, session: ClientSession, request: int, asked: control_pb2.LatestRequest
     ) -> control_pb2.Done | None:
         """Sends a certain version, or the newest, waiting for one if need be. Returns None if the content follows over
@@ -122,10 +122,10 @@ class Publishing:
         deadline = Deadline.after(asked.timeout_s)
         if deadline.timeout_s == 0 and asked.HasField("newer_than") and self._nothing_newer(asked):
             return control_pb2.Done(nothing_newer=True)
-        await inline_tasks.in_task()
-        with session.waiting():
+        await inline_tasks.ensure_task()
+        with session.mark_waiting():
             entry = await self._stores.wait(asked.store, deadline)
-        versions = entry.weight_versions()
+        versions = entry.get_versions()
         newer_than = asked.newer_than if asked.HasField("newer_than") else 0
 
         def look() -> VersionRecord | None:
@@ -143,7 +143,7 @@ class Publishing:
 
     def _nothing_newer(self, asked: control_pb2.LatestRequest) -> bool:
         entry = self._stores.find(asked.store)
-        newest = entry.weight_versions().newest if entry is not None else None
+        newest = entry.get_versions().newest if entry is not None else None
         return newest is None or newest.version <= asked.newer_than
 
     def _spec(self, session: ClientSession, asked: control_pb2.PublishRequest) -> Spec:
@@ -165,7 +165,7 @@ class Publishing:
     def _give_up(self, session: ClientSession, request: int, entry: OpenedStore, publishing: UnfinishedVersion) -> None:
         """Removes all traces of a failed publish; if it was the first of its store, the name too."""
         writer = session.mover.lock_name if session.mover.may_still_write(request) else ""
-        drops = entry.weight_versions().abort(publishing)
+        drops = entry.get_versions().abort(publishing)
         try:
             drop(entry, drops)
         finally:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CorruptDataError, DeadlineExceededError, InvalidRequestError
-from tdserve.base.ids import new_secret
+from tdserve.base.ids import make_secret
 from tdserve.rules.fanout import MAX_TRIES, SERVER, Fanout, Placement
 from tdserve.rules.weights import VersionRecord
 from tdserve.server import inline_tasks
@@ -110,7 +110,7 @@ class Relays:
         if not asked.relays or sent.values or sent.nbytes < MIN_RELAYED_BYTES:
             return None
         store = self._store(entry)
-        store.fanout.fanout = entry.weight_versions().fanout
+        store.fanout.fanout = entry.get_versions().fanout
         for each in asked.failed:
             store.fanout.note_failure(session.number, each.link, was_connected=each.was_connected)
         if asked.failed:
@@ -134,13 +134,13 @@ class Relays:
             store.resting.cancel()
             store.resting = None
         if placed.relay != SERVER:
-            placed = replace(placed, secret=new_secret())
+            placed = replace(placed, secret=make_secret())
             passing = control_pb2.PassOn(link=placed.link, kept=placed.kept, secret=placed.secret)
             self._send_order(placed.relay, control_pb2.RelayOrder(pass_on=passing))
         return placed
 
     @contextmanager
-    def sending(self, entry: OpenedStore, placed: Placement | None) -> Iterator[None]:
+    def track_sending(self, entry: OpenedStore, placed: Placement | None) -> Iterator[None]:
         """Runs a block in which the server sends a version to a puller; ends the puller's link."""
         is_whole = False
         try:
@@ -171,11 +171,11 @@ class Relays:
         store = self._store_of(session, entry.link)
         if store is None:
             return
-        ends = {store.fanout.puller_of(entry.link), store.fanout.source_of(entry.link)}
+        ends = {store.fanout.find_puller(entry.link), store.fanout.find_source(entry.link)}
         if session.number in ends:
             for other in ends - {session.number, SERVER, None}:
                 if other in self._members:
-                    self._members[other].session.tell(control_pb2.ServerMessage(rendezvous=entry))
+                    self._members[other].session.send(control_pb2.ServerMessage(rendezvous=entry))
 
     def on_report(self, session: ClientSession, report: control_pb2.RelayReport) -> None:
         """Handles a client's report: it holds a version's first part, it has a whole version with these checksums, or a
@@ -187,12 +187,12 @@ class Relays:
             return
         if kind == "holds":
             store.fanout.holds(session.number, link)
-        elif kind == "ended" and store.fanout.source_of(link) == session.number:
+        elif kind == "ended" and store.fanout.find_source(link) == session.number:
             store.fanout.note_sent(link)
-        elif kind == "ended" and store.fanout.puller_of(link) == session.number:
+        elif kind == "ended" and store.fanout.find_puller(link) == session.number:
             store.fanout.end(link, is_whole=False)
         elif kind == "whole":
-            found = store.fanout.content_of(link)
+            found = store.fanout.find_content(link)
             if found is not None and store.fanout.is_from_server(link, session.number):
                 store.checksums.setdefault(found[1], report.whole.checksums)
                 store.entry.changed.wake()
@@ -209,11 +209,11 @@ class Relays:
             DeadlineExceededError: The right checksums are not known in time.
         """
         store = self._store_of(session, asked.link)
-        found = store.fanout.content_of(asked.link) if store is not None else None
-        if store is None or found is None or store.fanout.puller_of(asked.link) != session.number:
+        found = store.fanout.find_content(asked.link) if store is not None else None
+        if store is None or found is None or store.fanout.find_puller(asked.link) != session.number:
             raise InvalidRequestError(argument="link", reason=f"{asked.link} is not under way to this client")
         entry, nbytes = store.entry, store.nbytes[found[1]]
-        await inline_tasks.in_task()
+        await inline_tasks.ensure_task()
         expected = await self._checksums(session, store, *found, asked.timeout_s)
         if expected != asked.checksums:
             store.fanout.note_failure(session.number, asked.link, was_connected=True)
@@ -230,7 +230,7 @@ class Relays:
         member = self._members.pop(number, None)
         for store in self._stores_of(member):
             for orphan in store.fanout.lose(number):
-                puller = store.fanout.puller_of(orphan.link)
+                puller = store.fanout.find_puller(orphan.link)
                 if puller is not None:
                     self._send_order(puller, control_pb2.RelayOrder(lost=orphan.link))
             self._on_moved(store)
@@ -244,12 +244,12 @@ class Relays:
         if content == (version, 0):  # as published, without a conversion
 
             def own() -> bytes | None:
-                known = entry.weight_versions().checksums(version)
+                known = entry.get_versions().get_checksums(version)
                 if known is not None:
                     return known.content
-                newest = entry.weight_versions().newest
+                newest = entry.get_versions().newest
                 is_newest = newest is not None and newest.version == version and newest.nbytes >= MIN_NBYTES
-                is_made = is_newest and entry.weight_versions().is_worth_checksums(version)
+                is_made = is_newest and entry.get_versions().is_worth_checksums(version)
                 return None if is_made else b""
 
             with suppress(DeadlineExceededError):
@@ -292,14 +292,14 @@ class Relays:
         """Reacts to the end of a link: sources may have room, and older versions may have no more pullers."""
         store.has_room.wake()
         entry = store.entry
-        newest = entry.weight_versions().newest
+        newest = entry.get_versions().newest
         self._release(store, store.fanout.forget(newest.version if newest is not None else 0))
         if not store.fanout.num_links and store.resting is None:
             store.resting = asyncio.get_running_loop().call_later(REST_S, self._rest, store)
 
     def _rest(self, store: _Store) -> None:
         store.resting = None
-        self._release(store, store.fanout.rest())
+        self._release(store, store.fanout.drop_idle_trees())
         if not store.fanout.num_links:
             store.nbytes.clear()
             store.checksums.clear()
@@ -316,7 +316,7 @@ class Relays:
     def _send_order(self, number: int, order: control_pb2.RelayOrder) -> None:
         member = self._members.get(number)
         if member is not None and not member.session.ended.is_set():
-            member.session.tell(control_pb2.ServerMessage(relay_order=order))
+            member.session.send(control_pb2.ServerMessage(relay_order=order))
 
     def _store(self, entry: OpenedStore) -> _Store:
         uid = entry.record.uid
@@ -332,4 +332,4 @@ class Relays:
     def _store_of(self, session: ClientSession, link: int) -> _Store | None:
         """Returns the store of a link, if this session has asked for a version of it."""
         stores = self._stores_of(self._members.get(session.number))
-        return next((store for store in stores if store.fanout.content_of(link) is not None), None)
+        return next((store for store in stores if store.fanout.find_content(link) is not None), None)

@@ -95,6 +95,6 @@ class Unpublished:
         if self._writers.get(record.uid):
             return
         self._writers.pop(record.uid, None)
-        entry = self._stores.opened_as(record)
-        if entry is None or (entry.record.loading and entry.weight_versions().is_unused):
+        entry = self._stores.find_opened(record)
+        if entry is None or (entry.record.loading and entry.get_versions().is_unused):
             self._stores.discard(record)

@@ -7,15 +7,15 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.mover import VersionToSend
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
-from tdserve.server.specs import message_of
+from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
 from tdserve.server.weights.checksums import MIN_NBYTES, Checksums
 from tdserve.server.weights.relays import Relays
-from tdserve.server.weights.version_files import path_of
+from tdserve.server.weights.version_files import make_path
 from tdserve.server.workers import DataWorker
 from tdserve.structure.dtypes import NAMES
 from tdserve.structure.tree import Spec
-from tdserve.structure.version_subset import FLOATING, convert_floats, decode_numbers, encode_numbers, only_leaves
+from tdserve.structure.version_subset import FLOATING, convert_floats, decode_numbers, encode_numbers, select_leaves
 from tdserve.v1 import control_pb2, worker_pb2
 
 
@@ -46,7 +46,7 @@ class VersionSender:
         entry, version, asked = wanted.entry, wanted.record, wanted.asked
         spec = self._stores.specs.get(version.fingerprint, version.order)
         accepted = make_accepted(wanted, spec)
-        sent = convert_floats(spec, _dtype(asked))
+        sent = convert_floats(spec, _get_dtype(asked))
         numbers = decode_numbers(asked.leaves, spec) if asked.HasField("leaves") else None
         if asked.holds and sent is spec and numbers is None and spec.nbytes >= MIN_NBYTES:
             unchanged = await self._checksums.find_unchanged(entry, asked.holds, version, spec, wanted.deadline)
@@ -54,8 +54,8 @@ class VersionSender:
                 accepted.unchanged, accepted.checksums = unchanged.numbers, unchanged.checksums
                 numbers = unchanged.rest
         if numbers is not None:
-            sent = only_leaves(sent, numbers)
-        is_inline = sent.nbytes <= session.inline_limit(request)
+            sent = select_leaves(sent, numbers)
+        is_inline = sent.nbytes <= session.compute_inline_limit(request)
         placed = None
         if numbers is None and not is_inline:
             placed = await self.relays.place(session, entry, version, sent, asked, wanted.deadline)
@@ -65,27 +65,27 @@ class VersionSender:
         if accepted.is_relayed:
             return control_pb2.Done(accepted=accepted)
         order = session.order(request, is_accepted=not is_inline and not spec.values)
-        order.send_version.version.CopyFrom(version_ref(entry, version.version, spec, session.worker))
+        order.send_version.version.CopyFrom(make_version_ref(entry, version.version, spec, session.worker))
         order.send_version.inline = is_inline
         order.send_version.dtype = asked.dtype
         if numbers is not None:
             order.send_version.leaves = encode_numbers(numbers)
-        with self.relays.sending(entry, placed):
+        with self.relays.track_sending(entry, placed):
             done = await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
         if spec.nbytes >= MIN_NBYTES:
-            entry.weight_versions().wants_checksums = True
+            entry.get_versions().wants_checksums = True
             self.make_checksums(entry, session.worker)
         return done
 
     def make_checksums(self, entry: OpenedStore, worker: DataWorker) -> None:
         """Has a worker compute checksums of the newest version if remote readers can use them; local readers copy
         memory."""
-        versions = entry.weight_versions()
+        versions = entry.get_versions()
         newest = versions.newest
         if newest is None or not versions.wants_checksums or newest.nbytes < MIN_NBYTES:
             return
         spec = self._stores.specs.get(newest.fingerprint)
-        self._checksums.make(entry, newest, lambda: version_ref(entry, newest.version, spec, worker), worker)
+        self._checksums.make(entry, newest, lambda: make_version_ref(entry, newest.version, spec, worker), worker)
 
 
 def make_accepted(wanted: VersionToSend, spec: Spec) -> control_pb2.Accepted:
@@ -93,21 +93,21 @@ def make_accepted(wanted: VersionToSend, spec: Spec) -> control_pb2.Accepted:
     version, fingerprint = wanted.record, wanted.record.fingerprint
     accepted = control_pb2.Accepted(fingerprint=fingerprint, version=version.version, metadata=version.metadata)
     accepted.created_s = version.created_s
-    if wanted.asked.fingerprint != fingerprint or wanted.entry.weight_versions().mixes_orders:
-        accepted.spec.CopyFrom(message_of(spec))
+    if wanted.asked.fingerprint != fingerprint or wanted.entry.get_versions().mixes_orders:
+        accepted.spec.CopyFrom(get_message(spec))
     return accepted
 
 
-def version_ref(entry: OpenedStore, version: int, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
+def make_version_ref(entry: OpenedStore, version: int, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
     """Returns the reference to a version for orders to a worker; contains the spec the first time that the worker meets
     it."""
-    ref = worker_pb2.VersionRef(path=str(path_of(entry, version)), fingerprint=spec.fingerprint)
+    ref = worker_pb2.VersionRef(path=str(make_path(entry, version)), fingerprint=spec.fingerprint)
     if worker.known_specs.must_include(spec):
-        ref.spec.CopyFrom(message_of(spec))
+        ref.spec.CopyFrom(get_message(spec))
     return ref
 
 
-def _dtype(asked: control_pb2.LatestRequest) -> str:
+def _get_dtype(asked: control_pb2.LatestRequest) -> str:
     """Returns the dtype to which floating-point leaves are converted; "" for none.
 
     Raises:
@@ -115,5 +115,5 @@ def _dtype(asked: control_pb2.LatestRequest) -> str:
     """
     name = NAMES.get(asked.dtype, "")
     if asked.dtype and name not in FLOATING:
-        raise InvalidRequestError(argument="dtype", reason=f"it is none of {', '.join(FLOATING)}")
+        raise InvalidRequestError(argument="dtype", reason=f"it must be one of {', '.join(FLOATING)}")
     return name

@@ -7,9 +7,9 @@ from typing import Any
 
 from tdserve.structure.changes import move_to_cpu, set_locks
 from tdserve.structure.nodes import Node
-from tdserve.structure.stacks.elements import flat_elements, is_by_rows, nest_list, unbind
-from tdserve.structure.stacks.restacking import groups_of
-from tdserve.structure.stacks.row_structure import Note, are_same, needs_note, spec_of
+from tdserve.structure.stacks.elements import flatten_elements, is_by_rows, nest_list, unbind
+from tdserve.structure.stacks.restacking import group_parts
+from tdserve.structure.stacks.row_structure import Note, is_same, make_spec, needs_note
 from tdserve.structure.tree import Spec
 
 Look = Callable[[Any, tuple[int, ...]], Node]
@@ -42,17 +42,17 @@ def annotate(td: Any, elements: Any, wanted: Node, *, look: Look, is_locked: boo
     if is_locked:
         nodes = {number: set_locks(node, False) for number, node in nodes.items()}
     if 0 in batch_size:
-        is_known = len(wanted.members) != len(nodes) or are_same(wanted.members, [*nodes.values()], is_locked=is_locked)
+        is_known = len(wanted.members) != len(nodes) or is_same(wanted.members, [*nodes.values()], is_locked=is_locked)
         return elements if is_known else None
     if wanted.stack_dim is not None and not wanted.members:
         others = [number for number, node in nodes.items() if needs_note([node], batch_size, is_locked=False)]
-    flat = flat_elements(elements, depth)
+    flat = flatten_elements(elements, depth)
     if 0 <= dim < depth:
-        groups = groups_of(range(len(flat)), batch_size, dim)
+        groups = group_parts(range(len(flat)), batch_size, dim)
         for number in others:
-            _note(flat, groups[number], spec_of([nodes[number]], around))
+            _note(flat, groups[number], make_spec([nodes[number]], around))
     elif others:
-        _note(flat, range(len(flat)), spec_of([*nodes.values()], batch_size, dim))
+        _note(flat, range(len(flat)), make_spec([*nodes.values()], batch_size, dim))
     return nest_list(flat, batch_size)
 
 

@@ -10,17 +10,17 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.structure.instances import instance_of, strip_wrappers
+from tdserve.structure.instances import make_instance, strip_wrappers
 from tdserve.structure.nodes import Form, Ragged, ValueLeaf
 from tdserve.structure.pieces import build_jagged, make_nested
-from tdserve.structure.stacks.deferred import Deferred, later_stack, later_values, materialise
-from tdserve.structure.stacks.elements import flat_elements, make_single_value, unwrap
-from tdserve.structure.stacks.restacking import restack, stack_of
+from tdserve.structure.stacks.deferred import Deferred, defer_stack, defer_values, materialise
+from tdserve.structure.stacks.elements import flatten_elements, make_single_value, unwrap
+from tdserve.structure.stacks.restacking import build_stack, restack
 from tdserve.structure.tensordict_private import BesideHooks, entries_of, is_value_class, set_batch_size
 from tdserve.values.codec import is_same
 
 
-def entry_of(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> Any:
+def build_entry(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> Any:
     """Returns a ragged leaf as an entry of a tensordict.
 
     Args:
@@ -34,21 +34,21 @@ def entry_of(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> Any
     depth = len(leaf.batch_size)
     form = leaf.ragged.form if leaf.ragged is not None else Form.PACKED
     if form is Form.PACKED and isinstance(elements, Deferred):
-        return later_values(lambda: _entries(elements.items, leaf.batch_size, device), None)
+        return defer_values(lambda: _build_entries(elements.items, leaf.batch_size, device), None)
     if form is Form.PACKED:
-        return _entries(elements, leaf.batch_size, device)
+        return _build_entries(elements, leaf.batch_size, device)
     if leaf.ragged is None or depth == 0:
         return elements
     if form is Form.STACK:
         return _stack(elements, depth)
     if depth > 1:
         elements = _merge(elements, depth)
-        leaf = _merged_leaf(leaf, leaf.ragged)
+        leaf = _merge_leaf(leaf, leaf.ragged)
     ragged: Any = leaf.ragged
     return build_jagged(elements, ragged) if form is Form.JAGGED else make_nested(list(elements), ragged.dtype)
 
 
-def node_of(
+def build_node(
     leaf: ValueLeaf,
     elements: Any,
     device: torch.device | None,
@@ -69,12 +69,12 @@ def node_of(
         stack_dim: As in the node.
     """
     if stack_dim is not None:
-        td = restack(flat_elements(elements, len(leaf.batch_size)), leaf.batch_size, stack_dim, device, empty, names)
+        td = restack(flatten_elements(elements, len(leaf.batch_size)), leaf.batch_size, stack_dim, device, empty, names)
     elif isinstance(elements, Deferred):
-        td = later_stack(lambda: _rows(elements.items, leaf.batch_size, device, empty, names), None, 0)
+        td = defer_stack(lambda: _build_rows(elements.items, leaf.batch_size, device, empty, names), None, 0)
     else:
-        td = _rows(elements, leaf.batch_size, device, empty, names)
-    return td if tensorclass is None else instance_of(tensorclass, td, {})
+        td = _build_rows(elements, leaf.batch_size, device, empty, names)
+    return td if tensorclass is None else make_instance(tensorclass, td, {})
 
 
 class RowsWithColumns(BesideHooks):
@@ -87,7 +87,7 @@ class RowsWithColumns(BesideHooks):
     beside: dict[str, torch.Tensor]
 
     @staticmethod
-    def of(rows: LazyStackedTensorDict, beside: dict[str, torch.Tensor]) -> RowsWithColumns:
+    def from_rows(rows: LazyStackedTensorDict, beside: dict[str, torch.Tensor]) -> RowsWithColumns:
         """Returns the same rows with columns beside them."""
         found = RowsWithColumns.__new__(RowsWithColumns)
         found.__dict__.update(materialise(rows).__dict__)
@@ -106,22 +106,22 @@ class RowsWithColumns(BesideHooks):
         if not is_rows or found.stack_dim:
             return found
         beside = self.__dict__.get("beside", {})
-        return RowsWithColumns.of(found, {key: tensor[index] for key, tensor in beside.items()})
+        return RowsWithColumns.from_rows(found, {key: tensor[index] for key, tensor in beside.items()})
 
     def make_clone(self, recurse: bool) -> Any:
         """Returns a copy, including the columns."""
         held = self.__dict__.get("beside", {})
         beside = {key: tensor.clone() if recurse else tensor for key, tensor in held.items()}
         rows = [row.clone(recurse) for row in self.tensordicts]
-        return RowsWithColumns.of(
-            stack_of(rows, tuple(self.batch_size), self.stack_dim, self.device, self.names), beside
+        return RowsWithColumns.from_rows(
+            build_stack(rows, tuple(self.batch_size), self.stack_dim, self.device, self.names), beside
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Converts as a lazy stack does, including the columns."""
         held = self.__dict__.get("beside", {})
         beside = {key: tensor.to(*args, **kwargs) for key, tensor in held.items()}
-        return RowsWithColumns.of(super().to(*args, **kwargs), beside)
+        return RowsWithColumns.from_rows(super().to(*args, **kwargs), beside)
 
 
 def take_columns(value: Any, dim: int) -> Any:
@@ -181,7 +181,7 @@ def _check_unlocked(td: Any) -> None:
         raise NotSupportedError(feature="replacing what is ragged", reason=reason)
 
 
-def _rows(
+def _build_rows(
     elements: Any,
     batch_size: tuple[int, ...],
     device: torch.device | None,
@@ -190,14 +190,14 @@ def _rows(
 ) -> Any:
     if not batch_size:
         return TensorDict({}, empty, device=device) if elements is None else unwrap(elements)
-    rows = [_rows(row, batch_size[1:], device, empty, names and names[1:]) for row in elements]
-    return stack_of(rows, (*batch_size, *empty), 0, device, names or None)
+    rows = [_build_rows(row, batch_size[1:], device, empty, names and names[1:]) for row in elements]
+    return build_stack(rows, (*batch_size, *empty), 0, device, names or None)
 
 
-def _entries(elements: Any, batch_size: tuple[int, ...], device: torch.device | None) -> Any:
+def _build_entries(elements: Any, batch_size: tuple[int, ...], device: torch.device | None) -> Any:
     if not batch_size:
         return make_single_value(None, (), device, None) if elements is None else unwrap(elements)
-    rows = [_entries(row, batch_size[1:], device) for row in elements]
+    rows = [_build_entries(row, batch_size[1:], device) for row in elements]
     if not rows:
         return NonTensorStack(make_single_value(None, batch_size[1:], device, None))[0:0]
     if all(is_value_class(type(row)) for row in rows):
@@ -209,7 +209,7 @@ def _merge(elements: Any, depth: int) -> list[torch.Tensor]:
     """Returns components: elements of the dimensions after the first are stacked, if they have one shape."""
     found = []
     for row in elements:
-        flat = flat_elements(row, depth - 1)
+        flat = flatten_elements(row, depth - 1)
         if len({tuple(element.shape) for element in flat}) > 1:
             reason = "elements differ in shape along a batch dimension after the first; index one dimension only"
             raise NotSupportedError(feature="this nested tensor", reason=reason)
@@ -221,5 +221,5 @@ def _stack(row: Any, depth: int) -> torch.Tensor:
     return torch.stack([part if depth == 1 else _stack(part, depth - 1) for part in row])
 
 
-def _merged_leaf(leaf: ValueLeaf, ragged: Ragged) -> ValueLeaf:
+def _merge_leaf(leaf: ValueLeaf, ragged: Ragged) -> ValueLeaf:
     return ValueLeaf(leaf.batch_size[:1], True, ragged._replace(shape=leaf.batch_size[1:] + ragged.shape))

@@ -21,7 +21,7 @@ from tdserve.structure.nodes import (
     has_nothing,
     is_marked,
 )
-from tdserve.structure.torch_types import indexable
+from tdserve.structure.torch_types import to_indexable
 
 
 class CapturedPart(NamedTuple):
@@ -117,7 +117,7 @@ class _Stacking:
         is_even = all(leaf.shape == first.shape for leaf in column)
         # From a single row it is not known yet what may differ.
         if is_even and (len(column) > 1 or len(first.shape) == depth):
-            joined = torch.stack([indexable(tensor) for tensor in tensors], self._dim)
+            joined = torch.stack([to_indexable(tensor) for tensor in tensors], self._dim)
             self.tensors[path] = joined.view(tensors[0].dtype)
             return TensorLeaf(first.dtype, self._insert(first.shape, len(column)))
         shape = tuple(
@@ -158,7 +158,7 @@ def summarise(
         batch_size: Of the packed node.
         stack_dim: Of that single element.
     """
-    inner = _common([_free(node) for node in nodes]) if nodes else ()
+    inner = _find_common_shape([_free(node) for node in nodes]) if nodes else ()
     entries: dict[str, Entry] = {}
     for node in nodes:
         for key, entry in node.entries:
@@ -175,7 +175,7 @@ def summarise(
     return _widen_shape(inner, stack_dim), tuple((key, _with_rows(entry, stack_dim)) for key, entry in entries.items())
 
 
-def as_element(node: Node) -> Node:
+def wrap_element(node: Node) -> Node:
     """Wraps a packed node as the only element of another, so that whole ones may differ, as in rows of lazy stacks."""
     num_dims = len(node.batch_size)
     row = rebatch(node, num_dims, (), None)
@@ -229,7 +229,9 @@ def _either(one: Entry, other: Entry, batch_size: tuple[int, ...]) -> Entry:
         entries = dict(one.entries)
         for key, entry in other.entries:
             entries[key] = entry if key not in entries else _either(entries[key], entry, batch_size)
-        return one._replace(entries=tuple(entries.items()), inner=_common([one.inner or (), other.inner or ()]))
+        return one._replace(
+            entries=tuple(entries.items()), inner=_find_common_shape([one.inner or (), other.inner or ()])
+        )
     if isinstance(one, ValueLeaf) and isinstance(other, ValueLeaf):
         if one == other or has_nothing(other):
             return one
@@ -238,10 +240,10 @@ def _either(one: Entry, other: Entry, batch_size: tuple[int, ...]) -> Entry:
         mine, theirs = one.ragged, other.ragged
         is_alike = mine is not None and theirs is not None and mine.dtype == theirs.dtype
         if mine is not None and theirs is not None and is_alike and len(mine.shape) == len(theirs.shape):
-            return one._replace(ragged=mine._replace(shape=_common([mine.shape, theirs.shape])))
+            return one._replace(ragged=mine._replace(shape=_find_common_shape([mine.shape, theirs.shape])))
     return ValueLeaf(batch_size, True, PACKED)
 
 
-def _common(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _find_common_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Returns the common shape, with -1 where shapes differ."""
     return tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=False))

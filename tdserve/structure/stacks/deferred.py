@@ -106,7 +106,7 @@ class _UnmadeStack(_Unmade, LazyStackedTensorDict):  # type: ignore[override]  #
 _PLAIN: dict[type, Any] = {_UnmadeValues: NonTensorStack, _UnmadeStack: LazyStackedTensorDict}
 
 
-def later_values(make: Make, batch_size: torch.Size | None, values: Sequence[Any] | None = None) -> Any:
+def defer_values(make: Make, batch_size: torch.Size | None, values: Sequence[Any] | None = None) -> Any:
     """Returns a NonTensorStack along dimension 0 that is built when it is first read.
 
     Args:
@@ -114,12 +114,12 @@ def later_values(make: Make, batch_size: torch.Size | None, values: Sequence[Any
         batch_size: Its batch size; None: known when it is built.
         values: The content of its rows, if each is a single value; None: known when it is built.
     """
-    stack = _unmade(_UnmadeValues, make, batch_size, 0)
+    stack = _make_deferred(_UnmadeValues, make, batch_size, 0)
     stack.__dict__["_known_values"] = values
     return stack
 
 
-def later_stack(make: Make, batch_size: torch.Size | None, stack_dim: int) -> Any:
+def defer_stack(make: Make, batch_size: torch.Size | None, stack_dim: int) -> Any:
     """Returns a LazyStackedTensorDict that is built when it is first read.
 
     Args:
@@ -127,7 +127,7 @@ def later_stack(make: Make, batch_size: torch.Size | None, stack_dim: int) -> An
         batch_size: Its batch size; None: known when it is built.
         stack_dim: Its dimension.
     """
-    return _unmade(_UnmadeStack, make, batch_size, stack_dim)
+    return _make_deferred(_UnmadeStack, make, batch_size, stack_dim)
 
 
 def materialise(stack: Any) -> Any:
@@ -145,7 +145,7 @@ def materialise(stack: Any) -> Any:
     return stack
 
 
-def _unmade(kind: type, make: Make, batch_size: torch.Size | None, stack_dim: int) -> Any:
+def _make_deferred(kind: type, make: Make, batch_size: torch.Size | None, stack_dim: int) -> Any:
     stack: Any = object.__new__(kind)
     state = stack.__dict__
     state["_make"] = make

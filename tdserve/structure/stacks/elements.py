@@ -10,12 +10,12 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TypedTensorDict, is_tensorclass
 
 from tdserve.structure.changes import set_locks
-from tdserve.structure.instances import inside, instance_of
+from tdserve.structure.instances import find_content, make_instance
 from tdserve.structure.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
-from tdserve.structure.pieces import Jagged, Pieces, pieces_of_jagged
+from tdserve.structure.pieces import Jagged, Pieces, split_jagged
 from tdserve.structure.stacks.common_structure import CapturedPart
 from tdserve.structure.stacks.row_structure import Note
-from tdserve.structure.tensordict_private import fields_beside, new_tensordict, new_value, stored_fields
+from tdserve.structure.tensordict_private import get_fields, make_value, new_tensordict, stored_fields
 from tdserve.structure.torch_types import from_torch
 from tdserve.structure.tree import Path, Spec
 from tdserve.values.codec import is_same
@@ -44,7 +44,7 @@ class Element(NamedTuple):
     is_entry: bool = False
 
     @staticmethod
-    def of(entry: Any, part: CapturedPart) -> Element:
+    def from_part(entry: Any, part: CapturedPart) -> Element:
         """Makes an element of a captured part; a stack whose rows differ is the only element of its part."""
         root = part.root
         if root.inner is None or root.tensorclass is not None:
@@ -52,10 +52,10 @@ class Element(NamedTuple):
         found: Element = part.values[part.at]
         return found._replace(is_locked=root.is_locked)
 
-    def without_locks(self) -> Element:
+    def remove_locks(self) -> Element:
         """Returns this element unlocked, where its lock is recorded elsewhere."""
         if self.rows is not None:
-            return self._replace(rows=tuple(row.without_locks() for row in self.rows), is_locked=False)
+            return self._replace(rows=tuple(row.remove_locks() for row in self.rows), is_locked=False)
         if self.tree is None:
             return self
         return self._replace(tree=self.tree._replace(root=set_locks(self.tree.root, False)))
@@ -75,7 +75,7 @@ def has_notes(elements: Any) -> bool:
     return type(elements) is Element and elements.note is not None
 
 
-def elements_of(td: Any, batch_size: tuple[int, ...]) -> Any:
+def split_elements(td: Any, batch_size: tuple[int, ...]) -> Any:
     """Returns the elements of a tensordict, or of a stack of values, over the first dimensions of its batch.
 
     Args:
@@ -85,16 +85,16 @@ def elements_of(td: Any, batch_size: tuple[int, ...]) -> Any:
     if not batch_size:
         return td
     rows = list(unbind(td, 0))
-    return rows if len(batch_size) == 1 else [elements_of(row, batch_size[1:]) for row in rows]
+    return rows if len(batch_size) == 1 else [split_elements(row, batch_size[1:]) for row in rows]
 
 
-def rows_of(stack: LazyStackedTensorDict, dim: int) -> Sequence[Any]:
+def split_rows(stack: LazyStackedTensorDict, dim: int) -> Sequence[Any]:
     """Returns the rows of a lazy stack along any dimension; along its own these are the ones that it holds."""
     if stack.stack_dim == dim:
         held: list[Any] = stack.tensordicts
         return held
     if any(map(_is_instance, stack.tensordicts)):
-        return _rows_of_instances(stack, dim)
+        return _split_instances(stack, dim)
     rows: tuple[Any, ...] = stack.unbind(dim)
     if any(stack.names):
         for row in rows:
@@ -102,7 +102,7 @@ def rows_of(stack: LazyStackedTensorDict, dim: int) -> Sequence[Any]:
     return rows
 
 
-def _rows_of_instances(stack: LazyStackedTensorDict, dim: int) -> list[Any]:
+def _split_instances(stack: LazyStackedTensorDict, dim: int) -> list[Any]:
     """Returns rows as stacks of instances, where tensordict would make instances around stacks of them."""
     at = stack.stack_dim - (dim < stack.stack_dim)
     columns = [unbind(member, dim - (stack.stack_dim < dim)) for member in stack.tensordicts]
@@ -117,12 +117,12 @@ def _is_instance(td: Any) -> bool:
 def unbind(td: Any, dim: int) -> Sequence[Any]:
     """Returns the rows along a dimension; those of an instance as instances."""
     if isinstance(td, LazyStackedTensorDict):
-        return rows_of(td, dim)
+        return split_rows(td, dim)
     if not _is_instance(td):
         rows: Sequence[Any] = td.unbind(dim)
         return rows
-    beside = fields_beside(td)
-    return [instance_of(type(td), row, dict(beside)) for row in unbind(inside(td), dim)]
+    beside = get_fields(td)
+    return [make_instance(type(td), row, dict(beside)) for row in unbind(find_content(td), dim)]
 
 
 def is_by_rows(td: Any, depth: int) -> bool:
@@ -132,7 +132,7 @@ def is_by_rows(td: Any, depth: int) -> bool:
     return depth == 1 or all(is_by_rows(row, depth - 1) for row in td.tensordicts)
 
 
-def noted_stack_dim(td: Any, depth: int, num_shown: int) -> int | None:
+def find_stack_dim(td: Any, depth: int, num_shown: int) -> int | None:
     """Returns the ``stack_dim`` of a packed node, from which elements over ``depth`` dimensions are stacked again."""
     if not depth or not isinstance(td, LazyStackedTensorDict) or td.stack_dim >= num_shown or is_by_rows(td, depth):
         return None
@@ -140,14 +140,14 @@ def noted_stack_dim(td: Any, depth: int, num_shown: int) -> int | None:
     return dim
 
 
-def by_rows(td: Any) -> Any:
+def restack_by_rows(td: Any) -> Any:
     """Returns a lazy stack along another dimension than the first as a stack of its rows; anything else unchanged."""
     if not isinstance(td, LazyStackedTensorDict) or not td.stack_dim:
         return td
-    return LazyStackedTensorDict(*elements_of(td, tuple(td.batch_size[:1])), stack_dim=0, stack_dim_name=td.names[0])
+    return LazyStackedTensorDict(*split_elements(td, tuple(td.batch_size[:1])), stack_dim=0, stack_dim_name=td.names[0])
 
 
-def values_of(stack: NonTensorStack) -> Any:
+def list_values(stack: NonTensorStack) -> Any:
     """Returns ``stack.tolist()``, at a third of its cost for plain members."""
     if type(stack) is NonTensorStack and stack.stack_dim == 0 and len(stack.batch_size) == 1:
         members: list[Any] = stack.tensordicts
@@ -164,20 +164,20 @@ def values_of(stack: NonTensorStack) -> Any:
 def make_single_value(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
     """Returns one value for a batch, without the conversions that the constructor makes of some values."""
     td = new_tensordict({}, batch_size=torch.Size(batch_size), device=device, names=names)
-    return new_value(td, value)
+    return make_value(td, value)
 
 
-def flat_elements(elements: Any, num_dims: int) -> list[Any]:
+def flatten_elements(elements: Any, num_dims: int) -> list[Any]:
     """Flattens nested lists of elements, in C order; for no dimensions there is a single element."""
     if not num_dims:
         return [elements]
     if num_dims == 1:
         return list(elements)
-    return [element for row in elements for element in flat_elements(row, num_dims - 1)]
+    return [element for row in elements for element in flatten_elements(row, num_dims - 1)]
 
 
 def nest_list(elements: list[Any], batch_size: tuple[int, ...]) -> list[Any]:
-    """Reverses ``flat_elements``, for at least one dimension."""
+    """Reverses ``flatten_elements``, for at least one dimension."""
     for dim in range(len(batch_size) - 1, 0, -1):
         size = batch_size[dim]
         elements = [elements[row * size : (row + 1) * size] for row in range(math.prod(batch_size[:dim]))]
@@ -191,9 +191,9 @@ def make_nested_leaf(tensor: torch.Tensor, batch_size: tuple[int, ...]) -> tuple
     """
     if not batch_size:
         return ValueLeaf((), False, PACKED), tensor.detach()
-    components = pieces_of_jagged(tensor)
+    components = split_jagged(tensor)
     depth = len(batch_size)
-    found = Jagged.of(tensor)
+    found = Jagged.from_tensor(tensor)
     if found is not None:
         sizes = list(found.values.shape)
         sizes[found.ragged_dim - 1] = -1
@@ -201,7 +201,7 @@ def make_nested_leaf(tensor: torch.Tensor, batch_size: tuple[int, ...]) -> tuple
         ragged = Ragged(Form.JAGGED, from_torch(found.values.dtype), tuple(sizes[depth - 1 :]), has_lengths)
     else:
         ragged = Ragged(Form.NESTED, from_torch(tensor.dtype), (-1,) * (tensor.dim() - depth))
-    elements: Any = components if depth == 1 else [_rows(component, depth - 1) for component in components]
+    elements: Any = components if depth == 1 else [_split_tensor(component, depth - 1) for component in components]
     return ValueLeaf(batch_size, True, ragged), elements
 
 
@@ -214,9 +214,9 @@ def convert_to_ragged(tensor: torch.Tensor, wanted: ValueLeaf, leaf: TensorLeaf)
     batch_size, shape = leaf.shape[:depth], leaf.shape[depth:]
     elements: Any = tensor
     if depth == 1:
-        elements = Pieces.of_rows(tensor)
+        elements = Pieces.from_rows(tensor)
     elif depth:
-        elements = _rows(tensor, depth)
+        elements = _split_tensor(tensor, depth)
     declared = ragged._replace(shape=_declare_shape(shape, ragged.shape))
     return ValueLeaf(batch_size, bool(depth), declared), elements
 
@@ -226,14 +226,16 @@ def convert_to_dense(elements: Any, leaf: ValueLeaf, wanted: TensorLeaf) -> torc
     ragged = leaf.ragged
     if ragged is None or ragged.dtype != wanted.dtype or len(leaf.batch_size) + len(ragged.shape) != len(wanted.shape):
         return None
-    pieces = Pieces.of(flat_elements(elements, len(leaf.batch_size)) if len(leaf.batch_size) != 1 else elements, ragged)
+    pieces = Pieces.from_tensors(
+        flatten_elements(elements, len(leaf.batch_size)) if len(leaf.batch_size) != 1 else elements, ragged
+    )
     if not len(pieces):
         return torch.empty((*leaf.batch_size, *wanted.shape[len(leaf.batch_size) :]), dtype=pieces.dtype)
     dense = pieces.stack()
     return None if dense is None else dense.view(*leaf.batch_size, *dense.shape[1:])
 
 
-def as_declared(elements: Any, leaf: ValueLeaf, wanted: Ragged) -> ValueLeaf:
+def to_declared(elements: Any, leaf: ValueLeaf, wanted: Ragged) -> ValueLeaf:
     """Returns a ragged leaf in the declared form, if it has the dtype and the number of dimensions.
 
     Its shape shows where elements do not fit.
@@ -242,7 +244,7 @@ def as_declared(elements: Any, leaf: ValueLeaf, wanted: Ragged) -> ValueLeaf:
     if ragged is None or ragged.dtype != wanted.dtype or len(ragged.shape) != len(wanted.shape):
         return leaf
     if ragged.shape != wanted.shape and leaf.batch_size:
-        flat = elements if len(leaf.batch_size) == 1 else flat_elements(elements, len(leaf.batch_size))
+        flat = elements if len(leaf.batch_size) == 1 else flatten_elements(elements, len(leaf.batch_size))
         shapes = {tuple(element.shape) for element in flat} or {ragged.shape}
         ragged = ragged._replace(
             shape=tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True))
@@ -254,8 +256,8 @@ def _declare_shape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int
     return tuple(-1 if free == -1 else size for size, free in zip(shape, wanted, strict=True))
 
 
-def _rows(tensor: torch.Tensor, depth: int) -> Any:
-    return list(tensor) if depth == 1 else [_rows(row, depth - 1) for row in tensor]
+def _split_tensor(tensor: torch.Tensor, depth: int) -> Any:
+    return list(tensor) if depth == 1 else [_split_tensor(row, depth - 1) for row in tensor]
 
 
 class OneValue(NamedTuple):
@@ -287,6 +289,6 @@ def with_one_value(values: dict[Path, Any], spec: Spec, stored: Spec) -> dict[Pa
 
 
 def _one(row: Any, num_dims: int) -> Any:
-    held = flat_elements(row, num_dims)
+    held = flatten_elements(row, num_dims)
     is_one = bool(held) and all(is_same(value, held[0]) for value in held[1:])
     return OneValue(held[0]) if is_one else row

@@ -11,10 +11,10 @@ from tdserve.base.errors import TDServeError
 from tdserve.structure.capture import capture_as
 from tdserve.structure.captured import Captured
 from tdserve.structure.nodes import PACKED, DimNames, Form, Path, ValueLeaf
-from tdserve.structure.stacks.elements import Element, flat_elements, nest_list, unbind, unwrap
-from tdserve.structure.stacks.restacking import groups_of
+from tdserve.structure.stacks.elements import Element, flatten_elements, nest_list, unbind, unwrap
+from tdserve.structure.stacks.restacking import group_parts
 from tdserve.structure.stacks.row_structure import find_structure
-from tdserve.structure.torch_types import indexable, to_torch
+from tdserve.structure.torch_types import to_indexable, to_torch
 from tdserve.structure.tree import Spec, check_matches
 from tdserve.values.codec import is_same
 
@@ -31,11 +31,11 @@ def gather(
         dim: One of these dimensions, or of those of the elements after them; -1: all elements are of one member.
         names: Of the dimensions of a member that number its elements.
     """
-    given = flat_elements(elements, len(batch_size))
+    given = flatten_elements(elements, len(batch_size))
     if any(part is None for part in given):
         return None
     depth = len(batch_size)
-    columns = _columns(unwrap(given), len(members), batch_size, dim)
+    columns = _find_columns(unwrap(given), len(members), batch_size, dim)
     if columns is None:
         return None
     known = members if len(members) == len(columns) else ()
@@ -48,12 +48,12 @@ def gather(
             find_structure(notes, around, names, number=number, behind=dim - depth) for number in range(len(columns))
         ]
     else:
-        groups = groups_of(notes, batch_size, dim) if dim >= 0 else [notes]
+        groups = group_parts(notes, batch_size, dim) if dim >= 0 else [notes]
         said = [find_structure(group, around, names) for group in groups]
     found: list[Captured | list[Any]] = []
     for number, column in enumerate(columns):
         structures = [spec for spec in (said[number], *known[number : number + 1]) if spec is not None]
-        found.append(_member(structures, column, around))
+        found.append(_gather_member(structures, column, around))
     return found
 
 
@@ -61,7 +61,7 @@ class _Other(Exception):  # noqa: N818 - control flow, not an error
     """The elements differ from the member."""
 
 
-def _member(structures: Sequence[Spec], parts: list[Any], around: tuple[int, ...]) -> Captured | list[Any]:
+def _gather_member(structures: Sequence[Spec], parts: list[Any], around: tuple[int, ...]) -> Captured | list[Any]:
     """Joins elements by the first of these structures that fits."""
     for member in structures:
         try:
@@ -71,13 +71,13 @@ def _member(structures: Sequence[Spec], parts: list[Any], around: tuple[int, ...
     return parts
 
 
-def _columns(parts: list[Any], num_members: int, batch_size: tuple[int, ...], dim: int) -> list[list[Any]] | None:
+def _find_columns(parts: list[Any], num_members: int, batch_size: tuple[int, ...], dim: int) -> list[list[Any]] | None:
     """Returns the elements of each member; None if elements belong to different numbers of members."""
     depth = len(batch_size)
     if dim < 0:
         return [parts]
     if dim < depth:
-        return groups_of(parts, batch_size, dim)
+        return group_parts(parts, batch_size, dim)
     sizes = {tuple(part.batch_size)[dim - depth : dim - depth + 1] for part in parts} or {(num_members,)}
     if len(sizes) > 1 or () in sizes:
         return None
@@ -97,7 +97,7 @@ def _join_member(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Cap
     tensors: dict[Path, torch.Tensor] = {}
     for path, leaf in member.tensors:
         dtype = to_torch(leaf.dtype)
-        column = [indexable(each.tensors[path]) for each in found]
+        column = [to_indexable(each.tensors[path]) for each in found]
         joined = torch.stack(column).view(dtype) if found else torch.empty(0, dtype=dtype)
         tensors[path] = joined.view(leaf.shape)
     values: dict[Path, Any] = {}
@@ -107,7 +107,7 @@ def _join_member(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Cap
         if value_leaf.ragged == PACKED:
             held = unwrap(held)
         if value_leaf.is_unbatched:
-            values[path] = _same(held)
+            values[path] = _find_same(held)
             continue
         if value_leaf.ragged is None:
             given = [each.spec.values_by_path[path] for each in found]
@@ -128,7 +128,7 @@ def _is_torn(elements: Any, leaf: ValueLeaf) -> bool:
     depth = len(leaf.batch_size)
     if leaf.ragged is None or leaf.ragged.form not in (Form.JAGGED, Form.NESTED) or depth < 2:
         return False
-    return any(len({tuple(part.shape) for part in flat_elements(row, depth - 1)}) > 1 for row in elements)
+    return any(len({tuple(part.shape) for part in flatten_elements(row, depth - 1)}) > 1 for row in elements)
 
 
 def _spread(value: Any, leaf: ValueLeaf) -> Any:
@@ -139,7 +139,7 @@ def _spread(value: Any, leaf: ValueLeaf) -> Any:
     return value
 
 
-def _same(held: list[Any]) -> Any:
+def _find_same(held: list[Any]) -> Any:
     if not _is_one(held):
         raise _Other
     return held[0]

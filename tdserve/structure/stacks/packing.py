@@ -22,9 +22,9 @@ from tdserve.structure.build import build
 from tdserve.structure.changes import move_to_cpu
 from tdserve.structure.node_capture import NodeReader
 from tdserve.structure.nodes import PACKED, Entry, Node, Path, TensorLeaf, ValueLeaf
-from tdserve.structure.pieces import Pieces, content_of_tensor, tensor_of_content
+from tdserve.structure.pieces import Pieces, decode_tensor, encode_tensor
 from tdserve.structure.stacks.common_structure import CapturedPart
-from tdserve.structure.stacks.elements import Element, flat_elements, nest_list
+from tdserve.structure.stacks.elements import Element, flatten_elements, nest_list
 from tdserve.structure.stacks.row_structure import read_note
 from tdserve.structure.tensordict_private import entries_of, new_tensordict
 from tdserve.structure.tree import Spec
@@ -105,11 +105,11 @@ def _pack_rows(rows: Sequence[Element]) -> list[list[Any]]:
 
 
 def _pack_tree(part: CapturedPart, kind: int) -> list[Any]:
-    spec, content = _encode_spec(_common(part.root))
-    tensor_paths, value_paths = _leaf_paths(spec, part.at)
+    spec, content = _encode_spec(_find_common(part.root))
+    tensor_paths, value_paths = _find_leaf_paths(spec, part.at)
     tensors: list[Any] = []
     for path in tensor_paths:
-        tensors += content_of_tensor(part.tensors[path])
+        tensors += encode_tensor(part.tensors[path])
     values = [_pack_value(part.values[path], leaf) for path, (_, leaf) in zip(value_paths, spec.values, strict=True)]
     return [kind, content, tensors, *values]
 
@@ -117,10 +117,10 @@ def _pack_tree(part: CapturedPart, kind: int) -> list[Any]:
 def _pack_value(value: Any, leaf: ValueLeaf) -> Any:
     if leaf.is_unbatched or not (leaf.per_row or leaf.ragged):
         return value
-    elements = flat_elements(value, len(leaf.batch_size))
+    elements = flatten_elements(value, len(leaf.batch_size))
     if leaf.ragged is None:
         return elements if leaf.batch_size else value
-    found = [*map(pack, elements)] if leaf.ragged == PACKED else Pieces.of(elements, leaf.ragged).blobs()
+    found = [*map(pack, elements)] if leaf.ragged == PACKED else Pieces.from_tensors(elements, leaf.ragged).to_blobs()
     return found if leaf.batch_size else found[0]
 
 
@@ -128,14 +128,14 @@ def _take_apart(entry: Any, *, is_exact: bool) -> Element:
     """Captures an entry of a leaf; one that was read before is captured already."""
     if isinstance(entry, NonTensorStack) and -1 in entry.batch_size:
         return Element(entry, rows=tuple(Element(row) for row in entry.tensordicts))
-    batch_size = _batch_around(entry)
+    batch_size = _find_batch_around(entry)
     held = entry if batch_size is None else new_tensordict({_KEY: entry}, batch_size=torch.Size(batch_size))
     reader = NodeReader("", False, checks=False, encodes=False, is_exact=is_exact)
-    part = CapturedPart(reader.node(held, (), ()), reader.tensors, reader.values)
-    return Element.of(entry, part) if batch_size is None else Element(entry, part, is_entry=True)
+    part = CapturedPart(reader.capture_node(held, (), ()), reader.tensors, reader.values)
+    return Element.from_part(entry, part) if batch_size is None else Element(entry, part, is_entry=True)
 
 
-def _batch_around(entry: Any) -> tuple[int, ...] | None:
+def _find_batch_around(entry: Any) -> tuple[int, ...] | None:
     """Returns the batch size of a tensordict that holds an entry; None for an entry that is one itself."""
     if isinstance(entry, (NonTensorData, NonTensorStack)):
         return tuple(entry.batch_size)
@@ -144,7 +144,7 @@ def _batch_around(entry: Any) -> tuple[int, ...] | None:
     return (entry.size(0),) if entry.is_nested else ()
 
 
-def _common(node: Node) -> Node:
+def _find_common(node: Node) -> Node:
     """Returns what elements have in common.
 
     Of tensors that is only the batch, of devices only the CPU, and of packed nodes only that they are packed.
@@ -155,7 +155,7 @@ def _common(node: Node) -> Node:
         if type(entry) is TensorLeaf:
             entry = TensorLeaf(entry.dtype, batch_size, entry.kind, entry.requires_grad)
         elif type(entry) is Node:
-            entry = _common(entry)
+            entry = _find_common(entry)
         entries.append((key, entry))
     members = tuple(map(move_to_cpu, node.members))
     return node._replace(device=node.device and "cpu", entries=tuple(entries), members=members)
@@ -167,7 +167,7 @@ def _encode_spec(root: Node) -> tuple[Spec, bytes]:
     return spec, codec.to_content(spec)
 
 
-def _leaf_paths(spec: Spec, at: Path) -> tuple[list[Path], list[Path]]:
+def _find_leaf_paths(spec: Spec, at: Path) -> tuple[list[Path], list[Path]]:
     """Returns the paths of tensors and values in what was captured at a path."""
     found: tuple[list[Path], list[Path]] = spec.memoize(
         ("paths", at), lambda: tuple([(*at, *path) for path, _ in leaves] for leaves in (spec.tensors, spec.values))
@@ -183,12 +183,12 @@ def _read_tree(content: bytes, tensors: Sequence[Any], *values: Any) -> Any:
     spec = codec.from_content(content)
     num_rows = spec.memoize("num rows", lambda: _num_rows(spec.root))
     if num_rows > _MAX_ROWS + sum(map(len, tensors[1::2])) + sum(map(_num_held, values)):
-        raise _damaged_error("no more rows than it holds")
+        raise _make_damage_error("no more rows than it holds")
     found = {}
     for (path, leaf), shape, data in zip(spec.tensors, tensors[::2], tensors[1::2], strict=True):
         if tuple(shape[: len(leaf.shape)]) != leaf.shape:
-            raise _damaged_error("tensors of its batch size")
-        found[path] = tensor_of_content(leaf.dtype, shape, data)
+            raise _make_damage_error("tensors of its batch size")
+        found[path] = decode_tensor(leaf.dtype, shape, data)
     held = {path: _read_value(value, leaf) for (path, leaf), value in zip(spec.values, values, strict=True)}
     return build(spec, found, held)
 
@@ -199,7 +199,7 @@ def _read_value(value: Any, leaf: ValueLeaf) -> Any:
     if not leaf.batch_size:
         value = [value]
     if type(value) is not list or len(value) != math.prod(leaf.batch_size):
-        raise _damaged_error("a value for each of its rows")
+        raise _make_damage_error("a value for each of its rows")
     elements: Any = value
     if leaf.ragged is not None:
         elements = [*map(_read, value)] if leaf.ragged == PACKED else Pieces.from_blobs(value, leaf.ragged)
@@ -244,7 +244,7 @@ def _num_held(value: Any) -> int:
     return len(value) if type(value) is list else 1
 
 
-def _damaged_error(expected: str) -> RemoteProtocolError:
+def _make_damage_error(expected: str) -> RemoteProtocolError:
     return RemoteProtocolError(expected=expected, received="something else")
 
 

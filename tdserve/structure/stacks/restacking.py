@@ -20,16 +20,16 @@ from tensordict import (
     is_tensorclass,
 )
 
-from tdserve.structure.instances import inside, instance_of
+from tdserve.structure.instances import find_content, make_instance
 from tdserve.structure.stacks.elements import make_single_value, unbind, unwrap
-from tdserve.structure.tensordict_private import entries_of, fields_beside, is_value_class, new_tensordict
-from tdserve.structure.torch_types import indexable
+from tdserve.structure.tensordict_private import entries_of, get_fields, is_value_class, new_tensordict
+from tdserve.structure.torch_types import to_indexable
 from tdserve.values.codec import is_same
 
 Names = tuple[str | None, ...]
 
 
-def stack_of(
+def build_stack(
     rows: Sequence[Any], batch_size: tuple[int, ...], dim: int, device: torch.device | None, names: Any
 ) -> LazyStackedTensorDict:
     """Returns the lazy stack of these rows."""
@@ -64,14 +64,14 @@ def restack(
     """
     own: Names = (None,) * len(batch_size) if names is None else tuple(names)
     if 0 in batch_size:
-        return _nothing((*batch_size, *empty), dim, device, (*own, *(None,) * len(empty)))
+        return _make_empty((*batch_size, *empty), dim, device, (*own, *(None,) * len(empty)))
     parts = [TensorDict({}, empty, device=device) if part is None else part for part in map(unwrap, elements)]
     if dim < 0:
         return join(parts, batch_size, own)
     depth = len(batch_size)
     if dim < depth:
         rest = batch_size[:dim] + batch_size[dim + 1 :]
-        rows = [join(group, rest, own[:dim] + own[dim + 1 :]) for group in groups_of(parts, batch_size, dim)]
+        rows = [join(group, rest, own[:dim] + own[dim + 1 :]) for group in group_parts(parts, batch_size, dim)]
         return LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=own[dim])
     sizes = {tuple(part.batch_size)[dim - depth : dim - depth + 1] for part in parts}
     if sizes == {(0,)}:
@@ -79,14 +79,14 @@ def restack(
     if len(sizes) > 1 or () in sizes:  # they differ in length, so that no single tensordict can hold them
         pieces: list[Any] = [
             restack(group, batch_size[1:], dim - 1, device, empty, own[1:]) if depth > 1 else group[0]
-            for group in groups_of(parts, batch_size, 0)
+            for group in group_parts(parts, batch_size, 0)
         ]
         return LazyStackedTensorDict(*pieces, stack_dim=0, stack_dim_name=own[0])
     columns = zip(*(unbind(part, dim - depth) for part in parts), strict=True)
     return LazyStackedTensorDict(
         *(join(column, batch_size, own) for column in columns),
         stack_dim=dim,
-        stack_dim_name=_names(parts[0])[dim - depth],
+        stack_dim_name=_get_names(parts[0])[dim - depth],
     )
 
 
@@ -102,20 +102,20 @@ def join(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
     """
     if not sizes:
         return parts[0]
-    found = _dense(parts, sizes, names)
+    found = _join_dense(parts, sizes, names)
     if found is not None:
         return found
     for dim in range(len(sizes)):  # they may differ along one dimension only
         rest, rest_names = sizes[:dim] + sizes[dim + 1 :], names[:dim] + names[dim + 1 :]
-        groups = groups_of(parts, sizes, dim)
-        rows = [_dense(group, rest, rest_names) if rest else group[0] for group in groups]
+        groups = group_parts(parts, sizes, dim)
+        rows = [_join_dense(group, rest, rest_names) if rest else group[0] for group in groups]
         if all(row is not None for row in rows):
             return LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=names[dim])
-    rows = [join(group, sizes[1:], names[1:]) for group in groups_of(parts, sizes, 0)]
+    rows = [join(group, sizes[1:], names[1:]) for group in group_parts(parts, sizes, 0)]
     return LazyStackedTensorDict(*rows, stack_dim=0, stack_dim_name=names[0])
 
 
-def _nothing(shape: tuple[int, ...], dim: int, device: torch.device | None, names: Names) -> Any:
+def _make_empty(shape: tuple[int, ...], dim: int, device: torch.device | None, names: Names) -> Any:
     """Returns a stack without elements; its rows have no keys, since only elements have them."""
     own_names: Any = list(names) if any(names) else None
     if dim < 0:
@@ -125,10 +125,10 @@ def _nothing(shape: tuple[int, ...], dim: int, device: torch.device | None, name
         TensorDict({}, shape[:dim] + shape[dim + 1 :], device=device, names=rest and rest.copy())
         for _ in range(shape[dim])
     ]
-    return stack_of(rows, shape, dim, device, own_names)
+    return build_stack(rows, shape, dim, device, own_names)
 
 
-def groups_of(parts: Sequence[Any], sizes: tuple[int, ...], dim: int) -> list[list[Any]]:
+def group_parts(parts: Sequence[Any], sizes: tuple[int, ...], dim: int) -> list[list[Any]]:
     """Groups parts by their position along one of the dimensions."""
     stride = math.prod(sizes[dim + 1 :])
     groups: list[list[Any]] = [[] for _ in range(sizes[dim])]
@@ -137,36 +137,36 @@ def groups_of(parts: Sequence[Any], sizes: tuple[int, ...], dim: int) -> list[li
     return groups
 
 
-def _dense(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
+def _join_dense(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
     """Joins all parts densely; None if they differ in structure."""
     first = parts[0]
     kind = type(first)
     if any(type(part) is not kind for part in parts):
         return None
     if kind is TensorDict:
-        return _dense_td(parts, sizes, names)
+        return _join_tds(parts, sizes, names)
     if isinstance(first, LazyStackedTensorDict):
-        return _dense_stacks(parts, sizes, names)
+        return _join_stacks(parts, sizes, names)
     if not (is_tensorclass(kind) or issubclass(kind, TypedTensorDict)):
         return None
-    besides = [fields_beside(part) for part in parts]
+    besides = [get_fields(part) for part in parts]
     if not all(is_same(beside, besides[0]) for beside in besides[1:]):
         return None
-    content = _dense([inside(part) for part in parts], sizes, names)
-    return None if content is None else instance_of(kind, content, dict(besides[0]))
+    content = _join_dense([find_content(part) for part in parts], sizes, names)
+    return None if content is None else make_instance(kind, content, dict(besides[0]))
 
 
-def _dense_td(parts: Sequence[TensorDict], sizes: tuple[int, ...], names: Names) -> TensorDict | None:
+def _join_tds(parts: Sequence[TensorDict], sizes: tuple[int, ...], names: Names) -> TensorDict | None:
     first = parts[0]
     keys = entries_of(first).keys()
-    own_names = _names(first)
+    own_names = _get_names(first)
     for part in parts:
         is_alike = part.batch_size == first.batch_size and part.device == first.device
-        if not is_alike or entries_of(part).keys() != keys or _names(part) != own_names:
+        if not is_alike or entries_of(part).keys() != keys or _get_names(part) != own_names:
             return None
     source: Any = {}
     for key in keys:
-        entry = _entry([entries_of(part)[key] for part in parts], sizes, names, own_names)
+        entry = _join_entries([entries_of(part)[key] for part in parts], sizes, names, own_names)
         if entry is None:
             return None
         source[key] = entry
@@ -181,13 +181,13 @@ def _dense_td(parts: Sequence[TensorDict], sizes: tuple[int, ...], names: Names)
     return td.lock_() if all(part.is_locked for part in parts) else td
 
 
-def _dense_stacks(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> LazyStackedTensorDict | None:
+def _join_stacks(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> LazyStackedTensorDict | None:
     """Joins stacks along one dimension into one, as ``torch.stack`` accepts them."""
     dim = parts[0].stack_dim
     num_rows = len(parts[0].tensordicts)
-    own_names = _names(parts[0])
+    own_names = _get_names(parts[0])
     for part in parts:
-        if part.stack_dim != dim or len(part.tensordicts) != num_rows or _names(part) != own_names:
+        if part.stack_dim != dim or len(part.tensordicts) != num_rows or _get_names(part) != own_names:
             return None
     if not num_rows:
         return None
@@ -195,25 +195,25 @@ def _dense_stacks(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) ->
     return LazyStackedTensorDict(*rows, stack_dim=len(sizes) + dim, stack_dim_name=own_names[dim])
 
 
-def _entry(column: list[Any], sizes: tuple[int, ...], names: Names, own_names: Names) -> Any:
+def _join_entries(column: list[Any], sizes: tuple[int, ...], names: Names, own_names: Names) -> Any:
     """Joins the entries at one key; None if they differ. ``own_names`` are those of the dimensions of their holder."""
     first = column[0]
     kind = type(first)
     if kind is UnbatchedTensor:
         is_one = all(type(item) is kind and _is_equal(item, first) for item in column)
         make: Any = UnbatchedTensor
-        return make(_plain(first)) if is_one else None
+        return make(_unwrap_tensor(first)) if is_one else None
     is_value = [isinstance(item, NonTensorStack) or is_value_class(type(item)) for item in column]
     if any(is_value):
-        return _values(column, sizes, names, own_names) if all(is_value) else None
+        return _join_values(column, sizes, names, own_names) if all(is_value) else None
     if isinstance(first, torch.Tensor):
-        return _tensors(column, sizes)
+        return _join_tensors(column, sizes)
     if any(isinstance(item, torch.Tensor) or item.batch_size != first.batch_size for item in column):
         return None
     return join(column, sizes, names)
 
 
-def _tensors(column: list[Any], sizes: tuple[int, ...]) -> torch.Tensor | None:
+def _join_tensors(column: list[Any], sizes: tuple[int, ...]) -> torch.Tensor | None:
     first = column[0]
     for item in column:
         if (
@@ -226,11 +226,11 @@ def _tensors(column: list[Any], sizes: tuple[int, ...]) -> torch.Tensor | None:
             return None
         if (item.dtype, item.shape, item.requires_grad) != (first.dtype, first.shape, first.requires_grad):
             return None
-    found = torch.stack([indexable(item.detach()) for item in column]).view(first.dtype)
+    found = torch.stack([to_indexable(item.detach()) for item in column]).view(first.dtype)
     return found.view(*sizes, *first.shape).requires_grad_(first.requires_grad)
 
 
-def _values(column: Sequence[Any], sizes: tuple[int, ...], names: Names, own_names: Names) -> Any:
+def _join_values(column: Sequence[Any], sizes: tuple[int, ...], names: Names, own_names: Names) -> Any:
     """Returns one value if all are the same, else a stack of them."""
     first = column[0]
     if any(item.batch_size != first.batch_size for item in column):
@@ -240,28 +240,28 @@ def _values(column: Sequence[Any], sizes: tuple[int, ...], names: Names, own_nam
         shape = (*sizes, *first.batch_size)
         all_names = [*names, *own_names, *(None,) * (len(first.batch_size) - len(own_names))]
         return make_single_value(first.data, shape, first.device, all_names if any(all_names) else None)
-    return _value_stack(column, sizes, names)
+    return _make_value_stack(column, sizes, names)
 
 
-def _value_stack(column: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
+def _make_value_stack(column: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
     if not sizes:
         return column[0]
-    rows = [_value_stack(group, sizes[1:], names[1:]) for group in groups_of(column, sizes, 0)]
+    rows = [_make_value_stack(group, sizes[1:], names[1:]) for group in group_parts(column, sizes, 0)]
     return NonTensorStack(*rows, stack_dim=0, stack_dim_name=names[0])
 
 
-def _names(td: Any) -> Names:
+def _get_names(td: Any) -> Names:
     """Returns one name per batch dimension."""
     return tuple(td.names)
 
 
-def _plain(tensor: Any) -> torch.Tensor:
+def _unwrap_tensor(tensor: Any) -> torch.Tensor:
     plain: torch.Tensor = tensor.detach().as_subclass(torch.Tensor)
     return plain
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    mine, theirs = _plain(one), _plain(other)
+    mine, theirs = _unwrap_tensor(one), _unwrap_tensor(other)
     if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
         return False
     return torch.equal(*(item.contiguous().view(-1).view(torch.uint8) for item in (mine, theirs)))

@@ -36,7 +36,7 @@ class Note(NamedTuple):
     position: int
 
 
-def spec_of(members: Sequence[Node], batch_size: tuple[int, ...], dim: int = -1) -> Spec:
+def make_spec(members: Sequence[Node], batch_size: tuple[int, ...], dim: int = -1) -> Spec:
     """Returns the spec for notes of elements with these members.
 
     Args:
@@ -49,7 +49,7 @@ def spec_of(members: Sequence[Node], batch_size: tuple[int, ...], dim: int = -1)
         behind = dim - len(batch_size)
         inner = (*inner[:behind], -1, *inner[behind:])
     nameless = (None,) * len(batch_size)  # a reader has other dimensions around
-    kept = tuple(_whole(member, batch_size, nameless) for member in members)
+    kept = tuple(_rename_dims(member, batch_size, nameless) for member in members)
     return Spec(Node(batch_size, None, None, None, (), stack_dim=dim, inner=inner, members=kept))
 
 
@@ -76,11 +76,13 @@ def find_structure(
     if number >= len(root.members) or behind != (noted_dim - len(root.batch_size) if noted_dim >= 0 else -1):
         return None
     if sizes == root.batch_size and all(note is None or note.position == place for place, note in enumerate(notes)):
-        found: Spec = spec.memoize(("member", number, names), lambda: Spec(_whole(root.members[number], sizes, names)))
+        found: Spec = spec.memoize(
+            ("member", number, names), lambda: Spec(_rename_dims(root.members[number], sizes, names))
+        )
         return found
     if len(given) < len(notes):
         return None
-    part = _part(root.members[number], root.batch_size, [note.position for note in given], sizes, names)
+    part = _select_part(root.members[number], root.batch_size, [note.position for note in given], sizes, names)
     return None if part is None else Spec(part)
 
 
@@ -99,13 +101,13 @@ def read_note(content: bytes, position: int) -> Note:
     return Note(spec, position)
 
 
-def _whole(member: Node, batch_size: tuple[int, ...], names: DimNames) -> Node:
+def _rename_dims(member: Node, batch_size: tuple[int, ...], names: DimNames) -> Node:
     """Returns a member with other names of its dimensions."""
     every = tuple(range(len(batch_size)))
     return rebatch(member, len(every), batch_size, names, every, tuple(map(range, batch_size)), is_whole=True)
 
 
-def _part(
+def _select_part(
     member: Node, batch_size: tuple[int, ...], positions: list[int], sizes: tuple[int, ...], names: DimNames
 ) -> Node | None:
     """Returns the part of a member with some of its elements; None if they were not selected dimension by dimension."""
@@ -120,7 +122,7 @@ def _part(
             moved.append(None)
             taken.append((int(column.flat[0]),))
             continue
-        along = _along(column, place)
+        along = _find_along(column, place)
         if along is None:
             return None
         moved.append(place)
@@ -129,7 +131,7 @@ def _part(
     return rebatch(member, len(batch_size), sizes, names, tuple(moved), tuple(taken))
 
 
-def _along(column: NDArray[np.int64], dim: int) -> Sequence[int] | None:
+def _find_along(column: NDArray[np.int64], dim: int) -> Sequence[int] | None:
     """Returns the numbers along a dimension; None if others matter too, or there is no such dimension."""
     if dim >= column.ndim:
         return None
@@ -152,7 +154,7 @@ def needs_note(members: Sequence[Node], batch_size: tuple[int, ...], *, is_locke
     return 0 in batch_size or not all(_is_implied(member, is_locked=is_locked) for member in members)
 
 
-def are_same(known: Sequence[Node], actual: Sequence[Node], *, is_locked: bool) -> bool:
+def is_same(known: Sequence[Node], actual: Sequence[Node], *, is_locked: bool) -> bool:
     """Returns whether members equal the known ones, except for devices, names and order.
 
     Args:
@@ -160,7 +162,7 @@ def are_same(known: Sequence[Node], actual: Sequence[Node], *, is_locked: bool) 
     """
     if is_locked:
         known = [set_locks(member, False) for member in known]
-    return [*map(_bare, known)] == [*map(_bare, actual)]
+    return [*map(_strip_node, known)] == [*map(_strip_node, actual)]
 
 
 def num_levels(node: Node) -> int:
@@ -176,11 +178,11 @@ def find_shared_values(member: Node) -> Iterator[Path]:
             yield path
 
 
-def _bare(node: Node) -> Node:
+def _strip_node(node: Node) -> Node:
     """Returns a tree without devices, names and order."""
-    entries = [(key, _bare(entry) if isinstance(entry, Node) else entry) for key, entry in node.entries]
+    entries = [(key, _strip_node(entry) if isinstance(entry, Node) else entry) for key, entry in node.entries]
     entries.sort(key=itemgetter(0))
-    return node._replace(names=None, device=None, entries=tuple(entries), members=tuple(map(_bare, node.members)))
+    return node._replace(names=None, device=None, entries=tuple(entries), members=tuple(map(_strip_node, node.members)))
 
 
 def _is_implied(node: Node, *, is_locked: bool) -> bool:

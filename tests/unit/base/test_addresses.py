@@ -7,11 +7,11 @@ from threading import Event
 import pytest
 
 from tdserve.base.addresses import (
-    address_towards,
     check_listenable,
     explain_unreachable,
-    interface_address,
-    interface_name,
+    find_interface_address,
+    find_interface_name,
+    find_source_address,
     join_address,
     parse_address,
     resolve,
@@ -95,25 +95,25 @@ def test_resolve_when_it_is_given_up_then_ends_at_once_and_has_told_why() -> Non
 
 
 def test_address_towards_when_loopback_then_loopback() -> None:
-    assert address_towards("127.0.0.1") == "127.0.0.1"
-    assert address_towards("127.0.1.1") == "127.0.0.1"  # what Debian calls a host's own name
-    assert address_towards("::1") == "::1"
+    assert find_source_address("127.0.0.1") == "127.0.0.1"
+    assert find_source_address("127.0.1.1") == "127.0.0.1"  # what Debian calls a host's own name
+    assert find_source_address("::1") == "::1"
 
 
 def test_address_towards_when_it_is_no_address_then_connect_error() -> None:
     with pytest.raises(ConnectError):
-        address_towards("no address")
+        find_source_address("no address")
 
 
 @pytest.mark.parametrize(("interface", "address"), [("lo", "127.0.0.1"), ("10.0.0.7", "10.0.0.7"), ("[::1]", "::1")])
 def test_interface_address_when_a_name_or_an_address_then_the_address(interface: str, address: str) -> None:
-    assert interface_address(interface) == address
+    assert find_interface_address(interface) == address
 
 
 @pytest.mark.parametrize("interface", ["eth77", "no interface", "", "a" * 300])
 def test_interface_address_when_there_is_none_then_names_those_here(interface: str) -> None:
     with pytest.raises(InvalidRequestError, match="lo"):
-        interface_address(interface)
+        find_interface_address(interface)
 
 
 def test_check_listenable_when_free_then_returns_and_when_not_then_says_why() -> None:
@@ -137,6 +137,6 @@ def test_explain_unreachable_when_nobody_listens_then_says_refused_and_else_noth
 
 
 def test_interface_name_when_given_by_name_or_address_then_the_name() -> None:
-    assert interface_name("eth7") == "eth7"
-    assert interface_name("127.0.0.1") == "lo"
-    assert interface_name("203.0.113.7") is None
+    assert find_interface_name("eth7") == "eth7"
+    assert find_interface_name("127.0.0.1") == "lo"
+    assert find_interface_name("203.0.113.7") is None

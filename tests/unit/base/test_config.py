@@ -14,10 +14,10 @@ from tdserve.base.config import (
     ClientConfig,
     ServerConfig,
     TorchrunRank,
+    build_single_threaded_environment,
     hold_variable,
     parse_bytes,
     set_variables,
-    single_threaded_environment,
 )
 from tdserve.base.errors import InvalidRequestError
 
@@ -180,9 +180,9 @@ def test_client_from_env_when_every_variable_is_set_then_every_field_has_it() ->
 
 def test_client_interface_when_set_then_that_and_else_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TDSERVE_INTERFACE", raising=False)
-    assert config.client_interface() is None
+    assert config.read_client_interface() is None
     monkeypatch.setenv("TDSERVE_INTERFACE", "eth7")
-    assert config.client_interface() == "eth7"
+    assert config.read_client_interface() == "eth7"
 
 
 def test_from_env_when_defaults_are_given_then_variables_win() -> None:
@@ -206,7 +206,7 @@ def test_child_environment_when_read_by_the_child_then_the_same_settings(monkeyp
     devices = ("cuda:0", "cuda:1")
     cfg = ServerConfig("data", port=0, insecure=True, grace_s=0.25, num_workers=2, devices=devices, umask=0o027)
     cfg = dataclasses.replace(cfg, adoptable=("/a", "/b"), adopt=("/a/x=x", "/b=y=y:ro"))
-    environ = cfg.child_environment()
+    environ = cfg.build_child_environment()
     assert ServerConfig.from_env(environ) == cfg
     assert environ["HOME"] == "/home/x"
 
@@ -299,4 +299,4 @@ def test_variable_set_when_blocks_of_threads_overlap_then_it_is_set_in_all_and_a
 
 
 def test_single_threaded_environment_when_made_then_as_this_one_but_for_threads() -> None:
-    assert single_threaded_environment() == {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    assert build_single_threaded_environment() == {**os.environ, "OPENBLAS_NUM_THREADS": "1"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base import errors
-from tdserve.base.errors import TDServeError, error_classes
+from tdserve.base.errors import TDServeError, list_error_classes
 
 CODES = {
     "ABORTED",
@@ -27,7 +27,7 @@ CODES = {
     "UNAVAILABLE",
     "UNIMPLEMENTED",
 }
-CLASSES = sorted(error_classes().values(), key=lambda cls: cls.__name__)
+CLASSES = sorted(list_error_classes().values(), key=lambda cls: cls.__name__)
 every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 
 
@@ -125,13 +125,13 @@ def test_attribute_when_it_is_no_field_then_attribute_error() -> None:
 
 def test_error_classes_when_called_then_has_every_exception_of_the_module() -> None:
     defined = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
-    assert set(error_classes()) == defined
+    assert set(list_error_classes()) == defined
 
 
 def test_error_classes_when_another_module_derives_one_then_it_does_not_travel() -> None:
     class PrivateError(errors.NotSupportedError): ...
 
-    assert PrivateError.__name__ not in error_classes()
+    assert PrivateError.__name__ not in list_error_classes()
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from tdserve.base.ids import (
     MAX_TEXT_BYTES,
     check_store_name,
     check_text,
-    new_client_id,
-    new_uid,
+    make_client_id,
+    make_uid,
 )
 
 
@@ -75,13 +75,13 @@ def test_name_when_accepted_then_is_one_component_below_the_root(name: str) -> N
 
 
 def test_client_id_when_made_twice_then_differs_and_has_its_size() -> None:
-    first, second = new_client_id(), new_client_id()
+    first, second = make_client_id(), make_client_id()
     assert first != second
     assert len(first) == len(second) == CLIENT_ID_BYTES
 
 
 def test_uid_when_made_twice_then_differs_and_is_a_store_name() -> None:
-    first, second = new_uid(), new_uid()
+    first, second = make_uid(), make_uid()
     assert first != second
     assert check_store_name(first) == first
 

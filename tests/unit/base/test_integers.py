@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.base.integers import LARGEST, check_integer, check_version, integer_of
+from tdserve.base.integers import LARGEST, check_integer, check_version, to_integer
 
 
 @pytest.mark.parametrize("value", [5, np.int64(5), np.uint8(5)], ids=repr)
 def test_value_when_an_integer_of_python_or_numpy_then_that_integer(value: object) -> None:
-    found = integer_of(value)
+    found = to_integer(value)
     assert found == 5
     assert type(found) is int
 
 
 @pytest.mark.parametrize("value", [True, np.True_, 5.0, np.float64(5), "5", None, [5]], ids=repr)
 def test_value_when_anything_else_then_none(value: object) -> None:
-    assert integer_of(value) is None
+    assert to_integer(value) is None
 
 
 @pytest.mark.parametrize("value", [2, True, 3.0, "3", None, [], np.float64(3)])

@@ -9,15 +9,23 @@ from pathlib import Path
 import pytest
 
 from tdserve.base import machine
-from tdserve.base.machine import boot_id, count_descriptors, count_oom_kills, pid_namespace, why_not_shared
+from tdserve.base.machine import (
+    count_descriptors,
+    count_oom_kills,
+    explain_not_shared,
+    read_boot_id,
+    read_pid_namespace,
+)
 
-PRINT_IDS = "from tdserve.base.machine import boot_id, pid_namespace; print(boot_id(), pid_namespace())"
+PRINT_IDS = (
+    "from tdserve.base.machine import read_boot_id, read_pid_namespace; print(read_boot_id(), read_pid_namespace())"
+)
 
 
 def test_ids_when_of_two_processes_of_one_machine_then_equal() -> None:
     out = subprocess.run([sys.executable, "-c", PRINT_IDS], capture_output=True, text=True, check=True).stdout.split()
-    assert out == [boot_id(), pid_namespace()]
-    assert len(boot_id()) == 36
+    assert out == [read_boot_id(), read_pid_namespace()]
+    assert len(read_boot_id()) == 36
 
 
 def test_pid_namespace_when_another_then_differs_and_the_machine_is_the_same() -> None:
@@ -26,13 +34,13 @@ def test_pid_namespace_when_another_then_differs_and_the_machine_is_the_same() -
     if done.returncode != 0:
         pytest.skip("a pid namespace of its own needs root")
     boot, namespace = done.stdout.split()
-    assert boot == boot_id()
-    assert namespace not in (pid_namespace(), "")
+    assert boot == read_boot_id()
+    assert namespace not in (read_pid_namespace(), "")
 
 
 def test_ids_when_there_is_no_proc_then_empty() -> None:
     command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0" -c "$1"', sys.executable]
-    program = "from tdserve.base.machine import boot_id, pid_namespace; print([boot_id(), pid_namespace()])"
+    program = "from tdserve.base.machine import *; print([read_boot_id(), read_pid_namespace()])"
     done = subprocess.run([*command, program], capture_output=True, text=True, check=False, cwd=os.getcwd())
     if "mount" in done.stderr or "unshare" in done.stderr:
         pytest.skip("to hide /proc needs root")
@@ -41,13 +49,13 @@ def test_ids_when_there_is_no_proc_then_empty() -> None:
 
 @pytest.mark.parametrize("machine", ["x86_64", "AMD64"])
 def test_sharing_when_the_processor_keeps_its_order_then_nothing_is_against_it(machine: str) -> None:
-    assert why_not_shared(machine) == ""
+    assert explain_not_shared(machine) == ""
 
 
 @pytest.mark.parametrize("machine", ["aarch64", "arm64", "ppc64le", "riscv64", "s390x", ""])
 def test_sharing_when_the_processor_may_change_the_order_then_says_which_one_it_is(machine: str) -> None:
-    assert machine in why_not_shared(machine)
-    assert "x86-64 only" in why_not_shared(machine)
+    assert machine in explain_not_shared(machine)
+    assert "x86-64 only" in explain_not_shared(machine)
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -105,7 +113,10 @@ def run_limited(limits: tuple[int, int], code: str) -> str:
 
 
 def test_raise_descriptor_limit_when_the_soft_one_is_lower_then_as_many_as_may_be() -> None:
-    code = "from tdserve.base.machine import *; print(descriptor_limit(), raise_descriptor_limit(), descriptor_limit())"
+    code = (
+        "from tdserve.base.machine import *; "
+        "print(get_descriptor_limit(), raise_descriptor_limit(), get_descriptor_limit())"
+    )
     assert run_limited((100, 300), code) == "100 300 300"
 
 

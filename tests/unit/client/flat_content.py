@@ -10,7 +10,7 @@ import torch
 from tdserve.client.content.columns import Received
 from tdserve.client.content.read_content import Content
 from tdserve.client.content.value_blocks import decode_values, encode_values
-from tdserve.messages.content import ReadStatus, rows_layout
+from tdserve.messages.content import ReadStatus, make_rows_layout
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 
@@ -26,9 +26,9 @@ def rows_content(
     """Rows of a replay, as they come, with the columns that its table adds."""
     added = added or {}
     captured = capture(td)
-    layout = rows_layout(captured.spec, len(index), tuple(added))
+    layout = make_rows_layout(captured.spec, len(index), tuple(added))
     leaves = [captured.tensors[slot.path] for slot in layout.slots[: layout.num_leaves]]
     ending = status(num_missing=sum(number < 0 for number in generation))
     received = Received(layout, [*leaves, torch.tensor(index), torch.tensor(generation), *added.values(), ending])
     spec, values = decode_values(captured.spec, encode_values(captured.spec, captured.values, store=""))
-    return Content(spec, received.leaves(), values, 0, control_pb2.Accepted(), received)
+    return Content(spec, received.get_leaves(), values, 0, control_pb2.Accepted(), received)

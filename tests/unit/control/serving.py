@@ -24,7 +24,7 @@ class Answering:
         self.asked: list[str] = []
         self.ended_links: list[SessionLink] = []
 
-    async def session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
+    async def serve_session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
         """Answers every message with its number; the number 99 ends the session, 98 breaks it."""
         self.peers.append(link.peer)
         async for message in messages:

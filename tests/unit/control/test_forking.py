@@ -15,7 +15,7 @@ import pytest
 from tdserve.base.errors import DeadlineExceededError, TDServeError
 from tdserve.control import forking
 from tdserve.control.connection import ControlConnection
-from tdserve.control.forking import answer_of, beside_forks, receive_beside_forks, send_beside_forks, watch_forks
+from tdserve.control.forking import answer_of, exclude_forks, receive_beside_forks, send_beside_forks, watch_forks
 from tests.integration.processes import REPOSITORY, wait_for
 from tests.unit.control.serving import Answering, serving
 
@@ -79,7 +79,7 @@ connection.wait_ready(60.0)
 begun, is_answered = Event(), Event()
 
 def ask():
-    with forking.beside_forks():
+    with forking.exclude_forks():
         begun.set()
         while forking._current[-1]._held_by is None:
             time.sleep(0.001)
@@ -165,7 +165,7 @@ def test_begin_when_the_forking_thread_ends_something_itself_then_it_does_not_wa
     traffic = forking._current[-1]
     traffic.hold()
     try:
-        with beside_forks():
+        with exclude_forks():
             pass
     finally:
         traffic.go_on()

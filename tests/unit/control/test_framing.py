@@ -68,7 +68,7 @@ def test_sockets_when_joined_then_orders_and_reports_pass(sockets: tuple[socket.
 
     def work() -> list[int]:
         numbers: list[int] = []
-        while orders := worker.orders():
+        while orders := worker.receive_orders():
             numbers += [order.order for order in orders]
             worker.report(report(len(numbers)))
         return numbers
@@ -104,7 +104,7 @@ def test_order_when_its_rest_is_long_then_it_leaves_in_pieces_before_the_next_an
 
     def read() -> None:
         while len(found) < 2:
-            found.extend(worker.orders())
+            found.extend(worker.receive_orders())
         worker.close()
 
     found: list[worker_pb2.Order] = []
@@ -129,7 +129,7 @@ def test_order_when_it_is_longer_than_any_frame_then_refused_and_the_worker_goes
         end.close()
 
     asyncio.run(control())
-    assert [order.order for order in WorkerSocket(sockets[1]).orders()] == [2]
+    assert [order.order for order in WorkerSocket(sockets[1]).receive_orders()] == [2]
 
 
 def test_reports_when_of_many_threads_then_never_mix(sockets: tuple[socket.socket, socket.socket]) -> None:
@@ -151,13 +151,13 @@ def test_reports_when_of_many_threads_then_never_mix(sockets: tuple[socket.socke
 def test_orders_when_the_control_process_goes_then_none(sockets: tuple[socket.socket, socket.socket]) -> None:
     worker = WorkerSocket(sockets[1])
     sockets[0].close()
-    assert worker.orders() == []
+    assert worker.receive_orders() == []
     worker.report(report(1))  # nobody is there to hear it
 
 
 def test_close_when_a_thread_reads_then_it_wakes(sockets: tuple[socket.socket, socket.socket]) -> None:
     worker = WorkerSocket(sockets[1])
     with ThreadPoolExecutor(1) as thread:
-        reading = thread.submit(worker.orders)
+        reading = thread.submit(worker.receive_orders)
         worker.close()
         assert reading.result(5.0) == []

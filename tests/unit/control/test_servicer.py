@@ -17,7 +17,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     TDServeError,
     UnauthenticatedError,
-    error_classes,
+    list_error_classes,
 )
 from tdserve.control.connection import ControlConnection
 from tdserve.control.control_pb2_grpc import ControlServiceStub
@@ -29,7 +29,7 @@ from tests.unit.control.serving import Answering, same, serving
 TIMEOUT_S = 30.0
 SERVICE_PATH = f"/{SERVICE_NAME}"
 
-EVERY_ERROR: dict[str, Exception] = {name: cls() for name, cls in error_classes().items()}
+EVERY_ERROR: dict[str, Exception] = {name: cls() for name, cls in list_error_classes().items()}
 
 
 @pytest.fixture(scope="module")

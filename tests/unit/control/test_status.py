@@ -16,7 +16,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     TDServeError,
     UnauthenticatedError,
-    error_classes,
+    list_error_classes,
 )
 from tdserve.control.status import ERROR_METADATA_KEY, decode_failure, encode_failure, from_rpc_error
 from tdserve.v1 import control_pb2
@@ -48,13 +48,13 @@ def example(cls: type[TDServeError]) -> TDServeError:
     return cls(**texts, **numbers)
 
 
-@pytest.mark.parametrize("cls", error_classes().values(), ids=list(error_classes()))
+@pytest.mark.parametrize("cls", list_error_classes().values(), ids=list(list_error_classes()))
 def test_error_when_it_crosses_the_wire_then_equal(cls: type[TDServeError]) -> None:
     sent = encode_failure(example(cls)).SerializeToString()
     assert same(decode_failure(control_pb2.Failure.FromString(sent)), example(cls))
 
 
-@pytest.mark.parametrize("cls", error_classes().values(), ids=list(error_classes()))
+@pytest.mark.parametrize("cls", list_error_classes().values(), ids=list(list_error_classes()))
 def test_error_when_it_has_a_code_then_grpc_knows_it(cls: type[TDServeError]) -> None:
     assert isinstance(getattr(grpc.StatusCode, cls.code), grpc.StatusCode)
 

@@ -39,17 +39,17 @@ def test_get_when_opened_then_mapped_once_and_shared_with_the_files(store: Store
 
 def test_leaves_of_when_a_layout_is_given_then_in_its_order(store: StoredTensorDict) -> None:
     found = opened(store).get(store.ref)
-    layout = Layout.of(store.spec)
-    assert [leaf.nbytes for leaf in found.leaves_of(layout)] == [slot.nbytes for slot in layout.slots]
+    layout = Layout.from_spec(store.spec)
+    assert [leaf.nbytes for leaf in found.get_leaves(layout)] == [slot.nbytes for slot in layout.slots]
 
 
 def test_tables_of_when_a_layout_is_given_then_rows_of_bytes_in_its_order_made_once(store: StoredTensorDict) -> None:
     found = opened(store).get(store.ref)
-    layout = Layout.of(store.spec)
-    tables = found.tables_of(layout)
+    layout = Layout.from_spec(store.spec)
+    tables = found.get_tables(layout)
     assert [table.shape for table in tables] == [(6, slot.row_nbytes) for slot in layout.slots]
-    assert [table.ctypes.data for table in tables] == [leaf.data_ptr() for leaf in found.leaves_of(layout)]
-    assert all(first is second for first, second in zip(tables, found.tables_of(layout), strict=True))
+    assert [table.ctypes.data for table in tables] == [leaf.data_ptr() for leaf in found.get_leaves(layout)]
+    assert all(first is second for first, second in zip(tables, found.get_tables(layout), strict=True))
 
 
 @pytest.mark.parametrize(("shape", "row_nbytes"), [([6], 12), ([], 12), ([0], 0)])
@@ -121,7 +121,7 @@ def test_drop_when_the_store_was_deleted_then_opened_anew(store: StoredTensorDic
 
 def test_objects_when_nothing_was_written_then_none_for_readers(store: StoredTensorDict) -> None:
     found = opened(store, writes_values=False).get(store.ref)
-    assert found.objects(writable=False) is None
+    assert found.open_objects(writable=False) is None
 
 
 def put(objects: Objects | None, value: bytes) -> None:
@@ -142,15 +142,15 @@ def test_objects_when_they_have_moved_then_are_read_where_they_are_now(store: St
     with Objects(old, writable=True) as objects:
         put(objects, b"old")
         found = opened(store, writes_values=False).get(store.ref)
-        assert get(found.objects(writable=False)) == b"old"
-        assert found.objects(writable=False) is found.objects(writable=False)
+        assert get(found.open_objects(writable=False)) == b"old"
+        assert found.open_objects(writable=False) is found.open_objects(writable=False)
         objects.copy(new)
     with Objects(new, writable=True) as moved:
         put(moved, b"new")
-        assert get(found.objects(writable=False)) == b"old"
+        assert get(found.open_objects(writable=False)) == b"old"
         store.generations.move_objects(1)
         shutil.rmtree(old)
-        assert get(found.objects(writable=False)) == b"new"
+        assert get(found.open_objects(writable=False)) == b"new"
 
 
 def test_objects_when_the_store_was_deleted_then_those_of_the_next_one_are_not_taken_for_its_own(
@@ -161,7 +161,7 @@ def test_objects_when_the_store_was_deleted_then_those_of_the_next_one_are_not_t
     with Objects(FilePath(store.ref.folder) / "objects", writable=True) as next_ones:
         put(next_ones, b"of the next store")
         with pytest.raises(StoreNotFoundError):
-            found.objects(writable=False)
+            found.open_objects(writable=False)
 
 
 def test_objects_when_the_store_was_deleted_then_the_writer_makes_no_folder_anew(store: StoredTensorDict) -> None:
@@ -169,20 +169,20 @@ def test_objects_when_the_store_was_deleted_then_the_writer_makes_no_folder_anew
     store.generations.mark_deleted()
     shutil.rmtree(store.ref.folder)
     with pytest.raises(StoreNotFoundError):
-        found.writable_objects()
+        found.open_writable_objects()
     assert not FilePath(store.ref.folder).exists()
 
 
 def test_objects_when_the_store_has_a_limit_of_its_own_then_the_writer_keeps_it(store: StoredTensorDict) -> None:
     store.ref.max_object_bytes = 1 << 20
-    writer = opened(store).get(store.ref).writable_objects()
+    writer = opened(store).get(store.ref).open_writable_objects()
     with pytest.raises(CapacityError, match=str(1 << 20)):
         put(writer, bytes(2 << 20))
 
 
 def test_objects_when_the_store_is_closed_then_who_still_reads_them_ends_in_peace(store: StoredTensorDict) -> None:
     stores = opened(store)
-    objects = stores.get(store.ref).writable_objects()
+    objects = stores.get(store.ref).open_writable_objects()
     put(objects, b"x")
     stores.close()
     assert get(objects) == b"x"
@@ -231,7 +231,7 @@ def test_get_when_a_file_has_gone_with_its_key_then_to_be_asked_for_again(
 def test_forget_specs_when_orders_still_wait_then_what_was_told_last_is_known(store: StoredTensorDict) -> None:
     stores = opened(store)
     stores.forget_specs()
-    assert stores.spec(store.ref.fingerprint) == store.spec
+    assert stores.get_spec(store.ref.fingerprint) == store.spec
     stores.forget_specs()
     with pytest.raises(LocalProtocolError, match="has not received"):
-        stores.spec(store.ref.fingerprint)
+        stores.get_spec(store.ref.fingerprint)

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from tdserve.base.errors import KeyNotFoundError, SelectionError
 from tdserve.data.opened import MappedStore, OpenStores
 from tdserve.data.reads import MAX_KEPT_BYTES, MAX_KEPT_PLANS, plan_read
-from tdserve.messages.content import ReadStatus, read_layout, selected_spec
+from tdserve.messages.content import ReadStatus, read_layout, select_spec
 from tdserve.messages.selection.selection import parse
 from tdserve.transport.sources_sinks import FlatEnd
 from tdserve.transport.stream import pack, unpack
@@ -38,7 +38,7 @@ def asked(known: StoredTensorDict, index: Any = (), *keys: str) -> control_pb2.R
 
 def columns(store: StoredTensorDict, index: Any, content: bytes) -> tuple[list[int], list[int]]:
     """The small leaf, flat, and the status."""
-    layout = read_layout(selected_spec(store.spec, parse(index), [("small",)]))
+    layout = read_layout(select_spec(store.spec, parse(index), [("small",)]))
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     unpack(content, layout.messages, FlatEnd(buffer))
     small, status = (buffer[slot.offset : slot.offset + slot.nbytes].view(torch.int64) for slot in layout.slots)
@@ -95,7 +95,7 @@ def test_trailer_when_a_row_has_moved_since_then_says_so(
 ) -> None:
     plan = plan_read(opened, asked(store, [1, 2]))
     before = opened.generations.values[plan.watched].copy()
-    source = plan.source(opened, plan.trailer(opened, before))
+    source = plan.make_source(opened, plan.make_trailer(opened, before))
     store.generations.values[row] += 1
     assert columns(store, [1, 2], pack(plan.layout.messages, source)) == ([1, 2], [status, 1, 0, 0, 0, 0, 0, 0])
 

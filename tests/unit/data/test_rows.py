@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from tdserve.client.content.columns import Received, views
+from tdserve.client.content.columns import Received, make_views
 from tdserve.data.opened import MappedStore, OpenStores
-from tdserve.data.rows import rows_source
-from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, rows_layout
+from tdserve.data.rows import make_rows_source
+from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, make_rows_layout
 from tdserve.messages.layout import Layout
 from tdserve.transport.sources_sinks import RowEnd
 from tests.unit.worker.peer import StoredTensorDict
@@ -29,9 +29,9 @@ def source_of(
     store: MappedStore, rows: list[int], expected: list[int], added: Mapping[str, bytes] | None = None
 ) -> tuple[Layout, RowEnd]:
     """Rows that control has chosen when they had these generations."""
-    layout = rows_layout(store.spec, len(rows), tuple(added or {}))
+    layout = make_rows_layout(store.spec, len(rows), tuple(added or {}))
     numbers, generations = np.array(rows, np.int64), np.array(expected, np.int64)
-    return layout, rows_source(store, layout, numbers, generations, added or {})
+    return layout, make_rows_source(store, layout, numbers, generations, added or {})
 
 
 def taken(layout: Layout, source: RowEnd) -> Received:
@@ -39,16 +39,16 @@ def taken(layout: Layout, source: RowEnd) -> Received:
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     for message in layout.messages:
         source.fill(message, buffer[message.offset : message.offset + message.nbytes])
-    return Received(layout, views(layout, buffer))
+    return Received(layout, make_views(layout, buffer))
 
 
 def test_rows_when_none_has_moved_then_all_with_numbers_and_what_the_table_adds(opened: MappedStore) -> None:
     priority = np.array([0.5, 1.5, 2.5], np.float32)
     received = taken(*source_of(opened, [5, 0, 5], [2, 2, 2], {"priority": priority.tobytes()}))
-    assert received.leaves()["small",].tolist() == [5, 0, 5]
-    assert received.trailing(INDEX_KEY).tolist() == [5, 0, 5]
-    assert received.trailing(GENERATION_KEY).tolist() == [2, 2, 2]
-    assert received.trailing("priority").tolist() == [0.5, 1.5, 2.5]
+    assert received.get_leaves()["small",].tolist() == [5, 0, 5]
+    assert received.get_trailing(INDEX_KEY).tolist() == [5, 0, 5]
+    assert received.get_trailing(GENERATION_KEY).tolist() == [2, 2, 2]
+    assert received.get_trailing("priority").tolist() == [0.5, 1.5, 2.5]
     assert received.num_missing == 0
 
 
@@ -58,7 +58,7 @@ def test_rows_when_one_has_moved_or_is_being_written_then_marked(
 ) -> None:
     plain.generations.values[3] = now
     received = taken(*source_of(opened, [2, 3, 4], [2, expected, 2]))
-    assert received.trailing(GENERATION_KEY).tolist() == [2, -expected, 2]
+    assert received.get_trailing(GENERATION_KEY).tolist() == [2, -expected, 2]
     assert received.num_missing == 1
 
 
@@ -74,12 +74,12 @@ def test_rows_when_one_moves_after_its_first_bytes_were_copied_then_marked_all_t
         source.fill(message, buffer[message.offset : message.offset + message.nbytes])
         if number == 0:
             store.generations.values[2] += 1
-    received = Received(layout, views(layout, buffer))
-    assert received.trailing(GENERATION_KEY).tolist() == [2, -2, 2]
+    received = Received(layout, make_views(layout, buffer))
+    assert received.get_trailing(GENERATION_KEY).tolist() == [2, -2, 2]
     assert received.num_missing == 1
 
 
 def test_rows_when_there_are_none_then_nothing_is_missing(opened: MappedStore) -> None:
     received = taken(*source_of(opened, [], []))
-    assert received.leaves()["small",].shape == (0,)
+    assert received.get_leaves()["small",].shape == (0,)
     assert received.num_missing == 0

@@ -165,7 +165,7 @@ def test_values_when_their_leaf_is_not_the_stores_yet_then_they_wait_until_they_
     )
     move_values(opened, moving)
     assert read(opened) == ([b"new"], False)
-    (found,) = opened.writable_objects().get_many([(("x",), range(8))])
+    (found,) = opened.open_writable_objects().get_many([(("x",), range(8))])
     assert list(found.values) == [b"%d" % row for row in range(8)]
 
 
@@ -190,7 +190,7 @@ def test_drop_values_when_a_row_has_several_then_all_of_them_go(tmp_path: Path) 
     stores.learn(stored.ref.fingerprint, stored.ref.spec)
     store = stores.get(stored.ref)
     rows = [ObjectColumn(("v",), range(3), [b"v"] * 3), ObjectColumn(("n", "w"), range(6), [b"w"] * 6)]
-    store.writable_objects().put_many(rows)
+    store.open_writable_objects().put_many(rows)
     assert drop_values(store, np.array([0, 2])) == 2 + 4
-    found = store.writable_objects().get_many([(("v",), range(3)), (("n", "w"), range(6))])
+    found = store.open_writable_objects().get_many([(("v",), range(3)), (("n", "w"), range(6))])
     assert [list(each.values) for each in found] == [[None, b"v", None], [None, None, b"w", b"w", None, None]]

@@ -10,11 +10,11 @@ from tdserve.messages.content import (
     STATUS,
     STATUS_BYTES,
     ReadStatus,
+    cut_values,
+    make_rows_layout,
+    make_status_column,
     read_layout,
-    rows_layout,
-    selected_spec,
-    status_column,
-    values_messages,
+    select_spec,
     write_layout,
     write_messages,
 )
@@ -47,7 +47,7 @@ SPEC = Spec(
 def test_selected_spec_when_indexed_then_every_part_has_the_batch_size_of_the_result(
     index: object, batch_size: tuple[int, ...]
 ) -> None:
-    chosen = selected_spec(SPEC, parse(index), ())
+    chosen = select_spec(SPEC, parse(index), ())
     assert chosen.batch_size == batch_size
     assert chosen.root.names is None
     assert dict(chosen.tensors) == {
@@ -74,28 +74,28 @@ def test_selected_spec_when_a_stack_is_indexed_then_stacked_along_the_same_dimen
     index: object, stack_dim: int | None
 ) -> None:
     stack = Spec(Node((4, 5), None, None, None, SPEC.root.entries, stack_dim=1))
-    assert selected_spec(stack, parse(index), ()).root.stack_dim == stack_dim
+    assert select_spec(stack, parse(index), ()).root.stack_dim == stack_dim
 
 
 def test_selected_spec_when_everything_then_the_same_spec() -> None:
-    assert selected_spec(SPEC, parse(()), ()) is SPEC
+    assert select_spec(SPEC, parse(()), ()) is SPEC
 
 
 def test_selected_spec_when_keys_are_given_then_only_those() -> None:
-    chosen = selected_spec(SPEC, parse(3), [("n",), ("b",)])
+    chosen = select_spec(SPEC, parse(3), [("n",), ("b",)])
     assert [path for path, _ in chosen.tensors] == [("n", "c")]
     assert [path for path, _ in chosen.values] == [("b",)]
 
 
 def test_selected_spec_when_a_key_is_unknown_then_error_names_store_and_key() -> None:
     with pytest.raises(KeyNotFoundError) as raised:
-        selected_spec(SPEC, parse(0), [("n", "x")], store="games")
+        select_spec(SPEC, parse(0), [("n", "x")], store="games")
     assert raised.value.fields == {"store": "games", "key": "('n', 'x')"}
 
 
 def test_selected_spec_when_index_is_out_of_range_then_error() -> None:
     with pytest.raises(SelectionError):
-        selected_spec(SPEC, parse((0, 5)), ())
+        select_spec(SPEC, parse((0, 5)), ())
 
 
 def test_layouts_when_of_one_spec_then_differ_by_their_trailing_columns() -> None:
@@ -104,15 +104,15 @@ def test_layouts_when_of_one_spec_then_differ_by_their_trailing_columns() -> Non
 
 
 def test_status_column_when_made_then_fills_its_place_in_the_layout() -> None:
-    column = status_column(ReadStatus.TORN, 7, 3)
+    column = make_status_column(ReadStatus.TORN, 7, 3)
     assert column.tolist() == [ReadStatus.TORN, 7, 3, 0, 0, 0, 0, 0]
-    assert status_column(ReadStatus.WHOLE).tolist() == [ReadStatus.WHOLE, 0, 0, 0, 0, 0, 0, 0]
+    assert make_status_column(ReadStatus.WHOLE).tolist() == [ReadStatus.WHOLE, 0, 0, 0, 0, 0, 0, 0]
     assert (column.dtype, column.shape) == (np.dtype(STATUS.dtype), STATUS.shape)
     assert column.nbytes == read_layout(SPEC).slots[-1].nbytes == STATUS_BYTES
 
 
 def test_rows_layout_when_rows_are_counted_then_has_numbers_and_generations() -> None:
-    layout = rows_layout(SPEC, 3)
+    layout = make_rows_layout(SPEC, 3)
     assert [(slot.path, slot.shape) for slot in layout.slots] == [
         (("a",), (3, 5, 2)),
         (("n", "c"), (3, 5)),
@@ -120,13 +120,13 @@ def test_rows_layout_when_rows_are_counted_then_has_numbers_and_generations() ->
         ((GENERATION_KEY,), (3,)),
         ((STATUS.name,), (8,)),
     ]
-    assert rows_layout(SPEC, 3) is layout
+    assert make_rows_layout(SPEC, 3) is layout
 
 
 def test_values_messages_when_cut_then_none_is_longer_than_a_message_may_be_and_nothing_is_missing() -> None:
-    assert values_messages(0) == ()
+    assert cut_values(0) == ()
     for nbytes in (1, MAX_MESSAGE_BYTES, 2 * MAX_MESSAGE_BYTES + 5):
-        messages = values_messages(nbytes)
+        messages = cut_values(nbytes)
         assert [message.offset for message in messages] == [
             number * MAX_MESSAGE_BYTES for number in range(len(messages))
         ]
@@ -138,7 +138,7 @@ def test_values_messages_when_cut_then_none_is_longer_than_a_message_may_be_and_
 @pytest.mark.parametrize("nbytes", [0, 70_000, MAX_MESSAGE_BYTES + 1])
 def test_write_messages_when_announced_then_leaves_before_values(nbytes: int) -> None:
     layout = write_layout(SPEC)
-    expected = (*layout.messages, *values_messages(nbytes))
+    expected = (*layout.messages, *cut_values(nbytes))
     assert write_messages(layout, nbytes, [message.nbytes for message in expected]) == expected
 
 
@@ -157,7 +157,7 @@ def test_selected_spec_when_members_are_selected_then_those_are_known() -> None:
     spec = Spec(Node((4, 3), None, None, None, (("s", node),)))
 
     def keys(index: object) -> list[str]:
-        found = dict(selected_spec(spec, parse(index), ()).root.entries)["s"]
+        found = dict(select_spec(spec, parse(index), ()).root.entries)["s"]
         assert isinstance(found, Node)
         return [member.entries[0][0] for member in found.members]
 

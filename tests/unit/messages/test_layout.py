@@ -13,7 +13,7 @@ from tdserve.messages.layout import (
     Trailing,
     align,
 )
-from tdserve.store.version_format import version_layout
+from tdserve.store.version_format import list_leaf_places
 from tdserve.structure import codec
 from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.tree import Entry, Node, Spec, TensorLeaf
@@ -38,7 +38,7 @@ specs = st.lists(leaves, max_size=12).map(lambda found: spec_of(*found))
 
 @given(specs, trailings)
 def test_slots_when_laid_out_then_aligned_and_apart(spec: Spec, trailing: tuple[Trailing, ...]) -> None:
-    layout = Layout.of(spec, trailing)
+    layout = Layout.from_spec(spec, trailing)
     leaves = {slot.path: TensorLeaf(slot.dtype, slot.shape) for slot in layout.slots[: layout.num_leaves]}
     assert leaves == dict(spec.tensors)
     assert all(slot.offset % ALIGNMENT_BYTES == 0 for slot in layout.slots)
@@ -51,7 +51,7 @@ def test_slots_when_laid_out_then_aligned_and_apart(spec: Spec, trailing: tuple[
 def test_messages_when_cut_then_cover_every_byte_once(
     spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
 ) -> None:
-    layout = Layout.of(spec, trailing, is_packed=is_packed)
+    layout = Layout.from_spec(spec, trailing, is_packed=is_packed)
     parts = [part for message in layout.messages for part in message.parts]
     for number, slot in enumerate(layout.slots):
         spans = [(part.start, part.stop) for part in parts if part.slot == number]
@@ -65,7 +65,7 @@ def test_messages_when_cut_then_cover_every_byte_once(
 def test_parts_when_in_a_message_then_lie_where_the_flat_buffer_has_them(
     spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
 ) -> None:
-    layout = Layout.of(spec, trailing, is_packed=is_packed)
+    layout = Layout.from_spec(spec, trailing, is_packed=is_packed)
     for message in layout.messages:
         for part in message.parts:
             assert message.offset + part.offset == layout.slots[part.slot].offset + part.start
@@ -77,7 +77,7 @@ def test_parts_when_in_a_message_then_lie_where_the_flat_buffer_has_them(
 def test_gaps_when_added_to_the_parts_then_every_byte_of_a_message_once(
     spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
 ) -> None:
-    for message in Layout.of(spec, trailing, is_packed=is_packed).messages:
+    for message in Layout.from_spec(spec, trailing, is_packed=is_packed).messages:
         spans = [(part.offset, part.offset + part.stop - part.start) for part in message.parts]
         covered = sorted([*spans, *message.gaps])
         assert [start for start, _ in covered] == [0, *(stop for _, stop in covered[:-1])]
@@ -88,7 +88,7 @@ def test_gaps_when_added_to_the_parts_then_every_byte_of_a_message_once(
 def test_messages_when_of_leaves_then_at_most_4_mib_and_large_leaves_alone(
     spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
 ) -> None:
-    layout = Layout.of(spec, trailing, is_packed=is_packed)
+    layout = Layout.from_spec(spec, trailing, is_packed=is_packed)
     for message in layout.messages:
         of_leaves = [part for part in message.parts if part.slot < layout.num_leaves]
         most = MAX_PACKED_BYTES if is_packed and len(of_leaves) > 1 else MAX_MESSAGE_BYTES
@@ -101,7 +101,7 @@ def test_messages_when_of_leaves_then_at_most_4_mib_and_large_leaves_alone(
 def test_trailing_when_there_is_any_then_all_of_it_is_in_the_last_message(
     spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
 ) -> None:
-    layout = Layout.of(spec, trailing, is_packed=is_packed)
+    layout = Layout.from_spec(spec, trailing, is_packed=is_packed)
     with_trailing = [
         message for message in layout.messages if any(part.slot >= layout.num_leaves for part in message.parts)
     ]
@@ -114,10 +114,12 @@ def test_layout_when_the_spec_crossed_the_wire_then_equal(
     spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
 ) -> None:
     theirs = codec.decode(spec_pb2.Spec.FromString(codec.encode(spec).SerializeToString()))
-    assert Layout.of(theirs, trailing, is_packed=is_packed) == Layout.of(spec, trailing, is_packed=is_packed)
+    assert Layout.from_spec(theirs, trailing, is_packed=is_packed) == Layout.from_spec(
+        spec, trailing, is_packed=is_packed
+    )
     assert (
-        Layout.of(theirs, trailing, is_packed=is_packed).messages
-        == Layout.of(spec, trailing, is_packed=is_packed).messages
+        Layout.from_spec(theirs, trailing, is_packed=is_packed).messages
+        == Layout.from_spec(spec, trailing, is_packed=is_packed).messages
     )
 
 
@@ -125,7 +127,7 @@ def test_layout_when_the_spec_crossed_the_wire_then_equal(
 def test_packed_when_leaves_are_small_then_without_gaps_and_still_aligned_for_their_elements(
     spec: Spec, trailing: tuple[Trailing, ...]
 ) -> None:
-    layout = Layout.of(spec, trailing, is_packed=True)
+    layout = Layout.from_spec(spec, trailing, is_packed=True)
     leaves = layout.slots[: layout.num_leaves]
     small = [slot for slot in leaves if slot.nbytes < LARGE_LEAF_BYTES]
     assert list(leaves[: len(small)]) == small
@@ -137,32 +139,32 @@ def test_packed_when_leaves_are_small_then_without_gaps_and_still_aligned_for_th
 
 def test_packed_when_all_leaves_are_small_then_in_the_order_of_a_versions_file() -> None:
     spec = spec_of(*(TensorLeaf(dtype, (3,)) for dtype in ("uint8", "float64", "bfloat16", "float32", "int64", "bool")))
-    layout = Layout.of(spec, is_packed=True)
-    assert [(slot.path, slot.offset, slot.nbytes) for slot in layout.slots] == version_layout(spec)
+    layout = Layout.from_spec(spec, is_packed=True)
+    assert [(slot.path, slot.offset, slot.nbytes) for slot in layout.slots] == list_leaf_places(spec)
 
 
 def test_packed_when_small_leaves_are_many_then_in_messages_that_stay_in_the_cache() -> None:
     spec = spec_of(*[TensorLeaf("float32", (8_388,))] * 1_000)
-    assert max(Layout.of(spec, is_packed=True).message_nbytes) <= MAX_PACKED_BYTES
-    assert MAX_PACKED_BYTES < max(Layout.of(spec).message_nbytes) <= MAX_MESSAGE_BYTES
+    assert max(Layout.from_spec(spec, is_packed=True).message_nbytes) <= MAX_PACKED_BYTES
+    assert MAX_PACKED_BYTES < max(Layout.from_spec(spec).message_nbytes) <= MAX_MESSAGE_BYTES
 
 
 def test_layout_when_asked_again_then_the_same_object() -> None:
     spec = spec_of(TensorLeaf("float32", (3,)))
     column = Trailing("t", "int64", (3,))
-    assert Layout.of(spec) is Layout.of(spec)
-    assert Layout.of(spec) is not Layout.of(spec, (column,))
-    assert Layout.of(spec) is not Layout.of(spec, is_packed=True)
+    assert Layout.from_spec(spec) is Layout.from_spec(spec)
+    assert Layout.from_spec(spec) is not Layout.from_spec(spec, (column,))
+    assert Layout.from_spec(spec) is not Layout.from_spec(spec, is_packed=True)
 
 
 def test_large_leaf_when_cut_then_pieces_end_between_rows() -> None:
-    (slot,) = Layout.of(spec_of(TensorLeaf("uint8", (100, 84_001)))).slots
-    messages = Layout.of(spec_of(TensorLeaf("uint8", (100, 84_001)))).messages
+    (slot,) = Layout.from_spec(spec_of(TensorLeaf("uint8", (100, 84_001)))).slots
+    messages = Layout.from_spec(spec_of(TensorLeaf("uint8", (100, 84_001)))).messages
     assert slot.row_nbytes == 84_001
     assert len(messages) == 3
     assert all(part.start % 84_001 == 0 for message in messages for part in message.parts)
 
 
 def test_row_nbytes_when_there_is_no_row_then_the_whole_leaf() -> None:
-    scalar, empty = Layout.of(spec_of(TensorLeaf("float64", ()), TensorLeaf("float64", (0, 3)))).slots
+    scalar, empty = Layout.from_spec(spec_of(TensorLeaf("float64", ()), TensorLeaf("float64", (0, 3)))).slots
     assert (scalar.row_nbytes, empty.row_nbytes) == (8, 0)

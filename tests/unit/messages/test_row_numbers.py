@@ -6,18 +6,18 @@ from hypothesis import given, strategies as st
 
 from tdserve.base.errors import InvalidRequestError, RemoteProtocolError
 from tdserve.messages.row_numbers import (
-    column_of,
+    compute_max_rows,
+    decode_column,
     decode_repeats,
     decode_rows,
-    each_once,
     encode_bits,
     encode_few_bytes,
     encode_many,
     encode_repeats,
     encode_rows,
     is_run,
-    max_rows_of,
     run_of,
+    sort_unique,
     spread,
 )
 
@@ -72,10 +72,10 @@ def test_rows_when_runs_stand_for_more_than_there_can_be_then_refused(runs: list
 def test_max_rows_of_when_encoded_in_any_way_then_no_fewer_than_there_are(found: list[int]) -> None:
     rows = np.array(found, np.int64)
     several = np.concatenate([np.arange(first, first + 900) for first in found]) if found else rows
-    assert max_rows_of(encode_rows(rows)) == len(rows)
-    assert max_rows_of(encode_rows(several)) == len(several)
-    assert max_rows_of(encode_few_bytes(rows)) >= len(rows)
-    assert max_rows_of(encode_bits(np.packbits(np.ones(13, np.bool_)))) >= 13
+    assert compute_max_rows(encode_rows(rows)) == len(rows)
+    assert compute_max_rows(encode_rows(several)) == len(several)
+    assert compute_max_rows(encode_few_bytes(rows)) >= len(rows)
+    assert compute_max_rows(encode_bits(np.packbits(np.ones(13, np.bool_)))) >= 13
 
 
 @given(numbers | runs)
@@ -127,14 +127,14 @@ def test_spread_when_a_row_has_several_elements_then_all_of_theirs(rows: list[in
 
 
 def test_column_when_one_number_stands_for_all_or_each_row_has_its_own_then_one_per_row() -> None:
-    assert column_of("priority", np.array([2.5], "<f8").tobytes(), "<f8", 3).tolist() == [2.5] * 3
-    assert column_of("priority", np.arange(3, dtype="<f8").tobytes(), "<f8", 3).tolist() == [0.0, 1.0, 2.0]
+    assert decode_column("priority", np.array([2.5], "<f8").tobytes(), "<f8", 3).tolist() == [2.5] * 3
+    assert decode_column("priority", np.arange(3, dtype="<f8").tobytes(), "<f8", 3).tolist() == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("nbytes", [0, 7, 16, 25, 32])
 def test_column_when_there_are_more_or_fewer_then_error(nbytes: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"invalid priority: {nbytes} bytes"):
-        column_of("priority", bytes(nbytes), "<f8", 3)
+        decode_column("priority", bytes(nbytes), "<f8", 3)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**44), st.integers(1, 60)), max_size=6))
@@ -156,4 +156,4 @@ def test_repeats_when_the_bytes_are_none_then_error(numbers: list[int]) -> None:
 
 @pytest.mark.parametrize("rows", [[], [3], [1, 2, 5], [2, 1], [1, 1], [1, 2, 2]])
 def test_each_once_when_sorted_or_not_then_sorted_and_each_once(rows: list[int]) -> None:
-    assert each_once(np.array(rows, np.int64)).tolist() == sorted(set(rows))
+    assert sort_unique(np.array(rows, np.int64)).tolist() == sorted(set(rows))

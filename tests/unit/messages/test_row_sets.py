@@ -15,7 +15,7 @@ def in_each_form(rows: set[int]) -> list[RowSet]:
     numbers = np.array(sorted(rows), np.int64)
     mask = np.zeros(70, np.bool_)
     mask[numbers] = True
-    found = [RowSet(listed=numbers), RowSet(bits=np.packbits(mask)), RowSet.of(numbers[::-1])]
+    found = [RowSet(listed=numbers), RowSet(bits=np.packbits(mask)), RowSet.from_rows(numbers[::-1])]
     if rows and len(rows) == max(rows) - min(rows) + 1:
         found.append(RowSet.run(min(rows), max(rows) + 1))
     return found
@@ -23,7 +23,7 @@ def in_each_form(rows: set[int]) -> list[RowSet]:
 
 def rows_of(rows: RowSet) -> set[int]:
     """Its numbers, each of which it must tell once."""
-    found = [number for piece in rows.pieces() for number in np.arange(70 + 2 * MANY)[piece].tolist()]
+    found = [number for piece in rows.iter_pieces() for number in np.arange(70 + 2 * MANY)[piece].tolist()]
     assert len(found) == len(rows) == len(set(found))
     assert rows.rows.tolist() == sorted(found)
     return set(found)
@@ -51,14 +51,14 @@ def test_sets_when_joined_in_any_form_then_as_those_of_python(one: set[int], two
 
 @pytest.mark.parametrize("rows", [range(0), range(3), range(5, 9), range(1, 50, 7), range(9, 2, -1), range(50, 1, -7)])
 def test_of_range_when_it_goes_either_way_then_its_rows(rows: range) -> None:
-    assert rows_of(RowSet.of_range(rows)) == set(rows)
+    assert rows_of(RowSet.from_range(rows)) == set(rows)
 
 
 @pytest.mark.parametrize("rows", [range(MANY), range(1, 2 * MANY, 2), range(2 * MANY, 3, -3)])
 def test_pieces_when_there_are_very_many_rows_then_none_is_large(rows: range) -> None:
     numbers = np.random.default_rng(0).permutation(np.asarray(rows))
-    for found in (RowSet.of_range(rows), RowSet.of(numbers)):
+    for found in (RowSet.from_range(rows), RowSet.from_rows(numbers)):
         assert rows_of(found) == set(rows)
         assert rows_of(RowSet.decode(found.encode())) == set(rows)
-        assert max(len(np.arange(2 * MANY + 1)[piece]) for piece in found.pieces()) <= 8 * PIECE_ROWS
+        assert max(len(np.arange(2 * MANY + 1)[piece]) for piece in found.iter_pieces()) <= 8 * PIECE_ROWS
         assert len(found.encode()) < len(rows)

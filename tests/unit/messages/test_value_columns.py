@@ -13,10 +13,10 @@ from tdserve.messages.value_columns import (
     ValueColumn,
     decode_block,
     encode_block,
+    encode_row_column,
     join,
-    packed_rows,
-    row_column,
-    sizes_of,
+    measure_sizes,
+    split_rows,
 )
 from tdserve.v1 import control_pb2
 
@@ -113,7 +113,7 @@ def test_joined_when_looked_at_then_is_the_list_of_its_values(head_nbytes: int) 
     assert [joined[number] for number in range(-5, 5)] == [*values, *values]
     for part in (slice(1, 3), slice(2, None), slice(None, None, -1), slice(4, 1), slice(0, 5, 2)):
         assert list(joined[part]) == values[part]
-    assert [len(view) for view in joined.views()] == [len(value) - head_nbytes for value in values]
+    assert [len(view) for view in joined.get_views()] == [len(value) - head_nbytes for value in values]
     assert joined != values[:4]
     with pytest.raises(IndexError):
         joined[5]
@@ -125,26 +125,26 @@ def test_joined_when_a_part_is_taken_then_shares_the_content() -> None:
     assert isinstance(part, JoinedValues)
     assert part.content is joined.content
     assert list(part) == VALUES[2:4]
-    assert join([b"ab", b"", b"c"]).first_bytes().tolist() == [ord("a"), ord("c")]
-    assert joined[1:2].first_bytes().tolist() == [ord("a")]  # type: ignore[attr-defined]
+    assert join([b"ab", b"", b"c"]).get_first_bytes().tolist() == [ord("a"), ord("c")]
+    assert joined[1:2].get_first_bytes().tolist() == [ord("a")]  # type: ignore[attr-defined]
 
 
 def test_joined_when_values_lie_apart_in_the_buffer_then_only_they_are_in_it() -> None:
     values = [b"aa", b"", b"ccc"]
-    apart = JoinedValues(b"-aa--ccc-", sizes_of(values), begins=np.array([1, 3, 5]))
+    apart = JoinedValues(b"-aa--ccc-", measure_sizes(values), begins=np.array([1, 3, 5]))
     assert apart == values
     assert (apart[0], apart[-1]) == (b"aa", b"ccc")
     for part in (slice(1, 3), slice(None, None, -1), slice(0, 3, 2), slice(2, 1)):
         found = apart[part]
         assert isinstance(found, JoinedValues)
         assert list(found) == values[part]
-    assert apart.first_bytes().tolist() == [ord("a"), ord("c")]
-    assert b"".join(apart.parts()) == b"aaccc"
+    assert apart.get_first_bytes().tolist() == [ord("a"), ord("c")]
+    assert b"".join(apart.get_parts()) == b"aaccc"
     assert encode_block([ValueColumn(True, apart)]) == encode_block([ValueColumn(True, values)])
 
 
 def test_parts_when_values_stand_one_after_the_other_then_one_that_is_no_copy() -> None:
-    (part,) = join(VALUES)[1:4].parts()  # type: ignore[attr-defined]
+    (part,) = join(VALUES)[1:4].get_parts()  # type: ignore[attr-defined]
     assert bytes(part) == b"".join(VALUES[1:4])
     assert isinstance(part, memoryview)
 
@@ -152,7 +152,7 @@ def test_parts_when_values_stand_one_after_the_other_then_one_that_is_no_copy() 
 @pytest.mark.parametrize("shape", [(3, 2), (1, 1), (0, 2), (3, 0)])
 def test_packed_rows_when_zeros_are_at_the_end_then_they_stay(shape: tuple[int, int]) -> None:
     table = np.arange(shape[0] * shape[1], dtype="<u4").reshape(shape)[::-1].copy()
-    assert packed_rows(table) == [row.tobytes() for row in table]
+    assert split_rows(table) == [row.tobytes() for row in table]
 
 
 def test_join_when_a_value_is_shorter_than_a_head_then_none_has_one() -> None:
@@ -163,10 +163,10 @@ def test_join_when_a_value_is_shorter_than_a_head_then_none_has_one() -> None:
 
 def test_views_when_values_are_large_then_are_no_copies() -> None:
     joined = join([b"a" * 5000, b"b" * 5000])
-    assert all(isinstance(view, memoryview) and view.obj is joined.content for view in joined.views())
+    assert all(isinstance(view, memoryview) and view.obj is joined.content for view in joined.get_views())
 
 
 def test_row_column_when_parts_are_cut_anywhere_then_the_same_bytes() -> None:
     whole = b"".join(VALUES)
     cut: list[Buffer] = [whole[:3], memoryview(whole)[3:1000], b"", bytearray(whole[1000:])]
-    assert b"".join(row_column(sizes_of(VALUES), cut)) == encode_block([ValueColumn(True, VALUES)])
+    assert b"".join(encode_row_column(measure_sizes(VALUES), cut)) == encode_block([ValueColumn(True, VALUES)])

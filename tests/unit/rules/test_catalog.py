@@ -15,7 +15,7 @@ from tdserve.rules.catalog import (
     StoreRecord,
     check_durability,
     check_max_object_bytes,
-    matches,
+    explain_difference,
 )
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.prioritized import Prioritized
@@ -100,7 +100,7 @@ def test_loading_when_created_then_invisible_but_the_name_is_taken() -> None:
     catalog = Catalog()
     catalog.add(_record(loading=True))
     assert "frames" not in catalog
-    assert (len(catalog), catalog.page()) == (0, ([], ""))
+    assert (len(catalog), catalog.list_page()) == (0, ([], ""))
     with pytest.raises(StoreNotFoundError):
         catalog.get("frames")
     assert catalog.get("frames", with_loading=True).loading
@@ -111,11 +111,11 @@ def test_loading_when_created_then_invisible_but_the_name_is_taken() -> None:
 def test_replace_when_loading_ends_then_visible() -> None:
     catalog = Catalog([_record("a"), _record("b", loading=True), _record("c")])
     catalog.replace(_record("b"))
-    assert catalog.page()[0] == ["a", "b", "c"]
+    assert catalog.list_page()[0] == ["a", "b", "c"]
     catalog.replace(_record("b", loading=True))
-    assert catalog.page()[0] == ["a", "c"]
+    assert catalog.list_page()[0] == ["a", "c"]
     catalog.remove("b")
-    assert catalog.page()[0] == ["a", "c"]
+    assert catalog.list_page()[0] == ["a", "c"]
 
 
 @pytest.mark.parametrize("record", [_record("other"), _record(uid="another incarnation")])
@@ -139,9 +139,9 @@ def test_page_when_followed_to_the_end_then_every_name_with_the_prefix_once(
     names: set[str], prefix: str, size: int
 ) -> None:
     catalog = Catalog(map(_record, names - {""}))
-    found, after = catalog.page(prefix, size=size)
+    found, after = catalog.list_page(prefix, size=size)
     while after:
-        more, after = catalog.page(prefix, after=after, size=size)
+        more, after = catalog.list_page(prefix, after=after, size=size)
         assert 0 < len(more) <= size
         found += more
     assert found == sorted(name for name in names - {""} if name.startswith(prefix))
@@ -149,19 +149,19 @@ def test_page_when_followed_to_the_end_then_every_name_with_the_prefix_once(
 
 def test_page_when_the_last_name_was_deleted_meanwhile_then_goes_on_behind_it() -> None:
     catalog = Catalog(map(_record, "abcd"))
-    _, after = catalog.page(size=2)
+    _, after = catalog.list_page(size=2)
     catalog.remove("b")
-    assert catalog.page(after=after) == (["c", "d"], "")
+    assert catalog.list_page(after=after) == (["c", "d"], "")
 
 
 def test_page_when_after_comes_before_the_prefix_then_begins_at_the_prefix() -> None:
-    assert Catalog(map(_record, ["a", "aa", "b1", "b2", "c"])).page("b", after="a") == (["b1", "b2"], "")
-    assert Catalog(map(_record, ["a", "b1", "b2", "c"])).page("b", after="c") == ([], "")
+    assert Catalog(map(_record, ["a", "aa", "b1", "b2", "c"])).list_page("b", after="a") == (["b1", "b2"], "")
+    assert Catalog(map(_record, ["a", "b1", "b2", "c"])).list_page("b", after="c") == ([], "")
 
 
 def test_page_when_size_is_negative_then_refused() -> None:
     with pytest.raises(InvalidRequestError):
-        Catalog().page(size=-1)
+        Catalog().list_page(size=-1)
 
 
 def test_page_when_there_are_10_000_stores_then_a_page_takes_milliseconds() -> None:
@@ -171,7 +171,7 @@ def test_page_when_there_are_10_000_stores_then_a_page_takes_milliseconds() -> N
     took_s = []
     for _ in range(3):  # one may meet the garbage collector
         start_s = time.thread_time()
-        names, after = catalog.page("store-")
+        names, after = catalog.list_page("store-")
         took_s.append(time.thread_time() - start_s)
     assert min(took_s) < 0.05
     assert (len(names), after) == (10_000, "")
@@ -179,7 +179,7 @@ def test_page_when_there_are_10_000_stores_then_a_page_takes_milliseconds() -> N
 
 def test_matches_when_only_the_incarnation_differs_then_none() -> None:
     asked = _record(uid="x", created_s=9.0, version=4, extra=("a",), nbytes=7)
-    assert matches(_record(), asked) is None
+    assert explain_difference(_record(), asked) is None
 
 
 def _settings(**changes: Any) -> dict[str, Any]:
@@ -202,14 +202,14 @@ def _settings(**changes: Any) -> dict[str, Any]:
 )
 def test_matches_when_it_is_another_store_then_says_what_differs(change: dict[str, Any], word: str) -> None:
     existing = _record(**_settings()) if "settings" in change else _record()
-    reason = matches(existing, _record(**{"kind": existing.kind, **change}))
+    reason = explain_difference(existing, _record(**{"kind": existing.kind, **change}))
     assert reason is not None
     assert word in reason
     assert ";" not in reason
 
 
 def test_matches_when_weights_change_their_structure_then_still_the_same_store() -> None:
-    assert matches(_record(kind="weights"), _record(kind="weights", fingerprint=b"")) is None
+    assert explain_difference(_record(kind="weights"), _record(kind="weights", fingerprint=b"")) is None
 
 
 def test_record_when_written_before_there_was_a_limit_then_has_the_default() -> None:
@@ -231,35 +231,35 @@ def test_max_object_bytes_when_it_makes_no_sense_then_is_refused(asked: int) -> 
 
 def test_matches_when_another_limit_is_asked_for_then_says_so_and_no_wish_fits_all() -> None:
     existing = _record(max_object_bytes=1 << 20)
-    assert matches(existing, _record(max_object_bytes=0)) is None
-    assert matches(existing, _record(max_object_bytes=1 << 20)) is None
-    assert "max_object_bytes" in str(matches(existing, _record(max_object_bytes=DEFAULT_MAX_OBJECT_BYTES)))
+    assert explain_difference(existing, _record(max_object_bytes=0)) is None
+    assert explain_difference(existing, _record(max_object_bytes=1 << 20)) is None
+    assert "max_object_bytes" in str(explain_difference(existing, _record(max_object_bytes=DEFAULT_MAX_OBJECT_BYTES)))
 
 
 def test_names_around_when_there_are_many_then_the_nearest_in_their_order() -> None:
     catalog = Catalog()
     for number in range(100):
         catalog.add(_record(name=f"store-{number:02}"))
-    around = catalog.names_around("store-50", 10)
+    around = catalog.find_names_around("store-50", 10)
     assert around == [f"store-{number:02}" for number in range(45, 55)]
-    assert catalog.names_around("a", 4) == ["store-00", "store-01", "store-02", "store-03"]
-    assert catalog.names_around("z", 2) == ["store-98", "store-99"]
-    assert len(catalog.names_around("store-50", 10_000)) == 100
-    assert catalog.names_around("store-50", 0) == []
+    assert catalog.find_names_around("a", 4) == ["store-00", "store-01", "store-02", "store-03"]
+    assert catalog.find_names_around("z", 2) == ["store-98", "store-99"]
+    assert len(catalog.find_names_around("store-50", 10_000)) == 100
+    assert catalog.find_names_around("store-50", 0) == []
     with pytest.raises(InvalidRequestError):
-        catalog.names_around("store-50", -1)
+        catalog.find_names_around("store-50", -1)
 
 
 def test_durability_when_asked_for_then_is_one_of_two_or_no_wish() -> None:
     assert [check_durability(asked) for asked in ("process", "disk", "", None)] == ["process", "disk", "", ""]
-    with pytest.raises(InvalidRequestError, match="'ram' is none of process, disk"):
+    with pytest.raises(InvalidRequestError, match="one of process, disk, got 'ram'"):
         check_durability("ram")
 
 
 def test_matches_when_another_durability_is_asked_for_then_says_so_but_not_without_a_wish() -> None:
     existing = _record(durability="disk")
-    assert matches(existing, _record(durability="")) is None
-    assert matches(existing, _record(durability="process")) == "its durability is 'disk', asked is 'process'"
+    assert explain_difference(existing, _record(durability="")) is None
+    assert explain_difference(existing, _record(durability="process")) == "its durability is 'disk', asked is 'process'"
 
 
 _folders = st.lists(st.sampled_from(["a", "b", "a b", "é", "..."]), max_size=4).map(lambda parts: "/" + "/".join(parts))

@@ -145,8 +145,8 @@ def test_failed_when_it_is_no_link_of_the_puller_then_nothing_happens() -> None:
     below = placed(fanout, 2)
     fanout.note_failure(9, below.link, was_connected=True)
     fanout.note_failure(2, 77, was_connected=True)
-    assert fanout.puller_of(below.link) == 2
-    assert fanout.source_of(below.link) == 1
+    assert fanout.find_puller(below.link) == 2
+    assert fanout.find_source(below.link) == 1
 
 
 def test_end_when_a_relays_own_pull_has_failed_then_nobody_is_sent_to_it() -> None:
@@ -163,7 +163,7 @@ def test_passed_when_a_relay_is_through_then_it_serves_the_next() -> None:
     assert fanout.place(1, 1, 3) is None
     fanout.note_sent(below.link)
     assert placed(fanout, 3).relay == 1
-    assert fanout.puller_of(below.link) == 2
+    assert fanout.find_puller(below.link) == 2
 
 
 def test_lose_when_a_relay_ends_then_its_pullers_are_named_and_it_gets_no_more() -> None:
@@ -185,15 +185,15 @@ def test_forget_when_links_are_over_then_relays_of_older_versions_need_not_keep_
         fanout.end(link, is_whole=True)
     assert fanout.forget(1) == []
     assert fanout.forget(2) == [Placement(found[1].link, 1)]
-    assert fanout.content_of(below.link) is None
+    assert fanout.find_content(below.link) is None
 
 
 def test_rest_when_nothing_moves_then_the_newest_need_not_be_kept_either() -> None:
     fanout = Fanout(1)
     found = grown(fanout, 1)
-    assert fanout.rest() == []
+    assert fanout.drop_idle_trees() == []
     fanout.end(found[1].link, is_whole=True)
-    assert fanout.rest() == [Placement(found[1].link, 1)]
+    assert fanout.drop_idle_trees() == [Placement(found[1].link, 1)]
     assert placed(fanout, 2).relay == SERVER
 
 

@@ -20,7 +20,7 @@ def test_form_when_not_all_have_asked_then_waits_and_says_for_how_many() -> None
     assert rule.is_over
     rule.ask(Ask(7, world_size=2))
     assert rule.form() is None
-    assert rule.missing() == "1 of 2 members have asked"
+    assert rule.describe_missing() == "1 of 2 members have asked"
     rule.ask(Ask(5, world_size=2))
     assert rule.form() == Epoch(1, (7, 5))
     assert rule.form() is None
@@ -61,7 +61,7 @@ def test_ask_when_it_contradicts_another_or_itself_then_refused_and_nothing_chan
     with pytest.raises(InvalidRequestError) as raised:
         rule.ask(ask)
     assert raised.value.argument == argument
-    assert rule.missing() == "1 of 3 members have asked"
+    assert rule.describe_missing() == "1 of 3 members have asked"
 
 
 def test_ask_when_the_member_asks_already_then_wrong_state() -> None:
@@ -86,7 +86,7 @@ def test_next_epoch_when_all_that_live_have_asked_then_ranks_keep_their_order_an
     rule.ask(Ask(13, epoch=1))
     rule.ask(Ask(10, epoch=1))
     assert rule.form() is None
-    assert "rank 1, 2 of epoch 1 has not asked" in rule.missing()
+    assert "rank 1, 2 of epoch 1 has not asked" in rule.describe_missing()
     rule.leave(11)
     assert rule.form() is None
     rule.ask(Ask(12, epoch=1))
@@ -120,7 +120,7 @@ def test_next_epoch_when_the_size_needs_newcomers_then_waits_for_them_and_takes_
     rule.ask(Ask(1, world_size=3))
     rule.ask(Ask(2, world_size=3))
     assert rule.form() is None
-    assert rule.missing() == "all have asked, 3 members are wanted"
+    assert rule.describe_missing() == "all have asked, 3 members are wanted"
     rule.ask(Ask(3, world_size=2))
     rule.ask(Ask(4, world_size=2))
     assert rule.form() == Epoch(2, (1, 2, 3))
@@ -138,12 +138,12 @@ def test_first_epoch_when_a_server_has_forgotten_the_last_then_formed_of_as_many
 
 def test_others_when_of_another_epoch_or_no_member_then_none() -> None:
     rule = formed(1, 2, 3)
-    assert rule.others(2, 1) == [1, 3]
-    assert rule.rank_of(2) == 1
-    assert rule.others(2, 0) == []
-    assert rule.others(4, 1) == []
+    assert rule.list_others(2, 1) == [1, 3]
+    assert rule.get_rank(2) == 1
+    assert rule.list_others(2, 0) == []
+    assert rule.list_others(4, 1) == []
     rule.leave(3)
-    assert rule.others(2, 1) == [1]
+    assert rule.list_others(2, 1) == [1]
     rule.leave(1)
     rule.leave(2)
     assert rule.is_over

@@ -44,7 +44,7 @@ def test_record_when_it_takes_the_place_of_another_then_that_one_is_forgotten() 
     log.record(_ANN, 1, b"one")
     log.record(_ANN, 2, b"two", instead_of=1)
     log.record(_ANN, 3, b"three", instead_of=None)
-    assert list(log.entries()) == [(_ANN, 2, b"two"), (_ANN, 3, b"three")]
+    assert list(log.iter_entries()) == [(_ANN, 2, b"two"), (_ANN, 3, b"three")]
 
 
 def test_forget_when_the_client_says_so_then_all_but_what_it_may_send_again() -> None:
@@ -75,7 +75,7 @@ def test_forget_client_when_gone_for_good_then_nothing_of_it_is_left() -> None:
     assert log.forget_client(_ANN) == [1, 2]
     assert log.forget_client(_ANN) == []
     assert log.find_answer(_ANN, 1) is None
-    assert list(log.entries()) == [(_BOB, 1, b"1")]
+    assert list(log.iter_entries()) == [(_BOB, 1, b"1")]
 
 
 def test_restore_when_entries_come_in_any_order_then_the_same_log() -> None:
@@ -83,8 +83,8 @@ def test_restore_when_entries_come_in_any_order_then_the_same_log() -> None:
     for request in (1, 2, 3, 4):
         log.record(_ANN, request, bytes([request]))
     log.record(_BOB, 9, b"9")
-    again = RequestLog.restore(reversed(list(log.entries())))
-    assert set(again.entries()) == set(log.entries())
+    again = RequestLog.restore(reversed(list(log.iter_entries())))
+    assert set(again.iter_entries()) == set(log.iter_entries())
     assert again.find_answer(_BOB, 8) is None
 
 

@@ -92,11 +92,11 @@ class _AgainstFiles(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        state = json.loads(json.dumps(self.versions.state()))
+        state = json.loads(json.dumps(self.versions.get_state()))
         kept = self.versions.kept
         self.versions = Versions.restore(state)
         assert self.versions.kept == kept
-        assert self.versions.state() == state
+        assert self.versions.get_state() == state
         self.readers.clear()
         self.open.clear()
         self._delete(tuple(self.files.keys() - set(self.versions.files)))
@@ -200,7 +200,7 @@ def test_restore_when_a_reader_held_a_retired_version_then_its_file_is_recycled(
     _publish(versions)
     versions.acquire(1)
     _publish(versions)
-    again = Versions.restore(versions.state())
+    again = Versions.restore(versions.get_state())
     assert again.files == (1, 2)
     assert _publish(again) == 1
 
@@ -209,7 +209,7 @@ def test_restore_when_versions_differ_in_the_order_of_keys_then_each_has_its_own
     versions = Versions(2)
     for order in ("", "0b", ""):
         versions.commit(versions.begin(fingerprint=b"a", order=order), 0.0, nbytes=1)
-    state = json.loads(json.dumps(versions.state()))
+    state = json.loads(json.dumps(versions.get_state()))
     again = Versions.restore(state)
     assert [record.order for record in again.kept] == ["0b", ""]
     assert again.mixes_orders
@@ -229,12 +229,12 @@ def test_checksums_when_a_version_is_retired_then_known_still_but_not_made_known
     assert not versions.set_checksums(1, b"late")
     assert versions.set_checksums(2, b"two")
     _publish(versions)
-    known = versions.checksums(2)
+    known = versions.get_checksums(2)
     assert known is not None
     assert known.content == b"two"
-    assert (versions.checksums(1), versions.checksums(3)) == (None, None)
-    assert (versions.checksums_before(3), versions.checksums_before(2)) == ((2, known), None)
-    assert Versions.restore(json.loads(json.dumps(versions.state()))).checksums(2) == known
+    assert (versions.get_checksums(1), versions.get_checksums(3)) == (None, None)
+    assert (versions.find_checksums_before(3), versions.find_checksums_before(2)) == ((2, known), None)
+    assert Versions.restore(json.loads(json.dumps(versions.get_state()))).get_checksums(2) == known
 
 
 def test_checksums_when_of_many_versions_then_only_the_last_are_known() -> None:
@@ -242,7 +242,9 @@ def test_checksums_when_of_many_versions_then_only_the_last_are_known() -> None:
     for version in range(1, MAX_CHECKSUMMED + 3):
         _publish(versions)
         versions.set_checksums(version, b"%d" % version)
-    assert [version for version in range(1, 20) if versions.checksums(version)] == list(range(3, MAX_CHECKSUMMED + 3))
+    assert [version for version in range(1, 20) if versions.get_checksums(version)] == list(
+        range(3, MAX_CHECKSUMMED + 3)
+    )
 
 
 def _looked_at(versions: Versions, num_versions: int, *, share: float) -> list[int]:
@@ -252,7 +254,7 @@ def _looked_at(versions: Versions, num_versions: int, *, share: float) -> list[i
         _publish(versions)
         version = versions.files[-1]
         if versions.is_worth_checksums(version):
-            before = versions.checksums_before(version)
+            before = versions.find_checksums_before(version)
             versions.set_checksums(version, b"")
             if before is not None:
                 versions.note_unchanged(version, before[0], share=share)
@@ -288,9 +290,9 @@ def test_is_worth_checksums_when_each_version_has_a_successor_too_soon_then_ever
 def test_restore_when_the_state_is_of_a_server_without_checksums_then_none_are_known() -> None:
     versions = Versions()
     _publish(versions)
-    state = versions.state()
+    state = versions.get_state()
     del state["checksums"]
-    assert Versions.restore(state).checksums(1) is None
+    assert Versions.restore(state).get_checksums(1) is None
 
 
 @pytest.mark.parametrize("keep", [0, -1, True, 1.5])
@@ -308,7 +310,7 @@ def test_restore_when_the_state_is_damaged_then_corrupt(change: dict[str, Any]) 
     _publish(versions)
     _publish(versions)
     with pytest.raises(CorruptDataError):
-        Versions.restore({**versions.state(), **change})
+        Versions.restore({**versions.get_state(), **change})
 
 
 def test_is_unused_when_nothing_was_committed_and_nothing_is_begun_then_so() -> None:

@@ -18,7 +18,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CorruptDataError, StoreNotFoundError
-from tdserve.base.ids import new_client_id
+from tdserve.base.ids import make_client_id
 from tdserve.client.content.value_blocks import encode_values
 from tdserve.client.local.writes import put_selection
 from tdserve.data.values import read_columns
@@ -101,7 +101,7 @@ def _numbers(world: World, run: Loop) -> object:
     except CorruptDataError:
         return LOST
     assert done is not None
-    assert not (entry.generation_values() & 1).any()
+    assert not (entry.get_generation_values() & 1).any()
     return done.inline, _texts(entry, None)
 
 
@@ -185,7 +185,7 @@ def _publish_others(world: World, run: Loop) -> None:
 def _latest(world: World, run: Loop) -> object:
     try:
         asked = control_pb2.LatestRequest(store="x", timeout_s=0.0)
-        done = run(world.publishing.latest(world.session(9), 1, asked))
+        done = run(world.publishing.send_latest(world.session(9), 1, asked))
     except StoreNotFoundError:
         return None
     assert done is not None
@@ -223,7 +223,7 @@ def _clear(world: World, run: Loop, session: ClientSession) -> None:
 
 def _live_rows(world: World, run: Loop) -> object:
     entry = _entry(world, run, "r")
-    table = entry.replay_table()
+    table = entry.get_table()
     return table.live_rows().tolist(), table.ring.inserts, _texts(entry, table.live_rows())
 
 
@@ -237,8 +237,8 @@ def _overwrite_row_in_place(world: World, run: Loop, session: ClientSession) -> 
 
 def _rows(world: World, run: Loop) -> object:
     entry = _entry(world, run, "r")
-    live = entry.replay_table().live_rows().tolist()
-    is_lost = 1 not in live or entry.generation_values()[1] & 1  # odd until its writer is proved gone
+    live = entry.get_table().live_rows().tolist()
+    is_lost = 1 not in live or entry.get_generation_values()[1] & 1  # odd until its writer is proved gone
     return LOST if is_lost else (live, mapped(entry).leaves["a",][live].tolist(), _texts(entry, np.array(live)))
 
 
@@ -344,9 +344,9 @@ def watching_writes(monkeypatch: pytest.MonkeyPatch, on_write: Callable[[Callabl
 
 def session_of(world: World) -> ClientSession:
     """Whose change it is."""
-    return world.session_of(control_pb2.Hello(client_id=new_client_id(), transport="gloo"), 1)
+    return world.session_of(control_pb2.Hello(client_id=make_client_id(), transport="gloo"), 1)
 
 
 def is_on_record(world: World, client_id: bytes) -> bool:
     """Whether a retry of the change would be answered and not done again."""
-    return world.answers.seen(client_id, REQUEST) is not None
+    return world.answers.find_answer(client_id, REQUEST) is not None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tdserve.base.errors import PeerLostError
-from tdserve.base.ids import new_client_id
+from tdserve.base.ids import make_client_id
 from tdserve.control.framing import FrameReader
 from tdserve.control.local import LocalLink
 from tdserve.control.servicer import SessionLink
@@ -73,7 +73,7 @@ class LocalPeer:
         if not self._attach.is_read_only:
             self._lock = SessionLock.hold(world.root.sessions_folder, self.lock_name)
             lock_name = self.lock_name
-        hello = control_pb2.Hello(client_id=new_client_id(), transport="shm")
+        hello = control_pb2.Hello(client_id=make_client_id(), transport="shm")
         self.session = ClientSession(
             self._number,
             hello,
@@ -146,4 +146,4 @@ class LocalPeer:
 def mapped(entry: OpenedStore) -> MappedStore:
     """The files of a store as a client maps them."""
     stores = OpenStores(writes_values=False)
-    return stores.get(entry.ref(WorkerSpecCache(lambda: None)), entry.spec)
+    return stores.get(entry.make_ref(WorkerSpecCache(lambda: None)), entry.spec)

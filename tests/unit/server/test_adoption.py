@@ -21,7 +21,7 @@ from tdserve.base.errors import (
 )
 from tdserve.messages.selection.selection import parse
 from tdserve.server import adoption
-from tdserve.server.adoption import Adoption, value_block
+from tdserve.server.adoption import Adoption, encode_values
 from tdserve.server.read_values import read_values
 from tdserve.server.sessions.session import ClientSession
 from tdserve.store.adoptable import read_folder
@@ -63,14 +63,14 @@ def test_adopt_when_done_then_the_users_tensors_and_own_values(world: World, run
     assert TensorDict.load_memmap(folder)["a"].tolist() == [0, 7, 2, 3]
     paths = [path for path, _ in entry.spec.values]
     values = run(read_values(world.worker, entry, paths, parse(()).to_message()))
-    assert values == value_block(read_folder(str(folder), writable=False))
+    assert values == encode_values(read_folder(str(folder), writable=False))
 
 
 def test_adopt_when_asked_again_after_a_lost_answer_then_the_same_answer(world: World, run: Loop, folder: Path) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
             await world.adoption.adopt(peer.session, 5, asked(folder))
-            assert world.answers.seen(peer.session.client_id, 5) is not None
+            assert world.answers.find_answer(peer.session.client_id, 5) is not None
 
     run(scenario())
 
@@ -175,7 +175,7 @@ def test_adopt_when_the_values_find_no_room_then_nothing_stays(
 def test_adopt_when_storing_the_values_fails_then_nothing_stays(
     world: World, run: Loop, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adoption, "value_block", lambda found: b"\xff")
+    monkeypatch.setattr(adoption, "encode_values", lambda found: b"\xff")
     with pytest.raises(TDServeError):
         adopt(world, run, folder)
     assert not list(world.stores.catalog)

@@ -83,7 +83,7 @@ def test_session_when_it_does_not_begin_with_hello_then_refused(
     process: ControlProcess, run: Loop, messages: list[control_pb2.ClientMessage]
 ) -> None:
     with pytest.raises(RemoteProtocolError, match="Hello"):
-        run(process.session(SessionLink(Outbox()), said(*messages)))
+        run(process.serve_session(SessionLink(Outbox()), said(*messages)))
 
 
 def test_drain_when_begun_then_nothing_new_is_accepted(process: ControlProcess, run: Loop) -> None:
@@ -93,7 +93,7 @@ def test_drain_when_begun_then_nothing_new_is_accepted(process: ControlProcess, 
         run(process.create_store(asking("x")))
     outbox = Outbox()
     hello = control_pb2.Hello(protocol_version=PROTOCOL_VERSION, client_id=bytes(16), transport="gloo")
-    run(process.session(SessionLink(outbox), said(control_pb2.ClientMessage(hello=hello))))
+    run(process.serve_session(SessionLink(outbox), said(control_pb2.ClientMessage(hello=hello))))
     assert isinstance(outbox.error(), ConnectError)
 
 
@@ -111,7 +111,7 @@ class Serving:
         """Returns when the session is open."""
         self._process._is_repaired.set()  # as after start()
         self._process._workers[0].ready.set()
-        self.task = asyncio.create_task(self._process.session(SessionLink(self.outbox), self._stream()))
+        self.task = asyncio.create_task(self._process.serve_session(SessionLink(self.outbox), self._stream()))
         await self.outbox.next()
         self.number = self.outbox.messages.pop().welcome.session
 
@@ -144,15 +144,15 @@ def test_session_when_its_client_stays_away_then_its_answers_are_forgotten_and_n
         process._clients._keep_s = 0.0
         serving = Serving(process)
         await serving.start()
-        with process._services.answers.transaction(bytes(16), 1, b"answer"):
+        with process._services.answers.begin_transaction(bytes(16), 1, b"answer"):
             pass
         for _ in range(10):
             await asyncio.sleep(0)
-        assert process._services.answers.clients() == {bytes(16)}
+        assert process._services.answers.list_clients() == {bytes(16)}
         await serving.end()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert process._services.answers.clients() == set()
+        assert process._services.answers.list_clients() == set()
 
     run(scenario())
 
@@ -190,7 +190,7 @@ def test_session_when_it_ends_and_holds_rows_then_they_are_there_for_others(proc
         kind, settings = control_pb2.STORE_KIND_REPLAY, Settings(sampler=Fifo()).to_json()
         asked = control_pb2.CreateStoreRequest(name="q", kind=kind, spec=SPEC, capacity=4, settings=settings)
         await process.create_store(asked)
-        table = process._services.stores.get("q").replay_table()
+        table = process._services.stores.get("q").get_table()
         reservation = table.plan_extend(2)
         assert reservation is not None
         table.arrive(reservation.rows)
@@ -248,7 +248,7 @@ def test_session_when_hello_is_of_another_version_then_one_failure(process: Cont
     process._is_repaired.set()  # as after start()
     outbox = Outbox()
     hello = control_pb2.Hello(protocol_version=PROTOCOL_VERSION + 1, client_id=bytes(16), transport="gloo")
-    run(process.session(SessionLink(outbox), said(control_pb2.ClientMessage(hello=hello))))
+    run(process.serve_session(SessionLink(outbox), said(control_pb2.ClientMessage(hello=hello))))
     error = outbox.error()
     assert isinstance(error, ProtocolVersionError)
     assert (error.expected, error.actual) == (PROTOCOL_VERSION + 1, PROTOCOL_VERSION)
@@ -262,4 +262,4 @@ def test_session_when_nothing_is_said_then_it_ends(process: ControlProcess, run:
         yield control_pb2.ClientMessage()
 
     with pytest.raises(RemoteProtocolError, match="Hello"):
-        run(process.session(SessionLink(Outbox()), silence()))
+        run(process.serve_session(SessionLink(Outbox()), silence()))

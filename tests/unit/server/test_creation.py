@@ -91,7 +91,7 @@ def test_create_when_it_names_a_limit_of_values_then_kept_described_and_told_to_
     limit = 3 << 20
     answer = run(world.creation.create(asked(max_object_bytes=limit, **fields)))
     assert answer.description.max_object_bytes == limit
-    assert world.stores.get("x").ref(WorkerSpecCache(lambda: None)).max_object_bytes == limit
+    assert world.stores.get("x").make_ref(WorkerSpecCache(lambda: None)).max_object_bytes == limit
     assert not run(world.creation.create(asked(exists_ok=True, **fields))).created
     with pytest.raises(StoreExistsError, match="max_object_bytes"):
         run(world.creation.create(asked(exists_ok=True, max_object_bytes=limit * 2, **fields)))
@@ -120,8 +120,8 @@ def test_abandon_when_the_session_ends_then_only_its_loading_stores_go(world: Wo
     run(world.creation.create(asked(name="half", loading=True, session=3)))
     run(world.creation.create(asked(name="other", loading=True, session=4)))
     run(world.creation.abandon(3))
-    assert world.stores.loading_of(3) == []
-    assert [entry.name for entry in world.stores.loading_of(4)] == ["other"]
+    assert world.stores.list_loading(3) == []
+    assert [entry.name for entry in world.stores.list_loading(4)] == ["other"]
     run(world.creation.create(asked(name="half")))
 
 
@@ -146,4 +146,4 @@ def test_create_when_an_ended_session_still_loads_the_store_then_waits_until_tha
         return answer
 
     assert run(scenario()).created
-    assert [entry.name for entry in world.stores.loading_of(4)] == ["x"]
+    assert [entry.name for entry in world.stores.list_loading(4)] == ["x"]

@@ -152,7 +152,7 @@ def test_in_task_when_outside_one_then_what_follows_runs_in_the_task() -> None:
 
         async def work() -> None:
             found.append(asyncio.current_task())
-            await inline_tasks.in_task()
+            await inline_tasks.ensure_task()
             found.append(asyncio.current_task())
 
         task = await outside(lambda: inline_tasks.start(work(), name="work"))
@@ -166,7 +166,7 @@ def test_in_task_when_inside_one_then_goes_on_at_once() -> None:
     async def scenario() -> None:
         is_later = asyncio.Event()
         asyncio.get_running_loop().call_soon(is_later.set)
-        await inline_tasks.in_task()
+        await inline_tasks.ensure_task()
         assert not is_later.is_set()
 
     run(scenario())

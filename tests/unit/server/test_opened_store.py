@@ -23,7 +23,7 @@ def entry(world: World, run: Loop) -> OpenedStore:
 
 def test_ref_when_a_worker_meets_the_spec_first_then_it_goes_along_once(entry: OpenedStore) -> None:
     known = WorkerSpecCache(lambda: None)
-    first, second = entry.ref(known), entry.ref(known)
+    first, second = entry.make_ref(known), entry.make_ref(known)
     assert codec.decode(first.spec) == entry.spec
     assert not second.HasField("spec")
     assert first.uid == second.uid == entry.record.uid
@@ -32,9 +32,9 @@ def test_ref_when_a_worker_meets_the_spec_first_then_it_goes_along_once(entry: O
 
 def test_rules_when_of_another_kind_then_error_names_store_and_kind(entry: OpenedStore) -> None:
     with pytest.raises(WrongStateError, match="store 'x' is a tensordict store"):
-        entry.replay_table()
+        entry.get_table()
     with pytest.raises(WrongStateError, match="weights"):
-        entry.weight_versions()
+        entry.get_versions()
 
 
 def test_content_version_when_writes_are_applied_then_counts_them(entry: OpenedStore) -> None:
@@ -46,13 +46,13 @@ def test_content_version_when_writes_are_applied_then_counts_them(entry: OpenedS
 
 def test_numbers_when_of_a_key_then_of_all_leaves_at_or_below_it(world: World, run: Loop) -> None:
     entry = create(world, run)
-    every = entry.numbers_of(())
+    every = entry.find_numbers(())
     assert sorted(every) == [0, 1, 2]
-    assert entry.numbers_of(("n",)) == entry.numbers_of(("n", "w"))
-    assert sorted([*entry.numbers_of(("a",)), *entry.numbers_of(("g",)), *entry.numbers_of(("n",))]) == [0, 1, 2]
+    assert entry.find_numbers(("n",)) == entry.find_numbers(("n", "w"))
+    assert sorted([*entry.find_numbers(("a",)), *entry.find_numbers(("g",)), *entry.find_numbers(("n",))]) == [0, 1, 2]
     for missing in (("no",), ("n", "no"), ("a", "b")):
         with pytest.raises(KeyNotFoundError):
-            entry.numbers_of(missing)
+            entry.find_numbers(missing)
 
 
 def test_rule_keys_when_the_sampler_or_groups_look_at_leaves_then_each_once(

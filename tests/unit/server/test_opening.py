@@ -15,7 +15,7 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.opening import LONG_ROWS, TableOpening, stored_spec
+from tdserve.server.opening import LONG_ROWS, TableOpening, make_stored_spec
 from tdserve.store.generations import FILE_NAME
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
@@ -57,7 +57,7 @@ def test_opening_when_it_takes_long_then_the_loop_goes_on_and_who_came_first_goe
         order.append("the loop")
         may_end.set()
         await asyncio.gather(*waiting)
-        assert opening.entry().table is not None
+        assert opening.get_entry().table is not None
         return order
 
     assert run(go()) == ["the loop", "first", "second"]
@@ -91,7 +91,7 @@ def test_open_apart_when_a_table_has_very_many_rows_then_it_is_opened_once_for_a
 
     assert run(turns_during(both())) > 1
     assert not world.stores.is_long_to_open("t")
-    assert len(world.stores.get("t").replay_table()) == 0
+    assert len(world.stores.get("t").get_table()) == 0
 
 
 def test_find_when_a_thread_opens_the_table_just_now_then_its_entry_is_the_only_one(world: World, run: Loop) -> None:
@@ -151,8 +151,8 @@ def test_open_apart_when_a_table_is_small_then_no_thread_is_asked(world: World, 
 
 def test_stored_spec_when_of_a_replay_then_has_its_capacity_and_no_key_of_ours() -> None:
     replay = replace(RECORD, kind="replay", capacity=9)
-    assert stored_spec(replay, SPEC).batch_size == (9, 4)
+    assert make_stored_spec(replay, SPEC).batch_size == (9, 4)
     taken = capture(TensorDict({"index": torch.zeros(4)}, [4])).spec
     with pytest.raises(InvalidSpecError, match="'index'"):
-        stored_spec(replay, taken)
-    assert stored_spec(RECORD, taken) is taken
+        make_stored_spec(replay, taken)
+    assert make_stored_spec(RECORD, taken) is taken

@@ -41,7 +41,7 @@ def root(tmp_path: Path) -> Iterator[Root]:
         Specs(db, set).learn(spec)
         record = StoreRecord("s", "tensordict", UID, fingerprint=spec.fingerprint, num_rows=3)
         db.put("stores", b"s", record.to_bytes())
-        store = SyncedStore.of(spec, uid=UID, folder=str(folder), structure=0)
+        store = SyncedStore.from_spec(spec, uid=UID, folder=str(folder), structure=0)
         assert Pass(str(made.catalog_folder), str(made.synced_folder), [store]).run() == {}
         db.put("pending", b"journal:of something", b"that may be there in part")
         db.put("stores", b"later", b"not synced")
@@ -85,7 +85,7 @@ def test_recover_when_rows_were_written_since_then_they_are_lost_and_all_have_nu
     found = _generations(root)
     assert [number & 1 for number in found] == [0, 1, 0, 1]
     assert min(found) > 1 << 20
-    assert sorted(_scan(root)) == [Overwrite(UID, POWER_LOSS, 0, RowSet.of(np.array([1])), ()).key, b"s"]
+    assert sorted(_scan(root)) == [Overwrite(UID, POWER_LOSS, 0, RowSet.from_rows(np.array([1])), ()).key, b"s"]
     recover(root)  # a crash came before this run was noted
     assert [number & 1 for number in _generations(root)] == [0, 1, 0, 1]
     root.note_run(is_synced=False)

@@ -14,7 +14,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
     WrongStateError,
 )
-from tdserve.messages.content import rows_layout
+from tdserve.messages.content import make_rows_layout
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.order import Fifo
@@ -49,9 +49,9 @@ def test_write_when_retried_by_any_session_of_its_client_then_stored_once(
     again = world.session_of(first.hello, 2)
     run(requests.serve(again, message))
     assert outbox(again).done() == outbox(first).done()
-    assert len(replay.replay_table()) == 3
+    assert len(replay.get_table()) == 3
     run(requests.serve(world.session(3), message))  # the same number of another client
-    assert len(replay.replay_table()) == 6
+    assert len(replay.get_table()) == 6
 
 
 @pytest.mark.parametrize("kind", ["extend", "change"])
@@ -69,9 +69,9 @@ def test_change_when_its_client_asks_for_it_no_more_then_refused_and_nothing_is_
     run(requests.serve(late, message))  # an attempt that was overtaken by another, whose answer is forgotten
     assert isinstance(outbox(late).error(), WrongStateError)
     message.request = 8
-    assert len(replay.replay_table()) == 3
+    assert len(replay.get_table()) == 3
     run(requests.serve(late, message))
-    assert len(replay.replay_table()) == (6 if kind == "extend" else 0)
+    assert len(replay.get_table()) == (6 if kind == "extend" else 0)
 
 
 def sampling(request: int, **fields: Any) -> control_pb2.ClientMessage:
@@ -84,10 +84,10 @@ def test_sample_when_its_content_is_waited_for_and_there_is_none_then_told_to_wa
     world: World, run: Loop, requests: Requests, replay: OpenedStore
 ) -> None:
     session = world.session(90)  # of its own: its void content finds no channel
-    sizes = rows_layout(replay.spec, 5).message_nbytes
+    sizes = make_rows_layout(replay.spec, 5).message_nbytes
     run(requests.serve(session, sampling(7, message_nbytes=sizes, timeout_s=20.0)))
     assert outbox(session).done() == control_pb2.Done(must_wait=True)
-    assert replay.replay_table().counts.samples == 0
+    assert replay.get_table().counts.samples == 0
     run(requests.serve(session, sampling(7)))  # the same number again, as told
     assert isinstance(outbox(session).error(), DeadlineExceededError)
     assert not session.ended.is_set()
@@ -253,7 +253,7 @@ def test_request_when_cancelled_with_rows_on_lease_then_only_those_are_given_bac
         await requests.serve(session, one)
         if comes == "after":
             await requests.serve(session, leasing(3))
-            assert queue.replay_table().info()["num_leased"] == 3
+            assert queue.get_table().info()["num_leased"] == 3
             requests.cancel(session, 3)
             assert await session.finish(20.0)
         elif comes == "as it ends":
@@ -276,5 +276,5 @@ def test_request_when_cancelled_with_rows_on_lease_then_only_those_are_given_bac
         return session
 
     session = run(scenario())
-    assert queue.replay_table().info()["num_leased"] == 1
+    assert queue.get_table().info()["num_leased"] == 1
     assert session.cancelled_requests == set()

@@ -36,7 +36,7 @@ def replay(world: World, run: Loop) -> OpenedStore:
 
 def counted(entry: OpenedStore) -> list[int]:
     """The generations of a table as if its first commit made them 2; row 0 was committed once."""
-    values = entry.generation_values()
+    values = entry.get_generation_values()
     return list(np.where(values > 0, values - values[0] + 2, 0).tolist())
 
 
@@ -47,7 +47,7 @@ def journal(entry: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> 
 
 def held_of(run: Loop, entry: OpenedStore, journal: Journal) -> RowWriteHold:
     """The rows that it writes, held."""
-    written = journal.selection.row_set(entry.spec.batch_size)
+    written = journal.selection.compute_row_set(entry.spec.batch_size)
     return hold(run, entry, written, [tuple(key.parts) for key in journal.asked.keys])
 
 
@@ -85,9 +85,9 @@ def test_let_go_when_leaves_were_written_then_the_rows_have_them(
 ) -> None:
     held = held_of(run, replay, journal(replay, rows(0, 2), [4, 5], *keys))
     run(held.let_go(is_written=is_written))
-    plain = replay.replay_table().plan_sample(num_whole, rng=None)  # type: ignore[arg-type] # Fifo needs none
+    plain = replay.get_table().plan_sample(num_whole, rng=None)  # type: ignore[arg-type] # Fifo needs none
     assert plain is not None
-    assert replay.replay_table().plan_sample(num_whole + 1, rng=None) is None  # type: ignore[arg-type]
+    assert replay.get_table().plan_sample(num_whole + 1, rng=None) is None  # type: ignore[arg-type]
 
 
 def test_held_when_a_crash_has_cut_the_write_short_then_the_same_rows_again(
@@ -95,10 +95,10 @@ def test_held_when_a_crash_has_cut_the_write_short_then_the_same_rows_again(
 ) -> None:
     written = journal(replay, rows(0, 2), [1, 2])
     world.db.put("pending", b"apply:" + replay.record.uid.encode(), written.to_bytes())
-    replay.generation_values()[1] |= 1  # killed after the first
+    replay.get_generation_values()[1] |= 1  # killed after the first
     world.reopen()
     again = world.stores.get("r")
-    assert again.replay_table().info()["num_held"] == 1
+    assert again.get_table().info()["num_held"] == 1
     held = held_of(run, again, written)
     assert counted(again)[:4] == [2, 3, 3, 2]
     run(held.let_go(is_written=True))
@@ -117,12 +117,12 @@ def test_held_when_rows_of_a_tensordict_then_they_and_the_stores_own_number(worl
     td = TensorDict({"a": torch.zeros(3)}, [3])
     entry = run(world.create("x", td))
     held = held_of(run, entry, journal(entry, td[:1], [1]))
-    assert entry.generation_values().tolist() == [0, 1, 0, 1]
+    assert entry.get_generation_values().tolist() == [0, 1, 0, 1]
     held.end()  # nobody writes them any more, and they stay as they are
     again = held_of(run, entry, journal(entry, td[:1], [1]))
-    assert entry.generation_values().tolist() == [0, 1, 0, 1]
+    assert entry.get_generation_values().tolist() == [0, 1, 0, 1]
     run(again.let_go(is_written=True))
-    assert entry.generation_values().tolist() == [0, 2, 0, 2]
+    assert entry.get_generation_values().tolist() == [0, 2, 0, 2]
 
 
 @pytest.fixture
@@ -133,19 +133,19 @@ def entry(world: World, run: Loop) -> OpenedStore:
 
 def row(*numbers: int) -> RowSet:
     """Row numbers."""
-    return RowSet.of(np.array(numbers, np.int64))
+    return RowSet.from_rows(np.array(numbers, np.int64))
 
 
 def test_let_go_when_another_write_goes_on_then_the_store_as_a_whole_is_not_readable_yet(
     run: Loop, entry: OpenedStore
 ) -> None:
     first, second = hold(run, entry, row(0)), hold(run, entry, row(2))
-    assert entry.generation_values().tolist() == [1, 0, 1, 1]
+    assert entry.get_generation_values().tolist() == [1, 0, 1, 1]
     run(first.let_go(is_written=True))
-    assert entry.generation_values().tolist() == [2, 0, 1, 3]
+    assert entry.get_generation_values().tolist() == [2, 0, 1, 3]
     assert entry.content_version == 1
     run(second.let_go(is_written=True))
-    assert entry.generation_values().tolist() == [2, 0, 2, 4]
+    assert entry.get_generation_values().tolist() == [2, 0, 2, 4]
     assert entry.content_version == 2
 
 
@@ -153,7 +153,7 @@ def test_let_go_when_some_rows_are_lost_then_they_and_the_store_stay_odd(run: Lo
     hold(run, entry, row(1)).end()
     entry.lost.overwrites.append(Overwrite("u", "lock", 1, row(1), ()))
     run(hold(run, entry, row(0, 1), [("a",)]).let_go(is_written=True))
-    assert [number % 2 for number in entry.generation_values().tolist()] == [0, 1, 0, 1]
+    assert [number % 2 for number in entry.get_generation_values().tolist()] == [0, 1, 0, 1]
 
 
 def test_is_free_when_asked_then_by_rows(entry: OpenedStore) -> None:

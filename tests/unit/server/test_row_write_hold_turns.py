@@ -17,7 +17,7 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.row_write_hold import RowWriteHold, holding, wait_for_others
+from tdserve.server.row_write_hold import RowWriteHold, hold_rows, wait_for_others
 from tdserve.v1 import control_pb2
 from tests.unit.rules.replay.tables import write
 from tests.unit.server.world import Loop, World
@@ -26,7 +26,7 @@ from tests.unit.server.world import Loop, World
 def test_held_when_there_are_very_many_rows_then_others_have_their_turn_between(world: World, run: Loop) -> None:
     num_rows = 5 * RUN_PIECE_ROWS
     entry = run(world.create("many", TensorDict({"a": torch.zeros(num_rows, dtype=torch.uint8)}, [num_rows])))
-    values = entry.generation_values()
+    values = entry.get_generation_values()
 
     async def scenario() -> list[tuple[int, int]]:
         held = RowWriteHold(entry, RowSet.run(0, num_rows), ())
@@ -62,7 +62,7 @@ def hidden(run: Loop, entry: OpenedStore, rows: RowSet) -> RowWriteHold:
 def many(world: World, run: Loop) -> OpenedStore:
     """A full table of very many rows."""
     made = run(world.create_replay("many", TensorDict({"a": torch.tensor(0)}, []), MANY_ROWS))
-    write(made.replay_table(), MANY_ROWS)
+    write(made.get_table(), MANY_ROWS)
     return made
 
 
@@ -76,7 +76,7 @@ async def until(is_so: Callable[[], bool], task: asyncio.Task[None]) -> None:
 def test_holding_when_a_table_has_very_many_rows_then_others_have_their_turn_between_and_get_none_of_them(
     run: Loop, many: OpenedStore
 ) -> None:
-    table, values, everything = many.replay_table(), many.generation_values(), np.arange(MANY_ROWS)
+    table, values, everything = many.get_table(), many.get_generation_values(), np.arange(MANY_ROWS)
     seen: list[str] = []
 
     def note(what: str) -> None:
@@ -84,7 +84,7 @@ def test_holding_when_a_table_has_very_many_rows_then_others_have_their_turn_bet
         seen.append(f"{what}: {num_odd} odd, {table.ring.num_held} held, {num_sampled} sampled")
 
     async def overwrite() -> None:
-        async with holding(many, RowSet.run(0, MANY_ROWS), ()) as held:
+        async with hold_rows(many, RowSet.run(0, MANY_ROWS), ()) as held:
             note("on record")
         note("hidden")
         await held.let_go(is_written=True, then=lambda: note("shown"))
@@ -121,10 +121,10 @@ def test_holding_when_a_table_has_very_many_rows_then_others_have_their_turn_bet
 def test_holding_when_rows_leave_before_all_are_held_then_refused_and_the_others_are_as_before(
     run: Loop, many: OpenedStore, leaving: list[int]
 ) -> None:
-    table, everything = many.replay_table(), np.arange(MANY_ROWS)
+    table, everything = many.get_table(), np.arange(MANY_ROWS)
 
     async def overwrite() -> None:
-        async with holding(many, RowSet.run(0, MANY_ROWS), ()):
+        async with hold_rows(many, RowSet.run(0, MANY_ROWS), ()):
             raise AssertionError("it is on record")
 
     async def scenario() -> None:
@@ -138,16 +138,16 @@ def test_holding_when_rows_leave_before_all_are_held_then_refused_and_the_others
     assert np.flatnonzero(~table.selectors.contains(everything)).tolist() == leaving
     assert (len(table), table.ring.num_held, many.writes) == (MANY_ROWS - len(leaving), 0, [])
     assert (table.ring.num_holes, table.ring.num_reserved) == (len(leaving), 0)
-    assert (many.generation_values()[:-1] & 1).sum() == len(leaving)
+    assert (many.get_generation_values()[:-1] & 1).sum() == len(leaving)
 
 
 def test_let_go_when_rows_leave_before_they_are_in_a_sample_again_then_each_row_is_there_once(
     run: Loop, many: OpenedStore
 ) -> None:
-    table, everything = many.replay_table(), np.arange(MANY_ROWS)
+    table, everything = many.get_table(), np.arange(MANY_ROWS)
 
     async def scenario() -> None:
-        async with holding(many, RowSet.run(0, MANY_ROWS), ()) as held:
+        async with hold_rows(many, RowSet.run(0, MANY_ROWS), ()) as held:
             pass
         is_even = []
         task = asyncio.create_task(held.let_go(is_written=True, then=lambda: is_even.append(True)))
@@ -167,11 +167,11 @@ def test_let_go_when_rows_leave_before_they_are_in_a_sample_again_then_each_row_
 def test_holding_when_some_rows_were_lost_before_then_they_are_there_again_with_the_others(
     run: Loop, many: OpenedStore
 ) -> None:
-    table, values = many.replay_table(), many.generation_values()
+    table, values = many.get_table(), many.get_generation_values()
     hidden(run, many, RowSet.run(3, 5)).end()  # nobody has written them to the end
 
     async def overwrite() -> None:
-        async with holding(many, RowSet.run(2, 6), ()) as held:
+        async with hold_rows(many, RowSet.run(2, 6), ()) as held:
             assert (values[:8] & 1).tolist() == [0, 0, 0, 1, 1, 0, 0, 0]
         assert (values[:8] & 1).tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
         await held.let_go(is_written=True)
@@ -183,11 +183,11 @@ def test_holding_when_some_rows_were_lost_before_then_they_are_there_again_with_
 
 
 def test_holding_when_it_fails_and_rows_were_lost_before_then_they_are_lost_still(run: Loop, many: OpenedStore) -> None:
-    table, values = many.replay_table(), many.generation_values()
+    table, values = many.get_table(), many.get_generation_values()
     hidden(run, many, RowSet.run(3, 5)).end()
 
     async def overwrite() -> None:
-        async with holding(many, RowSet.run(2, 6), ()):
+        async with hold_rows(many, RowSet.run(2, 6), ()):
             raise SelectionError(selection="5", reason="no")
 
     with pytest.raises(SelectionError):
@@ -198,11 +198,11 @@ def test_holding_when_it_fails_and_rows_were_lost_before_then_they_are_lost_stil
 
 
 def test_holding_when_the_table_is_extended_meanwhile_then_the_held_rows_stay(run: Loop, many: OpenedStore) -> None:
-    table, everything, num_rows = many.replay_table(), np.arange(MANY_ROWS), 2 * PIECE_ROWS
+    table, everything, num_rows = many.get_table(), np.arange(MANY_ROWS), 2 * PIECE_ROWS
     is_shown: list[bool] = []
 
     async def overwrite() -> None:
-        async with holding(many, RowSet.run(0, num_rows), ()) as held:
+        async with hold_rows(many, RowSet.run(0, num_rows), ()) as held:
             pass
         await held.let_go(is_written=True, then=lambda: is_shown.append(True))
 
@@ -224,7 +224,7 @@ def test_holding_when_the_table_is_extended_meanwhile_then_the_held_rows_stay(ru
 def test_drop_when_rows_will_never_be_whole_then_they_are_nobodys_until_that_is_on_record(
     run: Loop, many: OpenedStore
 ) -> None:
-    table, held = many.replay_table(), hidden(run, many, RowSet.run(0, MANY_ROWS - 1))
+    table, held = many.get_table(), hidden(run, many, RowSet.run(0, MANY_ROWS - 1))
     found: list[tuple[int, int]] = []
 
     async def scenario() -> None:
@@ -241,10 +241,10 @@ def test_drop_when_rows_will_never_be_whole_then_they_are_nobodys_until_that_is_
 def test_holding_when_it_fails_then_whoever_waits_for_the_rows_goes_on(
     world: World, run: Loop, many: OpenedStore
 ) -> None:
-    table, row_set = many.replay_table(), RowSet.run(0, MANY_ROWS)
+    table, row_set = many.get_table(), RowSet.run(0, MANY_ROWS)
 
     async def overwrite() -> None:
-        async with holding(many, row_set, ()):
+        async with hold_rows(many, row_set, ()):
             pass
 
     async def scenario() -> None:
@@ -264,7 +264,7 @@ def test_sample_when_rows_are_held_for_a_write_then_waits_for_them_and_is_not_re
     like = TensorDict({"a": torch.tensor(0)}, [])
     kind = control_pb2.STORE_KIND_REPLAY
     entry = run(world.create("once", like, kind=kind, capacity=MANY_ROWS, settings=sampler))
-    table, rng = entry.replay_table(), np.random.default_rng(0)
+    table, rng = entry.get_table(), np.random.default_rng(0)
     write(table, MANY_ROWS)
 
     async def scenario() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import InvalidSpecError
-from tdserve.server.specs import MIN_KEPT, STEPS_PER_LEARNT, Specs, keys_of, message_of
+from tdserve.server.specs import MIN_KEPT, STEPS_PER_LEARNT, Specs, get_message, make_keys
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.structure import codec
 from tdserve.structure.tree import Node, Spec, TensorLeaf
@@ -53,13 +53,13 @@ def test_learn_when_only_the_order_of_keys_differs_then_each_has_a_name_that_sta
 
 def test_message_of_when_asked_twice_then_made_once() -> None:
     spec = spec_of("a")
-    assert codec.decode(message_of(spec)) == spec
-    assert message_of(spec) is message_of(spec)
+    assert codec.decode(get_message(spec)) == spec
+    assert get_message(spec) is get_message(spec)
 
 
 def test_learn_when_structures_come_and_go_then_only_those_in_use_are_kept(db: CatalogDB) -> None:
     several = [spec_of(f"k{number}") for number in range(1_000)]
-    used = {key for spec in several[:3] for key in keys_of(spec.fingerprint, "")}
+    used = {key for spec in several[:3] for key in make_keys(spec.fingerprint, "")}
     specs = Specs(db, lambda: used)
     for spec in several:
         specs.learn(spec)
@@ -82,7 +82,7 @@ def test_learn_when_most_are_in_use_then_they_are_seldom_looked_at(db: CatalogDB
     for number in range(500):
         spec = spec_of(f"k{number}")
         specs.learn(spec)
-        used.update(keys_of(spec.fingerprint, ""))
+        used.update(make_keys(spec.fingerprint, ""))
     assert db.num_records("specs") == 500
     assert looks == [64, 128, 256]
 

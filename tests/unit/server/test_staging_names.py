@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.staging_names import StagingNames, values_path
+from tdserve.server.staging_names import StagingNames, make_values_path
 from tests.unit.server.world import Loop, World
 
 
@@ -36,9 +36,9 @@ def test_borrow_when_it_fails_inside_then_the_name_is_free(entry: OpenedStore) -
 def test_borrow_when_of_another_kind_then_differs(entry: OpenedStore) -> None:
     names, others = StagingNames(), StagingNames("extend-")
     with names.borrow(entry, is_needed=True) as first, others.borrow(entry, is_needed=True) as second:
-        assert values_path(first) != values_path(second)
+        assert make_values_path(first) != make_values_path(second)
 
 
 def test_borrow_when_none_is_needed_then_none_and_no_values_file(entry: OpenedStore) -> None:
     with StagingNames().borrow(entry, is_needed=False) as name:
-        assert (name, values_path(name)) == ("", "")
+        assert (name, make_values_path(name)) == ("", "")

@@ -54,13 +54,13 @@ def test_find_when_loading_then_hidden_but_its_session_has_it(world: World, run:
     entry = run(world.stores.create(replace(RECORD, loading=True), SPEC, owner_session=3))
     assert world.stores.find("x") is None
     assert world.stores.get_loading("x", 3) is entry
-    assert world.stores.loading_of(3) == [entry]
+    assert world.stores.list_loading(3) == [entry]
     with pytest.raises(StoreNotFoundError):
         world.stores.get_loading("x", 4)
-    with world.db.transaction() as txn:
+    with world.db.begin_transaction() as txn:
         world.stores.publish_loaded(entry, txn)
     assert world.stores.find("x") is entry
-    assert world.stores.loading_of(3) == []
+    assert world.stores.list_loading(3) == []
 
 
 def test_restore_when_restarted_then_stores_are_back_and_half_made_ones_gone(world: World, run: Loop) -> None:
@@ -125,14 +125,14 @@ def test_wait_when_it_does_not_come_then_error_by_the_way_of_asking(world: World
 
 
 def test_existing_when_asked_for_then_only_if_it_fits(world: World, run: Loop) -> None:
-    assert world.stores.existing_or_refuse("x", RECORD, SPEC, exists_ok=True) is None
+    assert world.stores.find_or_refuse("x", RECORD, SPEC, exists_ok=True) is None
     entry = run(world.stores.create(RECORD, SPEC))
-    assert world.stores.existing_or_refuse("x", RECORD, SPEC, exists_ok=True) is entry
+    assert world.stores.find_or_refuse("x", RECORD, SPEC, exists_ok=True) is entry
     with pytest.raises(StoreExistsError):
-        world.stores.existing_or_refuse("x", RECORD, SPEC, exists_ok=False)
+        world.stores.find_or_refuse("x", RECORD, SPEC, exists_ok=False)
     other = capture(TensorDict({**TD, "more": torch.zeros(4)}, TD.batch_size)).spec
     with pytest.raises(StoreExistsError, match="'more': it has no such key, asked is float32"):
-        world.stores.existing_or_refuse("x", replace(RECORD, fingerprint=other.fingerprint), other, exists_ok=True)
+        world.stores.find_or_refuse("x", replace(RECORD, fingerprint=other.fingerprint), other, exists_ok=True)
 
 
 def test_create_when_specs_differ_in_the_order_of_keys_then_each_keeps_its_own_also_after_a_restart(

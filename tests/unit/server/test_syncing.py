@@ -105,7 +105,7 @@ def test_wait_when_the_store_cannot_be_synced_then_goes_on_until_it_can(
     monkeypatch.setattr(syncing, "RETRY_S", 0.01)
     entry = _make(world, run)
     if is_changing:
-        monkeypatch.setattr(SyncedStore, "of", _changing_keys_of(world, SyncedStore.of))
+        monkeypatch.setattr(SyncedStore, "from_spec", _changing_keys_of(world, SyncedStore.from_spec))
     hidden = entry.folder / "rows/hidden"
     (entry.folder / "rows/x.memmap").rename(hidden)
 

@@ -47,7 +47,7 @@ def test_forget_when_the_store_is_deleted_then_nothing_stays_on_record(
 ) -> None:
     uid = entry.record.uid
     ReservedRows(uid, LOCK, 1, encode_rows(ROWS)).save(world.db)
-    Overwrite(uid, LOCK, 2, RowSet.of(ROWS), ()).save(world.db)
+    Overwrite(uid, LOCK, 2, RowSet.from_rows(ROWS), ()).save(world.db)
     ReservedRows("another", LOCK, 1, encode_rows(ROWS)).save(world.db)
     assert records(world) == 3
     run(world.stores.delete(entry))
@@ -67,9 +67,9 @@ def test_reserved_when_the_writer_is_gone_then_off_the_record(world: World, entr
 
 def test_overwritten_when_on_record_then_each_row_once(world: World, entry: OpenedStore) -> None:
     for request, numbers in ((1, [3, 1]), (2, [1, 5])):
-        Overwrite(entry.record.uid, LOCK, request, RowSet.of(np.array(numbers)), ()).save(world.db)
-    assert world.stores.unfinished.overwritten(entry.record.uid, entry.spec).tolist() == [1, 3, 5]
-    assert world.stores.unfinished.overwritten("another", entry.spec).tolist() == []
+        Overwrite(entry.record.uid, LOCK, request, RowSet.from_rows(np.array(numbers)), ()).save(world.db)
+    assert world.stores.unfinished.find_overwritten(entry.record.uid, entry.spec).tolist() == [1, 3, 5]
+    assert world.stores.unfinished.find_overwritten("another", entry.spec).tolist() == []
 
 
 def overwriting(entry: OpenedStore, index: list[int]) -> control_pb2.WriteRequest:
@@ -110,7 +110,7 @@ def test_delete_when_a_client_overwrites_the_rows_then_they_do_not_come_back_aft
 
     async def scenario() -> None:
         world.reopen()
-        again = world.stores.get("r").replay_table()
+        again = world.stores.get("r").get_table()
         assert again.live_rows().tolist() == sorted({0, 1, 2, 3} - set(gone))
         info = again.info()
         assert (info["num_reserved"], info["num_held"]) == (len(gone), 2 - len(gone))
@@ -142,7 +142,7 @@ def test_delete_when_a_client_overwrites_the_rows_then_nothing_of_it_is_left_whe
             await write
 
     run(scenario())
-    assert table.replay_table().live_rows().tolist() == [0, 2, 3]
+    assert table.get_table().live_rows().tolist() == [0, 2, 3]
     assert records(world) == 0
 
 
@@ -154,8 +154,8 @@ def test_lost_rows_when_their_writer_is_not_proved_gone_since_a_restart_then_it_
         entry = await world.create("x", TD)
         lock = SessionLock.hold(world.root.sessions_folder, LOCK)
         assert lock is not None
-        Overwrite(entry.record.uid, LOCK, 1, RowSet.of(ROWS), ()).save(world.db)
-        entry.generation_values()[ROWS] |= 1
+        Overwrite(entry.record.uid, LOCK, 1, RowSet.from_rows(ROWS), ()).save(world.db)
+        entry.get_generation_values()[ROWS] |= 1
         world.reopen()
         lost = world.stores.get("x").lost
         assert lost.may_heal_until_s == math.inf
@@ -182,14 +182,14 @@ def test_overwrite_when_it_is_on_record_as_whole_then_its_rows_are_readable_afte
 ) -> None:
     async def scenario() -> None:
         entry = await world.create("x", TD)
-        overwrite = Overwrite(entry.record.uid, LOCK, 1, RowSet.of(ROWS), ())
+        overwrite = Overwrite(entry.record.uid, LOCK, 1, RowSet.from_rows(ROWS), ())
         overwrite.save(world.db)
-        with world.db.transaction() as txn:
+        with world.db.begin_transaction() as txn:
             overwrite.commit(txn)
-        entry.generation_values()[[*ROWS, -1]] |= 1
+        entry.get_generation_values()[[*ROWS, -1]] |= 1
         world.reopen()
         found = world.stores.get("x")
-        assert found.generation_values().tolist() == [0, 2, 2, 0, 2]
+        assert found.get_generation_values().tolist() == [0, 2, 2, 0, 2]
         assert not found.lost
         assert records(world) == 0
 

@@ -12,9 +12,9 @@ import torch
 
 from tdserve.base.config import ServerConfig
 from tdserve.base.errors import TDServeError
-from tdserve.base.ids import new_client_id
-from tdserve.client.content.columns import views
-from tdserve.client.content.leaves import contents_of
+from tdserve.base.ids import make_client_id
+from tdserve.client.content.columns import make_views
+from tdserve.client.content.leaves import copy_contents
 from tdserve.client.content.value_blocks import encode_values
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import decode_failure
@@ -126,7 +126,7 @@ class World:
 
     def session(self, number: int = 1) -> ClientSession:
         """An open session of a client of its own; ``outbox`` gives what it is told."""
-        return self.session_of(control_pb2.Hello(client_id=new_client_id(), transport="gloo"), number)
+        return self.session_of(control_pb2.Hello(client_id=make_client_id(), transport="gloo"), number)
 
     def session_of(self, hello: control_pb2.Hello, number: int) -> ClientSession:
         """An open session of the client that says this hello."""
@@ -189,7 +189,7 @@ def outbox(session: ClientSession) -> Outbox:
 def content_of(td: Any, fingerprint: bytes | None = None, *, is_packed: bool = False) -> control_pb2.Content:
     """A tensordict as inline content; the fingerprint is that of the store, by default that of ``td``."""
     captured = capture(td)
-    layout, contents = write_layout(captured.spec, is_packed=is_packed), contents_of(captured)
+    layout, contents = write_layout(captured.spec, is_packed=is_packed), copy_contents(captured)
     return control_pb2.Content(
         fingerprint=captured.spec.fingerprint if fingerprint is None else fingerprint,
         inline=pack(layout.messages, JoinedEnd([[contents[slot.path]] for slot in layout.slots])),
@@ -202,4 +202,4 @@ def columns_of(layout: Layout, inline: bytes) -> dict[str, torch.Tensor]:
     """Inline content by the last key of each column."""
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     unpack(inline, layout.messages, FlatEnd(buffer))
-    return {slot.path[-1]: column for slot, column in zip(layout.slots, views(layout, buffer), strict=True)}
+    return {slot.path[-1]: column for slot, column in zip(layout.slots, make_views(layout, buffer), strict=True)}

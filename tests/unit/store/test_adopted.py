@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, ReadOnlyError
 from tdserve.store.adoptable import read_folder
-from tdserve.store.adopted import FILE_NAME, Adopted, check_adopted, is_within, real_path
+from tdserve.store.adopted import FILE_NAME, Adopted, check_adopted, is_within, resolve_path
 from tdserve.store.mapping import open_leaves
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec
@@ -28,7 +28,7 @@ def adopt(tmp_path: Path, *, read_only: bool = False) -> tuple[Path, Spec]:
     """A store's folder that leads to ``<tmp_path>/f``, and the structure."""
     example().memmap(tmp_path / "f")
     found = read_folder(str(tmp_path / "f"), writable=not read_only)
-    Adopted.of(found, read_only=read_only).link(tmp_path / "store")
+    Adopted.from_folder(found, read_only=read_only).link(tmp_path / "store")
     return tmp_path / "store", found.spec
 
 
@@ -174,7 +174,7 @@ def test_within_when_a_name_only_begins_alike_then_not() -> None:
 
 def test_real_path_when_of_a_symlink_then_where_it_leads_and_never_relative(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "f")
-    assert real_path(str(tmp_path / "link/../link")) == os.path.realpath(tmp_path / "f")
+    assert resolve_path(str(tmp_path / "link/../link")) == os.path.realpath(tmp_path / "f")
     for path in ("f", "", "/a\0b", "/\udcff"):
         with pytest.raises(InvalidRequestError, match="path"):
-            real_path(path)
+            resolve_path(path)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import CapacityError, CorruptDataError
-from tdserve.messages.value_bundles import bundles_of
+from tdserve.messages.value_bundles import encode_bundles
 from tdserve.messages.value_columns import JoinedValues
-from tdserve.store.object_rows import KeyPath, name_of, tails_of
+from tdserve.store.object_rows import KeyPath, make_name, make_tails
 from tdserve.store.objects import ObjectColumn, Objects
 
 PATHS: list[KeyPath] = [("a",), ("b", "c"), ("d",)]
@@ -25,12 +25,12 @@ ROWS = list(range(6))
 WRITER = """
 import sys
 from tdserve.store.objects import Objects
-from tdserve.messages.value_bundles import bundles_of
+from tdserve.messages.value_bundles import encode_bundles
 paths, objects = [("a",), ("b", "c"), ("d",)], Objects(sys.argv[1], writable=True)
 rows = list(range(6))
 for number in range(10**9):
     text = b"%d" % number
-    objects.put_bundles(paths, rows, bundles_of([[text * 5000] * 6, [text] * 6, [text * 100] * 6]))
+    objects.put_bundles(paths, rows, encode_bundles([[text * 5000] * 6, [text] * 6, [text * 100] * 6]))
     if number == 3:
         print("going", flush=True)
 """
@@ -38,7 +38,7 @@ for number in range(10**9):
 
 def put_whole(objects: Objects, rows: Sequence[int], tag: str, paths: Sequence[KeyPath] = PATHS) -> None:
     """New rows, with a value under each path."""
-    objects.put_bundles(paths, rows, bundles_of([[value(path, row, tag) for row in rows] for path in paths]))
+    objects.put_bundles(paths, rows, encode_bundles([[value(path, row, tag) for row in rows] for path in paths]))
 
 
 def value(path: KeyPath, row: int, tag: str) -> bytes:
@@ -189,11 +189,11 @@ def test_bundles_when_there_is_no_room_then_the_old_ones_stay(tmp_path: Path) ->
     with Objects(tmp_path, writable=True, max_bytes=1 << 20) as objects:
         put_whole(objects, ROWS, "x")
         with pytest.raises(CapacityError, match="max_object_bytes") as raised:
-            objects.put_bundles(PATHS, ROWS, bundles_of([[bytes(200_000)] * 6] * 3))
+            objects.put_bundles(PATHS, ROWS, encode_bundles([[bytes(200_000)] * 6] * 3))
         assert int(str(raised.value.fields["asked"])) > 3_600_000
         assert read(objects, PATHS) == {(path, row): value(path, row, "x") for path in PATHS for row in ROWS}
         for number in range(40):
-            objects.put_bundles(PATHS, ROWS, bundles_of([[bytes([number]) * 5_000] * 6] * 3))
+            objects.put_bundles(PATHS, ROWS, encode_bundles([[bytes([number]) * 5_000] * 6] * 3))
 
 
 def test_bundle_when_damaged_then_is_told(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_bundle_when_damaged_then_is_told(tmp_path: Path) -> None:
     with lmdb.open(str(tmp_path), max_dbs=4) as env:
         values = env.open_db(b"values")
         with env.begin(write=True) as txn:
-            txn.put(name_of(tuple(PATHS)) + tails_of([1])[0], b"\0" * 13, db=values)
+            txn.put(make_name(tuple(PATHS)) + make_tails([1])[0], b"\0" * 13, db=values)
     with Objects(tmp_path) as objects:
         assert len(read(objects, PATHS, [0, 2])) == 6
         with pytest.raises(CorruptDataError, match="bytes that are none"):

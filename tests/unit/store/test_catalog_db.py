@@ -20,10 +20,10 @@ COMMIT_THEN_WAIT = """
 import signal, sys
 from tdserve.store.catalog_db import CatalogDB
 db = CatalogDB(sys.argv[1])
-with db.transaction() as txn:
+with db.begin_transaction() as txn:
     txn.put("stores", b"a", b"1")
     txn.put("specs", b"a", b"2")
-with db.transaction() as txn:
+with db.begin_transaction() as txn:
     txn.put("stores", b"unfinished", b"3")
     print("committed", flush=True)
     signal.pause()
@@ -56,7 +56,7 @@ def test_scan_when_given_a_prefix_then_is_ordered_and_bounded(db: CatalogDB) -> 
 
 
 def test_transaction_when_its_block_raises_then_nothing_is_stored(db: CatalogDB) -> None:
-    with pytest.raises(LocalProtocolError), db.transaction() as txn:  # noqa: PT012
+    with pytest.raises(LocalProtocolError), db.begin_transaction() as txn:  # noqa: PT012
         txn.put("stores", b"a", b"1")
         assert txn.get("stores", b"a") == b"1"
         txn.put("stores", b"", b"an empty key is refused")
@@ -124,7 +124,7 @@ def test_catalog_when_closed_then_refuses(tmp_path: Path) -> None:
 
 
 def test_scan_when_there_are_10000_records_then_takes_less_than_50_ms(db: CatalogDB) -> None:
-    with db.transaction() as txn:
+    with db.begin_transaction() as txn:
         for number in range(10_000):
             txn.put("stores", b"%05d" % number, bytes(300))
     took_s = []
@@ -139,7 +139,7 @@ def test_keys_when_asked_then_all_of_the_table_and_as_many_as_are_counted(db: Ca
     for key in (b"b", b"a"):
         db.put("stores", key, b"1")
     db.put("specs", b"c", b"2")
-    assert db.keys("stores") == [b"a", b"b"]
+    assert db.list_keys("stores") == [b"a", b"b"]
     assert [db.num_records(table) for table in ("stores", "specs", "states")] == [2, 1, 0]
 
 
@@ -158,7 +158,7 @@ def check_decided(db: CatalogDB) -> None:
     num_records = fill(db)
     num_answers = 200
     for number in range(num_answers):
-        with db.transaction(is_decided=True) as txn:
+        with db.begin_transaction(is_decided=True) as txn:
             txn.put("requests", b"%d" % number, bytes(1000))
             txn.delete("pending", b"never there")
         assert not db.owes
@@ -189,7 +189,7 @@ def test_decided_changes_when_nothing_can_be_written_then_are_seen_and_go_with_t
         db.put("pending", b"other", b"2")
         with no_page_can_be_written():
             db.delete("pending", b"journal")
-            with db.transaction(is_decided=True) as txn:
+            with db.begin_transaction(is_decided=True) as txn:
                 txn.put("requests", b"answer", b"3")
                 assert txn.get("pending", b"journal") is None
             with pytest.raises(CapacityError):
@@ -199,7 +199,7 @@ def test_decided_changes_when_nothing_can_be_written_then_are_seen_and_go_with_t
         assert db.get("pending", b"journal") is None
         assert db.scan("pending") == [(b"other", b"2")]
         assert db.scan("requests", b"a") == [(b"answer", b"3")]
-        assert db.keys("pending") == [b"other"]
+        assert db.list_keys("pending") == [b"other"]
         db.put("stores", b"newer", b"4")  # never on disk without what was decided before
         assert not db.owes
     with CatalogDB(tmp_path) as db:

@@ -72,7 +72,7 @@ def test_write_when_records_go_round_then_none_is_lost_and_none_written_over(
 def test_write_when_the_server_has_said_from_which_row_on_then_it_is_to_be_told(
     server: ClaimFile, client: ClaimFile
 ) -> None:
-    server.ring_at(4)
+    server.request_messages(4)
     assert [client.claim(2), client.write(1, 2)] == [0, False]
     assert [client.claim(2), client.write(2, 2)] == [2, True]
     assert [client.claim(1), client.write(3, 1)] == [4, True]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import CapacityError, CorruptDataError, InvalidRequestError, TDServeError
-from tdserve.store.faults import as_tdserve_error, free_bytes, os_faults
+from tdserve.store.faults import convert_os_error, convert_os_errors, free_bytes
 
 
 @pytest.mark.parametrize(
@@ -25,14 +25,14 @@ from tdserve.store.faults import as_tdserve_error, free_bytes, os_faults
     ],
 )
 def test_os_fault_when_mapped_then_has_the_class_of_its_meaning(code: int, expected: type[TDServeError]) -> None:
-    error = as_tdserve_error(OSError(code, os.strerror(code)), Path("/some/file"), asked=7)
+    error = convert_os_error(OSError(code, os.strerror(code)), Path("/some/file"), asked=7)
     assert type(error) is expected
     assert "/some/file" in str(error)
     assert os.strerror(code) in str(error)
 
 
 def test_os_faults_when_block_raises_then_the_cause_is_kept(tmp_path: Path) -> None:
-    with pytest.raises(CorruptDataError) as caught, os_faults(tmp_path / "none"):
+    with pytest.raises(CorruptDataError) as caught, convert_os_errors(tmp_path / "none"):
         (tmp_path / "none").read_bytes()
     assert isinstance(caught.value.__cause__, FileNotFoundError)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tdserve.base.errors import CorruptDataError
-from tdserve.store.mapping import leaf_view, open_leaves
+from tdserve.store.mapping import open_leaves, view_leaf
 from tdserve.store.rows import create
 from tdserve.structure.tree import Node, Spec, TensorLeaf, ValueLeaf
 
@@ -101,5 +101,5 @@ def test_folder_when_missing_then_is_corrupt(tmp_path: Path) -> None:
 
 def test_leaf_view_when_scalar_then_has_no_dimensions() -> None:
     buffer = torch.zeros(16, dtype=torch.uint8)
-    leaf_view(buffer, 8, TensorLeaf("float64", ())).fill_(2.0)
+    view_leaf(buffer, 8, TensorLeaf("float64", ())).fill_(2.0)
     assert buffer.view(torch.float64).tolist() == [0.0, 2.0]

@@ -39,7 +39,7 @@ def epoch_of(store: Path) -> int:
 
 def values_of(store: Path) -> list[bytes | None]:
     """What a reader finds in the folder that counts."""
-    with Objects(object_folders.folder_at(store, epoch_of(store))) as objects:
+    with Objects(object_folders.get_folder(store, epoch_of(store))) as objects:
         ((_, values),) = objects.get_many([(PATH, range(100))])
         return list(values)
 

@@ -9,36 +9,36 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import LocalProtocolError
-from tdserve.store.object_rows import COMMON, NAME_BYTES, all_of, clear, has_rows, name_of, tails_of
+from tdserve.store.object_rows import COMMON, NAME_BYTES, clear, has_rows, make_name, make_tails, read_all
 
 
 def test_names_when_of_different_paths_then_differ_and_stay() -> None:
-    names = {name_of(("a",)), name_of(("a", "b")), name_of(("ab",)), name_of((("a",), ("b",))), name_of(())}
+    names = {make_name(("a",)), make_name(("a", "b")), make_name(("ab",)), make_name((("a",), ("b",))), make_name(())}
     assert len(names) == 5
     assert {len(name) for name in names} == {NAME_BYTES}
-    assert name_of(("a", "b")).hex() == "3554d2b8a1e34099053865de8576d146"  # stored on disk: a change is a new format
+    assert make_name(("a", "b")).hex() == "3554d2b8a1e34099053865de8576d146"  # stored on disk: a change is a new format
 
 
 def test_tails_when_of_rows_then_sort_as_they_do() -> None:
-    tails = tails_of(np.array([0, 255, 256, 2**40]))
+    tails = make_tails(np.array([0, 255, 256, 2**40]))
     assert tails == sorted(tails)
     assert tails[0] == (1).to_bytes(8, "big") != COMMON
-    assert tails_of([]) == []
+    assert make_tails([]) == []
     with pytest.raises(LocalProtocolError, match="row -1"):
-        tails_of([0, -1])
+        make_tails([0, -1])
 
 
 def test_cursor_when_names_follow_one_another_then_each_has_its_own_values(tmp_path: Path) -> None:
-    names = sorted([name_of(("a",)), name_of(("b",)), name_of(("c",))])
+    names = sorted([make_name(("a",)), make_name(("b",)), make_name(("c",))])
     with lmdb.open(str(tmp_path)) as env, env.begin(write=True) as txn:
         cursor = txn.cursor()
         for name, row in ((names[0], 1), (names[2], 1), (names[2], 2)):
-            txn.put(name + tails_of([row])[0], str(row).encode())
+            txn.put(name + make_tails([row])[0], str(row).encode())
         txn.put(names[1] + COMMON, b"all")
         assert [has_rows(cursor, name) for name in names] == [True, False, True]
-        assert all_of(cursor, names[1]) == [(COMMON, b"all")]
+        assert read_all(cursor, names[1]) == [(COMMON, b"all")]
         clear(cursor, names[1])
-        assert len(all_of(cursor, names[1])) == 1
+        assert len(read_all(cursor, names[1])) == 1
         clear(cursor, names[1], with_common=True)
         clear(cursor, names[0])
-        assert [len(all_of(cursor, name)) for name in names] == [0, 0, 2]
+        assert [len(read_all(cursor, name)) for name in names] == [0, 0, 2]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import CapacityError, ClosedError, CorruptDataError, LocalProtocolError, WrongStateError
-from tdserve.messages.value_bundles import bundles_of
+from tdserve.messages.value_bundles import encode_bundles
 from tdserve.messages.value_columns import JoinedValues
 from tdserve.store.object_rows import KeyPath
 from tdserve.store.objects import COMMITS_PER_CHECK, ObjectColumn, Objects
@@ -168,10 +168,10 @@ def test_copy_when_values_were_replaced_then_is_small_and_has_the_same(tmp_path:
     with Objects(tmp_path / "old", writable=True, max_bytes=1 << 26) as objects:
         objects.put_many([ObjectColumn(path, range(100), [bytes(20_000)])])
         objects.put_many([ObjectColumn(path, range(100), [b"small"])])
-        assert objects.unused_bytes() > 2_000_000
+        assert objects.count_unused_bytes() > 2_000_000
         objects.copy(tmp_path / "new")
         with Objects(tmp_path / "new", writable=True, max_bytes=1 << 26) as copied:
-            assert copied.unused_bytes() < 20_000
+            assert copied.count_unused_bytes() < 20_000
             assert copied.get_many([(path, [0, 99, 100])]) == [(True, [b"small", b"small", None])]
             put(copied, (0, path, b"new"))
         assert get(objects, [0], path) == [[b"small"]]
@@ -283,7 +283,7 @@ def test_drop_when_rows_have_values_of_their_own_or_in_bundles_then_theirs_alone
     a, b, c = ("a",), ("b",), ("c",)
     with Objects(tmp_path / "o", writable=True) as objects:
         put(objects, (None, a, b"all"), (1, a, b"one"), (2, a, b"two"))
-        objects.put_bundles([b, c], [0, 1, 2], bundles_of([[b"b0", b"b1", b"b2"], [b"c0", b"c1", b"c2"]]))
+        objects.put_bundles([b, c], [0, 1, 2], encode_bundles([[b"b0", b"b1", b"b2"], [b"c0", b"c1", b"c2"]]))
         assert objects.drop([(path, [1, 2]) for path in (a, b, c)]) == 4
         assert get(objects, [0, 1, 2], a, b, c) == [
             [b"all", b"all", b"all"],

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from tdserve.store import restructuring, rows
 from tdserve.store.mapping import open_leaves
-from tdserve.store.restructuring import FileChange, carry_out, file_change, keep
+from tdserve.store.restructuring import FileChange, carry_out, keep, plan_file_change
 from tdserve.structure.altering import Alteration, Renaming
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec
@@ -65,7 +65,7 @@ def prepared(store: FilePath, alteration: Alteration) -> tuple[FilePath, FileCha
     if alteration.added is not None:
         fill(folder, ADDED if alteration.added == capture(ADDED).spec else TensorDict({"a": torch.zeros(3, 5)}, [3]))
     altered = alteration.apply(spec)
-    change = file_change(spec, altered.spec, altered.origins, alteration.added)
+    change = plan_file_change(spec, altered.spec, altered.origins, alteration.added)
     keep(store, folder, change, altered.spec)
     return folder, change, altered.spec
 
@@ -104,7 +104,7 @@ def test_carry_out_when_done_then_the_files_are_those_of_the_new_structure(
     check(store, new, expected(alteration))
     for path, tensor in capture(TD).tensors.items():  # what was mapped before stays as it was
         assert torch.equal(old[path], tensor)
-    assert restructuring.leftovers(store) == []
+    assert restructuring.list_leftovers(store) == []
 
 
 @pytest.mark.parametrize("alteration", [REMOVED, SWAPPED, ALL, REPLACED], ids=["removed", "swapped", "all", "replaced"])
@@ -150,4 +150,4 @@ def crash_at(number: int, patch: pytest.MonkeyPatch) -> None:
 def test_file_change_when_nothing_moves_then_nothing_is_done(store: FilePath) -> None:
     spec = fill(store, TD)
     altered = Alteration().apply(spec)
-    assert file_change(spec, altered.spec, altered.origins, None) == FileChange((), (), (), (), (), ())
+    assert plan_file_change(spec, altered.spec, altered.origins, None) == FileChange((), (), (), (), (), ())

@@ -171,7 +171,7 @@ def test_find_catalog_when_it_was_lost_beside_stores_then_refused_with_what_to_d
 @pytest.mark.parametrize("nbytes", [100, 4096, 8192])
 def test_find_catalog_when_its_file_was_cut_then_refused_with_what_to_do(tmp_path: Path, nbytes: int) -> None:
     root = Root.acquire(tmp_path / "root")
-    with CatalogDB(root.find_catalog()) as db, db.transaction() as txn:
+    with CatalogDB(root.find_catalog()) as db, db.begin_transaction() as txn:
         txn.put("stores", b"x", b"record")
     file = root.find_catalog() / "data.mdb"
     content = file.read_bytes()

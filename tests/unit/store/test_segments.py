@@ -28,14 +28,14 @@ def _sent(segment: Segment, nbytes: int) -> SegmentReference:
 
 def test_segment_when_received_then_the_same_memory_until_the_last_view_is_dropped() -> None:
     segment = Segment(10_000)
-    segment.content(100)[:] = 7
+    segment.lend(100)[:] = 7
     assert not segment.is_with_others
     sent = _sent(segment, 100)
     assert segment.is_with_others  # although nobody has looked at it yet
     found = receive(sent)
     view = found[50:]
     assert found.tolist() == [7] * 100
-    segment.content(100)[99] = 8
+    segment.lend(100)[99] = 8
     assert view[-1] == 8
     del found
     gc.collect()
@@ -85,7 +85,7 @@ def test_receive_when_the_sender_is_gone_or_the_file_another_then_told() -> None
 def test_segment_when_dropped_then_its_descriptor_is_closed_and_receivers_keep_the_content() -> None:
     num_fds = len(os.listdir("/proc/self/fd"))
     segment = Segment(64)
-    segment.content(64)[:] = np.arange(64)
+    segment.lend(64)[:] = np.arange(64)
     found = receive(_sent(segment, 64))
     del segment
     gc.collect()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tdserve.store.object_folders import folder_at
+from tdserve.store.object_folders import get_folder
 from tdserve.store.objects import ObjectColumn, Objects
 from tdserve.store.value_copy import ValueCopy
 
@@ -28,11 +28,11 @@ def _sums(copy: ValueCopy) -> list[int]:
 def test_copy_when_values_came_since_then_has_them_only_once_it_is_refreshed(tmp_path: Path) -> None:
     copy = ValueCopy(tmp_path)
     assert _sums(copy) == [0, 0, 0]
-    _put(folder_at(tmp_path, 0), b"old")
+    _put(get_folder(tmp_path, 0), b"old")
     copy.refresh(0)
     old = _sums(copy)
     assert len(set(old)) == 3
-    _put(folder_at(tmp_path, 0), b"new")
+    _put(get_folder(tmp_path, 0), b"new")
     assert _sums(copy) == old
     copy.refresh(0)
     assert not set(_sums(copy)) & set(old)
@@ -40,7 +40,7 @@ def test_copy_when_values_came_since_then_has_them_only_once_it_is_refreshed(tmp
 
 def test_copy_when_nothing_was_committed_since_then_stays(tmp_path: Path) -> None:
     copy = ValueCopy(tmp_path)
-    _put(folder_at(tmp_path, 0), b"old")
+    _put(get_folder(tmp_path, 0), b"old")
     copy.refresh(0)
     before = (copy.folder / "data.mdb").stat().st_ino
     copy.refresh(0)
@@ -49,7 +49,7 @@ def test_copy_when_nothing_was_committed_since_then_stays(tmp_path: Path) -> Non
 
 def test_sums_when_a_row_has_several_values_or_all_share_one_then_count_each(tmp_path: Path) -> None:
     copy = ValueCopy(tmp_path)
-    folder = folder_at(tmp_path, 0)
+    folder = get_folder(tmp_path, 0)
     _put(folder, b"x", path="b", num=6)
     copy.refresh(0)
     several = _sums(copy)
@@ -64,13 +64,13 @@ def test_sums_when_a_row_has_several_values_or_all_share_one_then_count_each(tmp
 
 def test_restore_when_the_values_are_of_several_moments_then_the_copy_takes_their_place(tmp_path: Path) -> None:
     copy = ValueCopy(tmp_path)
-    _put(folder_at(tmp_path, 0), b"old")
+    _put(get_folder(tmp_path, 0), b"old")
     copy.refresh(0)
     old = _sums(copy)
-    (folder_at(tmp_path, 0) / "data.mdb").write_bytes(b"damaged" * 5000)
+    (get_folder(tmp_path, 0) / "data.mdb").write_bytes(b"damaged" * 5000)
     (tmp_path / "objects.1").mkdir()
     copy.restore()
-    with Objects(folder_at(tmp_path, 0)) as objects:
+    with Objects(get_folder(tmp_path, 0)) as objects:
         (found,) = objects.get_many([(("a",), ROWS)])
     assert list(found.values) == [b"old0", b"old1", b"old2"]
     assert not (tmp_path / "objects.1").exists()
@@ -79,6 +79,6 @@ def test_restore_when_the_values_are_of_several_moments_then_the_copy_takes_thei
 
 
 def test_restore_when_there_is_no_copy_then_there_are_no_values(tmp_path: Path) -> None:
-    _put(folder_at(tmp_path, 0), b"old")
+    _put(get_folder(tmp_path, 0), b"old")
     ValueCopy(tmp_path).restore()
-    assert not folder_at(tmp_path, 0).exists()
+    assert not get_folder(tmp_path, 0).exists()

@@ -12,7 +12,7 @@ from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tdserve.store.version_ends import VersionEnd
 from tdserve.store.versions import VersionFile
 from tdserve.structure.capture import capture
-from tdserve.structure.version_subset import only_leaves
+from tdserve.structure.version_subset import select_leaves
 
 LARGE = LARGE_LEAF_BYTES // 4 + 3
 TD = TensorDict(
@@ -43,19 +43,19 @@ def test_end_when_messages_go_in_and_out_then_every_leaf_is_what_it_was(tmp_path
         flat[slot.offset : slot.offset + slot.nbytes] = content
     for message in whole.messages:
         part = flat[message.offset : message.offset + message.nbytes]
-        place = sink.direct(message)
+        place = sink.find_memory(message)
         if place is None:
             sink.drain(message, part)
         else:
             place.copy_(part)
     assert all(torch.equal(leaf, CAPTURED.tensors[path]) for path, leaf in file.leaves.items())
-    sent = only_leaves(SPEC, numbers)
+    sent = select_leaves(SPEC, numbers)
     layout = read_layout(sent, is_packed=True)
     source = VersionEnd(file.content, SPEC, sent, layout, lambda slot: np.full(64, slot, np.uint8))
     found = torch.full((layout.nbytes,), 0xAB, dtype=torch.uint8)
     for message in layout.messages:
         place = found[message.offset : message.offset + message.nbytes]
-        memory = source.direct(message)
+        memory = source.find_memory(message)
         if memory is None:
             source.fill(message, place)
             assert all(not place[start:stop].any() for start, stop in message.gaps)
@@ -70,7 +70,7 @@ def test_end_when_messages_go_in_and_out_then_every_leaf_is_what_it_was(tmp_path
 def test_end_when_leaves_are_neighbours_in_file_and_message_then_they_move_as_one_piece(tmp_path: Path) -> None:
     many = capture(TensorDict({f"l{number}": torch.rand(100) for number in range(50)}, [])).spec
     file = VersionFile.create(tmp_path / "1.safetensors", many)
-    for sent, num_pieces in ((many, 1), (only_leaves(many, [0, 1, 2, 7, 8, 30]), 3)):
+    for sent, num_pieces in ((many, 1), (select_leaves(many, [0, 1, 2, 7, 8, 30]), 3)):
         layout = read_layout(sent, is_packed=True)
         end = VersionEnd(file.content, many, sent, layout, lambda slot: np.ones(64, np.uint8))
         assert [len(end._positions[message.offset]) for message in layout.messages] == [num_pieces]
@@ -80,11 +80,11 @@ def test_end_when_the_message_lies_in_the_file_as_it_travels_then_its_memory_is_
     file = file_in(tmp_path)
     layout = write_layout(SPEC, is_packed=True)
     end = VersionEnd(file.content, SPEC, SPEC, layout)
-    direct = [end.direct(message) is not None for message in layout.messages]
+    direct = [end.find_memory(message) is not None for message in layout.messages]
     is_large = [layout.slots[message.parts[0].slot].nbytes >= LARGE_LEAF_BYTES for message in layout.messages]
     assert any(is_large)
     assert all(found for found, large in zip(direct, is_large, strict=True) if large)
     many = capture(TensorDict({f"l{number}": torch.rand(100) for number in range(50)}, [])).spec
     file = VersionFile.create(tmp_path / "2.safetensors", many)
     layout = write_layout(many, is_packed=True)
-    assert VersionEnd(file.content, many, many, layout).direct(layout.messages[0]) is not None
+    assert VersionEnd(file.content, many, many, layout).find_memory(layout.messages[0]) is not None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tdserve.base.errors import CorruptDataError
-from tdserve.store.version_format import check_header_nbytes, data_start, escape, layout_of, version_layout
+from tdserve.store.version_format import check_header_nbytes, compute_data_start, escape, list_leaf_places, make_layout
 from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.tree import Node, Spec, TensorLeaf
 
@@ -26,20 +26,20 @@ def flat(leaves: dict[str, TensorLeaf]) -> Spec:
 @given(LEAVES)
 def test_layout_when_made_then_is_packed_and_every_leaf_aligned(leaves: dict[str, TensorLeaf]) -> None:
     spec, end = flat(leaves), 0
-    for path, offset, nbytes in version_layout(spec):
+    for path, offset, nbytes in list_leaf_places(spec):
         assert offset == end
         assert offset % ITEMSIZE[leaves[path[0]].dtype] == 0
         end += nbytes
     assert end == spec.nbytes
-    assert {path for path, _, _ in version_layout(spec)} == {path for path, _ in spec.tensors}
+    assert {path for path, _, _ in list_leaf_places(spec)} == {path for path, _ in spec.tensors}
 
 
 @given(LEAVES, st.dictionaries(st.text(), st.text()))
 def test_header_when_parsed_then_gives_the_metadata_back(
     leaves: dict[str, TensorLeaf], metadata: dict[str, str]
 ) -> None:
-    layout = layout_of(flat(leaves))
-    header = layout.header(metadata)
+    layout = make_layout(flat(leaves))
+    header = layout.encode_header(metadata)
     assert layout.parse(header + b"  ", path="x") == metadata
     found = json.loads(header)
     assert found.pop("__metadata__").keys() >= {"tdserve"}
@@ -48,8 +48,8 @@ def test_header_when_parsed_then_gives_the_metadata_back(
 
 @pytest.mark.parametrize("key", ["tdserve", "tdserve:", "tdserve:tdserve", "a"])
 def test_metadata_when_named_like_ours_then_both_survive(key: str) -> None:
-    layout = layout_of(flat({}))
-    header = layout.header({key: "theirs"})
+    layout = make_layout(flat({}))
+    header = layout.encode_header({key: "theirs"})
     assert layout.parse(header, path="x") == {key: "theirs"}
     assert json.loads(json.loads(header)["__metadata__"]["tdserve"])["format_version"] == 1
 
@@ -64,9 +64,9 @@ def test_name_when_it_is_safetensors_own_then_is_another() -> None:
 
 
 def test_header_when_of_another_spec_then_is_corrupt() -> None:
-    header = layout_of(flat({"a": TensorLeaf("int8", (2,))})).header({})
+    header = make_layout(flat({"a": TensorLeaf("int8", (2,))})).encode_header({})
     with pytest.raises(CorruptDataError, match="somewhere"):
-        layout_of(flat({"a": TensorLeaf("int8", (3,))})).parse(header, path="somewhere")
+        make_layout(flat({"a": TensorLeaf("int8", (3,))})).parse(header, path="somewhere")
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 4087, 4089, 8184, 2**63])
@@ -77,5 +77,5 @@ def test_header_when_its_length_is_absurd_then_is_corrupt(nbytes: int) -> None:
 
 
 def test_data_start_when_header_grows_a_little_then_stays() -> None:
-    assert data_start(bytes(100)) == data_start(bytes(600)) == 4096
-    assert data_start(bytes(4000)) == 8192
+    assert compute_data_start(bytes(100)) == compute_data_start(bytes(600)) == 4096
+    assert compute_data_start(bytes(4000)) == 8192

@@ -10,7 +10,7 @@ import torch
 
 from tdserve.store import version_mappings
 from tdserve.store.version_mappings import VersionMapping
-from tdserve.store.versions import VersionFile, version_layout
+from tdserve.store.versions import VersionFile, list_leaf_places
 from tdserve.structure.tree import Node, Spec, TensorLeaf
 
 SPEC = Spec(Node((), None, None, None, (("w", TensorLeaf("float32", (2, 3))), ("v", TensorLeaf("int64", ())))))
@@ -59,11 +59,11 @@ def test_leaf_views_when_neighbours_share_a_shape_or_not_then_each_is_its_own_by
     entries = tuple((key, TensorLeaf("float32", shape)) for key, shape in shapes.items())
     spec = Spec(Node((), None, None, None, (*entries, ("j", TensorLeaf("int16", (2, 2))))))
     content = torch.empty(spec.nbytes, dtype=torch.uint8)
-    leaves = version_mappings.leaf_views(content, spec)
+    leaves = version_mappings.make_leaf_views(content, spec)
     assert list(leaves) == [path for path, _ in spec.tensors]
     for path, leaf in spec.tensors:
         assert (leaves[path].shape, str(leaves[path].dtype)) == (leaf.shape, f"torch.{leaf.dtype}")
-    for path, offset, nbytes in version_layout(spec):
+    for path, offset, nbytes in list_leaf_places(spec):
         leaves[path].fill_(offset % 251)
         assert leaves[path].is_contiguous()
         assert not nbytes or leaves[path].data_ptr() == content.data_ptr() + offset
@@ -72,7 +72,7 @@ def test_leaf_views_when_neighbours_share_a_shape_or_not_then_each_is_its_own_by
 
 def test_private_mapping_when_made_then_not_in_the_registry_and_each_has_its_own_tensors(tmp_path: Path) -> None:
     fd = _open(tmp_path / "a")
-    first, second = (VersionMapping.private(fd, path=tmp_path) for _ in range(2))
+    first, second = (VersionMapping.map_private(fd, path=tmp_path) for _ in range(2))
     assert version_mappings.acquire(fd, writable=False, path=tmp_path) not in (first, second)
     os.close(fd)
 
@@ -83,10 +83,10 @@ def test_when_dropped_when_any_tensor_lives_then_not_yet(tmp_path: Path) -> None
     file.seal()
     dropped: list[int] = []
     fd = os.open(file.path, os.O_RDONLY)
-    mapping = VersionMapping.private(fd, path=file.path)
+    mapping = VersionMapping.map_private(fd, path=file.path)
     os.close(fd)
     mapping.call_when_dropped(dropped.append, 5)
-    row = mapping.leaves(SPEC)["w",][1]
+    row = mapping.get_leaves(SPEC)["w",][1]
     del mapping
     gc.collect()
     assert dropped == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.store.version_marks import find_whole_versions, is_of_another, sync_versions
-from tdserve.store.version_names import retire, values_name
+from tdserve.store.version_names import make_values_name, retire
 
 UID, OTHER = "a" * 32, "b" * 32
 
@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir(parents=True)
     for number in (1, 2, 3):
         (made / f"{number}.safetensors").write_bytes(bytes([number]) * 3_000_000)
-    values_name(made / "2.safetensors").write_bytes(b"values")
+    make_values_name(made / "2.safetensors").write_bytes(b"values")
     return made
 
 
@@ -30,7 +30,7 @@ def test_versions_when_synced_then_those_whose_files_are_as_they_were_are_whole(
         file.seek(2_500_000)
         file.write(b"\0")
     assert find_whole_versions(folder, uid=UID) == {2: "two", 3: "three"}
-    values_name(folder / "2.safetensors").write_bytes(b"other!")
+    make_values_name(folder / "2.safetensors").write_bytes(b"other!")
     assert find_whole_versions(folder, uid=UID) == {3: "three"}
     (folder / "3.safetensors").unlink()
     assert find_whole_versions(folder, uid=UID) == {}

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.store.version_names import discard, part_name, retire, retired_name, values_name
+from tdserve.store.version_names import discard, make_part_name, make_retired_name, make_values_name, retire
 
 
 def test_version_when_retired_then_keeps_its_file_under_another_name(tmp_path: Path) -> None:
     final = tmp_path / "3.safetensors"
     final.write_bytes(b"data")
-    values_name(final).write_bytes(b"values")
+    make_values_name(final).write_bytes(b"values")
     inode = final.stat().st_ino
     retire(final)
     assert os.listdir(tmp_path) == ["3.retired"]
-    assert retired_name(final).stat().st_ino == inode
+    assert make_retired_name(final).stat().st_ino == inode
     retire(final)
-    assert retired_name(final).read_bytes() == b"data"
+    assert make_retired_name(final).read_bytes() == b"data"
 
 
-@pytest.mark.parametrize("name", [part_name, retired_name, values_name, Path])
+@pytest.mark.parametrize("name", [make_part_name, make_retired_name, make_values_name, Path])
 def test_version_when_discarded_in_any_state_then_nothing_is_left(tmp_path: Path, name: type[Path]) -> None:
     final = tmp_path / "3.safetensors"
     name(final).write_bytes(b"data")

@@ -167,7 +167,7 @@ def test_leaf_contents_when_asked_for_then_the_bytes_of_every_leaf_in_canonical_
     for number, leaf in enumerate(version.leaves.values()):
         leaf.fill_(number + 1)
     expected = [leaf.view(-1).view(torch.uint8).tolist() for leaf in version.leaves.values()]
-    assert [content.tolist() for content in version.leaf_contents()] == expected
+    assert [content.tolist() for content in version.iter_leaf_contents()] == expected
     version.seal()
 
 

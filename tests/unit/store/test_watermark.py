@@ -33,7 +33,7 @@ class Store:
         self.folder = folder
         self.generations = Generations.create(folder / GENERATION_FILE, uid=UID, num_rows=NUM_ROWS + 1)
         self.leaves = open_leaves(folder, spec, writable=True)
-        self.synced = SyncedStore.of(spec, uid=UID, folder=str(folder), structure=0)
+        self.synced = SyncedStore.from_spec(spec, uid=UID, folder=str(folder), structure=0)
 
     def write(self, row: int, value: int) -> None:
         """All of a row."""

@@ -46,7 +46,7 @@ class MemorySource:
             stack = stack[index]
         stack[self.chain[-1]] = value
 
-    def at(self, index: Any) -> MemorySource:
+    def select(self, index: Any) -> MemorySource:
         """A part of the rows."""
         size = self._rows(self.cell.entry).batch_size[0]
         if isinstance(index, int) and not -size <= index < size:

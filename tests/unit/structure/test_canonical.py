@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tdserve.structure.canonical import fingerprint, write_node
+from tdserve.structure.canonical import compute_fingerprint, write_node
 from tdserve.structure.nodes import Node, Params, TensorLeaf, ValueLeaf
 from tdserve.v1 import spec_pb2
 
@@ -21,7 +21,7 @@ def reversed_entries(node: Node) -> Node:
 
 def test_fingerprint_when_order_of_entries_differs_then_is_the_same() -> None:
     assert reversed_entries(ROOT) != ROOT
-    assert fingerprint(reversed_entries(ROOT)) == fingerprint(ROOT)
+    assert compute_fingerprint(reversed_entries(ROOT)) == compute_fingerprint(ROOT)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_fingerprint_when_order_of_entries_differs_then_is_the_same() -> None:
     ],
 )
 def test_fingerprint_when_anything_else_differs_then_differs(change: dict[str, Any]) -> None:
-    assert fingerprint(ROOT._replace(**change)) != fingerprint(ROOT)
+    assert compute_fingerprint(ROOT._replace(**change)) != compute_fingerprint(ROOT)
 
 
 def test_fingerprint_when_taken_then_follows_the_protocol_book() -> None:
@@ -49,12 +49,12 @@ def test_fingerprint_when_taken_then_follows_the_protocol_book() -> None:
     write_node(ROOT, message.root, is_sorted=True)
     keys = [entry.key for entry in message.root.entries]
     assert keys == sorted(keys, key=lambda key: key.encode())
-    assert fingerprint(ROOT) == hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
+    assert compute_fingerprint(ROOT) == hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
 
 
 def test_fingerprint_when_computed_by_another_release_then_is_still_this() -> None:
     # stored on disk and compared between peers: a change here is a new format version
-    assert fingerprint(Node((2,), None, None, None, (("a", TensorLeaf("float32", (2, 3))),))).hex() == KNOWN
+    assert compute_fingerprint(Node((2,), None, None, None, (("a", TensorLeaf("float32", (2, 3))),))).hex() == KNOWN
 
 
 KNOWN = "5693ab1dfdb536575c1e6ba712d7d58dad64f9720d3d94985fc78825265f4c8b"

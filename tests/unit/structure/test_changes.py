@@ -5,11 +5,11 @@ from __future__ import annotations
 from tdserve.structure.changes import (
     drop_batch_dim,
     move_to_cpu,
-    per_row,
     rebatch,
     redevice,
     replace_entries,
     set_locks,
+    set_per_row,
     strip_to_content,
 )
 from tdserve.structure.nodes import Form, Node, Ragged, TensorKind, TensorLeaf, ValueLeaf, has_state
@@ -64,7 +64,7 @@ def test_redevice_when_nodes_are_nested_then_every_one() -> None:
 
 
 def test_per_row_when_values_are_shared_then_one_for_each() -> None:
-    assert dict(per_row(STACK).entries)["s"] == ValueLeaf((4,), True)
+    assert dict(set_per_row(STACK).entries)["s"] == ValueLeaf((4,), True)
 
 
 def test_relocked_when_asked_then_every_node() -> None:

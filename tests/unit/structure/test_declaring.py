@@ -10,7 +10,14 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_s
 
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.structure.capture import capture
-from tdserve.structure.declaring import declare_ragged, first_values, list_declared_paths, widen_row, widens, zeros_of
+from tdserve.structure.declaring import (
+    declare_ragged,
+    list_declared_paths,
+    make_first_values,
+    make_zeros,
+    widen_row,
+    widens,
+)
 from tdserve.structure.nodes import Form, Node, Ragged, ValueLeaf
 from tdserve.structure.tree import Spec
 from tests.unit.structure.ragged import jagged, said, strided, turns
@@ -83,7 +90,7 @@ def test_first_values_when_store_is_ragged_then_empty() -> None:
     row = TensorDict({"t": torch.zeros(4), "s": NonTensorStack("a", "b"), "h": turns(2)})
     captured = capture(row)
     spec = declare_ragged(captured.spec, captured.values, ["t", "h"], store="").prepend((3,))
-    reduced, values = first_values(spec.select([path for path, _ in spec.values]), captured.values, (3,))
+    reduced, values = make_first_values(spec.select([path for path, _ in spec.values]), captured.values, (3,))
     assert values["t",].shape == (0,)
     assert values["h",] == [None] * 3
     assert values["s",] == [["a", "b"]] * 3
@@ -93,18 +100,18 @@ def test_first_values_when_store_is_ragged_then_empty() -> None:
 def test_first_values_when_zeros_are_given_then_each_row_has_them() -> None:
     captured = capture(TensorDict({"h": turns(2)}))
     spec = declare_ragged(captured.spec, captured.values, ["h"], store="").prepend((3,))
-    zero = zeros_of(turns(2))
-    _, values = first_values(spec.select([("h",)]), captured.values, (3,), {("h",): zero})
+    zero = make_zeros(turns(2))
+    _, values = make_first_values(spec.select([("h",)]), captured.values, (3,), {("h",): zero})
     assert [value is zero for value in values["h",]] == [True] * 3
 
 
 def test_zeros_of_when_of_a_stack_then_its_structure_and_nothing_of_it_is_changed() -> None:
     stack = lazy_stack([TensorDict({"t": torch.ones(size), "s": "text"}) for size in (2, 3)])
-    zeros = zeros_of(stack)
+    zeros = make_zeros(stack)
     assert [row["t"].tolist() for row in zeros.unbind(0)] == [[0, 0], [0, 0, 0]]
     assert zeros[0]["s"] == "text"
     assert stack[0]["t"].tolist() == [1, 1]
-    assert zeros_of(stack.apply(lambda x: x.to("meta")))[1]["t"].tolist() == [0, 0, 0]
+    assert make_zeros(stack.apply(lambda x: x.to("meta")))[1]["t"].tolist() == [0, 0, 0]
 
 
 def test_declared_paths_when_asked_then_keys_and_nested_rows() -> None:

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict, lazy_stack
 
 from tdserve.structure.capture import capture
-from tdserve.structure.difference import Difference, describe_difference, first_difference
+from tdserve.structure.difference import Difference, describe_difference, find_difference
 from tdserve.structure.nodes import Node
 
 
@@ -52,11 +52,11 @@ CASES: dict[str, tuple[Any, Any, Difference]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_difference_when_two_structures_differ_then_names_the_first_key(name: str) -> None:
     one, other, found = CASES[name]
-    assert first_difference(root_of(one), root_of(other)) == found
+    assert find_difference(root_of(one), root_of(other)) == found
     turned = Difference(found.key, found.other, found.one)
-    assert first_difference(root_of(other), root_of(one)) == turned
+    assert find_difference(root_of(other), root_of(one)) == turned
     assert f"it has {found.one}, asked is {found.other}" in describe_difference(root_of(one), root_of(other))
 
 
 def test_difference_when_only_the_order_of_keys_differs_then_none() -> None:
-    assert first_difference(root_of(td()), root_of(td(x=None).set("x", torch.zeros(2, 4)))) is None
+    assert find_difference(root_of(td()), root_of(td(x=None).set("x", torch.zeros(2, 4)))) is None

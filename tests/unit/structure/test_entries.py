@@ -7,7 +7,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict
 from tensordict.nn import TensorDictParams
 
-from tdserve.structure.entries import change_tensors, enliven, entry_at, exchange_tensors, name_dims, put_in_order
+from tdserve.structure.entries import change_tensors, enliven, exchange_tensors, get_entry, name_dims, put_in_order
 from tdserve.structure.live_values import LiveNonTensorData, LiveNonTensorStack
 from tests.conformance.kinds_classes import Frozen
 from tests.unit.structure.memory_source import Cell, MemorySource
@@ -79,13 +79,13 @@ def test_exchange_when_there_are_parameters_and_other_kinds_then_only_plain_tens
 def test_entry_at_when_in_a_tensorclass_then_the_entry_itself() -> None:
     td = TensorDict({"row": Named(x=torch.zeros(2), name="old", batch_size=[2])}, [2])
     enliven(td, {("row", "name"): source()})
-    assert type(entry_at(td, ("row", "name"))) is LiveNonTensorData
-    assert type(entry_at(td, ("row",))) is Named
+    assert type(get_entry(td, ("row", "name"))) is LiveNonTensorData
+    assert type(get_entry(td, ("row",))) is Named
 
 
 def test_entry_at_when_in_a_lazy_stack_then_as_get() -> None:
     td = TensorDict.lazy_stack([TensorDict({"s": value}, []) for value in "pq"])
-    assert entry_at(td, ("s",)).tolist() == ["p", "q"]
+    assert get_entry(td, ("s",)).tolist() == ["p", "q"]
 
 
 def test_change_when_tensors_are_held_in_every_way_then_all_of_them_and_nothing_else() -> None:

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.capture import Captured, capture
-from tdserve.structure.fake_tensors import as_meta, has_no_content, is_blank, structure_of, without_content
+from tdserve.structure.fake_tensors import has_no_content, is_blank, to_meta, to_meta_capture, to_structure_capture
 
 
 def example() -> TensorDict:
@@ -34,10 +34,10 @@ def test_capture_when_tensors_have_no_content_then_takes_their_structure(make: A
     assert [leaf for _, leaf in captured.spec.tensors] == [leaf for _, leaf in expected.spec.tensors]
     assert all(tensor.is_meta for tensor in captured.tensors.values())
     assert captured.values == expected.values
-    whole = without_content(captured, store="s")
+    whole = to_meta_capture(captured, store="s")
     assert whole is not None
     assert whole.spec == expected.spec.with_device("meta")
-    assert structure_of(captured).spec.root.device in (None, "cpu")
+    assert to_structure_capture(captured).spec.root.device in (None, "cpu")
 
 
 @pytest.mark.parametrize(("make", "what"), [(lambda td: td.to("meta"), "a meta tensor"), (fake, "a fake tensor")])
@@ -64,14 +64,14 @@ def test_capture_when_size_is_a_symbol_then_refuses() -> None:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     tensor = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.zeros(5, 7), static_shapes=False)
-    assert as_meta(tensor) is None
+    assert to_meta(tensor) is None
 
 
 def test_without_content_when_some_have_content_then_refuses_by_name() -> None:
     td = example().set("m", torch.zeros(3, device="meta"))
     with pytest.raises(NotSupportedError, match=r"key 'm'.*memmap_like"):
-        without_content(taken(td), store="s")
-    assert without_content(taken(example()), store="s") is None
+        to_meta_capture(taken(td), store="s")
+    assert to_meta_capture(taken(example()), store="s") is None
 
 
 def test_has_no_content_when_tensor_is_any_then_tells() -> None:

@@ -15,7 +15,15 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, PersistentTensorDi
 from tdserve.base.errors import CorruptDataError
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
-from tdserve.structure.files import FileTensor, blocks, file_items, in_memory, is_in_file, read_strided_piece, spans
+from tdserve.structure.files import (
+    FileTensor,
+    is_in_file,
+    iter_file_items,
+    read_into_memory,
+    read_strided_piece,
+    split_blocks,
+    split_spans,
+)
 from tests.unit.structure.strategies import difference
 
 
@@ -53,7 +61,7 @@ def test_blocks_when_any_elements_are_asked_for_then_they_come_in_order(shape: l
     whole = np.arange(math.prod(shape)).reshape(shape)
     first = data.draw(st.integers(0, whole.size))
     stop = data.draw(st.integers(first, whole.size))
-    found = [whole[index].reshape(-1) for index in blocks(tuple(shape), first, stop)]
+    found = [whole[index].reshape(-1) for index in split_blocks(tuple(shape), first, stop)]
     assert np.concatenate([np.empty(0, int), *found]).tolist() == list(range(first, stop))
     assert len(found) <= 2 * len(shape) + 1
 
@@ -61,7 +69,7 @@ def test_blocks_when_any_elements_are_asked_for_then_they_come_in_order(shape: l
 @pytest.mark.parametrize("shape", [(), (0, 3), (3,), (100, 1024, 128), (2, 3_000_000)])
 def test_spans_when_put_together_then_they_are_all_and_none_is_long(shape: tuple[int, ...]) -> None:
     whole = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
-    parts = [whole[index].reshape(-1) for index in spans(shape, 4)]
+    parts = [whole[index].reshape(-1) for index in split_spans(shape, 4)]
     assert np.array_equal(np.concatenate([np.empty(0, np.int32), *parts]), whole.reshape(-1))
     assert max((part.nbytes for part in parts), default=0) <= 4 << 20
 
@@ -105,7 +113,7 @@ def test_capture_when_tensordict_is_persistent_then_reads_no_tensor(stored: Pers
 
 
 def test_file_tensor_when_used_as_any_tensor_then_is_read(stored: PersistentTensorDict) -> None:
-    tensor = dict(file_items(stored))["x"]
+    tensor = dict(iter_file_items(stored))["x"]
     whole = content()["x"]
     assert tensor.cpu().equal(whole)
     assert type(tensor.cpu()) is torch.Tensor
@@ -140,7 +148,7 @@ def test_capture_when_rows_of_a_stack_are_in_files_then_they_are_read(stored: Pe
 
 def test_in_memory_when_nothing_is_in_a_file_then_is_the_same() -> None:
     td = content()
-    assert in_memory(td) is td
+    assert read_into_memory(td) is td
     assert not is_in_file(td)
 
 
@@ -167,4 +175,4 @@ def test_file_when_cut_off_while_it_is_open_then_data_loss_and_no_zeros(tmp_path
     td = td if part == "all" else td._get_sub_tensordict(slice(1 << 19, None))
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(CorruptDataError, match=r"cut\.h5.*bytes or more"):
-        in_memory(td) if part == "in memory" else dict(file_items(td))["x"].cpu()
+        read_into_memory(td) if part == "in memory" else dict(iter_file_items(td))["x"].cpu()

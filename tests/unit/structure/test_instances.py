@@ -11,14 +11,14 @@ from tensordict.nn import TensorDictParams
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.instances import (
-    as_instance,
-    as_stack,
-    class_name,
-    fields_of,
+    find_content,
+    find_fields,
     find_tensorclass,
-    inside,
-    instance_of,
+    get_class_name,
+    make_instance,
     num_classes,
+    to_inner_stack,
+    to_stack,
 )
 from tests.sameness import assert_same
 from tests.unit.structure.ragged import Turns, made
@@ -37,31 +37,31 @@ class SubState(State):
 
 
 def test_find_tensorclass_when_it_is_a_typed_tensordict_then_the_class() -> None:
-    assert find_tensorclass(class_name(SubState), (), {"x", "y", "more"}) is SubState
+    assert find_tensorclass(get_class_name(SubState), (), {"x", "y", "more"}) is SubState
 
 
 def test_instance_of_when_typed_then_around_the_tensordict_itself() -> None:
     td = TensorDict({"x": torch.ones(2)}, [2])
-    found = instance_of(State, td, {})
+    found = make_instance(State, td, {})
     assert type(found) is State
-    assert inside(found) is td
+    assert find_content(found) is td
 
 
 def test_inside_when_it_is_a_wrapper_then_what_it_is_around() -> None:
     td = TensorDict({"x": torch.ones(2)}, [2])
     params = TensorDictParams(td)
-    assert inside(params) is params._param_td
-    assert inside(instance_of(Turns, td, {})) is td
-    assert inside(1) is None
+    assert find_content(params) is params._param_td
+    assert find_content(make_instance(Turns, td, {})) is td
+    assert find_content(1) is None
 
 
 def test_find_tensorclass_when_it_is_known_then_the_class() -> None:
-    assert find_tensorclass(class_name(Turns), (), {"role"}) is Turns
+    assert find_tensorclass(get_class_name(Turns), (), {"role"}) is Turns
 
 
 def test_find_tensorclass_when_a_field_is_unknown_then_names_it_and_the_key() -> None:
     with pytest.raises(NotSupportedError, match=r"at key 'h'.*no fields \['mood'\]"):
-        find_tensorclass(class_name(Turns), ("h",), {"role", "mood"})
+        find_tensorclass(get_class_name(Turns), ("h",), {"role", "mood"})
 
 
 def test_find_tensorclass_when_class_is_unknown_then_says_which_module_to_import() -> None:
@@ -83,7 +83,7 @@ def test_num_classes_when_one_is_used_for_the_first_time_then_grows() -> None:
 
 def test_instance_of_when_made_then_it_holds_the_tensordict() -> None:
     td = TensorDict({"tokens": torch.ones(2, 1)}, [2])
-    assert instance_of(Turns, td, {})._tensordict is td
+    assert make_instance(Turns, td, {})._tensordict is td
 
 
 def members() -> list[Any]:
@@ -98,11 +98,11 @@ def members() -> list[Any]:
 def test_as_stack_when_around_a_lazy_stack_then_a_stack_of_instances_and_back(dim: int) -> None:
     instance = lazy_stack(members(), dim)
     stack = LazyStackedTensorDict(*members(), stack_dim=dim, stack_dim_name="time")
-    found = as_stack(instance)
+    found = to_stack(instance)
     assert type(found) is LazyStackedTensorDict
     assert [type(member) for member in found.tensordicts] == [Turns, Turns]
     assert found.stack_dim == dim
-    content, is_instance = as_instance(stack, class_name(Turns))
+    content, is_instance = to_inner_stack(stack, get_class_name(Turns))
     assert is_instance
     assert content.names[dim] == "time"
     for mine, theirs in zip(content.tensordicts, instance._tensordict.tensordicts, strict=True):
@@ -111,17 +111,17 @@ def test_as_stack_when_around_a_lazy_stack_then_a_stack_of_instances_and_back(di
 
 def test_as_stack_when_dense_then_the_instance_itself() -> None:
     (instance, _) = members()
-    assert as_stack(instance) is instance
+    assert to_stack(instance) is instance
 
 
 def test_as_instance_when_some_members_are_of_no_such_class_then_the_stack_itself() -> None:
     for others in ([*members(), TensorDict({}, [2])], [State(x=torch.ones(2), batch_size=[2])]):
         stack = LazyStackedTensorDict(*others, stack_dim=0)
-        assert as_instance(stack, class_name(Turns)) == (stack, False)
+        assert to_inner_stack(stack, get_class_name(Turns)) == (stack, False)
 
 
 def test_fields_of_when_a_class_is_known_then_its_fields_and_none_of_a_typed_tensordict() -> None:
-    assert fields_of(class_name(Turns)) == {"role", "content", "tool_calls", "tokens"}
-    assert fields_of(class_name(State)) == frozenset()
+    assert find_fields(get_class_name(Turns)) == {"role", "content", "tool_calls", "tokens"}
+    assert find_fields(get_class_name(State)) == frozenset()
     with pytest.raises(NotSupportedError, match="import module nowhere"):
-        fields_of("nowhere.Class")
+        find_fields("nowhere.Class")

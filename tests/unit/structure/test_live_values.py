@@ -11,7 +11,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.base.errors import StoreNotFoundError, WrongStateError
 from tdserve.structure.capture import capture
-from tdserve.structure.live_values import LiveNonTensorData, LiveNonTensorStack, is_view, live_entry
+from tdserve.structure.live_values import LiveNonTensorData, LiveNonTensorStack, is_view, make_live_entry
 from tests.unit.structure.memory_source import Cell, MemorySource
 
 Pair = tuple[TensorDict, Cell, Cell]
@@ -22,8 +22,8 @@ def pair() -> Pair:
     """A locked tensordict of two rows with a live single value "a" and a live stack of "b" and "c"."""
     one, rows = Cell(NonTensorData("a", batch_size=[2])), Cell(NonTensorStack("b", "c"))
     entries = {
-        "one": live_entry(MemorySource(one), [2]),
-        "rows": live_entry(MemorySource(rows), [2], is_stack=True),
+        "one": make_live_entry(MemorySource(one), [2]),
+        "rows": make_live_entry(MemorySource(rows), [2], is_stack=True),
         "x": torch.zeros(2),
     }
     return TensorDict(entries, [2]).lock_(), one, rows
@@ -175,7 +175,7 @@ def test_data_when_rows_were_given_different_values_then_says_so_and_lists_them(
 def test_stack_when_of_two_dimensions_then_reads_and_writes_below() -> None:
     rows: list[Any] = [["a", "b", "c"], ["d", "e", "f"]]
     cell = Cell(NonTensorStack.from_list(rows))
-    stack = live_entry(MemorySource(cell), [2, 3], is_stack=True)
+    stack = make_live_entry(MemorySource(cell), [2, 3], is_stack=True)
     assert (stack[1].tolist(), stack[1][2].data, stack.tensordicts[0].tolist()) == (
         ["d", "e", "f"],
         "f",
@@ -186,7 +186,7 @@ def test_stack_when_of_two_dimensions_then_reads_and_writes_below() -> None:
 
 
 def test_stack_when_empty_then_has_no_rows() -> None:
-    stack = live_entry(MemorySource(Cell(NonTensorStack("a", "b")[0:0])), [0], is_stack=True)
+    stack = make_live_entry(MemorySource(Cell(NonTensorStack("a", "b")[0:0])), [0], is_stack=True)
     assert (stack.tensordicts, stack.tolist(), len(stack)) == ([], [], 0)
 
 
@@ -202,7 +202,7 @@ def test_stack_when_locked_then_makes_no_rows(pair: Pair) -> None:
 def test_names_and_device_when_given_then_are_kept() -> None:
     device = torch.device("cpu")
     for is_stack in (False, True):
-        entry = live_entry(MemorySource(Cell(NonTensorStack("a", "b"))), [2], device, ["time"], is_stack)
+        entry = make_live_entry(MemorySource(Cell(NonTensorStack("a", "b"))), [2], device, ["time"], is_stack)
         assert (entry.names, entry.device) == (["time"], device)
         assert copy.copy(entry).names == ["time"]
 
@@ -222,7 +222,7 @@ def test_repr_when_the_source_is_gone_then_says_why(pair: Pair) -> None:
             raise StoreNotFoundError(name="batch")
 
     for is_stack in (False, True):
-        entry = live_entry(Gone(pair[1]), [2], is_stack=is_stack)
+        entry = make_live_entry(Gone(pair[1]), [2], is_stack=is_stack)
         assert "no store 'batch'" in repr(entry)
         with pytest.raises(StoreNotFoundError):
             entry.tolist()

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from tdserve.structure.nodes import PACKED, Entry, Form, Node, Ragged, TensorLeaf, ValueLeaf, entry_of, num_dims_of
+from tdserve.structure.nodes import PACKED, Entry, Form, Node, Ragged, TensorLeaf, ValueLeaf, find_entry, num_dims_of
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,10 @@ def test_parts_of_different_kinds_when_compared_then_differ() -> None:
 def test_entry_of_when_asked_then_what_is_there_or_none() -> None:
     leaf = TensorLeaf("bool", ())
     root = Node((), None, None, None, (("n", Node((), None, None, None, (("c", leaf),))),))
-    assert entry_of(root, ()) is root
-    assert entry_of(root, ("n", "c")) is leaf
-    assert entry_of(root, ("n", "q")) is None
-    assert entry_of(root, ("n", "c", "d")) is None
+    assert find_entry(root, ()) is root
+    assert find_entry(root, ("n", "c")) is leaf
+    assert find_entry(root, ("n", "q")) is None
+    assert find_entry(root, ("n", "c", "d")) is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
 from tdserve.messages.value_columns import ValueColumn, decode_block, encode_block, join
 from tdserve.structure.nodes import Form, Ragged
-from tdserve.structure.pieces import Pieces, blob_of_zeros, build_jagged, pieces_of_jagged
+from tdserve.structure.pieces import Pieces, build_jagged, make_zero_blob, split_jagged
 from tdserve.values.codec import NONE
 from tests.unit.structure.ragged import CASES, check_same, jagged as nested
 
@@ -24,7 +24,7 @@ def shapes(pieces: Any) -> list[tuple[int, ...]]:
 
 
 def test_pieces_when_made_of_tensors_then_they_are_its_elements() -> None:
-    pieces = Pieces.of(TENSORS, RAGGED)
+    pieces = Pieces.from_tensors(TENSORS, RAGGED)
     assert len(pieces) == 3
     assert shapes(pieces) == [(3, 2), (0, 2), (1, 2)]
     assert torch.equal(pieces[-1], TENSORS[-1])
@@ -32,7 +32,7 @@ def test_pieces_when_made_of_tensors_then_they_are_its_elements() -> None:
 
 
 def test_pieces_when_sliced_then_a_part_of_the_same_memory() -> None:
-    pieces = Pieces.of(TENSORS, RAGGED)
+    pieces = Pieces.from_tensors(TENSORS, RAGGED)
     assert shapes(pieces[1:]) == [(0, 2), (1, 2)]
     assert shapes(pieces[2:1]) == []
     assert shapes(pieces[::2]) == [(3, 2), (1, 2)]
@@ -40,56 +40,56 @@ def test_pieces_when_sliced_then_a_part_of_the_same_memory() -> None:
 
 
 def test_pieces_when_one_is_replaced_then_only_that_one_changes() -> None:
-    pieces = Pieces.of(TENSORS, RAGGED)
+    pieces = Pieces.from_tensors(TENSORS, RAGGED)
     pieces[1] = torch.full((5, 2), 7.0)
     assert pieces.shapes[:, 0].tolist() == [3, 5, 1]
-    assert torch.equal(pieces.whole()[0].view(-1, 2)[3:8], pieces[1])
-    assert torch.equal(Pieces.from_blobs(pieces.blobs(), RAGGED)[1], pieces[1])
+    assert torch.equal(pieces.join()[0].view(-1, 2)[3:8], pieces[1])
+    assert torch.equal(Pieces.from_blobs(pieces.to_blobs(), RAGGED)[1], pieces[1])
     assert shapes(pieces[1:]) == [(5, 2), (1, 2)]
 
 
 def test_blob_when_stored_then_its_shape_and_its_bytes() -> None:
-    (blob,) = Pieces.of([torch.arange(2.0).view(1, 2)], RAGGED).blobs()
+    (blob,) = Pieces.from_tensors([torch.arange(2.0).view(1, 2)], RAGGED).to_blobs()
     assert blob == np.array([1, 2], "<i8").tobytes() + np.array([0, 1], "<f4").tobytes()
 
 
 def test_split_when_asked_for_then_the_blobs_without_a_copy() -> None:
-    pieces = Pieces.of(TENSORS, RAGGED)
+    pieces = Pieces.from_tensors(TENSORS, RAGGED)
     split = pieces.split()
-    assert b"".join(split.parts()) == b"".join(pieces.blobs())
-    assert split.sizes.tolist() == [len(blob) for blob in pieces.blobs()] == [40, 16, 24]
+    assert b"".join(split.get_parts()) == b"".join(pieces.to_blobs())
+    assert split.sizes.tolist() == [len(blob) for blob in pieces.to_blobs()] == [40, 16, 24]
     pieces[0].fill_(9)
     assert np.frombuffer(split.pieces[1][0], "<f4").tolist() == [9] * 6
     pieces[1] = torch.full((5, 2), 7.0)
     assert pieces.split().sizes.tolist() == [40, 56, 24]
-    assert Pieces.of([], RAGGED).split().parts() == []
+    assert Pieces.from_tensors([], RAGGED).split().get_parts() == []
 
 
 @pytest.mark.parametrize("head_nbytes", [0, 8, 16])
 def test_from_blobs_when_they_are_joined_then_the_same(head_nbytes: int) -> None:
-    blobs = Pieces.of(TENSORS, RAGGED).blobs()
+    blobs = Pieces.from_tensors(TENSORS, RAGGED).to_blobs()
     for values in (blobs, [*blobs, NONE], [blobs[1]] * 2, []):
         found = Pieces.from_blobs(join(values, head_nbytes=head_nbytes), RAGGED)
-        assert found.blobs() == Pieces.from_blobs(values, RAGGED).blobs()
-        found.whole()[0].zero_()  # it may be written to
+        assert found.to_blobs() == Pieces.from_blobs(values, RAGGED).to_blobs()
+        found.join()[0].zero_()  # it may be written to
 
 
 def test_from_blobs_when_of_one_buffer_among_others_then_the_same() -> None:
-    blobs = Pieces.of(TENSORS, RAGGED).blobs()
+    blobs = Pieces.from_tensors(TENSORS, RAGGED).to_blobs()
     (_, column), _ = decode_block(encode_block([ValueColumn(True, blobs), ValueColumn(True, [b"other"])]))
-    assert Pieces.from_blobs(column, RAGGED).blobs() == blobs
-    assert Pieces.from_blobs(column[1:], RAGGED).blobs() == blobs[1:]
+    assert Pieces.from_blobs(column, RAGGED).to_blobs() == blobs
+    assert Pieces.from_blobs(column[1:], RAGGED).to_blobs() == blobs[1:]
 
 
 def test_from_blobs_when_elements_are_numbers_then_they_have_no_head() -> None:
     ragged = Ragged(Form.STACK, "int64", ())
     found = Pieces.from_blobs(join([bytes([number]) + bytes(7) for number in range(3)]), ragged)
     assert torch.stack(list(found)).tolist() == [0, 1, 2]
-    found.whole()[0].zero_()
+    found.join()[0].zero_()
 
 
 def test_from_blobs_when_joined_bytes_are_no_elements_then_refuses() -> None:
-    blobs = Pieces.of(TENSORS, RAGGED).blobs()
+    blobs = Pieces.from_tensors(TENSORS, RAGGED).to_blobs()
     for values in ([*blobs, b""], [*blobs, blobs[0][:-1]], [*blobs, b"\xff" * 16]):
         for head_nbytes in (0, 8, 16):
             with pytest.raises(RemoteProtocolError):
@@ -97,7 +97,7 @@ def test_from_blobs_when_joined_bytes_are_no_elements_then_refuses() -> None:
 
 
 def test_from_blobs_when_nothing_was_written_then_empty() -> None:
-    pieces = Pieces.from_blobs([NONE, blob_of_zeros(RAGGED)], RAGGED)
+    pieces = Pieces.from_blobs([NONE, make_zero_blob(RAGGED)], RAGGED)
     assert shapes(pieces) == [(0, 2), (0, 2)]
 
 
@@ -125,20 +125,20 @@ def test_from_blobs_when_booleans_are_none_then_refuses() -> None:
 
 def test_of_when_tensors_differ_in_dtype_then_refuses() -> None:
     with pytest.raises(LocalProtocolError, match="float32"):
-        Pieces.of([torch.zeros(1, 2, dtype=torch.int64)], RAGGED)
+        Pieces.from_tensors([torch.zeros(1, 2, dtype=torch.int64)], RAGGED)
 
 
 def test_stacked_when_all_have_one_shape_then_dense() -> None:
-    dense = Pieces.of_rows(torch.arange(6).view(3, 2)).stack()
+    dense = Pieces.from_rows(torch.arange(6).view(3, 2)).stack()
     assert dense is not None
     assert dense.tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert Pieces.of(TENSORS, RAGGED).stack() is None
-    assert Pieces.of([], RAGGED).stack() is None
+    assert Pieces.from_tensors(TENSORS, RAGGED).stack() is None
+    assert Pieces.from_tensors([], RAGGED).stack() is None
 
 
 def test_pieces_of_jagged_when_components_lie_side_by_side_then_no_copy() -> None:
     tensor = nested([2, 3])
-    pieces = pieces_of_jagged(tensor)
+    pieces = split_jagged(tensor)
     assert pieces[0].data_ptr() == tensor.values().data_ptr()
 
 
@@ -149,4 +149,4 @@ def test_jagged_when_made_of_its_components_then_the_same(case: str) -> None:
     shape = tuple(-1 if dim == at else int(size) for dim, size in enumerate(tensor.shape[1:]))
     dtype = str(tensor.dtype).removeprefix("torch.")
     ragged = Ragged(Form.JAGGED, dtype, shape, tensor.lengths() is not None)
-    check_same(tensor, build_jagged(pieces_of_jagged(tensor), ragged))
+    check_same(tensor, build_jagged(split_jagged(tensor), ragged))

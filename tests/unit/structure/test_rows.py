@@ -181,7 +181,7 @@ def test_copy_leaves_when_numbers_differ_then_our_bug() -> None:
 
 def test_nbytes_when_asked_then_content_and_what_surrounds_it() -> None:
     spec = capture(row()).spec
-    assert RowSlots.nbytes(spec, 2) == 2 * (spec.nbytes + 3 * RowSlots.VIEW_BYTES)
+    assert RowSlots.compute_nbytes(spec, 2) == 2 * (spec.nbytes + 3 * RowSlots.VIEW_BYTES)
 
 
 def test_read_when_pickle_is_allowed_then_values_of_any_type_are_let_through() -> None:

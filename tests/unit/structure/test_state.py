@@ -14,7 +14,7 @@ from tdserve.structure import codec
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import Params, TensorKind
-from tdserve.structure.state import mark_of, mark_tensor, params_around, params_of, restore_state
+from tdserve.structure.state import make_params, mark_of, mark_tensor, read_params, restore_state
 from tdserve.v1 import spec_pb2
 from tests.conformance.kinds import KINDS
 from tests.sameness import assert_same
@@ -92,8 +92,8 @@ def test_params_of_when_it_has_hooks_then_refused_by_its_key() -> None:
     "params", [Params(), Params(True), Params("skip", True, True), Params(False, False, True, True)]
 )
 def test_params_around_when_made_then_it_is_as_noted(params: Params) -> None:
-    found = params_around(TensorDict({"a": PARAMETER(torch.ones(2)), "b": BUFFER(torch.ones(2))}), params)
-    assert params_of(found) == params
+    found = make_params(TensorDict({"a": PARAMETER(torch.ones(2)), "b": BUFFER(torch.ones(2))}), params)
+    assert read_params(found) == params
     assert [list(found._parameters), list(found._buffers)] == [["a"], ["b"]]
 
 

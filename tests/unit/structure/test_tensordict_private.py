@@ -99,9 +99,9 @@ def test_tensordict_when_upgraded_then_still_has_the_name(owner: Any, name: str)
 def test_persistent_tensordict_when_made_then_has_a_backend(tmp_path: Path) -> None:
     td: Any = PersistentTensorDict(filename=str(tmp_path / "a.h5"), batch_size=[2], mode="w")
     td["a"] = torch.arange(2)
-    assert module.is_tensor_array(td, module.array_of(td, "a"))
+    assert module.is_tensor_array(td, module.get_array(td, "a"))
     assert hasattr(td, "_backend")
-    assert module.array_dtype(td, "a") is torch.int64
+    assert module.get_array_dtype(td, "a") is torch.int64
 
 
 def test_names_when_module_is_read_then_all_are_looked_for() -> None:
@@ -112,7 +112,7 @@ def test_names_when_module_is_read_then_all_are_looked_for() -> None:
 
 
 def test_fields_of_a_value_when_made_then_are_those_of_tensordict() -> None:
-    assert module.value_fields("x").keys() == module.stored_fields(VALUE).keys()
+    assert module.make_value_fields("x").keys() == module.stored_fields(VALUE).keys()
 
 
 def test_values_when_their_class_is_looked_at_then_are_values() -> None:

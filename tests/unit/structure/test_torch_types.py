@@ -5,7 +5,7 @@ import torch
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.dtypes import ITEMSIZE
-from tdserve.structure.torch_types import TO_TORCH, from_torch, indexable, to_torch
+from tdserve.structure.torch_types import TO_TORCH, from_torch, to_indexable, to_torch
 
 
 @pytest.mark.parametrize("name", ITEMSIZE)
@@ -31,8 +31,8 @@ def test_indexable_when_any_dtype_then_rows_are_gathered_and_scattered_bit_for_b
     content = torch.arange(8 * dtype.itemsize, dtype=torch.uint8) % 2
     leaf, rows = content.view(dtype), torch.tensor([3, 0, 3])
     found = torch.empty(3, dtype=dtype)
-    torch.index_select(indexable(leaf), 0, rows, out=indexable(found))
-    indexable(leaf)[rows] = indexable(found)
+    torch.index_select(to_indexable(leaf), 0, rows, out=to_indexable(found))
+    to_indexable(leaf)[rows] = to_indexable(found)
     assert leaf.dtype == found.dtype == dtype
     expected = (torch.arange(8 * dtype.itemsize, dtype=torch.uint8) % 2).view(8, dtype.itemsize)[rows]
     assert torch.equal(found.view(torch.uint8).view(3, dtype.itemsize), expected)

@@ -6,7 +6,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.structure.capture import capture
-from tdserve.structure.version_subset import FLOATING, convert_floats, decode_numbers, encode_numbers, only_leaves
+from tdserve.structure.version_subset import FLOATING, convert_floats, decode_numbers, encode_numbers, select_leaves
 
 TD = TensorDict(
     {"a": torch.ones(2), "b": {"c": torch.arange(3), "d": torch.ones(1, dtype=torch.float64)}, "t": "text"}, []
@@ -31,7 +31,7 @@ def test_converted_when_nothing_would_change_then_the_same_object() -> None:
 
 @pytest.mark.parametrize("numbers", [[], [1], [0, 2]])
 def test_only_leaves_when_chosen_then_these_tensors_and_all_values(numbers: list[int]) -> None:
-    found = only_leaves(SPEC, numbers)
+    found = select_leaves(SPEC, numbers)
     assert found.tensors == tuple(SPEC.tensors[number] for number in numbers)
     assert found.values == SPEC.values
     assert decode_numbers(encode_numbers(numbers), SPEC) == numbers

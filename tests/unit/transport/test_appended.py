@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 
-from tdserve.messages.content import values_messages
+from tdserve.messages.content import cut_values
 from tdserve.messages.layout import Layout
 from tdserve.structure.capture import capture
 from tdserve.transport.appended import BytesEnd, SinkBehind, SourceBehind
@@ -13,9 +13,9 @@ from tdserve.transport.sources_sinks import FlatEnd, LeafEnd
 from tdserve.transport.stream import pack, unpack
 
 LEAF = torch.arange(10.0)
-LAYOUT = Layout.of(capture(TensorDict({"a": LEAF}, [10])).spec)
+LAYOUT = Layout.from_spec(capture(TensorDict({"a": LEAF}, [10])).spec)
 VALUES = bytes(range(200)) * 3
-MESSAGES = (*LAYOUT.messages, *values_messages(len(VALUES)))
+MESSAGES = (*LAYOUT.messages, *cut_values(len(VALUES)))
 
 
 def test_ends_when_values_follow_the_leaves_then_both_arrive() -> None:
@@ -29,11 +29,11 @@ def test_ends_when_values_follow_the_leaves_then_both_arrive() -> None:
 
 def test_direct_when_of_leaves_then_their_memory_and_of_bytes_then_none() -> None:
     source = SourceBehind(LeafEnd([LEAF]), BytesEnd(VALUES))
-    place = source.direct(MESSAGES[0])
+    place = source.find_memory(MESSAGES[0])
     assert place is not None
     assert place.data_ptr() == LEAF.data_ptr()
-    assert source.direct(MESSAGES[1]) is None
+    assert source.find_memory(MESSAGES[1]) is None
     values = torch.zeros(len(VALUES), dtype=torch.uint8)
-    place = SinkBehind(LeafEnd([LEAF]), FlatEnd(values)).direct(MESSAGES[1])
+    place = SinkBehind(LeafEnd([LEAF]), FlatEnd(values)).find_memory(MESSAGES[1])
     assert place is not None
     assert place.data_ptr() == values.data_ptr()

@@ -24,7 +24,7 @@ class Handshake:
 
     def __init__(self) -> None:
         self.begun = Event()
-        self.channel, self.other = LoopbackChannel.pair()
+        self.channel, self.other = LoopbackChannel.make_pair()
         self._ended = Event()
         self._error: ConnectError | None = None
 

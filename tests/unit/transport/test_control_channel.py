@@ -50,7 +50,7 @@ class Box:
 Boxes = tuple[Box, Box]
 
 
-@pytest.fixture(params=[LoopbackChannel.pair, gloo_pair], ids=["loopback", "gloo"])
+@pytest.fixture(params=[LoopbackChannel.make_pair, gloo_pair], ids=["loopback", "gloo"])
 def boxes(request: pytest.FixtureRequest) -> Iterator[Boxes]:
     """Two ends of one channel."""
     connect: Connect = request.param
@@ -114,7 +114,7 @@ def test_reap_when_everything_was_taken_then_keeps_the_last(boxes: Boxes) -> Non
 
 
 def test_reap_when_the_other_end_takes_nothing_then_deadline_and_the_channel_is_closed() -> None:
-    ours, _ = LoopbackChannel.pair()
+    ours, _ = LoopbackChannel.make_pair()
     box = Box(ours)
     box.mail.send(b"nobody is there")
     box.mail.reap(0.0)  # that one is kept: it is not asked for
@@ -125,7 +125,7 @@ def test_reap_when_the_other_end_takes_nothing_then_deadline_and_the_channel_is_
 
 def test_join_when_the_channel_was_closed_then_the_threads_are_gone() -> None:
     before = active_count()
-    made = [Box(channel) for channel in LoopbackChannel.pair()]
+    made = [Box(channel) for channel in LoopbackChannel.make_pair()]
     assert active_count() == before + 2
     made[0].channel.close()
     for box in made:
@@ -134,7 +134,7 @@ def test_join_when_the_channel_was_closed_then_the_threads_are_gone() -> None:
 
 
 def test_mail_when_it_has_not_begun_then_what_came_waits_for_it() -> None:
-    ours, theirs = LoopbackChannel.pair()
+    ours, theirs = LoopbackChannel.make_pair()
     came: SimpleQueue[bytes] = SimpleQueue()
     num_threads = active_count()
     mail = Mail(ours, on_message=came.put, on_lost=lambda _: None, name="later")
@@ -147,7 +147,7 @@ def test_mail_when_it_has_not_begun_then_what_came_waits_for_it() -> None:
 
 
 def test_join_when_called_by_the_thread_itself_then_does_not_wait() -> None:
-    ours, theirs = LoopbackChannel.pair()
+    ours, theirs = LoopbackChannel.make_pair()
     reported: SimpleQueue[str] = SimpleQueue()
 
     def on_message(message: bytes) -> None:
@@ -166,7 +166,7 @@ def test_join_when_called_by_the_thread_itself_then_does_not_wait() -> None:
 
 
 def test_mail_when_on_message_fails_then_on_lost_is_told() -> None:
-    ours, theirs = LoopbackChannel.pair()
+    ours, theirs = LoopbackChannel.make_pair()
     lost: SimpleQueue[Exception] = SimpleQueue()
 
     def fail(content: bytes) -> None:

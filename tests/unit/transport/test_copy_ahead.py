@@ -27,7 +27,7 @@ class Leaves:
         self.threads: list[str] = []
         self.has_filled = [Event() for _ in MESSAGES]
 
-    def direct(self, message: Message) -> torch.Tensor | None:
+    def find_memory(self, message: Message) -> torch.Tensor | None:
         number = message.parts[0].slot
         return torch.full((NBYTES,), number, dtype=torch.uint8) if number < self.num_direct else None
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tdserve.transport.distributed_private import gloo_options, set_timeout
+from tdserve.transport.distributed_private import make_gloo_options, set_timeout
 
 
 def test_gloo_when_upgraded_then_still_has_its_options() -> None:
@@ -22,7 +22,7 @@ def test_gloo_options_when_upgraded_then_still_have_the_name(name: str) -> None:
 def test_gloo_options_when_made_then_say_what_was_asked_for() -> None:
     kind: Any = dist.ProcessGroupGloo
     device = kind.create_device(hostname="127.0.0.1")
-    options = gloo_options(device, 1.5, num_threads=0)
+    options = make_gloo_options(device, 1.5, num_threads=0)
     assert (options._timeout, options._threads, len(options._devices)) == (timedelta(seconds=1.5), 0, 1)
 
 

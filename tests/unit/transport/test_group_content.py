@@ -22,11 +22,11 @@ def numbers() -> torch.Tensor:
 class Staged(FlatEnd):
     """A flat buffer that nothing is received into directly."""
 
-    def direct(self, message: Message) -> None:  # type: ignore[override]
+    def find_memory(self, message: Message) -> None:  # type: ignore[override]
         return None
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
-        super().direct(message).copy_(staging)
+        super().find_memory(message).copy_(staging)
 
 
 @pytest.mark.parametrize("end", [FlatEnd, Staged])

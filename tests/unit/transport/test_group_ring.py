@@ -7,7 +7,7 @@ import torch
 
 from tdserve.transport import group_ring
 from tdserve.transport.group_content import GroupWire
-from tdserve.transport.group_ring import all_reduce_ring
+from tdserve.transport.group_ring import reduce_in_ring
 from tests.unit.transport.links import Links, linked
 
 PIECE = 1024
@@ -28,7 +28,7 @@ def test_all_reduce_when_added_then_every_rank_has_the_sum(size: int, monkeypatc
     def reduce(wire: GroupWire) -> list[torch.Tensor]:
         flats = [numbers(numel) * (wire.link.rank + 1) for numel in SIZES]
         for flat in flats:
-            all_reduce_ring(wire, flat, "sum")
+            reduce_in_ring(wire, flat, "sum")
         return flats
 
     with linked(size) as links:
@@ -57,7 +57,7 @@ def test_all_reduce_when_of_any_dtype_then_bitwise_the_same_everywhere(
 
     def reduce(wire: GroupWire) -> torch.Tensor:
         flat = inputs[wire.link.rank].clone()
-        all_reduce_ring(wire, flat, op)
+        reduce_in_ring(wire, flat, op)
         return flat
 
     first, *others = three.each(reduce)

@@ -17,9 +17,9 @@ from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
 from tdserve.transport.nccl import (
     CudaGpu,
     NcclWire,
-    gpu_uuid,
+    explain_unavailable,
     prepare_staging,
-    why_unavailable,
+    read_gpu_uuid,
 )
 from tdserve.transport.ordered import PIECES_UNDER_WAY
 from tdserve.transport.rendezvous import Branch, KVStore
@@ -54,27 +54,27 @@ def test_branch_when_several_pairs_share_a_rendezvous_then_each_finds_its_own() 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:999"])
 def test_gpu_uuid_when_it_cannot_be_used_then_says_why(device: str) -> None:
-    assert why_unavailable(device)
+    assert explain_unavailable(device)
     with pytest.raises(NotSupportedError) as caught:
-        gpu_uuid(device)
-    assert caught.value.reason == why_unavailable(device)
+        read_gpu_uuid(device)
+    assert caught.value.reason == explain_unavailable(device)
 
 
 def test_why_unavailable_when_there_are_fewer_gpus_then_tells_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert why_unavailable("cuda:1") == ""
-    assert why_unavailable("cuda:2") == "there is no cuda:2: torch finds 2 CUDA devices"
+    assert explain_unavailable("cuda:1") == ""
+    assert explain_unavailable("cuda:2") == "there is no cuda:2: torch finds 2 CUDA devices"
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
-    assert "no NCCL" in why_unavailable("cuda:1")
+    assert "no NCCL" in explain_unavailable("cuda:1")
 
 
 @pytest.mark.gpu
 def test_gpu_uuid_when_asked_again_then_the_same_and_of_two_gpus_different() -> None:
-    uuids = [gpu_uuid(f"cuda:{number}") for number in range(torch.cuda.device_count())]
+    uuids = [read_gpu_uuid(f"cuda:{number}") for number in range(torch.cuda.device_count())]
     assert len(set(uuids)) == len(uuids)
-    assert gpu_uuid("cuda:0") == uuids[0]
+    assert read_gpu_uuid("cuda:0") == uuids[0]
 
 
 @pytest.mark.gpu

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tdserve.base.errors import ConnectError
-from tdserve.base.ids import new_secret
+from tdserve.base.ids import make_secret
 from tdserve.transport import proven
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
-from tdserve.transport.proven import MAX_UNFORMED, gloo_device, note_unformed, refusals
+from tdserve.transport.proven import MAX_UNFORMED, get_gloo_device, note_unformed, refusals
 from tdserve.transport.proving import Bond
 from tdserve.transport.rendezvous import KVStore
 from tests.conformance.test_transport_gloo import gloo_pair
@@ -91,7 +91,7 @@ def test_pair_when_the_ends_have_different_secrets_then_connect_error_in_time() 
         ends = [
             threads.submit(GlooChannel, store, rank, host="127.0.0.1", bond=bond, peer="it", timeout_s=0.5)
             for store, rank, bond in zip(
-                stores, (WORKER_RANK, CLIENT_RANK), (BOND, Bond(new_secret(), BOND.purpose)), strict=True
+                stores, (WORKER_RANK, CLIENT_RANK), (BOND, Bond(make_secret(), BOND.purpose)), strict=True
             )
         ]
     for end in ends:
@@ -133,8 +133,8 @@ def test_group_when_formed_then_it_has_one_thread_of_its_own() -> None:
 
 
 def test_device_when_groups_do_not_form_on_it_then_another_is_used() -> None:
-    device = gloo_device("127.0.0.1", os.getpid())
-    assert gloo_device("127.0.0.1", os.getpid()) is device
+    device = get_gloo_device("127.0.0.1", os.getpid())
+    assert get_gloo_device("127.0.0.1", os.getpid()) is device
     for _ in range(MAX_UNFORMED):
         note_unformed("127.0.0.1", os.getpid())
-    assert gloo_device("127.0.0.1", os.getpid()) is not device
+    assert get_gloo_device("127.0.0.1", os.getpid()) is not device

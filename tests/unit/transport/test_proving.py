@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.base.ids import new_secret
+from tdserve.base.ids import make_secret
 from tdserve.transport.proving import (
     MESSAGE_BYTES,
     PROOF_TAG,
     Bond,
     UnprovenError,
-    epoch_bond,
-    link_bond,
+    make_epoch_bond,
+    make_link_bond,
+    make_session_bond,
     prove,
-    session_bond,
 )
 from tests.unit.transport.bonds import BOND, SECRET
 
@@ -92,7 +92,7 @@ def test_prove_when_all_know_the_secret_then_all_are_content(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [Bond(new_secret(), BOND.purpose), Bond(SECRET, "another purpose"), BOND.narrow("order")]
+    "other", [Bond(make_secret(), BOND.purpose), Bond(SECRET, "another purpose"), BOND.narrow("order")]
 )
 def test_prove_when_secret_or_purpose_differ_then_neither_is_content(other: Bond) -> None:
     assert [type(each) for each in prove_all([BOND, other])] == [UnprovenError, UnprovenError]
@@ -103,7 +103,7 @@ def test_prove_when_the_attempts_differ_then_neither_is_content() -> None:
 
 
 def test_prove_when_one_of_three_is_a_stranger_then_nobody_is_content() -> None:
-    found = prove_all([BOND, BOND, Bond(new_secret(), BOND.purpose)], timeout_s=0.2)
+    found = prove_all([BOND, BOND, Bond(make_secret(), BOND.purpose)], timeout_s=0.2)
     assert all(isinstance(each, RuntimeError) for each in found)
 
 
@@ -173,13 +173,13 @@ def test_bond_when_the_secret_is_missing_then_refused(secret: bytes) -> None:
 
 def test_purposes_when_of_different_groups_then_differ() -> None:
     bonds = [
-        session_bond(SECRET, 7, is_mail=True),
-        session_bond(SECRET, 7, is_mail=False),
-        session_bond(SECRET, 8, is_mail=True),
-        session_bond(SECRET, 7, channel_number=1),
-        session_bond(SECRET, 7, channel_number=2),
-        link_bond(SECRET, 7),
-        epoch_bond(SECRET, "7", 7),
-        epoch_bond(SECRET, "7", 8),
+        make_session_bond(SECRET, 7, is_mail=True),
+        make_session_bond(SECRET, 7, is_mail=False),
+        make_session_bond(SECRET, 8, is_mail=True),
+        make_session_bond(SECRET, 7, channel_number=1),
+        make_session_bond(SECRET, 7, channel_number=2),
+        make_link_bond(SECRET, 7),
+        make_epoch_bond(SECRET, "7", 7),
+        make_epoch_bond(SECRET, "7", 8),
     ]
     assert len({bond.purpose for bond in bonds}) == len(bonds)

@@ -17,8 +17,8 @@ from tdserve.transport.sources_sinks import (
     RowEnd,
     Source,
     TrailingColumns,
-    as_bytes,
-    row_table,
+    view_bytes,
+    view_rows,
 )
 
 SMALL = TensorLeaf("float32", (3, 2))
@@ -29,7 +29,7 @@ COUNT = Column("count", "int64", (1,))
 def layout_of(*leaves: TensorLeaf, trailing: tuple[Column, ...] = ()) -> Layout:
     """Leaves of three rows, in this order."""
     entries = tuple((f"k{number}", leaf) for number, leaf in enumerate(leaves))
-    return Layout.of(Spec(Node((3,), None, None, None, entries)), trailing)
+    return Layout.from_spec(Spec(Node((3,), None, None, None, entries)), trailing)
 
 
 def filled(end: Any, message: Message) -> torch.Tensor:
@@ -44,7 +44,7 @@ def test_ends_when_filled_then_what_memory_held_between_the_parts_is_gone(kind: 
     layout = layout_of(SMALL, TensorLeaf("uint8", (3, 0)), TensorLeaf("uint8", (3, 5)), trailing=(COUNT, COUNT))
     leaves = [torch.rand(3, 2), torch.zeros(3, 0, dtype=torch.uint8), torch.ones(3, 5, dtype=torch.uint8)]
     columns = [np.array([5]), np.array([6])]
-    tables, contents = [row_table(leaf) for leaf in leaves], [as_bytes(leaf).numpy() for leaf in leaves]
+    tables, contents = [view_rows(leaf) for leaf in leaves], [view_bytes(leaf).numpy() for leaf in leaves]
     ends: dict[str, Source] = {
         "leaves": LeafEnd(leaves, TrailingColumns(layout, lambda: columns)),
         "joined": JoinedEnd([[each] for each in (*contents, *(column.view(np.uint8) for column in columns))]),
@@ -64,7 +64,7 @@ def test_leaf_end_when_something_lies_between_its_leaves_then_neither_sent_nor_r
     storage = torch.arange(100, dtype=torch.float32)
     leaves = [storage[:6].view(3, 2), storage[16:22].view(3, 2)]  # 64 bytes apart, just as in the layout
     (message,) = layout_of(SMALL, SMALL).messages
-    assert LeafEnd(leaves).direct(message) is None
+    assert LeafEnd(leaves).find_memory(message) is None
     content = filled(LeafEnd([torch.zeros(3, 2), torch.zeros(3, 2)]), message)
     LeafEnd(leaves).drain(message, content)
     assert torch.equal(storage[6:16], torch.arange(6.0, 16.0))
@@ -73,15 +73,15 @@ def test_leaf_end_when_something_lies_between_its_leaves_then_neither_sent_nor_r
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.complex64, torch.uint8, torch.float8_e5m2])
 def test_as_bytes_when_viewed_then_shares_memory(dtype: torch.dtype) -> None:
     tensor = torch.zeros(3, 2).to(dtype)
-    raw = as_bytes(tensor)
+    raw = view_bytes(tensor)
     assert (raw.dtype, raw.shape, raw.data_ptr()) == (torch.uint8, (tensor.nbytes,), tensor.data_ptr())
-    assert as_bytes(torch.tensor(1.5)).shape == (4,)
+    assert view_bytes(torch.tensor(1.5)).shape == (4,)
 
 
 def test_leaf_end_when_a_message_is_one_leaf_then_its_own_memory() -> None:
     layout = layout_of(LARGE)
     leaf = torch.zeros(3, LARGE_LEAF_BYTES, dtype=torch.uint8)
-    place = LeafEnd([leaf]).direct(layout.messages[0])
+    place = LeafEnd([leaf]).find_memory(layout.messages[0])
     assert place is not None
     place.fill_(9)
     assert bool((leaf == 9).all())
@@ -91,7 +91,7 @@ def test_leaf_end_when_a_message_has_several_leaves_then_copied_together() -> No
     layout = layout_of(SMALL, SMALL)
     leaves = [torch.arange(6.0).view(3, 2), -torch.ones(3, 2)]
     (message,) = layout.messages
-    assert LeafEnd(leaves).direct(message) is None
+    assert LeafEnd(leaves).find_memory(message) is None
     targets = [torch.zeros(3, 2), torch.zeros(3, 2)]
     LeafEnd(targets).drain(message, filled(LeafEnd(leaves), message))
     assert all(map(torch.equal, leaves, targets))
@@ -100,7 +100,7 @@ def test_leaf_end_when_a_message_has_several_leaves_then_copied_together() -> No
 def test_leaf_end_when_bytes_are_known_then_takes_those_and_views_the_rest() -> None:
     layout = layout_of(SMALL, SMALL)
     leaves = [torch.arange(6.0).view(3, 2), -torch.ones(3, 2)]
-    known = [as_bytes(torch.full((3, 2), 7.0)).numpy()]
+    known = [view_bytes(torch.full((3, 2), 7.0)).numpy()]
     content = filled(LeafEnd(leaves, contents=known), layout.messages[0])
     targets = [torch.zeros(3, 2), torch.zeros(3, 2)]
     LeafEnd(targets).drain(layout.messages[0], content)
@@ -113,7 +113,7 @@ def test_leaf_end_when_targets_are_known_then_copied_to_and_the_rest_all_the_sam
     (message,) = layout.messages
     content = filled(LeafEnd(leaves), message)
     targets, other = [torch.zeros_like(leaf) for leaf in leaves], torch.zeros(3, 2)
-    end = LeafEnd(targets, targets=[as_bytes(other).numpy().data])
+    end = LeafEnd(targets, targets=[view_bytes(other).numpy().data])
     for _ in range(2):
         end.drain(message, content)
     assert torch.equal(other, leaves[0])
@@ -125,7 +125,7 @@ def test_flat_end_when_filled_and_drained_then_the_buffer_itself() -> None:
     first = torch.randint(0, 256, (layout.nbytes,), dtype=torch.uint8)
     second = first.clone()
     for message in layout.messages:
-        assert FlatEnd(first).direct(message).data_ptr() == first[message.offset :].data_ptr()
+        assert FlatEnd(first).find_memory(message).data_ptr() == first[message.offset :].data_ptr()
         FlatEnd(second).drain(message, filled(FlatEnd(first), message))
     assert torch.equal(first, second)
 
@@ -139,7 +139,7 @@ def test_indexed_end_when_walked_then_each_leaf_is_taken_once() -> None:
         return torch.zeros(layout.slots[slot].shape[::-1], dtype=torch.uint8 if slot else torch.float32).T
 
     end = IndexedEnd(layout, take)
-    pieces = [end.direct(message) for message in layout.messages]
+    pieces = [end.find_memory(message) for message in layout.messages]
     assert taken == [0, 1]
     assert [len(piece) for piece in pieces if piece is not None] == list(layout.message_nbytes)
 
@@ -157,7 +157,7 @@ def test_trailer_when_asked_for_then_once_and_after_the_leaves() -> None:
         return [np.array([5]), np.array([6])]
 
     end = IndexedEnd(layout, take, trail)
-    assert end.direct(layout.messages[-1]) is None
+    assert end.find_memory(layout.messages[-1]) is None
     staging = filled(end, layout.messages[-1])
     assert calls == ["leaf", "trailer"]
     assert staging[64:72].view(torch.int64).item() == 5
@@ -167,7 +167,7 @@ def test_trailer_when_asked_for_then_once_and_after_the_leaves() -> None:
 @pytest.mark.parametrize(("shape", "table"), [((4, 3), (4, 6)), ((4,), (4, 2)), ((4, 0), (4, 0)), ((0, 3), (0, 0))])
 def test_row_table_when_made_then_rows_of_bytes_in_the_same_memory(shape: Any, table: Any) -> None:
     leaf = torch.zeros(shape, dtype=torch.int16)
-    found = row_table(leaf)
+    found = view_rows(leaf)
     assert found.dtype == np.uint8
     assert found.shape == table
     found[...] = 1
@@ -177,7 +177,7 @@ def test_row_table_when_made_then_rows_of_bytes_in_the_same_memory(shape: Any, t
 def test_row_end_when_rows_are_a_run_then_direct_into_the_ring() -> None:
     layout = layout_of(LARGE)
     ring = torch.zeros(10, LARGE_LEAF_BYTES, dtype=torch.uint8)
-    place = RowEnd(layout, [row_table(ring)], np.array([4, 5, 6])).direct(layout.messages[0])
+    place = RowEnd(layout, [view_rows(ring)], np.array([4, 5, 6])).find_memory(layout.messages[0])
     assert place is not None
     place.fill_(1)
     assert ring.sum(1).nonzero().flatten().tolist() == [4, 5, 6]
@@ -187,10 +187,10 @@ def test_row_end_when_rows_are_a_run_then_direct_into_the_ring() -> None:
 def test_row_end_when_rows_are_scattered_then_copied(rows: list[int]) -> None:
     layout = layout_of(SMALL, LARGE)
     rings = [torch.rand(10, 2), torch.randint(0, 256, (10, LARGE_LEAF_BYTES), dtype=torch.uint8)]
-    end = RowEnd(layout, [row_table(ring) for ring in rings], np.array(rows))
+    end = RowEnd(layout, [view_rows(ring) for ring in rings], np.array(rows))
     taken = [torch.zeros(3, 2), torch.zeros(3, LARGE_LEAF_BYTES, dtype=torch.uint8)]
     for message in layout.messages:
-        assert len(message.parts) > 1 or end.direct(message) is None
+        assert len(message.parts) > 1 or end.find_memory(message) is None
         LeafEnd(taken).drain(message, filled(end, message))
     assert all(torch.equal(ring[rows], leaf) for ring, leaf in zip(rings, taken, strict=True))
 
@@ -200,25 +200,25 @@ def test_row_end_when_rows_wrap_around_then_scattered_to_both_ends() -> None:
     ring = torch.zeros(10, 2)
     content = torch.arange(1.0, 7.0).view(3, 2)
     message = layout.messages[0]
-    RowEnd(layout, [row_table(ring)], np.array([8, 9, 0])).drain(message, as_bytes(content))
+    RowEnd(layout, [view_rows(ring)], np.array([8, 9, 0])).drain(message, view_bytes(content))
     assert torch.equal(ring[[8, 9, 0]], content)
     assert not ring[1:8].any()
 
 
 def test_row_end_when_there_is_no_row_then_nothing_to_do() -> None:
     spec = Spec(Node((0,), None, None, None, (("a", TensorLeaf("float32", (0, 2))),)))
-    RowEnd(Layout.of(spec), [row_table(torch.zeros(10, 2))], np.empty(0, np.int64))
-    assert Layout.of(spec).messages == ()
+    RowEnd(Layout.from_spec(spec), [view_rows(torch.zeros(10, 2))], np.empty(0, np.int64))
+    assert Layout.from_spec(spec).messages == ()
 
 
 def test_joined_when_pieces_fill_a_message_then_one_after_the_other() -> None:
     spec = Spec(Node((5,), None, None, None, (("a", TensorLeaf("uint8", (5, 3))), ("b", TensorLeaf("uint8", (5,))))))
-    layout = Layout.of(spec)
+    layout = Layout.from_spec(spec)
     whole = {"a": np.arange(15, dtype=np.uint8), "b": np.arange(100, 105, dtype=np.uint8)}
     pieces = [(whole["a"][:6], whole["a"][6:]), (whole["b"][:2], whole["b"][2:])]
     end = JoinedEnd(pieces)
     (message,) = layout.messages
-    assert end.direct(message) is None
+    assert end.find_memory(message) is None
     staging = torch.zeros(message.nbytes, dtype=torch.uint8)
     end.fill(message, staging)
     for part, name in zip(message.parts, ("a", "b"), strict=True):
@@ -230,10 +230,10 @@ def test_joined_when_a_message_lies_inside_one_piece_then_sent_from_its_place() 
     inside = Message(0, 5, (LeafPart(0, 12, 17, 0),))
     across = Message(0, 5, (LeafPart(0, 8, 13, 0),))
     end = JoinedEnd(pieces)
-    direct = end.direct(inside)
+    direct = end.find_memory(inside)
     assert direct is not None
     assert direct.data_ptr() == pieces[0][1].ctypes.data + 2
-    assert end.direct(across) is None
+    assert end.find_memory(across) is None
     staging = torch.zeros(5, dtype=torch.uint8)
     end.fill(across, staging)
     assert staging.tolist() == [8, 9, 10, 11, 12]

@@ -43,14 +43,14 @@ def test_sockets_when_strangers_and_others_are_connected_then_only_strangers_cou
             accepted.append(stack.enter_context(listening.accept()[0]))
             others[-1].sendall(said)
         assert accepted[2].recv(9, socket.MSG_WAITALL)
-        sockets = Sockets.of_this_process()
+        sockets = Sockets.from_this_process()
         assert sockets.strangers["127.0.0.1"] >= 2
         assert listening.fileno() in sockets.listening
         assert quiet.fileno() not in sockets.listening
         before = sockets.num_strangers
         others[1].sendall(b"9")
         assert accepted[1].recv(9, socket.MSG_WAITALL)
-        assert Sockets.of_this_process().num_strangers == before - 1
+        assert Sockets.from_this_process().num_strangers == before - 1
         assert "127.0.0.1 (" in sockets.describe_strangers()
         shut_door(listening.fileno())
         with pytest.raises(TimeoutError):

@@ -37,14 +37,14 @@ def layout_of(num_large: int, *, num_small: int = 0, trailing: tuple[Trailing, .
     """Leaves that travel alone, and of 12 bytes, which do not; the small ones lie first."""
     leaves = [TensorLeaf("uint8", (LARGE_LEAF_BYTES,))] * num_large + [TensorLeaf("float32", (3,))] * num_small
     entries = tuple((f"k{number}", leaf) for number, leaf in enumerate(leaves))
-    return Layout.of(Spec(Node((), None, None, None, entries)), trailing)
+    return Layout.from_spec(Spec(Node((), None, None, None, entries)), trailing)
 
 
 def small_leaves() -> tuple[list[torch.Tensor], Layout]:
     """Forty leaves that travel four at a time in ten messages."""
     leaves = [random_bytes(LARGE_LEAF_BYTES - 1) for _ in range(40)]
     entries = tuple((f"k{number:02}", TensorLeaf("uint8", (len(leaf),))) for number, leaf in enumerate(leaves))
-    return leaves, Layout.of(Spec(Node((), None, None, None, entries)))
+    return leaves, Layout.from_spec(Spec(Node((), None, None, None, entries)))
 
 
 def random_bytes(nbytes: int) -> torch.Tensor:
@@ -53,7 +53,7 @@ def random_bytes(nbytes: int) -> torch.Tensor:
 
 
 def test_send_messages_when_the_end_is_direct_memory_then_the_last_message_is_made_after_the_rest_left() -> None:
-    ours, theirs = LoopbackChannel.pair()
+    ours, theirs = LoopbackChannel.make_pair()
     layout = layout_of(4, trailing=(STATE,))
     leaves = [random_bytes(LARGE_LEAF_BYTES) for _ in range(4)]
     received = torch.zeros(layout.nbytes, dtype=torch.uint8)
@@ -85,7 +85,7 @@ def wait_for_posted(queues: Any, num_posted: int) -> None:
 def test_move_when_memory_is_direct_and_nothing_tells_of_others_then_all_is_posted_before_any_of_it_moves() -> None:
     layout = layout_of(20)
     content, received = random_bytes(layout.nbytes), torch.zeros(layout.nbytes, dtype=torch.uint8)
-    ours, theirs = LoopbackChannel.pair()
+    ours, theirs = LoopbackChannel.make_pair()
     with ThreadPoolExecutor(1) as thread:
         sending = thread.submit(
             send_messages,
@@ -112,7 +112,7 @@ def test_send_messages_when_a_thread_apart_copies_them_together_then_few_wait_fo
     leaves, layout = small_leaves()
     assert layout.nbytes >= MIN_APART_BYTES
     received = [torch.zeros_like(leaf) for leaf in leaves]
-    ours, theirs = LoopbackChannel.pair()
+    ours, theirs = LoopbackChannel.make_pair()
     with ThreadPoolExecutor(1) as thread:
         arguments = layout.messages, LeafEnd(leaves)
         sending = thread.submit(
@@ -129,7 +129,7 @@ def test_recv_messages_when_they_must_be_distributed_then_few_are_under_way_and_
     leaves, layout = small_leaves()
     assert len(layout.messages) == 10
     received = [torch.zeros_like(leaf) for leaf in leaves]
-    ours, theirs = LoopbackChannel.pair()
+    ours, theirs = LoopbackChannel.make_pair()
     with ThreadPoolExecutor(1) as thread:
         arguments = layout.messages, LeafEnd(received)
         receiving = thread.submit(recv_messages, theirs, 0, *arguments, pool=BufferPool(), timeout_s=5.0)
@@ -144,7 +144,7 @@ def test_recv_messages_when_they_must_be_distributed_then_few_are_under_way_and_
 
 def test_num_finished_when_they_must_be_distributed_then_4_mib_at_a_time_or_one() -> None:
     def together(*sizes_mib: float, is_followed: bool = False) -> int:
-        channel, _ = LoopbackChannel.pair()
+        channel, _ = LoopbackChannel.make_pair()
         under_way = []
         for size_mib in sizes_mib:
             nbytes = round(abs(size_mib) * 1024 * 1024)
@@ -162,7 +162,7 @@ def test_num_finished_when_they_must_be_distributed_then_4_mib_at_a_time_or_one(
 
 
 def test_start_send_when_nobody_receives_then_returns_and_all_is_posted() -> None:
-    ours, theirs = LoopbackChannel.pair()
+    ours, theirs = LoopbackChannel.make_pair()
     layout = layout_of(5, num_small=3)
     content = random_bytes(layout.nbytes)
     works = start_send(ours, 0, layout.messages, FlatEnd(content), BufferPool())
@@ -178,7 +178,7 @@ def test_start_send_when_nobody_receives_then_returns_and_all_is_posted() -> Non
 def test_send_messages_when_time_is_over_then_deadline_names_the_whole_time_and_the_channel_is_closed(
     num_messages: int,
 ) -> None:
-    ours, theirs = LoopbackChannel.pair()
+    ours, theirs = LoopbackChannel.make_pair()
     layout = layout_of(num_messages)
     source = FlatEnd(random_bytes(layout.nbytes))
     with pytest.raises(DeadlineExceededError, match=r"a transfer did not happen within 0\.01 s"):
@@ -189,7 +189,7 @@ def test_send_messages_when_time_is_over_then_deadline_names_the_whole_time_and_
 
 def test_recv_messages_when_time_is_over_before_the_first_wait_then_the_channel_is_closed() -> None:
     # Otherwise the receives that were posted would take what is sent to the next one.
-    ours, theirs = LoopbackChannel.pair()
+    ours, theirs = LoopbackChannel.make_pair()
     layout = layout_of(2)
     sink = FlatEnd(random_bytes(layout.nbytes))
     with pytest.raises(DeadlineExceededError):
@@ -199,7 +199,7 @@ def test_recv_messages_when_time_is_over_before_the_first_wait_then_the_channel_
 
 
 def test_recv_messages_when_all_is_there_then_needs_no_time() -> None:
-    ours, theirs = LoopbackChannel.pair()
+    ours, theirs = LoopbackChannel.make_pair()
     layout = layout_of(7)
     works = start_send(ours, 0, layout.messages, FlatEnd(random_bytes(layout.nbytes)), BufferPool())
     received = torch.zeros(layout.nbytes, dtype=torch.uint8)
@@ -227,7 +227,7 @@ SLOW_S = 0.15
 
 @pytest.mark.parametrize("is_direct", [True, False])
 def test_send_messages_when_slow_but_moving_then_not_given_up(is_direct: bool) -> None:
-    ours, theirs = LoopbackChannel.pair()
+    ours, theirs = LoopbackChannel.make_pair()
     layout = layout_of(10, trailing=(STATE,) if is_direct else ())
     buffer = random_bytes(layout.nbytes)
 
@@ -243,7 +243,7 @@ def test_send_messages_when_slow_but_moving_then_not_given_up(is_direct: bool) -
 
 
 def test_recv_messages_when_slow_but_moving_then_not_given_up() -> None:
-    ours, theirs = LoopbackChannel.pair()
+    ours, theirs = LoopbackChannel.make_pair()
     layout = layout_of(10)
     buffer = random_bytes(layout.nbytes)
     timeout_s = PerMessage(1.3 * SLOW_S)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
-from tdserve.messages.value_columns import JoinedValues, sizes_of
+from tdserve.messages.value_columns import JoinedValues, measure_sizes
 from tdserve.values.codec import NONE, PICKLED, decode_bytes, decode_many, encode_bytes, encode_many, is_same
 from tdserve.values.extensions import TUPLE
 from tdserve.values.supported import check_values
@@ -258,16 +258,18 @@ def test_decode_when_lists_begin_in_lists_then_takes_no_more_memory_than_the_byt
 def test_many_when_large_or_in_one_buffer_then_are_what_each_is() -> None:
     several = [np.zeros(300_000), "x", {"k": bytes(100)}]
     blobs = encode_many(several)
-    joined = JoinedValues(b"before" + b"".join(blobs), sizes_of(blobs), begins=6)
+    joined = JoinedValues(b"before" + b"".join(blobs), measure_sizes(blobs), begins=6)
     assert same_value(decode_many(blobs), several)
     assert same_value(decode_many(joined), several)
     few = blobs[1:]
     assert same_value(decode_many(few), several[1:])
-    assert same_value(decode_many(JoinedValues(b"".join(few), sizes_of(few))), several[1:])
+    assert same_value(decode_many(JoinedValues(b"".join(few), measure_sizes(few))), several[1:])
     begins = np.array([len(few[1]) + 3, 0], np.int64)
-    assert same_value(decode_many(JoinedValues(few[1] + b"..." + few[0], sizes_of(few), begins=begins)), several[1:])
+    assert same_value(
+        decode_many(JoinedValues(few[1] + b"..." + few[0], measure_sizes(few), begins=begins)), several[1:]
+    )
     assert decode_many([]) == []
-    assert decode_many(JoinedValues(b"", sizes_of([]))) == []
+    assert decode_many(JoinedValues(b"", measure_sizes([]))) == []
 
 
 def test_many_when_some_are_pickled_then_all_come_back() -> None:

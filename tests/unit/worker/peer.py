@@ -25,7 +25,7 @@ from tdserve.structure.tree import Spec
 from tdserve.transport.control_channel import Mail
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.proving import session_bond
+from tdserve.transport.proving import make_session_bond
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.lane import WorkerContext
@@ -148,7 +148,7 @@ class Peer:
         self.put(worker_pb2.Order(open_session=opening, channel=number))
         kv_store = self._kv_stores[is_mail]
         with ThreadPoolExecutor(1) as thread:
-            bond = session_bond(SECRET, self.session.number, is_mail=is_mail, channel_number=number)
+            bond = make_session_bond(SECRET, self.session.number, is_mail=is_mail, channel_number=number)
             connecting = thread.submit(
                 GlooChannel, kv_store, CLIENT_RANK, host="127.0.0.1", bond=bond, peer="the worker"
             )

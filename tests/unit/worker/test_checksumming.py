@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from tdserve.base.errors import CorruptDataError
 from tdserve.control.status import decode_failure
 from tdserve.data.opened import OpenStores
-from tdserve.store.version_checksums import leaf_checksum
+from tdserve.store.version_checksums import compute_leaf_checksum
 from tdserve.store.versions import VersionFile
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
@@ -78,7 +78,9 @@ def test_order_when_the_version_is_there_then_the_checksums_of_its_leaves_in_can
     number = worker.put(worker.make(1))
     report = worker.report()
     assert report.order == number
-    expected = [leaf_checksum(CAPTURED.tensors[path].view(torch.uint8).numpy()) for path, _ in CAPTURED.spec.tensors]
+    expected = [
+        compute_leaf_checksum(CAPTURED.tensors[path].view(torch.uint8).numpy()) for path, _ in CAPTURED.spec.tensors
+    ]
     assert np.frombuffer(report.done.checksums, "<u8").tolist() == expected
 
 

@@ -28,7 +28,7 @@ def test_look_when_strangers_take_descriptors_then_the_port_is_shut_and_another_
         for _ in range(descriptors.MIN_STRANGERS):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         assert watch.look() == 0  # there are many more descriptors
-        monkeypatch.setattr(descriptors, "descriptor_limit", lambda: count_descriptors() + 5)
+        monkeypatch.setattr(descriptors, "get_descriptor_limit", lambda: count_descriptors() + 5)
         wait_for(lambda: DescriptorWatch().look() >= descriptors.MIN_STRANGERS, "all of them are accepted")
         assert "127.0.0.1" in caplog.text
         with pytest.raises(TimeoutError):
@@ -40,8 +40,8 @@ def test_look_when_strangers_take_descriptors_then_the_port_is_shut_and_another_
 
 def test_look_when_all_descriptors_are_of_files_then_ports_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
     port, _ = device_of_this_process()
-    monkeypatch.setattr(descriptors, "descriptor_limit", lambda: count_descriptors() + 5)
-    monkeypatch.setattr(descriptors, "MIN_STRANGERS", Sockets.of_this_process().num_strangers + 1)  # of other tests
+    monkeypatch.setattr(descriptors, "get_descriptor_limit", lambda: count_descriptors() + 5)
+    monkeypatch.setattr(descriptors, "MIN_STRANGERS", Sockets.from_this_process().num_strangers + 1)  # of other tests
     assert DescriptorWatch().look() == 0
     socket.create_connection(("127.0.0.1", port), timeout=5.0).close()
 
@@ -49,7 +49,7 @@ def test_look_when_all_descriptors_are_of_files_then_ports_stay_open(monkeypatch
 def test_check_room_when_few_are_left_then_server_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     check_room(1)
     limit = count_descriptors() + descriptors.MIN_FREE + 2
-    monkeypatch.setattr(descriptors, "descriptor_limit", lambda: limit)
+    monkeypatch.setattr(descriptors, "get_descriptor_limit", lambda: limit)
     check_room(1)
     with pytest.raises(ServerBusyError) as caught:
         check_room(4)

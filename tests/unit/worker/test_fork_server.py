@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.base.config import single_threaded_environment
+from tdserve.base.config import build_single_threaded_environment
 from tdserve.control.framing import FrameReader
 from tdserve.v1 import worker_pb2
 from tdserve.worker.fork_server import ForkServer
@@ -36,7 +36,7 @@ class Control:
         command = [sys.executable, "-m", "tdserve.worker.fork_server", str(theirs.fileno())]
         with theirs:
             self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=single_threaded_environment()
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=build_single_threaded_environment()
             )
         assert json.loads(self.socket.recv(100)) == {}
 

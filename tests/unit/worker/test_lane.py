@@ -10,7 +10,7 @@ import torch
 
 from tdserve.base.errors import LocalProtocolError, PeerLostError, RemoteProtocolError, TransferAbortedError
 from tdserve.control.status import decode_failure
-from tdserve.messages.content import rows_layout
+from tdserve.messages.content import make_rows_layout
 from tdserve.transport import gloo
 from tdserve.transport.control_channel import MAX_SENT
 from tdserve.transport.proven import close_pairs
@@ -38,14 +38,14 @@ def quick(peer: Peer, plain: StoredTensorDict) -> Peer:
     """With an open channel, and a store of which few rows are sent at once."""
     peer.open_channel()
     peer.put(sampling(plain, [0]))
-    receive(peer, rows_layout(plain.spec, 1).message_nbytes, 0)
+    receive(peer, make_rows_layout(plain.spec, 1).message_nbytes, 0)
     assert peer.next_report().HasField("done")  # it is mapped
     wait_for(lambda: not peer.session.is_busy, "the end of that order")
     return peer
 
 
 def test_quick_order_when_nothing_is_queued_then_done_before_put_returns(quick: Peer, plain: StoredTensorDict) -> None:
-    sizes = rows_layout(plain.spec, 2).message_nbytes
+    sizes = make_rows_layout(plain.spec, 2).message_nbytes
     for tag in (1, 2, 3):
         number = quick.put(sampling(plain, [4, 1], tag=tag))
         report = quick.reports.get_nowait()
@@ -67,7 +67,7 @@ def test_quick_order_when_another_is_queued_then_in_turn(quick: Peer, plain: Sto
 def test_quick_orders_when_there_are_many_then_only_so_many_sends_are_kept(
     quick: Peer, plain: StoredTensorDict
 ) -> None:
-    sizes = rows_layout(plain.spec, 1).message_nbytes
+    sizes = make_rows_layout(plain.spec, 1).message_nbytes
     for tag in range(5 * MAX_SENT):
         quick.put(sampling(plain, [tag % 6], tag=tag))
         (content,) = receive(quick, sizes, tag)

@@ -11,7 +11,7 @@ from tdserve.base.errors import ConnectError, TDServeError
 from tdserve.control.status import decode_failure
 from tdserve.transport.control_channel import MAX_SENT, Mail
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
-from tdserve.transport.proving import session_bond
+from tdserve.transport.proving import make_session_bond
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.session import Mailbox
@@ -46,7 +46,7 @@ class Client:
         """As a client does; one that does not read takes nothing."""
         self.open()
         with ThreadPoolExecutor(1) as thread:
-            bond = session_bond(SECRET, 7, is_mail=True)
+            bond = make_session_bond(SECRET, 7, is_mail=True)
             connecting = thread.submit(
                 GlooChannel, self._kv_store, CLIENT_RANK, host="127.0.0.1", bond=bond, peer="the worker"
             )

@@ -11,12 +11,12 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.base.errors import RemoteProtocolError, SelectionError, TransferAbortedError
 from tdserve.control.status import decode_failure
-from tdserve.messages.content import ReadStatus, read_layout, rows_layout, selected_spec, write_layout
+from tdserve.messages.content import ReadStatus, make_rows_layout, read_layout, select_spec, write_layout
 from tdserve.messages.layout import Layout
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse
 from tdserve.messages.value_columns import decode_block
-from tdserve.transport.sources_sinks import FlatEnd, as_bytes
+from tdserve.transport.sources_sinks import FlatEnd, view_bytes
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.worker.operations import MAX_QUICK_BYTES, MAX_QUICK_VALUES_BYTES, OPERATIONS, is_quick
@@ -112,7 +112,7 @@ def test_send_rows_when_one_was_overwritten_then_it_is_marked(peer: Peer, filled
     generations = np.array([2, 2, 2], np.int64).tobytes()
     order = worker_pb2.SendRows(store=filled.ref, rows=rows(5, 4, 0), generations=generations, inline=True)
     done = peer.done(send_rows=order)
-    found = columns(rows_layout(filled.spec, 3), done.inline)
+    found = columns(make_rows_layout(filled.spec, 3), done.inline)
     assert numbers(found["small"])[::2] == [5, 0]
     assert numbers(found["index"]) == [5, 4, 0]
     assert numbers(found["generation"]) == [2, -2, 2]
@@ -127,9 +127,9 @@ def test_send_rows_when_large_then_values_first_and_content_over_the_channel(
     generations = np.full(6, 2, np.int64).tobytes()
     order = worker_pb2.SendRows(store=filled.ref, rows=rows(*range(6)), generations=generations)
     peer.put(worker_pb2.Order(tag=9, send_rows=order))
-    layout = rows_layout(filled.spec, 6)
+    layout = make_rows_layout(filled.spec, 6)
     content = b"".join(buffer.numpy().tobytes() for buffer in receive(peer, layout.message_nbytes, 9))
-    assert torch.equal(columns(layout, content)["large"], as_bytes(filled.leaves[("large",)]))
+    assert torch.equal(columns(layout, content)["large"], view_bytes(filled.leaves[("large",)]))
     prepared, done = peer.next_report(), peer.next_report()
     assert b"text" in prepared.prepared.values
     assert done.done.nbytes_moved == len(content)
@@ -148,7 +148,7 @@ def test_receive_rows_when_sent_then_in_their_places_and_nowhere_else(peer: Peer
     )
     assert peer.next_report().HasField("done")
     sent = columns(layout, pack(layout.messages, FlatEnd(buffer)))["large"]
-    assert torch.equal(as_bytes(store.leaves[("large",)][[5, 0]]), sent)
+    assert torch.equal(view_bytes(store.leaves[("large",)][[5, 0]]), sent)
     assert torch.equal(store.leaves[("large",)][1:5], before[1:5])
 
 
@@ -195,7 +195,7 @@ def test_send_rows_when_the_table_adds_columns_then_they_follow_the_generations(
     )
     for name, column in added.items():
         order.columns.add(name=name, content=column.tobytes())
-    found = columns(rows_layout(plain.spec, 2, tuple(added)), peer.done(send_rows=order).inline)
+    found = columns(make_rows_layout(plain.spec, 2, tuple(added)), peer.done(send_rows=order).inline)
     assert numbers(found["small"]) == [5, 0]
     assert numbers(found["generation"]) == [2, 2]
     assert {name: found[name].numpy().tobytes() for name in added} == {
@@ -208,7 +208,7 @@ def test_send_rows_when_a_part_of_one_is_being_written_then_it_is_marked(peer: P
     order = worker_pb2.SendRows(
         store=plain.ref, rows=rows(4, 5), generations=np.array([5, 2], "<i8").tobytes(), inline=True
     )
-    found = columns(rows_layout(plain.spec, 2), peer.done(send_rows=order).inline)
+    found = columns(make_rows_layout(plain.spec, 2), peer.done(send_rows=order).inline)
     assert numbers(found["generation"]) == [-5, 2]
 
 
@@ -237,7 +237,7 @@ def test_send_selection_when_small_then_inline_with_status(peer: Peer, store: St
     order = worker_pb2.SendSelection(
         store=store.ref, selection=selection.to_message(), keys=SMALL, inline_bytes=EVERYTHING
     )
-    layout = read_layout(selected_spec(store.spec, selection, [("small",)]))
+    layout = read_layout(select_spec(store.spec, selection, [("small",)]))
     found = columns(layout, peer.done(send_selection=order).inline)
     assert numbers(found["small"]) == [0, 2, 4]
     assert numbers(found["status"])[:2] == [ReadStatus.WHOLE, 1]
@@ -248,7 +248,7 @@ def test_send_selection_when_the_client_waits_already_then_nothing_is_announced(
     peer: Peer, store: StoredTensorDict
 ) -> None:
     peer.open_channel()
-    layout = read_layout(selected_spec(store.spec, parse(()), [("small",)]))
+    layout = read_layout(select_spec(store.spec, parse(()), [("small",)]))
     body = worker_pb2.SendSelection(store=store.ref, inline_bytes=EVERYTHING, keys=SMALL)
     body.expected_nbytes.extend(layout.message_nbytes)
     peer.put(worker_pb2.Order(tag=4, send_selection=body))
@@ -287,7 +287,7 @@ def test_send_selection_when_a_write_does_not_end_then_given_up(store: StoredTen
 def test_staged_write_when_applied_twice_then_as_once(peer: Peer, store: StoredTensorDict, tmp_path: Path) -> None:
     peer.open_channel()
     selection = parse([5, 0])
-    layout = write_layout(selected_spec(store.spec, selection, []))
+    layout = write_layout(select_spec(store.spec, selection, []))
     buffer = torch.randint(0, 256, (layout.nbytes,), dtype=torch.uint8)
     content = control_pb2.Content(message_nbytes=layout.message_nbytes)
     common: dict[str, Any] = {"store": store.ref, "selection": selection.to_message(), "content": content}
@@ -302,7 +302,7 @@ def test_staged_write_when_applied_twice_then_as_once(peer: Peer, store: StoredT
     for _ in range(2):
         peer.done(apply_staged=worker_pb2.ApplyStaged(**common, staging=staged.staging))
         sent = columns(layout, pack(layout.messages, FlatEnd(buffer)))["large"]
-        assert torch.equal(as_bytes(store.leaves[("large",)][[5, 0]]), sent)
+        assert torch.equal(view_bytes(store.leaves[("large",)][[5, 0]]), sent)
     assert torch.equal(store.leaves[("large",)][1:5], before[1:5])
 
 

@@ -5,7 +5,7 @@ import torch
 
 from tdserve.base.errors import PeerLostError, RemoteProtocolError, TransferAbortedError
 from tdserve.control.status import decode_failure
-from tdserve.messages.content import rows_layout
+from tdserve.messages.content import make_rows_layout
 from tdserve.transport.control_channel import MAX_SENT
 from tdserve.v1 import worker_pb2
 from tdserve.worker.lane import Lane
@@ -89,7 +89,7 @@ def test_close_channel_when_orders_use_it_then_they_fail_and_the_next_one_is_for
     order = sampling(plain, [4, 1], tag=3)
     order.channel = 1
     peer.put(order)
-    (content,) = receive(peer, rows_layout(plain.spec, 2).message_nbytes, 3)
+    (content,) = receive(peer, make_rows_layout(plain.spec, 2).message_nbytes, 3)
     assert content[:16].view(torch.int64).tolist() == [4, 1]
     assert peer.next_report().HasField("done")
 

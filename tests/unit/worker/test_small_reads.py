@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tdserve.data.opened import OpenStores
-from tdserve.messages.content import ReadStatus, read_layout, selected_spec
+from tdserve.messages.content import ReadStatus, read_layout, select_spec
 from tdserve.messages.layout import Layout, Message
 from tdserve.messages.selection.selection import parse
-from tdserve.rules.tags import tag_of
+from tdserve.rules.tags import make_tag
 from tdserve.transport.sources_sinks import FlatEnd, Source
 from tdserve.transport.stream import pack, unpack
 from tdserve.v1 import content_pb2, control_pb2
@@ -51,7 +51,7 @@ def message(read: control_pb2.ReadRequest) -> bytes:
 
 def columns(store: StoredTensorDict, index: Any, content: bytes) -> tuple[list[int], list[int]]:
     """The small leaf, flat, and the status."""
-    layout = read_layout(selected_spec(store.spec, parse(index), [("small",)]))
+    layout = read_layout(select_spec(store.spec, parse(index), [("small",)]))
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     unpack(content, layout.messages, FlatEnd(buffer))
     small, status = (buffer[slot.offset : slot.offset + slot.nbytes].view(torch.int64) for slot in layout.slots)
@@ -132,7 +132,7 @@ def test_answer_when_control_must_be_asked_then_none(
 
 
 def test_answer_when_the_size_is_exactly_the_limit_then_given(stores: OpenStores, store: StoredTensorDict) -> None:
-    nbytes = sum(read_layout(selected_spec(store.spec, parse(()), [("small",)])).message_nbytes)
+    nbytes = sum(read_layout(select_spec(store.spec, parse(()), [("small",)])).message_nbytes)
     assert SmallReads(stores, inline_bytes=nbytes).answer(message(asked(store))) is not None
     assert SmallReads(stores, inline_bytes=nbytes - 1).answer(message(asked(store))) is None
 
@@ -167,7 +167,7 @@ def test_answer_when_any_byte_of_the_request_is_another_then_an_answer_or_none_b
 
 def expecting(known: StoredTensorDict, key: str, **fields: Any) -> tuple[control_pb2.ReadRequest, Layout]:
     """A read of a whole leaf whose content the client waits for already, and the layout of that."""
-    layout = read_layout(selected_spec(known.spec, parse(()), [(key,)]))
+    layout = read_layout(select_spec(known.spec, parse(()), [(key,)]))
     return asked(known, (), key, **{"message_nbytes": layout.message_nbytes, **fields}), layout
 
 
@@ -182,7 +182,7 @@ def test_answer_when_the_client_waits_for_the_content_then_that_is_the_answer(
     read, layout = expecting(store, "small")
     assert reads.answer(message(read), send) == SENT
     ((tag, content),) = sent
-    assert tag == tag_of(REQUEST)
+    assert tag == make_tag(REQUEST)
     assert columns(store, (), content) == ([0, 1, 2, 3, 4, 5], [ReadStatus.WHOLE, 1, 0, 0, 0, 0, 0, 0])
     assert reads.take_counts() == ReadCounts(num_sent=1, nbytes_sent=sum(layout.message_nbytes))
 

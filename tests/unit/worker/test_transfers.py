@@ -11,14 +11,14 @@ from tdserve.messages.content import MIN_SENT_VALUES_BYTES
 from tdserve.messages.layout import MAX_MESSAGE_BYTES, Layout
 from tdserve.store.spools import read_spooled
 from tdserve.structure.capture import capture
-from tdserve.transport.sources_sinks import LeafEnd, as_bytes
+from tdserve.transport.sources_sinks import LeafEnd, view_bytes
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.transfers import MAX_POSTED_BYTES, answer, check_inline, spool_values, take
 from tests.unit.worker.peer import TIMEOUT_S, Peer, receive
 
 LEAF = torch.arange(10.0)
-LAYOUT = Layout.of(capture(TensorDict({"a": LEAF}, [10])).spec)
+LAYOUT = Layout.from_spec(capture(TensorDict({"a": LEAF}, [10])).spec)
 ORDER = worker_pb2.Order(tag=6, is_accepted=True)
 
 
@@ -57,7 +57,7 @@ def test_answer_when_large_then_waits_for_the_client() -> None:
     peer = Peer(transfer_timeout_s=0.05)
     peer.open_channel()
     leaf = torch.zeros(MAX_POSTED_BYTES // 4 + 1)
-    layout = Layout.of(capture(TensorDict({"a": leaf}, [])).spec)
+    layout = Layout.from_spec(capture(TensorDict({"a": leaf}, [])).spec)
     with pytest.raises(DeadlineExceededError):
         answer(peer.session.lane, ORDER, layout, LeafEnd([leaf]), values=b"", inline=False)
     peer.close()
@@ -137,7 +137,7 @@ def test_take_when_values_follow_then_in_the_spool_and_the_leaves_in_their_place
     values = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
     sizes = (40, MAX_MESSAGE_BYTES, 7)
     content = control_pb2.Content(message_nbytes=sizes, values_nbytes=nbytes)
-    sent = torch.split(torch.cat([as_bytes(LEAF), values]), list(sizes))
+    sent = torch.split(torch.cat([view_bytes(LEAF), values]), list(sizes))
     works = [peer.channel.send(buffer, 6) for buffer in sent]
     with spool_values(content, spool) as end:
         worked = take(peer.session.lane, ORDER, content, LAYOUT, LeafEnd([target]), values=end)

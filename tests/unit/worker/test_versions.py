@@ -13,7 +13,7 @@ from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.structure.dtypes import WIRE
 from tdserve.structure.torch_types import to_torch
-from tdserve.structure.version_subset import convert_floats, encode_numbers, only_leaves
+from tdserve.structure.version_subset import convert_floats, encode_numbers, select_leaves
 from tdserve.transport.sources_sinks import LeafEnd
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import control_pb2, worker_pb2
@@ -84,7 +84,7 @@ def test_send_when_only_some_leaves_are_wanted_or_in_another_dtype_then_these(
     wanted = worker_pb2.SendVersion(version=ref(path), inline=True, leaves=encode_numbers(numbers))
     wanted.dtype = WIRE.get(dtype, 0)  # type: ignore[assignment]
     worked = peer.done(send_version=wanted)
-    layout = read_layout(only_leaves(convert_floats(CAPTURED.spec, dtype), numbers), is_packed=True)
+    layout = read_layout(select_leaves(convert_floats(CAPTURED.spec, dtype), numbers), is_packed=True)
     found = [torch.zeros(slot.shape, dtype=to_torch(slot.dtype)) for slot in layout.slots]
     unpack(worked.inline, layout.messages, LeafEnd(found))
     for slot, leaf in zip(layout.slots[: layout.num_leaves], found, strict=False):

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from tensordict import TensorDict
 
 from tdserve.base.errors import RemoteProtocolError, TransferAbortedError
-from tdserve.client.content.columns import Received, views
+from tdserve.client.content.columns import Received, make_views
 from tdserve.messages.content import ReadStatus, read_layout
 from tdserve.messages.layout import Layout
 from tdserve.structure.capture import capture
@@ -29,9 +29,9 @@ def test_views_when_of_any_dtype_and_shape_then_over_the_buffer(
 ) -> None:
     repeated = [leaf for leaf, num_times in found for _ in range(num_times)]
     entries = tuple((f"k{number:02}", leaf) for number, leaf in enumerate(repeated))
-    layout = Layout.of(Spec(Node((), None, None, None, entries)), is_packed=is_packed)
+    layout = Layout.from_spec(Spec(Node((), None, None, None, entries)), is_packed=is_packed)
     buffer = BufferPool().take(layout.nbytes)
-    for slot, view in zip(layout.slots, views(layout, buffer), strict=True):
+    for slot, view in zip(layout.slots, make_views(layout, buffer), strict=True):
         assert (view.dtype, tuple(view.shape)) == (to_torch(slot.dtype), slot.shape)
         assert view.is_contiguous()
         assert not slot.nbytes or view.data_ptr() == buffer.data_ptr() + slot.offset

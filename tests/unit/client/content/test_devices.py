@@ -10,7 +10,15 @@ from hypothesis import given, settings, strategies as st
 from tensordict import NonTensorData, TensorClass, TensorDict
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.client.content.devices import ALIGN_NBYTES, Uploads, _offsets, _windows, begin, resolve_device, to_device
+from tdserve.client.content.devices import (
+    ALIGN_NBYTES,
+    Uploads,
+    _compute_offsets,
+    _split_windows,
+    begin,
+    resolve_device,
+    to_device,
+)
 from tests.unit.structure.strategies import difference
 
 
@@ -60,12 +68,12 @@ class LateDevice:
         self.under_way: list[LateCopy] = []
         self.joined: list[torch.Tensor] = []
 
-    def staging(self, nbytes: int) -> torch.Tensor:
+    def allocate_staging(self, nbytes: int) -> torch.Tensor:
         """Full of rubbish."""
         self.num_slots += 1
         return torch.full((nbytes,), 0xEE, dtype=torch.uint8)
 
-    def empty(self, nbytes: int) -> torch.Tensor:
+    def allocate(self, nbytes: int) -> torch.Tensor:
         """Full of rubbish."""
         return torch.full((nbytes,), 0xDD, dtype=torch.uint8)
 
@@ -214,12 +222,12 @@ def test_uploads_when_many_threads_share_them_then_each_has_its_own_content() ->
 class NoMemory(LateDevice):
     """A device without staging memory, the first time."""
 
-    def staging(self, nbytes: int) -> torch.Tensor:
+    def allocate_staging(self, nbytes: int) -> torch.Tensor:
         """Fails once."""
         if self.num_slots == 0:
             self.num_slots += 1
             raise MemoryError
-        return super().staging(nbytes)
+        return super().allocate_staging(nbytes)
 
 
 def test_uploads_when_staging_memory_could_not_be_had_then_the_next_one_tries_again() -> None:
@@ -232,9 +240,9 @@ def test_uploads_when_staging_memory_could_not_be_had_then_the_next_one_tries_ag
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 700), max_size=12), st.integers(1, 900))
 def test_windows_when_put_together_then_every_byte_once(sizes_nbytes: list[int], window_nbytes: int) -> None:
-    offsets, total = _offsets(sizes_nbytes)
+    offsets, total = _compute_offsets(sizes_nbytes)
     whole = torch.zeros(total, dtype=torch.int64)
-    for first, last, pieces in _windows(sizes_nbytes, offsets, window_nbytes):
+    for first, last, pieces in _split_windows(sizes_nbytes, offsets, window_nbytes):
         assert 0 < last - first <= window_nbytes
         for number, start, stop, at in pieces:
             assert first + at == offsets[number] + start

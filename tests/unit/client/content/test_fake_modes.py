@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tdserve
 from tdserve.base.errors import NotSupportedError
-from tdserve.client.content.fake_modes import check_real, fake_mode
+from tdserve.client.content.fake_modes import check_real, find_fake_mode
 
 
 @pytest.fixture(params=["shm", "gloo"])
@@ -43,7 +43,7 @@ def test_check_real_when_under_a_fake_mode_then_refused() -> None:
     with FlopCounterMode(display=False):  # another mode
         check_real("reading")
     with FakeTensorMode() as mode:
-        assert fake_mode() is mode
+        assert find_fake_mode() is mode
         with pytest.raises(NotSupportedError, match=r"reading under a FakeTensorMode.*load_memmap"):
             check_real("reading")
         with unset_fake_temporarily():

@@ -7,7 +7,7 @@ import torch
 
 from tdserve.base.errors import InvalidRequestError, NcclUnavailableError, NotSupportedError
 from tdserve.client.content import gpu as under_test
-from tdserve.client.content.gpu import NO_GPU, Gpu, check_channel, find_gpu, landing
+from tdserve.client.content.gpu import NO_GPU, Gpu, check_channel, find_gpu, find_landing_device
 from tdserve.v1 import control_pb2
 
 MINE = Gpu("cuda:1", "mine")
@@ -43,7 +43,7 @@ def test_named_gpu_when_the_machine_has_none_then_refused() -> None:
 @pytest.mark.usefixtures("_one_gpu")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda", 0)])
 def test_named_gpu_when_there_is_one_then_has_its_number_and_uuid(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
-    monkeypatch.setattr(under_test, "gpu_uuid", lambda device: f"uuid of {device}")
+    monkeypatch.setattr(under_test, "read_gpu_uuid", lambda device: f"uuid of {device}")
     assert find_gpu(device, transport="auto") == Gpu("cuda:0", "uuid of cuda:0")
     assert find_gpu(None, transport="nccl") == Gpu("cuda:0", "uuid of cuda:0")
 
@@ -87,7 +87,7 @@ def test_agreed_when_the_server_is_older_then_another_transport_or_refused() -> 
 
 
 def test_landing_when_content_is_for_the_sessions_gpu_then_there_else_on_the_cpu() -> None:
-    assert landing("cpu", "cpu") == torch.device("cpu")  # any device serves to compare names
-    assert landing("cuda:1", "cpu") is None
-    assert landing("cuda:1", None) is None
-    assert landing("", "cpu") is None
+    assert find_landing_device("cpu", "cpu") == torch.device("cpu")  # any device serves to compare names
+    assert find_landing_device("cuda:1", "cpu") is None
+    assert find_landing_device("cuda:1", None) is None
+    assert find_landing_device("", "cpu") is None

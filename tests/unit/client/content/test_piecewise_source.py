@@ -14,7 +14,7 @@ from tdserve.transport.sources_sinks import FlatEnd
 
 def layout() -> Layout:
     entries = [("a", TensorLeaf("uint8", (5,))), ("b", TensorLeaf("int32", (3, LARGE_LEAF_BYTES)))]
-    return Layout.of(Spec(Node((), None, None, None, (*entries, ("c", TensorLeaf("uint8", (7,)))))))
+    return Layout.from_spec(Spec(Node((), None, None, None, (*entries, ("c", TensorLeaf("uint8", (7,)))))))
 
 
 def test_read_end_when_leaves_are_read_then_sends_what_memory_would() -> None:
@@ -31,7 +31,7 @@ def test_read_end_when_leaves_are_read_then_sends_what_memory_would() -> None:
     buffer = torch.zeros(plan.nbytes, dtype=torch.uint8)
     sink = FlatEnd(buffer)
     for message in plan.messages:
-        content = source.direct(message)
+        content = source.find_memory(message)
         if content is None:
             content = torch.full((message.nbytes,), 0xAB, dtype=torch.uint8)
             source.fill(message, content)
@@ -44,9 +44,9 @@ def test_read_end_when_leaves_are_read_then_sends_what_memory_would() -> None:
 
 
 def test_read_end_when_one_leaf_lies_in_memory_then_is_sent_from_there() -> None:
-    plan = Layout.of(Spec(Node((), None, None, None, (("b", TensorLeaf("uint8", (LARGE_LEAF_BYTES,))),))))
+    plan = Layout.from_spec(Spec(Node((), None, None, None, (("b", TensorLeaf("uint8", (LARGE_LEAF_BYTES,))),))))
     memory = np.zeros(LARGE_LEAF_BYTES, np.uint8)
-    direct = ReadEnd([memory]).direct(plan.messages[0])
+    direct = ReadEnd([memory]).find_memory(plan.messages[0])
     assert direct is not None
     assert direct.data_ptr() == memory.ctypes.data
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from tdserve.client.content.ragged_values import describe_value, entries_for, tensors_for
+from tdserve.client.content.ragged_values import describe_value, split_entries, split_tensors
 from tdserve.structure.nodes import Form, Ragged
 from tests.unit.structure.ragged import jagged, strided
 
@@ -30,7 +30,7 @@ MATRIX = Ragged(Form.STACK, "float32", (-1, 2))
     ],
 )
 def test_tensors_for_when_value_fits_then_elements(value: Any, lengths: list[int]) -> None:
-    assert [len(element) for element in tensors_for(value, (2,), TOKENS)] == lengths
+    assert [len(element) for element in split_tensors(value, (2,), TOKENS)] == lengths
 
 
 @pytest.mark.parametrize(
@@ -53,27 +53,27 @@ def test_tensors_for_when_value_fits_then_elements(value: Any, lengths: list[int
     ],
 )
 def test_tensors_for_when_value_does_not_fit_then_none(value: Any) -> None:
-    assert tensors_for(value, (2,), TOKENS) is None
+    assert split_tensors(value, (2,), TOKENS) is None
 
 
 def test_tensors_for_when_a_size_is_fixed_then_it_must_be_that() -> None:
-    assert tensors_for(torch.zeros(5, 2), (), MATRIX) is not None
-    assert tensors_for(torch.zeros(5, 3), (), MATRIX) is None
+    assert split_tensors(torch.zeros(5, 2), (), MATRIX) is not None
+    assert split_tensors(torch.zeros(5, 3), (), MATRIX) is None
 
 
 def test_entries_for_when_leaf_describes_itself_then_any_entry() -> None:
-    assert entries_for(["a", "b"], ()).tolist() == ["a", "b"]
-    assert entries_for("a", ()).data == "a"
+    assert split_entries(["a", "b"], ()).tolist() == ["a", "b"]
+    assert split_entries("a", ()).data == "a"
     tensor = jagged([1, 2])
-    assert entries_for(tensor, ()) is tensor
-    assert [found.tolist() for found in entries_for([["a"], ["b", "c"]], (2,))] == [["a"], ["b", "c"]]
+    assert split_entries(tensor, ()) is tensor
+    assert [found.tolist() for found in split_entries([["a"], ["b", "c"]], (2,))] == [["a"], ["b", "c"]]
     stack = NonTensorStack(NonTensorStack("a"), NonTensorStack("b"))
-    assert [found.tolist() for found in entries_for(stack, (2,))] == [["a"], ["b"]]
+    assert [found.tolist() for found in split_entries(stack, (2,))] == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize("value", ["a", [["a"]], NonTensorStack("a", "b", "c"), torch.zeros(2)])
 def test_entries_for_when_rows_are_too_few_or_many_then_none(value: Any) -> None:
-    assert entries_for(value, (2,)) is None
+    assert split_entries(value, (2,)) is None
 
 
 @pytest.mark.parametrize(

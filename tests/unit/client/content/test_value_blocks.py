@@ -9,7 +9,13 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.base.errors import CapacityError, NotSupportedError, RemoteProtocolError
 from tdserve.client.content import value_blocks
-from tdserve.client.content.value_blocks import decode_values, encode_parts, encode_values, joinable_nbytes, row_nbytes
+from tdserve.client.content.value_blocks import (
+    compute_joinable_nbytes,
+    compute_row_nbytes,
+    decode_values,
+    encode_parts,
+    encode_values,
+)
 from tdserve.messages.value_columns import decode_block
 from tdserve.structure.build import build
 from tdserve.structure.capture import Captured, capture
@@ -125,10 +131,10 @@ def test_row_nbytes_when_a_row_is_ragged_then_as_much_as_is_sent() -> None:
     captured = capture(TensorDict({"t": jagged([3]), "s": "text"}, []))
     values = [captured.values[path] for path, _ in captured.spec.values]
     sent = encode_values(captured.spec, captured.values, store="")
-    assert row_nbytes(captured.spec, values) == sum(
+    assert compute_row_nbytes(captured.spec, values) == sum(
         len(blob) for column in decode_block(sent) for blob in column.values
     )
-    assert row_nbytes(values_spec((), per_row=False), ["text"]) == 5
+    assert compute_row_nbytes(values_spec((), per_row=False), ["text"]) == 5
 
 
 @given(st.lists(st.binary(max_size=300), max_size=5), st.booleans())
@@ -164,13 +170,13 @@ def test_values_when_of_several_batches_then_as_those_of_one() -> None:
 
 def test_joinable_when_all_leaves_have_encoded_values_per_row_then_their_bytes() -> None:
     captured = capture(TensorDict({"t": jagged([3, 1]), "s": NonTensorStack("a", "b")}, [2]))
-    assert joinable_nbytes(captured.spec, captured.values) == 8 * 4 + 2 * 2
+    assert compute_joinable_nbytes(captured.spec, captured.values) == 8 * 4 + 2 * 2
     plain = capture(TensorDict({"a": torch.zeros(2)}, [2]))
-    assert joinable_nbytes(plain.spec, plain.values) == 0
+    assert compute_joinable_nbytes(plain.spec, plain.values) == 0
     for td in (
         TensorDict({"s": "for all"}, [2]),
         TensorDict({"s": NonTensorStack(NonTensorStack("a"), NonTensorStack("b"))}, [2]),
         TensorDict({"s": NonTensorStack("a", "b")}, [2, 1][:1]),
     ):
         captured = capture(td, allow_pickle=True)
-        assert joinable_nbytes(captured.spec, captured.values) is None
+        assert compute_joinable_nbytes(captured.spec, captured.values) is None

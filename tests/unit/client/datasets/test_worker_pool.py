@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tdserve.client.datasets.worker_pool import WorkerPool, worker_pool
+from tdserve.client.datasets.worker_pool import WorkerPool, get_worker_pool
 from tdserve.transport.pool import BufferPool
 
 NUM_BATCHES = 6
@@ -38,8 +38,8 @@ def test_send_when_of_other_memory_then_none() -> None:
 
 def _work(batches: Any, go_on: Any) -> None:
     """Sends batches over the pool's memory, two tensors each, and says how many pieces of memory that took."""
-    pool = worker_pool()
-    assert worker_pool() is pool
+    pool = get_worker_pool()
+    assert get_worker_pool() is pool
     addresses = set()
     for number in range(NUM_BATCHES):
         buffer = pool.take(4096)

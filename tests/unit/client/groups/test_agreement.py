@@ -11,10 +11,10 @@ from tdserve.client.groups.agreement import (
     agree,
     agree_pair,
     describe_structure,
-    first_failure,
+    find_failure,
     judge_calls,
 )
-from tdserve.client.groups.parts import fingerprint_of
+from tdserve.client.groups.parts import compute_fingerprint
 from tdserve.control.status import decode_failure, encode_failure
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec, check_matches
@@ -30,14 +30,14 @@ def call_of(spec: Spec | None = None, kind: str = "broadcast", **fields: object)
     """A member's call; with a structure that nobody was told of."""
     call = group_pb2.GroupCall(kind=kind, number=1, **fields)  # type: ignore[arg-type]
     if spec is not None:
-        describe_structure(call, spec, fingerprint_of(spec), Known({}))
+        describe_structure(call, spec, compute_fingerprint(spec), Known({}))
     return call
 
 
 def test_judged_when_all_fit_then_the_structure_of_the_root_and_everybodys_sizes() -> None:
     calls = [call_of(root=1), call_of(SPEC, root=1, values_nbytes=[7]), call_of(root=1)]
     verdict = judge_calls(calls)
-    assert verdict.fingerprint == fingerprint_of(SPEC)
+    assert verdict.fingerprint == compute_fingerprint(SPEC)
     assert verdict.HasField("spec")
     assert list(verdict.values_nbytes) == [0, 7, 0]
     assert not verdict.examines
@@ -67,10 +67,10 @@ def test_judged_when_calls_differ_then_says_whose(fields: dict[str, object]) -> 
 
 def test_first_failure_when_several_fail_then_the_lowest_ranks() -> None:
     calls = [call_of(), call_of(), call_of()]
-    assert first_failure(calls) is None
+    assert find_failure(calls) is None
     for rank in (2, 1):
         calls[rank].failure.CopyFrom(encode_failure(CapacityError(what=str(rank))))
-    verdict = first_failure(calls)
+    verdict = find_failure(calls)
     assert verdict is not None
     assert verdict.rank == 1
     assert judge_calls(calls) == verdict
@@ -97,9 +97,9 @@ def play(specs: list[Spec], own: dict[int, TDServeError]) -> list[Agreed]:
     def agree_here(wire: GroupWire) -> Agreed:
         rank = wire.link.rank
         known = Known({})
-        call = group_pb2.GroupCall(kind="gather", fingerprint=fingerprint_of(specs[rank]), values_nbytes=[rank])
+        call = group_pb2.GroupCall(kind="gather", fingerprint=compute_fingerprint(specs[rank]), values_nbytes=[rank])
         if rank == 0:
-            describe_structure(call, specs[0], fingerprint_of(specs[0]), known)
+            describe_structure(call, specs[0], compute_fingerprint(specs[0]), known)
         check = None if rank == 0 else lambda spec: check_matches(spec, specs[rank], store="g")
         return agree(wire, call, known=known, check=check, own=own.get(rank))
 
@@ -138,9 +138,9 @@ def test_agree_pair_when_structures_are_compared_then_both_come_to_the_same(
     def agree_here(wire: GroupWire) -> Agreed:
         if wire.link.rank == 0:
             call = group_pb2.GroupCall(kind="send", values_nbytes=[9])
-            describe_structure(call, SPEC, fingerprint_of(SPEC), sent_specs)
+            describe_structure(call, SPEC, compute_fingerprint(SPEC), sent_specs)
             return agree_pair(wire, 1, call, sent_specs=sent_specs, received_specs=Known({}), check=None, own=None)
-        call = group_pb2.GroupCall(kind="recv", fingerprint=fingerprint_of(taken))
+        call = group_pb2.GroupCall(kind="recv", fingerprint=compute_fingerprint(taken))
         return agree_pair(
             wire,
             0,

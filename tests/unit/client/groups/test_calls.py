@@ -10,7 +10,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError, NotSupportedError
 from tdserve.client.groups.agreement import Agreed
-from tdserve.client.groups.calls import describe_rank, spec_of
+from tdserve.client.groups.calls import describe_rank, get_spec
 from tests.unit.client.groups.teams import Team, content, number_in
 
 
@@ -57,4 +57,4 @@ def test_shown_rank_when_it_is_none_then_zero(rank: Any, shown: int) -> None:
 
 def test_spec_of_when_there_is_none_then_a_bug() -> None:
     with pytest.raises(LocalProtocolError):
-        spec_of(Agreed())
+        get_spec(Agreed())

@@ -31,7 +31,7 @@ def test_take_when_in_a_call_of_all_then_it_ends_unless_the_leaver_has_finished_
     losses = in_call(3)
     loss = gone(1, num_finished)
     assert losses.take(loss, ends_all=False) is is_end
-    assert losses.cause(None) == (loss if is_end else None)
+    assert losses.find_cause(None) == (loss if is_end else None)
     assert losses.end == (loss if is_end else None)
     assert losses.is_any
     losses.finish(is_well=not is_end)
@@ -44,8 +44,8 @@ def test_take_when_in_a_call_of_two_then_it_goes_on_and_calls_that_need_the_leav
     losses = in_call(3, peer=2)
     loss = gone(1, 3)
     assert not losses.take(loss, ends_all=False)
-    assert losses.cause(2) is None
-    assert losses.cause(1) == loss
+    assert losses.find_cause(2) is None
+    assert losses.find_cause(1) == loss
     losses.finish(is_well=True)
     assert losses.num_finished == 3
     assert losses.find_loss(2) is None
@@ -70,21 +70,21 @@ def test_take_when_it_went_with_something_under_way_or_all_are_needed_then_every
         (in_call(1, peer=0), gone(1, 1), True),
     ]:
         assert losses.take(loss, ends_all=ends_all)
-        assert losses.end == losses.find_loss(0) == losses.find_loss(None) == losses.cause(0) == loss
+        assert losses.end == losses.find_loss(0) == losses.find_loss(None) == losses.find_cause(0) == loss
 
 
 def test_take_when_the_leaver_does_not_say_what_it_has_finished_then_the_call_goes_on() -> None:
     losses = in_call(1)
     assert not losses.take(gone(1), ends_all=False)
-    assert losses.cause(None) is None
+    assert losses.find_cause(None) is None
 
 
 def test_cause_when_one_has_left_after_its_part_and_another_has_died_then_the_dead_one() -> None:
     losses = in_call(2)
     losses.take(gone(1, 2), ends_all=False)
-    assert losses.cause(None) is None
+    assert losses.find_cause(None) is None
     losses.take(gone(2, has_left=False), ends_all=False)
-    assert losses.cause(None) == gone(2, has_left=False)
+    assert losses.find_cause(None) == gone(2, has_left=False)
     losses.take(gone(3, has_left=False), ends_all=False)
     assert losses.end == gone(2, has_left=False)
 

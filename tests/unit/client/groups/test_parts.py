@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
-from tdserve.client.groups.parts import GivenPart, TakenPart, fingerprint_of, messages_of
+from tdserve.client.groups.parts import GivenPart, TakenPart, compute_fingerprint, divide_messages
 from tdserve.structure.capture import capture
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import copy_bytes
@@ -18,11 +18,11 @@ def given(td: TensorDict) -> GivenPart:
 
 def moved(source: GivenPart, taken: TakenPart) -> object:
     """The tensordict after its bytes went from one end to the other."""
-    source_end, sink = source.source(), taken.sink(source.spec, source.values_nbytes, BufferPool())
+    source_end, sink = source.make_source(), taken.make_sink(source.spec, source.values_nbytes, BufferPool())
     for message in source.messages:
         staging = torch.empty(message.nbytes, dtype=torch.uint8)
         source_end.fill(message, staging)
-        place = sink.direct(message)
+        place = sink.find_memory(message)
         if place is None:
             sink.drain(message, staging)
         else:
@@ -50,7 +50,7 @@ def test_fingerprint_when_devices_differ_then_the_same() -> None:
     on_cpu = capture(TensorDict({"x": torch.zeros(3)}, device="cpu")).spec
     anywhere = capture(TensorDict({"x": torch.zeros(3)})).spec
     assert on_cpu.fingerprint != anywhere.fingerprint
-    assert fingerprint_of(on_cpu) == fingerprint_of(anywhere)
+    assert compute_fingerprint(on_cpu) == compute_fingerprint(anywhere)
 
 
 def test_check_when_structures_differ_then_names_the_key() -> None:
@@ -81,13 +81,13 @@ def test_tensors_on_when_a_device_takes_them_then_the_values_come_apart(into: in
     source = given(content(4))
     out = None if into is None else content(into)
     taken = TakenPart(out, name="g", allow_pickle=False)
-    for target, tensor in zip(taken.tensors_on(torch.device("cpu"), source.spec), source.tensors, strict=True):
+    for target, tensor in zip(taken.make_tensors(torch.device("cpu"), source.spec), source.tensors, strict=True):
         target.copy_(tensor)
-    sink = taken.values_sink(source.values_nbytes, BufferPool())
-    for message in messages_of(source.spec, source.values_nbytes):
+    sink = taken.make_values_sink(source.values_nbytes, BufferPool())
+    for message in divide_messages(source.spec, source.values_nbytes):
         if not message.parts:
             staging = torch.empty(message.nbytes, dtype=torch.uint8)
-            source.values_source().fill(message, staging)
+            source.make_values_source().fill(message, staging)
             sink.drain(message, staging)
     found = taken.finish(source.spec)
     assert number_in(found) == 4

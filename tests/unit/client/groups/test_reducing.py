@@ -6,7 +6,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, SpecMismatchError
-from tdserve.client.groups.reducing import Reducing, operation
+from tdserve.client.groups.reducing import Reducing, parse_operation
 from tdserve.messages.layout import LARGE_LEAF_BYTES
 
 NUM_LARGE = LARGE_LEAF_BYTES // 4
@@ -27,7 +27,7 @@ def leaves() -> TensorDict:
 
 
 def test_flats_when_leaves_are_small_then_together_by_dtype_and_large_ones_apart() -> None:
-    flats = Reducing(leaves(), "sum", name="g").flats()
+    flats = Reducing(leaves(), "sum", name="g").make_flats()
     assert [(flat.dtype, flat.numel()) for flat in flats] == [
         (torch.float32, NUM_LARGE),
         (torch.float32, NUM_LARGE),
@@ -37,7 +37,7 @@ def test_flats_when_leaves_are_small_then_together_by_dtype_and_large_ones_apart
 
 
 def test_flats_when_cut_then_alike_however_the_leaves_lie() -> None:
-    here, there = (Reducing(td, "max", name="g").flats() for td in (leaves(), leaves().contiguous().clone()))
+    here, there = (Reducing(td, "max", name="g").make_flats() for td in (leaves(), leaves().contiguous().clone()))
     assert [flat.shape for flat in here] == [flat.shape for flat in there]
 
 
@@ -45,7 +45,7 @@ def test_finish_when_flats_have_changed_then_every_leaf_has() -> None:
     td = leaves()
     pointer = td["large"].data_ptr()
     reducing = Reducing(td, "sum", name="g")
-    for number, flat in enumerate(reducing.flats()):
+    for number, flat in enumerate(reducing.make_flats()):
         assert number > 0 or flat.data_ptr() == pointer
         flat.copy_(torch.arange(flat.numel()))
     reducing.finish(4)
@@ -58,7 +58,7 @@ def test_finish_when_flats_have_changed_then_every_leaf_has() -> None:
 def test_finish_when_a_mean_then_divided_by_the_members() -> None:
     td = TensorDict({"x": torch.full((3,), 6.0)})
     reducing = Reducing(td, "mean", name="g")
-    reducing.flats()
+    reducing.make_flats()
     reducing.finish(4)
     assert td["x"].tolist() == [1.5] * 3
 
@@ -90,6 +90,6 @@ def test_check_when_another_structure_then_names_the_key() -> None:
 
 def test_operation_when_it_is_one_of_torch_distributed_then_as_its_name() -> None:
     ops = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN, "mean", "other")
-    assert [operation(op) for op in ops] == ["sum", "mean", "max", "min", "mean", "other"]
+    assert [parse_operation(op) for op in ops] == ["sum", "mean", "max", "min", "mean", "other"]
     with pytest.raises(InvalidRequestError, match="PRODUCT"):
-        Reducing(leaves(), operation(dist.ReduceOp.PRODUCT), name="g")
+        Reducing(leaves(), parse_operation(dist.ReduceOp.PRODUCT), name="g")

@@ -8,7 +8,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.client.handles.live_values import StoreSource, expand_ellipsis, show_stored, with_live_leaves
 from tdserve.structure.capture import capture
-from tdserve.structure.entries import entry_at
+from tdserve.structure.entries import get_entry
 from tdserve.structure.live_values import LiveNonTensorData, LiveNonTensorStack
 
 
@@ -29,12 +29,12 @@ class LocalStore:
     def snapshot_at(self, key: tuple[str, ...], index: Any) -> Any:
         """A copy of rows of a leaf."""
         self.indices.append(index)
-        return entry_at(self.content, key)[index].clone()
+        return get_entry(self.content, key)[index].clone()
 
     def set_at_(self, key: tuple[str, ...], value: Any, index: Any) -> None:
         """Writes rows of a leaf."""
         self.snapshot_at(key, index)
-        stack = entry_at(self.content, key).maybe_to_stack()
+        stack = get_entry(self.content, key).maybe_to_stack()
         stack[index] = value
         self.content.set(key, stack)
 
@@ -56,7 +56,7 @@ def test_source_when_whole_then_reads_and_writes_all_rows(store: LocalStore) -> 
 
 
 def test_source_when_indexed_again_and_again_then_asks_for_those_rows_only(store: LocalStore) -> None:
-    source = StoreSource(store, ("s",), (2,)).at(slice(1, None)).at(0)
+    source = StoreSource(store, ("s",), (2,)).select(slice(1, None)).select(0)
     assert source.read().data == "b"
     source.write("z")
     assert store.content["s"] == ["a", "z"]
@@ -65,7 +65,7 @@ def test_source_when_indexed_again_and_again_then_asks_for_those_rows_only(store
 
 def test_source_when_beyond_its_rows_then_index_error(store: LocalStore) -> None:
     with pytest.raises(IndexError):
-        StoreSource(store, ("s",), (2,)).at(2)
+        StoreSource(store, ("s",), (2,)).select(2)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_source_when_beyond_its_rows_then_index_error(store: LocalStore) -> None
 def test_source_when_below_the_rows_of_the_store_then_reads_and_writes_that_part(
     store: LocalStore, index: Any, expected: Any
 ) -> None:
-    source = StoreSource(store, ("n", "t"), (2, 3)).at(index)
+    source = StoreSource(store, ("n", "t"), (2, 3)).select(index)
     assert source.read().tolist() == expected
     before = [list(row) for row in store.content["n", "t"]]
     source.write("z" if isinstance(expected, str) else ["z"] * len(expected))

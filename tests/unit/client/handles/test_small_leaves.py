@@ -104,7 +104,7 @@ class Moving(torch.Tensor):
 def test_leaf_when_it_moves_while_it_is_copied_then_none(local_client: tdserve.Client, name: str, way: str) -> None:
     handle = local_client.memmap(TensorDict(CONTENT, []), name)
     store = opened(handle)
-    generations = store.writable_generations()
+    generations = store.map_writable_generations()
 
     def happens() -> None:
         if way == "delete":

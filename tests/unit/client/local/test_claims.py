@@ -146,7 +146,7 @@ def test_extend_when_the_bell_cannot_be_rung_then_the_row_is_on_record_and_nothi
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = table.claim()
-    table.file.ring_at(1)
+    table.file.request_messages(1)
 
     def lost(_: object) -> None:
         raise ConnectError(address="here", reason="lost")

@@ -21,7 +21,7 @@ from tdserve.base.errors import (
     PeerLostError,
     TransferAbortedError,
 )
-from tdserve.base.machine import pid_namespace
+from tdserve.base.machine import read_pid_namespace
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.session.session import Session
 from tdserve.control.local import SOCKET_NAME
@@ -99,7 +99,7 @@ class Refusing:
             nonce="nonce",
             device=nonce.st_dev,
             inode=nonce.st_ino,
-            pid_namespace=pid_namespace(),
+            pid_namespace=read_pid_namespace(),
             lock_name="lock",
             key=b"k",
         )

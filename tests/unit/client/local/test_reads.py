@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import TransferAbortedError
-from tdserve.client.content.leaves import Leaves, leaves_of
+from tdserve.client.content.leaves import Leaves, make_leaves
 from tdserve.client.datasets.worker_pool import WorkerPool
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import MAX_CLONED_BYTES, Selected, copy_rows, copy_selection
@@ -122,7 +122,7 @@ def test_selection_when_the_caller_has_tensors_then_into_those(
     if is_strided:
         out["wide"] = torch.zeros(*expected["wide"].shape, 2)[..., 0]
     captured = capture(out, is_destination=True)
-    into = leaves_of(captured, read_layout(captured.spec))
+    into = make_leaves(captured, read_layout(captured.spec))
     assert selected(store, index, into=into) is not None
     assert (out == expected).all()
 
@@ -182,10 +182,10 @@ def test_rows_when_chosen_then_copied_with_what_the_table_adds(end: LocalEnd, fi
     priority = np.array([0.5, 1.5], np.float32)
     accepted = granted([4, 1], [2, 2], added=[{"name": "priority", "content": priority.tobytes()}])
     copied = copy_rows(end, "x", files.spec, ("priority",), accepted, BufferPool())
-    leaves = copied.received.leaves()
+    leaves = copied.received.get_leaves()
     for path, leaf in leaves.items():
         assert torch.equal(leaf, TD[path][[4, 1]])
-    assert copied.received.trailing("priority").tolist() == [0.5, 1.5]
+    assert copied.received.get_trailing("priority").tolist() == [0.5, 1.5]
     assert copied.received.num_missing == 0
     leaves["a",].zero_()
     assert torch.equal(files.leaves["a",], TD["a"])
@@ -199,12 +199,12 @@ def test_rows_when_they_have_no_tensors_then_what_the_table_adds_may_be_changed(
     flags = np.array([True, False])
     accepted = granted([4, 1], [2, 2], added=[{"name": SLICE_END_KEY, "content": flags.tobytes()}])
     received = copy_rows(end, "empty", files.spec, (SLICE_END_KEY,), accepted, pool()).received
-    assert received.leaves() == {}
-    assert received.trailing(INDEX_KEY).tolist() == [4, 1]
-    assert torch.equal(received.trailing(SLICE_END_KEY), torch.from_numpy(flags))
+    assert received.get_leaves() == {}
+    assert received.get_trailing(INDEX_KEY).tolist() == [4, 1]
+    assert torch.equal(received.get_trailing(SLICE_END_KEY), torch.from_numpy(flags))
     assert received.num_missing == 0
     for name in (INDEX_KEY, GENERATION_KEY, SLICE_END_KEY):
-        received.trailing(name).zero_()
+        received.get_trailing(name).zero_()
     assert files.generations.values.tolist() == [2] * 7
 
 
@@ -213,7 +213,7 @@ def test_rows_when_one_moves_while_they_are_copied_then_missing(end: LocalEnd, f
         files.generations.values[1] += 1
 
     copied = copy_rows(end, "x", files.spec, (), granted([4, 1], [2, 2]), Moving(happens))
-    assert copied.received.trailing(GENERATION_KEY).tolist()[0] == 2
+    assert copied.received.get_trailing(GENERATION_KEY).tolist()[0] == 2
     assert copied.received.num_missing == 1
 
 

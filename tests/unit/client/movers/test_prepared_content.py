@@ -6,7 +6,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.deadline import Deadline
-from tdserve.client.content.columns import views
+from tdserve.client.content.columns import make_views
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.messages.content import write_layout
@@ -33,7 +33,7 @@ def test_content_when_small_then_inline_and_whole(mailing: Session) -> None:
     assert (found.message.fingerprint, list(found.message.message_nbytes)) == (b"f", [])
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     unpack(found.message.inline, layout.messages, FlatEnd(buffer))
-    columns = {slot.path: column for slot, column in zip(layout.slots, views(layout, buffer), strict=True)}
+    columns = {slot.path: column for slot, column in zip(layout.slots, make_views(layout, buffer), strict=True)}
     assert torch.equal(columns[("a",)], TD["a"])  # it was not contiguous
     assert torch.equal(columns[("b",)], TD["b"].resolve_conj())
 

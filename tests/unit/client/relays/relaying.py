@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from tdserve.client.relays.kept import Kept
 from tdserve.client.relays.relay import SessionRelays
-from tdserve.messages.content import ReadStatus, read_layout, status_column
+from tdserve.messages.content import ReadStatus, make_status_column, read_layout
 from tdserve.structure.capture import capture
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
@@ -27,7 +27,7 @@ def content() -> torch.Tensor:
     """The version as it travels, its status behind it."""
     flat = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
     columns = [TD[slot.path] for slot in LAYOUT.slots[: LAYOUT.num_leaves]]
-    columns.append(torch.from_numpy(status_column(ReadStatus.WHOLE)))
+    columns.append(torch.from_numpy(make_status_column(ReadStatus.WHOLE)))
     for slot, column in zip(LAYOUT.slots, columns, strict=True):
         flat[slot.offset : slot.offset + slot.nbytes] = column.view(torch.uint8)
     return flat

@@ -8,9 +8,9 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import PeerLostError
-from tdserve.client.relays.kept import Kept, checksums
+from tdserve.client.relays.kept import Kept, compute_checksums
 from tdserve.messages.content import read_layout
-from tdserve.store.version_checksums import DTYPE, leaf_checksum
+from tdserve.store.version_checksums import DTYPE, compute_leaf_checksum
 from tdserve.structure.capture import capture
 
 TD = TensorDict({"b": torch.arange(300_000), "a": torch.tensor([1.5]), "c": torch.arange(7, dtype=torch.uint8)}, [])
@@ -51,5 +51,5 @@ def test_checksums_when_made_then_in_canonical_order_of_the_leaves() -> None:
         buffer[slot.offset : slot.offset + slot.nbytes] = content
     assert [path for path, _ in SPEC.tensors] == [("a",), ("b",), ("c",)]
     assert [slot.path for slot in LAYOUT.slots[:3]] != [("a",), ("b",), ("c",)]
-    expected = [leaf_checksum(TD[path].view(torch.uint8).numpy()) for path, _ in SPEC.tensors]
-    assert np.frombuffer(checksums(LAYOUT, buffer, SPEC), DTYPE).tolist() == expected
+    expected = [compute_leaf_checksum(TD[path].view(torch.uint8).numpy()) for path, _ in SPEC.tensors]
+    assert np.frombuffer(compute_checksums(LAYOUT, buffer, SPEC), DTYPE).tolist() == expected

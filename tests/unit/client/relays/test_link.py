@@ -99,7 +99,7 @@ def test_cancel_when_the_pair_is_being_formed_then_whoever_waits_is_let_go(threa
 
 
 def test_pass_on_when_the_version_still_comes_then_waits_for_each_message(threads: ThreadPoolExecutor) -> None:
-    ends = LoopbackChannel.pair()
+    ends = LoopbackChannel.make_pair()
     kept = Kept(LAYOUT, content())
     passing = threads.submit(pass_on, ends[0], kept)
     found = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
@@ -115,11 +115,11 @@ def test_pass_on_when_the_version_still_comes_then_waits_for_each_message(thread
 def test_pass_on_when_nothing_comes_or_nobody_takes_it_then_error_in_time() -> None:
     kept = Kept(LAYOUT, content())
     with pytest.raises(PeerLostError):
-        pass_on(LoopbackChannel.pair()[0], kept)
+        pass_on(LoopbackChannel.make_pair()[0], kept)
     kept.add_arrived(NUM_MESSAGES)
     with pytest.raises(DeadlineExceededError):
-        pass_on(LoopbackChannel.pair()[0], kept)
-    channel, other = LoopbackChannel.pair()
+        pass_on(LoopbackChannel.make_pair()[0], kept)
+    channel, other = LoopbackChannel.make_pair()
     works = [other.recv(torch.empty(message.nbytes, dtype=torch.uint8), CONTENT_TAG) for message in LAYOUT.messages]
     with pytest.raises(DeadlineExceededError):  # all was taken, and nobody says so
         pass_on(channel, kept)
@@ -130,7 +130,7 @@ def test_pass_on_when_nothing_comes_or_nobody_takes_it_then_error_in_time() -> N
 def test_take_when_nothing_comes_then_error_in_time() -> None:
     with pytest.raises(DeadlineExceededError):
         take(
-            LoopbackChannel.pair()[1],
+            LoopbackChannel.make_pair()[1],
             LAYOUT,
             torch.empty(LAYOUT.nbytes, dtype=torch.uint8),
             on_arrived=lambda count: None,

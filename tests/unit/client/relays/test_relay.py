@@ -9,7 +9,7 @@ import torch
 
 from tdserve.base.errors import ClosedError, PeerLostError
 from tdserve.client.relays import link as links
-from tdserve.client.relays.kept import checksums
+from tdserve.client.relays.kept import compute_checksums
 from tdserve.client.relays.link import take as receive
 from tdserve.v1 import control_pb2
 from tests.unit.client.relays.relaying import LAYOUT, POOL, SPEC, Office, content, office
@@ -94,7 +94,7 @@ def test_tell_checksums_when_a_version_came_from_the_server_then_control_is_told
         kept = between.keep(3)
         between.ends[0].report_checksums(3, kept, SPEC)
         taken = between.wait_report(0, "whole").whole
-        assert (taken.link, taken.checksums) == (3, checksums(LAYOUT, content(), SPEC))
+        assert (taken.link, taken.checksums) == (3, compute_checksums(LAYOUT, content(), SPEC))
         assert len(np.frombuffer(taken.checksums, "<u8")) == 2
 
 

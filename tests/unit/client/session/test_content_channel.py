@@ -31,7 +31,7 @@ class Handshake:
     def __init__(self) -> None:
         self.may_end = Event()
         self.num_begun = 0
-        self.channel, self.other = LoopbackChannel.pair()
+        self.channel, self.other = LoopbackChannel.make_pair()
 
     def __call__(self, kv_store: KVStore) -> Channel:
         self.num_begun += 1
@@ -95,7 +95,7 @@ class Makers:
     def _make(self, number: int, kv_store: KVStore) -> Channel:
         kv_store.set("mine", b"address")
         assert kv_store.get_within("theirs", TIMEOUT_S) == f"of {number}".encode()
-        made, self.others[number] = LoopbackChannel.pair()
+        made, self.others[number] = LoopbackChannel.make_pair()
         return made
 
     def open(self) -> Channel:

@@ -3,13 +3,13 @@ from __future__ import annotations
 import os
 
 from tdserve.base.config import PROTOCOL_VERSION
-from tdserve.base.machine import boot_id
-from tdserve.client.session.hello import hello
+from tdserve.base.machine import read_boot_id
+from tdserve.client.session.hello import make_hello
 
 
 def test_hello_when_made_then_says_who_and_where_the_client_is() -> None:
-    said = hello(b"i" * 16, transport="shm", gpu="uuid")
+    said = make_hello(b"i" * 16, transport="shm", gpu="uuid")
     assert (said.client_id, said.transport, said.gpu) == (b"i" * 16, "shm", "uuid")
-    assert (said.protocol_version, said.pid, said.boot_id) == (PROTOCOL_VERSION, os.getpid(), boot_id())
+    assert (said.protocol_version, said.pid, said.boot_id) == (PROTOCOL_VERSION, os.getpid(), read_boot_id())
     assert said.host
     assert said.takes_values

@@ -10,35 +10,35 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.session.process_clients import resident
+from tdserve.client.session.process_clients import get_process_client
 from tests.integration.processes import REPOSITORY, wait_for
 
 
 def test_resident_when_asked_for_again_then_one_client_for_each_address_and_settings(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:
-    mine = resident(client.recipe)
-    assert mine is resident(client.recipe)
+    mine = get_process_client(client.recipe)
+    assert mine is get_process_client(client.recipe)
     assert mine is not client
     assert (mine.address, mine.transport, mine.timeout_s) == (client.address, client.transport, client.timeout_s)
     with server.client(transport=client.transport, timeout_s=9.0) as other:
-        assert resident(other.recipe) is not mine
+        assert get_process_client(other.recipe) is not mine
     mine.close()
-    assert resident(client.recipe) is not mine
+    assert get_process_client(client.recipe) is not mine
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_resident_when_the_process_has_forked_then_the_child_has_its_own(local_client: tdserve.Client) -> None:
-    mine = resident(local_client.recipe)
+    mine = get_process_client(local_client.recipe)
     child = os.fork()
     if not child:
         try:
-            own = resident(local_client.recipe)
+            own = get_process_client(local_client.recipe)
             os._exit(0 if own is not mine and not own.is_closed and own.has_session is False else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert resident(local_client.recipe) is mine
+    assert get_process_client(local_client.recipe) is mine
 
 
 LEAVING = """

@@ -5,14 +5,14 @@ import sys
 
 PROGRAM = """
 import multiprocessing, os, sys
-from tdserve.client.session.process_exit import before_the_end
+from tdserve.client.session.process_exit import call_at_exit
 
 def report():
     print("child" if multiprocessing.parent_process() else "parent", flush=True)
 
 def twice():
-    before_the_end(report)
-    before_the_end(report)
+    call_at_exit(report)
+    call_at_exit(report)
 
 twice()
 print("begun", flush=True)
@@ -25,7 +25,7 @@ print("joined", flush=True)
 
 EARLY = """
 from concurrent.futures import ThreadPoolExecutor
-from tdserve.client.session.process_exit import before_executors_end, before_the_end
+from tdserve.client.session.process_exit import call_before_executors_end, call_at_exit
 
 threads = ThreadPoolExecutor(1)
 
@@ -35,9 +35,9 @@ def report():
     except RuntimeError:
         print("refused", flush=True)
 
-before_the_end(report)
-before_executors_end(report)
-before_executors_end(report)
+call_at_exit(report)
+call_before_executors_end(report)
+call_before_executors_end(report)
 """
 
 

@@ -25,12 +25,22 @@ def numbers() -> RequestNumbers:
 
 
 def test_next_when_numbers_are_taken_then_from_one_on_and_no_two_alike(numbers: RequestNumbers) -> None:
-    assert [numbers.next(), numbers.begin_change(), numbers.begin_write(Deadline.never), numbers.next()] == [1, 2, 3, 4]
+    assert [
+        numbers.take_number(),
+        numbers.begin_change(),
+        numbers.begin_write(Deadline.never),
+        numbers.take_number(),
+    ] == [1, 2, 3, 4]
     assert numbers.newest == 4
 
 
 def test_tell_when_changes_are_under_way_then_all_below_but_these(numbers: RequestNumbers) -> None:
-    first, _, second, third = numbers.begin_change(), numbers.next(), numbers.begin_change(), numbers.begin_change()
+    first, _, second, third = (
+        numbers.begin_change(),
+        numbers.take_number(),
+        numbers.begin_change(),
+        numbers.begin_change(),
+    )
     numbers.end(second)
     answered = numbers.report_answered()
     assert (answered.below, list(answered.but_for)) == (third + 1, [first, third])
@@ -42,7 +52,7 @@ def test_tell_with_when_it_is_not_due_or_the_request_changes_nothing_then_nothin
         request = numbers.begin_change()
         assert numbers.report_with(request) is None
         numbers.end(request)
-    assert numbers.report_with(numbers.next()) is None
+    assert numbers.report_with(numbers.take_number()) is None
     request = numbers.begin_change()
     answered = numbers.report_with(request)
     assert answered is not None
@@ -133,7 +143,7 @@ class Server:
         return answer
 
     def crash(self) -> None:
-        self.log = RequestLog.restore(list(self.log.entries()))
+        self.log = RequestLog.restore(list(self.log.iter_entries()))
 
 
 def lives(seed: int) -> Iterator[tuple[int, Server, int]]:
@@ -144,7 +154,7 @@ def lives(seed: int) -> Iterator[tuple[int, Server, int]]:
     num_answered = 0
     for _ in range(3_000):
         if chance.random() < 0.3:
-            numbers.next()
+            numbers.take_number()
         request = None
         if len(under_way) < 20 or chance.random() < 0.3:
             request = numbers.begin_change() if chance.random() < 0.5 else numbers.try_begin_write(lambda: None)

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict, lazy_stack
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.client.session.structure_text import composite, repr_of, tree
+from tdserve.client.session.structure_text import format_repr, format_tree, make_composite
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
 
@@ -53,13 +53,13 @@ warnings.simplefilter("ignore")
 import torch
 from torchrl.data import Composite, NonTensor
 from tensordict import TensorDict, lazy_stack
-from tdserve.client.session.structure_text import composite
+from tdserve.client.session.structure_text import make_composite
 from tdserve.structure.capture import capture
 flags = {"flag": torch.zeros(2, dtype=torch.bool)}
 td = TensorDict({"x": torch.zeros(2, 3, dtype=torch.int16), "n": flags, "t": "a"}, [2])
 td["rows"] = lazy_stack([TensorDict({"r": torch.zeros(size)}) for size in (1, 2)])
 td["keys"] = lazy_stack([TensorDict({"r": torch.zeros(1)}), TensorDict({"s": torch.zeros(1)})])
-found = composite(capture(td).spec.root)
+found = make_composite(capture(td).spec.root)
 assert type(found) is Composite and found.shape == (2,), found
 assert (found["x"].shape, found["x"].dtype) == ((2, 3), torch.int16)
 assert found["n", "flag"].dtype == torch.bool
@@ -79,7 +79,7 @@ def example() -> Any:
 
 
 def test_tree_when_there_are_entries_of_all_kinds_then_a_line_for_each() -> None:
-    assert tree("store", capture(example(), is_exact=True).spec.root) == EXPECTED
+    assert format_tree("store", capture(example(), is_exact=True).spec.root) == EXPECTED
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchrl") is None, reason="torchrl is not installed")
@@ -93,7 +93,7 @@ def test_composite_when_torchrl_is_missing_then_says_what_to_install(monkeypatch
     monkeypatch.setitem(sys.modules, "torchrl", None)
     monkeypatch.setitem(sys.modules, "torchrl.data", None)
     with pytest.raises(NotSupportedError, match="install torchrl"):
-        composite(capture(example()).spec.root)
+        make_composite(capture(example()).spec.root)
 
 
 def test_repr_of_when_shown_then_as_tensordicts_show_themselves() -> None:
@@ -105,5 +105,5 @@ def test_repr_of_when_shown_then_as_tensordicts_show_themselves() -> None:
         ("each", ValueLeaf((4,), True)),
         ("lazy", Node((4,), None, None, None, (("r", ragged),), stack_dim=0)),
     )
-    shown = repr_of("'frames' at host:1", Node((4,), None, None, None, entries), kind="StoreHandle", device=None)
+    shown = format_repr("'frames' at host:1", Node((4,), None, None, None, entries), kind="StoreHandle", device=None)
     assert shown == EXPECTED_REPR

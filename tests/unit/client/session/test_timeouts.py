@@ -5,21 +5,25 @@ from tdserve.client.session.timeouts import (
     DEFAULT_TRANSFER_S,
     MIN_BYTES_PER_S,
     TRANSFER_GRACE_S,
-    answer_timeout_s,
+    compute_answer_timeout_s,
+    compute_sending_timeout_s,
+    compute_transfer_timeout_s,
     may_expect,
-    sending_timeout_s,
-    transfer_timeout_s,
 )
 
 
 def test_timeouts_when_a_deadline_is_given_then_with_grace() -> None:
     deadline = Deadline.after(5.0, lambda: 100.0)
     at_once = Deadline.after(0)
-    assert transfer_timeout_s(deadline) == 5.0 + TRANSFER_GRACE_S
-    assert transfer_timeout_s(at_once) == transfer_timeout_s(Deadline.never) == DEFAULT_TRANSFER_S
-    assert answer_timeout_s(deadline) == 5.0 + GRACE_S
-    assert answer_timeout_s(at_once) == sending_timeout_s(at_once, 0) == ONCE_GRACE_S
-    assert answer_timeout_s(at_once, 3 * MIN_BYTES_PER_S) == sending_timeout_s(at_once, 3 * MIN_BYTES_PER_S) > 3.0
-    assert answer_timeout_s(Deadline.never) is None
-    assert sending_timeout_s(Deadline.never, 0) == DEFAULT_TRANSFER_S
+    assert compute_transfer_timeout_s(deadline) == 5.0 + TRANSFER_GRACE_S
+    assert compute_transfer_timeout_s(at_once) == compute_transfer_timeout_s(Deadline.never) == DEFAULT_TRANSFER_S
+    assert compute_answer_timeout_s(deadline) == 5.0 + GRACE_S
+    assert compute_answer_timeout_s(at_once) == compute_sending_timeout_s(at_once, 0) == ONCE_GRACE_S
+    assert (
+        compute_answer_timeout_s(at_once, 3 * MIN_BYTES_PER_S)
+        == compute_sending_timeout_s(at_once, 3 * MIN_BYTES_PER_S)
+        > 3.0
+    )
+    assert compute_answer_timeout_s(Deadline.never) is None
+    assert compute_sending_timeout_s(Deadline.never, 0) == DEFAULT_TRANSFER_S
     assert [may_expect(Deadline.after(timeout_s)) for timeout_s in (None, 0, 0.2, 5.0)] == [True, False, False, True]

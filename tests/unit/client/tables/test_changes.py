@@ -11,7 +11,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, StoreNotFoundError
-from tdserve.client.tables.changes import MAX_MESSAGE_ROWS, as_priorities, change, priorities_messages, row_numbers
+from tdserve.client.tables.changes import MAX_MESSAGE_ROWS, change, encode_priorities, to_priorities, to_row_numbers
 from tdserve.messages.row_numbers import decode_rows
 
 ROWS = TensorDict({"a": torch.arange(4)}, [4])
@@ -33,7 +33,7 @@ SAMPLED = TensorDict({"index": torch.tensor([3, 1]), "generation": torch.tensor(
     ],
 )
 def test_row_numbers_when_given_somehow_then_int64(given: Any, numbers: list[int]) -> None:
-    found = row_numbers(given)
+    found = to_row_numbers(given)
     assert found.dtype == np.int64
     assert found.flags.c_contiguous
     assert found.tolist() == numbers
@@ -42,7 +42,7 @@ def test_row_numbers_when_given_somehow_then_int64(given: Any, numbers: list[int
 @pytest.mark.parametrize("given", [[True, False], torch.ones(3), [1.0], "1", None, TensorDict({}, [2])])
 def test_row_numbers_when_they_are_none_then_error(given: Any) -> None:
     with pytest.raises(InvalidRequestError) as raised:
-        row_numbers(given)
+        to_row_numbers(given)
     assert raised.value.argument == "rows"
 
 
@@ -57,7 +57,7 @@ def test_row_numbers_when_they_are_none_then_error(given: Any) -> None:
     ],
 )
 def test_as_priorities_when_given_somehow_then_float64(given: Any, priorities: list[float]) -> None:
-    found = as_priorities(given, 2)
+    found = to_priorities(given, 2)
     assert found.dtype == np.float64
     assert found.tolist() == priorities
 
@@ -68,32 +68,32 @@ def test_as_priorities_when_given_somehow_then_float64(given: Any, priorities: l
 )
 def test_as_priorities_when_one_is_none_then_error(given: Any) -> None:
     with pytest.raises(InvalidRequestError) as raised:
-        as_priorities(given, 2)
+        to_priorities(given, 2)
     assert raised.value.argument == "priority"
 
 
 def test_priorities_messages_when_of_a_sampled_batch_then_brings_its_generations() -> None:
-    (message,) = priorities_messages(SAMPLED, torch.tensor([0.5, 2.0]), None)
+    (message,) = encode_priorities(SAMPLED, torch.tensor([0.5, 2.0]), None)
     assert decode_rows(message.rows).tolist() == [3, 1]
     assert np.frombuffer(message.priorities, "<f4").tolist() == [0.5, 2.0]
     assert np.frombuffer(message.generations, "<u4").tolist() == [2, 4]
 
 
 def test_priorities_messages_when_rows_are_numbers_then_has_generations_only_where_they_are_given() -> None:
-    assert priorities_messages([1, 2], 1.0, None)[0].generations == b""
-    assert np.frombuffer(priorities_messages([1, 2], 1.0, [6, 6])[0].generations, "<u4").tolist() == [6]
-    assert np.frombuffer(priorities_messages([1, 2], 1.0, [6, 8])[0].generations, "<u4").tolist() == [6, 8]
-    assert np.frombuffer(priorities_messages([1, 2], 1.0, 6)[0].generations, "<u4").tolist() == [6]
+    assert encode_priorities([1, 2], 1.0, None)[0].generations == b""
+    assert np.frombuffer(encode_priorities([1, 2], 1.0, [6, 6])[0].generations, "<u4").tolist() == [6]
+    assert np.frombuffer(encode_priorities([1, 2], 1.0, [6, 8])[0].generations, "<u4").tolist() == [6, 8]
+    assert np.frombuffer(encode_priorities([1, 2], 1.0, 6)[0].generations, "<u4").tolist() == [6]
 
 
 def test_priorities_messages_when_generations_are_of_other_rows_then_error() -> None:
     with pytest.raises(InvalidRequestError) as raised:
-        priorities_messages([1, 2], 1.0, [2, 2, 2])
+        encode_priorities([1, 2], 1.0, [2, 2, 2])
     assert raised.value.argument == "generation"
 
 
 def test_priorities_messages_when_a_priority_is_too_large_for_the_wire_then_still_finite() -> None:
-    sent = np.frombuffer(priorities_messages([1, 2], [1e300, 1.0], None)[0].priorities, "<f4")
+    sent = np.frombuffer(encode_priorities([1, 2], [1e300, 1.0], None)[0].priorities, "<f4")
     assert np.isfinite(sent).all()
     assert sent[0] > 1e38
 
@@ -118,7 +118,7 @@ def test_priorities_messages_when_rows_are_very_many_then_each_is_of_some_of_the
     rows = np.arange(2 * MAX_MESSAGE_ROWS + 3) * 2
     priority = np.arange(len(rows)) / 4 if priority == "many" else priority
     generation = rows % 14 if generation == "many" else generation
-    messages = priorities_messages(rows, priority, generation)
+    messages = encode_priorities(rows, priority, generation)
     assert len(messages) == 3
     assert max(message.ByteSize() for message in messages) <= 13 * MAX_MESSAGE_ROWS
 

@@ -46,7 +46,7 @@ def nested(number: int, reward: float, done: bool = False, truncated: bool = Fal
 def turned(setting: NStep, rows: list[TensorDict], *, end: bool = True) -> list[TensorDict]:
     """The rows that come out, in order; also checks that they are complete as soon as they can be, and not before."""
     spec = capture(rows[0]).spec
-    window = setting.window(spec)
+    window = setting.make_window(spec)
     reader = RowReader(spec, store="s")
     rows = [row.clone() for row in rows]
     num_complete = 0
@@ -150,7 +150,7 @@ def test_window_when_open_then_the_last_rows_are_held_back() -> None:
 
 def test_window_when_ended_then_the_next_trajectory_is_another() -> None:
     spec = capture(flat(0, 0.0)).spec
-    window, reader = NStep(3, 1.0).window(spec), RowReader(spec, store="s")
+    window, reader = NStep(3, 1.0).make_window(spec), RowReader(spec, store="s")
     rows = [flat(number, 1.0) for number in range(4)]
     for row in rows[:2]:
         window.push(reader.read(row)[0], [])
@@ -187,7 +187,7 @@ def test_window_when_rows_have_the_extra_keys_then_written() -> None:
 def test_window_when_extra_keys_are_something_else_then_left_alone() -> None:
     rows = [flat(number, 1.0, more={"gamma": "mine", "original_reward": torch.tensor(7)}) for number in range(3)]
     spec = capture(rows[0]).spec
-    window, reader = NStep(2, 0.5).window(spec), RowReader(spec, store="s")
+    window, reader = NStep(2, 0.5).make_window(spec), RowReader(spec, store="s")
     for row in rows:
         leaves, values = reader.read(row)
         window.push(leaves, list(values))
@@ -196,7 +196,7 @@ def test_window_when_extra_keys_are_something_else_then_left_alone() -> None:
 
 def test_window_when_values_lie_under_next_then_they_move_too() -> None:
     spec = capture(flat(0, 1.0, more={"note": "x", "next": {"observation": torch.ones(1), "note": "x"}})).spec
-    window, reader = NStep(2, 0.5).window(spec), RowReader(spec, store="s")
+    window, reader = NStep(2, 0.5).make_window(spec), RowReader(spec, store="s")
     assert [path for path, _ in spec.values] == [("next", "note"), ("note",)]
     kept = []
     for number in range(3):
@@ -254,5 +254,5 @@ def test_window_when_rows_lack_what_it_needs_then_error_says_which_argument_help
     for key, value in changes.items():
         td = td.exclude(key) if value is None else td.set(key, value)
     with pytest.raises(InvalidRequestError) as raised:
-        setting.window(capture(td).spec)
+        setting.make_window(capture(td).spec)
     assert hint in str(raised.value)

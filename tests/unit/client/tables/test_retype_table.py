@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, lazy_stack
 
 import tdserve
-from tdserve.client.tables.retype_table import current_description, retype, was_densified
+from tdserve.client.tables.retype_table import find_current_description, retype, was_densified
 from tdserve.structure.capture import capture
 from tests.unit.structure.ragged import check_same, jagged, rows, said, strided, turns
 
@@ -107,7 +107,7 @@ def test_take_when_queue_was_made_anew_then_rows_come(client: tdserve.Client, na
 def test_widen_when_somebody_was_quicker_then_the_table_as_it_is(client: tdserve.Client, name: str) -> None:
     batch = BATCHES["jagged"]
     row = client.create_replay(name, batch[0], 10).spec
-    assert current_description(client, name, row) is None
+    assert find_current_description(client, name, row) is None
     first = retype(client, name, row, batch)
     assert first is not None
     again = retype(client, name, row, batch)
@@ -128,4 +128,4 @@ def test_renewed_when_table_is_gone_then_says_so(client: tdserve.Client, name: s
     row = client.create_replay(name, TensorDict({"t": torch.zeros(3)}), 10).spec
     client.delete(name)
     with pytest.raises(tdserve.StoreNotFoundError):
-        current_description(client, name, row)
+        find_current_description(client, name, row)

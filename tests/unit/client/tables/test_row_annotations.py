@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.tables.row_annotations import (
     check_policy_version,
-    oldest_version,
+    find_oldest_version,
     parse_max_lag,
     set_row_annotations,
 )
@@ -80,4 +80,4 @@ def test_checked_version_when_it_does_not_fit_int64_then_refused() -> None:
 
 
 def test_oldest_version_when_rows_differ_then_the_least() -> None:
-    assert oldest_version(TensorDict({"policy_version": torch.tensor([4, 2, 3])}, [3])) == 2
+    assert find_oldest_version(TensorDict({"policy_version": torch.tensor([4, 2, 3])}, [3])) == 2

@@ -19,7 +19,7 @@ from tests.unit.structure.strategies import same_value, tensordicts
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 SPEC = capture(TensorDict({"x": torch.tensor(0)})).spec
-ROW_BYTES = RowSlots.nbytes(SPEC, 1)
+ROW_BYTES = RowSlots.compute_nbytes(SPEC, 1)
 
 
 def buffer(page_rows: int = 3, num_rows: int = 1000) -> RowBuffer:
@@ -31,7 +31,7 @@ def put(subject: RowBuffer, *numbers: int, stream: int = 1, priority: float = NO
     """Rows of these numbers; each is as old as its number."""
     page = None
     for number in numbers:
-        page = subject.page(stream)
+        page = subject.find_page(stream)
         assert page is not None
         page.put([torch.tensor(number)], priority, float(number))
     assert page is not None
@@ -141,12 +141,12 @@ def test_oldest_when_rows_leave_then_of_those_that_wait() -> None:
 def test_page_when_memory_is_used_up_then_none_until_a_batch_is_given_back() -> None:
     subject = buffer(page_rows=2, num_rows=4)
     put(subject, *range(4))
-    assert subject.page(1) is None
+    assert subject.find_page(1) is None
     batch = subject.take(2)
-    assert subject.page(1) is None
+    assert subject.find_page(1) is None
     subject.give_back(batch)
     put(subject, 4, 5)
-    assert subject.page(1) is None
+    assert subject.find_page(1) is None
     assert all_taken(subject) == [[2, 3, 4, 5]]
     assert subject.nbytes == 0
 
@@ -164,7 +164,7 @@ def test_nbytes_when_filled_then_stays_within_max_bytes(num_rows: int) -> None:
     max_bytes = -(-num_rows * ROW_BYTES * 4 // 3)
     subject = RowBuffer(SPEC, page_rows=64, max_bytes=max_bytes)
     number = 0
-    while subject.page(1) is not None:
+    while subject.find_page(1) is not None:
         put(subject, number)
         number += 1
     assert number == subject.max_rows
@@ -182,12 +182,12 @@ def test_values_when_they_are_large_then_bounded_but_one_row_always_fits() -> No
     spec = capture(TensorDict({"x": torch.tensor(0), "v": "text"})).spec
     subject = RowBuffer(spec, page_rows=2, max_bytes=100_000)
     for number in range(3):
-        page = subject.page(1, 1_000_000)
+        page = subject.find_page(1, 1_000_000)
         assert page is not None
         page.put([torch.tensor(number)], NO_PRIORITY, 0.0, ["long"], 1_000_000)
-        assert subject.page(1, 1) is None
+        assert subject.find_page(1, 1) is None
         batch = subject.take(10)
-        assert subject.page(1, 1) is None
+        assert subject.find_page(1, 1) is None
         assert batch.td["v"] == ["long"]
         subject.give_back(batch)
     assert subject.nbytes < 100_000
@@ -201,7 +201,7 @@ def test_take_when_rows_are_anything_then_stacked(td: Any, num_rows: int) -> Non
     subject = RowBuffer(captured.spec, page_rows=2, max_bytes=1 << 20)
     for _ in range(num_rows):
         leaves, values = reader.read(td)
-        page = subject.page(1, 1 if values else 0)
+        page = subject.find_page(1, 1 if values else 0)
         assert page is not None
         page.put(leaves, NO_PRIORITY, 0.0, list(values), 1)
     found = capture(subject.take(num_rows).td)
@@ -227,7 +227,7 @@ class History:
         self.number = 0
 
     def put(self, stream: int, *, has_priority: bool) -> None:
-        if self.subject.page(stream) is None:
+        if self.subject.find_page(stream) is None:
             assert self.subject.num_waiting + self.subject.num_under_way > 0
             return
         put(self.subject, self.number, stream=stream, priority=1.0 if has_priority else NO_PRIORITY)
@@ -278,7 +278,7 @@ def test_buffer_when_used_at_random_then_as_a_list(seed: int) -> None:
 def test_take_when_policy_versions_are_given_then_each_row_has_its_own_and_those_without_go_apart() -> None:
     subject = buffer(page_rows=4)
     for number, version in enumerate([NO_VERSION, 3, 3, 5, 0, NO_VERSION]):
-        page = subject.page(1)
+        page = subject.find_page(1)
         assert page is not None
         page.put([torch.tensor(number)], NO_PRIORITY, 0.0, policy_version=version)
     found = []

@@ -9,7 +9,7 @@ import torch
 
 from tdserve.base.errors import CapacityError, InvalidRequestError, PeerLostError, StoreNotFoundError, TDServeError
 from tdserve.client.tables.row_buffer import NO_PRIORITY, Batch, RowBuffer
-from tdserve.client.tables.row_delivery import MIN_RING_BATCHES, Delivery, most_rows
+from tdserve.client.tables.row_delivery import MIN_RING_BATCHES, Delivery, compute_max_rows
 from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio
 from tdserve.rules.replay.settings import Settings
 from tests.unit.client.tables.recording import RecordingTable
@@ -19,7 +19,7 @@ def batch(num_rows: int, *, priority: float = NO_PRIORITY, stream: int = 7) -> B
     """Rows 0, 1, ..., of which number 2 ends a trajectory."""
     buffer = RowBuffer(RecordingTable().spec, page_rows=num_rows, max_bytes=1 << 20)
     for number in range(num_rows):
-        page = buffer.page(stream)
+        page = buffer.find_page(stream)
         assert page is not None
         page.put([torch.tensor(number)], priority, 0.0)
         page.ends[number] = number == 2
@@ -102,9 +102,9 @@ def test_max_rows_when_the_limiter_makes_writers_wait_then_what_was_asked_for(
 
 
 def test_most_rows_when_it_is_a_queue_then_half_of_it() -> None:
-    assert most_rows(RecordingTable(capacity=50)) == 50
-    assert most_rows(RecordingTable(capacity=50, settings=Settings(limiter=Queue(50)))) == 25
-    assert most_rows(RecordingTable(capacity=50, settings=Settings(limiter=Queue(1)))) == 1
+    assert compute_max_rows(RecordingTable(capacity=50)) == 50
+    assert compute_max_rows(RecordingTable(capacity=50, settings=Settings(limiter=Queue(50)))) == 25
+    assert compute_max_rows(RecordingTable(capacity=50, settings=Settings(limiter=Queue(1)))) == 1
 
 
 def test_send_when_ends_are_split_then_each_call_has_its_own() -> None:

@@ -45,7 +45,7 @@ def sender(
     n_step: NStep | None = None,
 ) -> RowSender:
     """For rows of one number."""
-    window = None if n_step is None else n_step.window(table.spec)
+    window = None if n_step is None else n_step.make_window(table.spec)
     return RowSender(table, table.spec, batch=batch, flush_s=flush_s, max_bytes=max_bytes, window=window)
 
 

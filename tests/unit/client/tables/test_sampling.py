@@ -52,7 +52,7 @@ class Drawing:
         self.query = Query(replay.name, replay.spec.prepend((replay.capacity,)), **fields)
         self.client = client
         self.session = client.session(self.deadline)
-        self.request = client.requests.next()
+        self.request = client.requests.take_number()
         self.asked = ask(
             client,
             self.session,
@@ -178,7 +178,7 @@ def test_split_when_rows_have_values_then_each_batch_has_its_own() -> None:
 
 
 def test_message_when_nothing_is_said_of_partial_rows_then_only_whole_ones_are_wanted() -> None:
-    message = ANY.message(4, 2, 1.5)
+    message = ANY.make_message(4, 2, 1.5)
     assert (message.store, message.num_rows, message.num_batches, message.timeout_s) == ("any", 4, 2, 1.5)
     assert message.fingerprint == ANY.stored.fingerprint
     assert not message.accepts_partial
@@ -188,12 +188,12 @@ def test_message_when_nothing_is_said_of_partial_rows_then_only_whole_ones_are_w
 
 def test_message_when_keys_are_required_then_names_them_and_none_means_rows_in_any_state() -> None:
     query = replace(ANY, require=(("a",), ("n", "b")), consumer="c", group_by=("g",), group_size=3, is_lease=True)
-    message = query.message(6, 1, None)
+    message = query.make_message(6, 1, None)
     assert [tuple(path.parts) for path in message.require] == [("a",), ("n", "b")]
     assert (message.consumer, tuple(message.group_by.parts), message.group_size) == ("c", ("g",), 3)
     assert message.is_lease
     assert not message.accepts_partial
-    assert replace(ANY, require=()).message(6, 1, None).accepts_partial
+    assert replace(ANY, require=()).make_message(6, 1, None).accepts_partial
 
 
 def sliced(*, has_flag: bool) -> Sampled:

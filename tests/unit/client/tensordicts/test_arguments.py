@@ -10,13 +10,13 @@ from tensordict import TensorDict, lazy_stack
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, WrongStateError
 from tdserve.client.tensordicts.arguments import (
+    check_device,
     check_mode,
     check_no_archive,
     check_no_files,
     check_part,
     check_sizes,
     check_subpath,
-    device_of,
     has_parameters,
     split_name,
 )
@@ -110,11 +110,11 @@ def test_mode_when_possible_then_let_through(mode: Any, device: Any) -> None:
 
 def test_device_when_out_has_one_then_it_is_that_or_refused() -> None:
     meta, none = TensorDict({}, [], device="meta"), TensorDict({}, [])
-    assert (device_of(none, None), device_of(none, "cpu")) == (None, "cpu")
-    assert device_of(meta, None) == device_of(meta, "meta") == torch.device("meta")
+    assert (check_device(none, None), check_device(none, "cpu")) == (None, "cpu")
+    assert check_device(meta, None) == check_device(meta, "meta") == torch.device("meta")
     for device in ("cpu", 0):
         with pytest.raises(InvalidRequestError, match="out is on meta"):
-            device_of(meta, device)
+            check_device(meta, device)
 
 
 @pytest.mark.parametrize(("archive", "compression"), [(True, None), (None, "deflate"), (False, 8)])

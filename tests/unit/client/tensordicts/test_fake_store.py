@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.client.content.fake_modes import fake_mode
+from tdserve.client.content.fake_modes import find_fake_mode
 from tdserve.client.tensordicts.loading import imitate, is_imitation
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Path
@@ -28,20 +28,20 @@ def imitation(td: Any, device: Any = None, mode: Any = None, **options: Any) -> 
     captured = capture(td)
 
     def fetch(paths: Sequence[Path]) -> dict[Path, Any]:
-        assert fake_mode() is None
+        assert find_fake_mode() is None
         return {path: captured.values[path] for path in paths}
 
     return imitate(captured.spec, fetch, device=device, mode=mode, **options)
 
 
 def test_is_imitation_when_meta_or_under_a_mode_then_true() -> None:
-    assert not is_imitation(None, fake_mode())
+    assert not is_imitation(None, find_fake_mode())
     assert not is_imitation("cpu", None)
     assert not is_imitation(0, None)
     assert is_imitation("meta", None)
     with FakeTensorMode() as mode:
-        assert fake_mode() is mode
-        assert is_imitation(None, fake_mode())
+        assert find_fake_mode() is mode
+        assert is_imitation(None, find_fake_mode())
 
 
 def test_imitate_when_meta_then_structure_and_values() -> None:

@@ -13,7 +13,7 @@ from tdserve.client.transfers.download import receive
 from tdserve.messages.content import read_layout
 from tdserve.structure.capture import capture
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import LeafEnd, as_bytes
+from tdserve.transport.sources_sinks import LeafEnd, view_bytes
 from tdserve.transport.stream import pack
 from tests.unit.client.flat_content import status
 
@@ -25,7 +25,7 @@ COLUMNS = [TD["a"], TD["b"], status(version=9)]
 def places() -> Leaves:
     """Leaves to receive into."""
     tensors = [torch.zeros(3, 2), torch.zeros(3, dtype=torch.bool)]
-    return Leaves(tensors, [as_bytes(tensor).numpy() for tensor in tensors])
+    return Leaves(tensors, [view_bytes(tensor).numpy() for tensor in tensors])
 
 
 @pytest.mark.parametrize("into", [None, places()])
@@ -33,8 +33,8 @@ def test_receive_when_inline_then_the_columns(into: Leaves | None) -> None:
     inline = pack(LAYOUT.messages, LeafEnd(COLUMNS))
     session: Any = None  # inline content needs none
     found = receive(LAYOUT, session, 0, pool=BufferPool(), timeout_s=1.0, inline=inline, into=into)
-    assert torch.equal(found.leaves()[("a",)], TD["a"])
-    assert torch.equal(found.leaves()[("b",)], TD["b"])
+    assert torch.equal(found.get_leaves()[("a",)], TD["a"])
+    assert torch.equal(found.get_leaves()[("b",)], TD["b"])
     assert found.version == 9
     assert into is None or torch.equal(into.tensors[0], TD["a"])
 

@@ -7,12 +7,12 @@ from tensordict import TensorDict, lazy_stack
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidSpecError, NotSupportedError, SpecMismatchError
-from tdserve.client.content.read_content import Destination, on_cpu, only
+from tdserve.client.content.read_content import Destination, drop_extra, on_cpu
 from tdserve.client.transfers.download import post
 from tdserve.client.transfers.read import finish_posted
-from tdserve.messages.content import rows_layout
+from tdserve.messages.content import make_rows_layout
 from tdserve.messages.layout import Layout
-from tdserve.rules.tags import tag_of
+from tdserve.rules.tags import make_tag
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 
@@ -28,15 +28,15 @@ def test_on_cpu_when_the_store_was_on_a_gpu_then_what_is_read_is_not() -> None:
 
 def test_places_when_leaves_are_contiguous_then_theirs() -> None:
     out = TD.clone()
-    layout = Layout.of(capture(TD).spec)
-    places = Destination(out, store="x").places(layout)
+    layout = Layout.from_spec(capture(TD).spec)
+    places = Destination(out, store="x").find_places(layout)
     assert places is not None
     assert [place.data_ptr() for place in places.tensors] == [out[slot.path[0]].data_ptr() for slot in layout.slots]
 
 
 def test_places_when_a_leaf_is_a_strided_view_then_none() -> None:
     out = TensorDict({"a": torch.zeros(2, 3).T}, [3])
-    assert Destination(out, store="x").places(Layout.of(capture(out).spec)) is None
+    assert Destination(out, store="x").find_places(Layout.from_spec(capture(out).spec)) is None
 
 
 def test_check_when_it_does_not_fit_then_error_names_store_and_key() -> None:
@@ -48,10 +48,10 @@ def test_check_when_it_does_not_fit_then_error_names_store_and_key() -> None:
 def test_places_for_when_it_fits_then_its_leaves_else_the_error() -> None:
     spec = capture(TD).spec
     out = TD.clone()
-    places, mismatch = Destination(out, store="x").places_for(spec, Layout.of(spec))
+    places, mismatch = Destination(out, store="x").match_places(spec, Layout.from_spec(spec))
     assert places is not None
     assert (places.tensors[0].data_ptr(), mismatch) == (out["a"].data_ptr(), None)
-    places, mismatch = Destination(out.exclude("b"), store="x").places_for(spec, Layout.of(spec))
+    places, mismatch = Destination(out.exclude("b"), store="x").match_places(spec, Layout.from_spec(spec))
     assert places is None
     assert isinstance(mismatch, SpecMismatchError)
 
@@ -70,15 +70,15 @@ def test_finish_posted_when_nothing_is_granted_now_then_none_else_the_content(
     replay = client.create_replay(name, rows[0], 100)
     replay.extend(rows[:num_live])
     deadline, stored = Deadline.after(20.0), replay.spec.prepend((100,))
-    session, request, layout = client.session(deadline), client.requests.next(), rows_layout(stored, 100)
+    session, request, layout = client.session(deadline), client.requests.take_number(), make_rows_layout(stored, 100)
     asked = control_pb2.SampleRequest(
         store=name, num_rows=100, fingerprint=stored.fingerprint, message_nbytes=layout.message_nbytes
     )
     pending = session.send(request, content=session.content, sample=asked)
-    posted = post(layout, session, pending, tag_of(request), client.pool)
+    posted = post(layout, session, pending, make_tag(request), client.pool)
     content = finish_posted(session, pending, posted, spec=stored, layout=layout, deadline=deadline)
     assert (content is None) == (num_live == 0)
-    assert content is None or torch.equal(content.columns.leaves()[("a",)], rows["a"])
+    assert content is None or torch.equal(content.columns.get_leaves()[("a",)], rows["a"])
 
 
 def test_read_when_into_a_strided_view_then_filled_all_the_same(client: tdserve.Client, name: str) -> None:
@@ -92,6 +92,6 @@ def test_read_when_into_a_strided_view_then_filled_all_the_same(client: tdserve.
 def test_only_when_rows_are_stored_as_a_whole_then_the_keys_that_were_asked_for() -> None:
     rows = lazy_stack([TensorDict({"x": torch.ones(2), "y": torch.ones(1)}), TensorDict({"x": torch.ones(1)})])
     spec = capture(rows).spec
-    assert list(only(rows, [("x",)], spec)[0].keys()) == ["x"]
-    assert only(rows, [], spec) is rows
-    assert only(TD, [("b",)], capture(TD).spec) is TD
+    assert list(drop_extra(rows, [("x",)], spec)[0].keys()) == ["x"]
+    assert drop_extra(rows, [], spec) is rows
+    assert drop_extra(TD, [("b",)], capture(TD).spec) is TD

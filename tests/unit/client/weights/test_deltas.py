@@ -14,11 +14,11 @@ from tdserve.base.errors import RemoteProtocolError, SpecMismatchError
 from tdserve.client.content.read_content import Destination
 from tdserve.client.weights.deltas import MAX_PLACES, MIN_NBYTES, HeldVersions, Rest
 from tdserve.client.weights.versions import ModuleDestination
-from tdserve.store.version_checksums import leaf_checksum
+from tdserve.store.version_checksums import compute_leaf_checksum
 from tdserve.structure.capture import capture
 from tdserve.structure.version_subset import encode_numbers
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import as_bytes
+from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2
 from tests.integration.processes import wait_for
 
@@ -44,16 +44,16 @@ def moved_nbytes(client: tdserve.Client) -> int:
 
 def test_find_when_a_tensordict_was_returned_then_it_is_known_for_as_long_as_the_user_has_it() -> None:
     held, td = HeldVersions(), tree()
-    assert held.last("w", has_place=False) == 0
+    assert held.find_last("w", has_place=False) == 0
     held.keep("w", 3, SPEC, destination=None, td=td)
     found = held.find("w", None)
     assert found is not None
-    assert found.version == held.last("w", has_place=False) == 3
-    assert held.last("w", has_place=True) == 0
+    assert found.version == held.find_last("w", has_place=False) == 3
+    assert held.find_last("w", has_place=True) == 0
     del td, found
     gc.collect()
     assert held.find("w", None) is None
-    assert held.last("w", has_place=False) == 0
+    assert held.find_last("w", has_place=False) == 0
 
 
 @pytest.mark.parametrize("kind", ["out", "into"])
@@ -68,8 +68,8 @@ def test_find_when_a_place_was_filled_then_it_is_known_by_its_memory(kind: str) 
     held.keep("w", 3, spec, destination=place(), td=None)
     found = held.find("w", place())
     assert found is not None
-    assert found.version == held.last("w", has_place=True) == 3
-    assert held.last("w", has_place=False) == 0
+    assert found.version == held.find_last("w", has_place=True) == 3
+    assert held.find_last("w", has_place=False) == 0
     assert held.find("w", Destination(td.clone(), store="w")) is None
     assert held.find("w", None) is None
     assert held.find("v", place()) is None
@@ -97,7 +97,7 @@ def test_keep_when_small_then_forgotten_and_of_many_places_only_the_last() -> No
     held = HeldVersions()
     small = TensorDict({"a": torch.ones(3)}, [])
     held.keep("w", 1, capture(small).spec, destination=None, td=small)
-    assert held.last("w", has_place=False) == 0
+    assert held.find_last("w", has_place=False) == 0
     places = [tree() for _ in range(MAX_PLACES + 1)]
     for version, place in enumerate(places):
         held.keep("w", version, SPEC, destination=Destination(place, store="w"), td=None)
@@ -123,7 +123,7 @@ def held_of(td: TensorDict) -> Any:
 
 def test_rest_when_the_leaf_is_what_it_was_then_copied_and_the_users_own_stays_his() -> None:
     td = tree()
-    rest = Rest(SPEC, accepted(leaf_checksum(as_bytes(td["base"]).numpy())), held_of(td), None)
+    rest = Rest(SPEC, accepted(compute_leaf_checksum(view_bytes(td["base"]).numpy())), held_of(td), None)
     assert [slot.path for slot in rest.layout.slots[: rest.layout.num_leaves]] == [("head",)]
     assert rest.into is None
     leaves, stale = rest.merge({("head",): torch.zeros(5)}, BufferPool())
@@ -136,7 +136,7 @@ def test_rest_when_the_leaf_is_what_it_was_then_copied_and_the_users_own_stays_h
 
 def test_rest_when_the_user_has_changed_the_leaf_then_it_is_stale() -> None:
     td = tree()
-    checksum = leaf_checksum(as_bytes(td["base"]).numpy())
+    checksum = compute_leaf_checksum(view_bytes(td["base"]).numpy())
     td["base"][LARGE // 2] += 1
     assert Rest(SPEC, accepted(checksum), held_of(td), None).merge({}, BufferPool())[1] == [0]
 
@@ -147,7 +147,7 @@ def test_rest_when_nothing_is_held_after_all_then_every_leaf_is_to_be_fetched(pl
     if place == "is strided":
         out["base"] = torch.zeros(2 * LARGE)[::2]
     destination = None if place == "none" else Destination(out, store="w")
-    rest = Rest(SPEC, accepted(leaf_checksum(as_bytes(tree()["base"]).numpy())), None, destination)
+    rest = Rest(SPEC, accepted(compute_leaf_checksum(view_bytes(tree()["base"]).numpy())), None, destination)
     assert (rest.into is not None) == (place == "fits")
     leaves, stale = rest.merge({("head",): torch.zeros(5)}, BufferPool())
     assert stale == [0]
@@ -226,7 +226,7 @@ def test_latest_when_the_place_is_another_each_time_then_it_is_filled_all_the_sa
 
     wait_for(lambda: step() or None, "a few pulls of what has changed")
     assert all(unknown)
-    client_known = remote_client._pulls._held.last(name, has_place=True)
+    client_known = remote_client._pulls._held.find_last(name, has_place=True)
     remote_client.publish(name, TensorDict({"base": torch.zeros(LARGE), "more": torch.zeros(5)}, []))
     assert client_known > 0
     with pytest.raises(SpecMismatchError):

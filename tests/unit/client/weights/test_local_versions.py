@@ -16,7 +16,7 @@ from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import encode_values
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.writes import put_version
-from tdserve.client.weights.local_versions import version_here
+from tdserve.client.weights.local_versions import map_version
 from tdserve.store.versions import retire
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
@@ -47,7 +47,7 @@ def found_here(
     client: tdserve.Client, end: LocalEnd, destination: Destination | None = None, *, copy: bool = True
 ) -> Content:
     """The version."""
-    return version_here(client, end.root / ACCEPTED.path, SPEC, SPEC, ACCEPTED, destination, copy=copy)
+    return map_version(client, end.root / ACCEPTED.path, SPEC, SPEC, ACCEPTED, destination, copy=copy)
 
 
 def test_version_when_copied_then_equal_and_the_file_is_free(

@@ -48,7 +48,7 @@ def test_finish_when_the_module_fits_then_filled_and_everything_else_of_it_stays
 def test_places_when_on_the_cpu_then_the_parameters_own_memory() -> None:
     module = policy()
     destination, content = ModuleDestination(module, store="w"), content_of(module)
-    places = destination.places(read_layout(content.spec, is_packed=True))
+    places = destination.find_places(read_layout(content.spec, is_packed=True))
     assert places is not None
     mine = {tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers())}
     assert {tensor.data_ptr() for tensor in places.tensors} == mine
@@ -85,7 +85,7 @@ def test_finish_when_the_module_is_on_a_gpu_then_filled_there() -> None:
     source, target = policy(), policy().cuda()
     destination, content = ModuleDestination(target, store="w"), content_of(source)
     destination.check(content.spec)
-    assert destination.places(read_layout(content.spec, is_packed=True)) is None
+    assert destination.find_places(read_layout(content.spec, is_packed=True)) is None
     destination.finish(content, was_direct=False)
     assert all(torch.equal(a.cpu(), b) for a, b in zip(state(target).values(), state(source).values(), strict=True))
 
@@ -95,7 +95,7 @@ def test_finish_when_numbers_are_of_another_dtype_then_converted_as_load_state_d
     source, target = policy().to(dtype), policy()
     destination, content = ModuleDestination(target, store="w"), content_of(source)
     destination.check(content.spec)
-    assert destination.places(read_layout(content.spec, is_packed=True)) is None
+    assert destination.find_places(read_layout(content.spec, is_packed=True)) is None
     destination.finish(content, was_direct=False)
     expected = policy()
     expected.load_state_dict(source.state_dict())

@@ -8,9 +8,9 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError, PeerLostError
 from tdserve.client.content.columns import Received
-from tdserve.client.content.leaves import Leaves, leaves_of
+from tdserve.client.content.leaves import Leaves, make_leaves
 from tdserve.client.relays import link as links
-from tdserve.client.relays.kept import checksums
+from tdserve.client.relays.kept import compute_checksums
 from tdserve.client.weights.relay_taking import LinkFailedError, receive_kept, take_relayed
 from tdserve.structure.capture import capture
 from tdserve.transport.loopback import LoopbackChannel
@@ -33,12 +33,12 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def out() -> tuple[TensorDict, Leaves]:
     """A destination of the user's."""
     td = TensorDict({"b": torch.zeros(700_000, dtype=torch.int64), "a": torch.zeros(1)}, [])
-    return td, leaves_of(capture(td, is_destination=True), LAYOUT)
+    return td, make_leaves(capture(td, is_destination=True), LAYOUT)
 
 
 def accept(asked: control_pb2.TakenRequest) -> None:
     """What control does when all is right."""
-    assert asked.checksums == checksums(LAYOUT, content(), SPEC)
+    assert asked.checksums == compute_checksums(LAYOUT, content(), SPEC)
 
 
 def taken(between: Office, verify: Verify = accept, *, keeps: bool = False, into: Leaves | None = None) -> Received:
@@ -50,7 +50,7 @@ def taken(between: Office, verify: Verify = accept, *, keeps: bool = False, into
 
 def check(received: Received) -> None:
     """All leaves are what was published."""
-    leaves = received.leaves()
+    leaves = received.get_leaves()
     assert all(torch.equal(leaves[path,], TD[path]) for path in ("a", "b"))
     assert received.version == 0
 
@@ -74,14 +74,14 @@ def test_take_when_it_is_kept_then_what_the_caller_does_with_theirs_goes_to_nobo
         between.keep(3)
         between.introduce(4, kept=3)
         received = taken(between, keeps=True)
-        received.leaves()["b",].fill_(-1)
+        received.get_leaves()["b",].fill_(-1)
         kept = between.ends[1]._kept[4]
         assert torch.equal(kept.buffer, content())
 
 
 def test_take_when_the_checksums_are_wrong_then_nothing_of_it_is_shown_or_kept() -> None:
     def refuse(asked: control_pb2.TakenRequest) -> None:
-        assert asked.checksums != checksums(LAYOUT, content(), SPEC)
+        assert asked.checksums != compute_checksums(LAYOUT, content(), SPEC)
         raise CorruptDataError(path="it", expected="a", actual="b")
 
     with office() as between:
@@ -122,7 +122,7 @@ def test_take_when_the_time_is_up_then_the_link_has_failed_though_it_still_comes
 
 @pytest.mark.parametrize("is_filled", [True, False])
 def test_receive_kept_when_the_server_sends_then_it_is_kept_and_control_learns_of_it(is_filled: bool) -> None:
-    server, channel = LoopbackChannel.pair()
+    server, channel = LoopbackChannel.make_pair()
     with office() as between:
         works = start_send(server, 7, LAYOUT.messages, FlatEnd(content()), POOL)
         td, into = out()
@@ -134,11 +134,11 @@ def test_receive_kept_when_the_server_sends_then_it_is_kept_and_control_learns_o
         server.wait_all(works, 20.0)
         assert torch.equal(td["b"], TD["b"]) == is_filled
         assert between.wait_report(0, "holds").holds == 3
-        assert between.wait_report(0, "whole").whole.checksums == checksums(LAYOUT, content(), SPEC)
+        assert between.wait_report(0, "whole").whole.checksums == compute_checksums(LAYOUT, content(), SPEC)
 
 
 def test_receive_kept_when_it_breaks_off_then_nothing_is_kept() -> None:
-    server, channel = LoopbackChannel.pair()
+    server, channel = LoopbackChannel.make_pair()
     with office() as between:
         server.close()
         with pytest.raises(PeerLostError):

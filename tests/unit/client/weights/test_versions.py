@@ -10,7 +10,7 @@ from torch import nn
 import tdserve
 from tdserve.base.errors import DeadlineExceededError, SpecMismatchError
 from tdserve.client.weights import lru_names, versions
-from tdserve.client.weights.local_versions import version_here
+from tdserve.client.weights.local_versions import map_version
 
 
 def test_latest_when_into_a_module_then_filled_in_place(client: tdserve.Client, name: str) -> None:
@@ -66,13 +66,13 @@ def test_latest_when_its_version_is_retired_before_it_is_opened_then_the_newest_
         local_client.publish(name, TensorDict({"w": torch.full((3,), float(number))}, []), keep=1)
 
     def slowly(*arguments: Any, **named: Any) -> Any:
-        monkeypatch.setattr(versions, "version_here", version_here)
+        monkeypatch.setattr(versions, "map_version", map_version)
         for number in range(1, 4):
             publish(number)
-        return version_here(*arguments, **named)
+        return map_version(*arguments, **named)
 
     publish(0)
-    monkeypatch.setattr(versions, "version_here", slowly)
+    monkeypatch.setattr(versions, "map_version", slowly)
     found = local_client.latest(name, timeout_s=0)
     assert found is not None
     assert (found.version, found.data["w"].tolist()) == (4, [3.0, 3.0, 3.0])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tdserve.messages.selection import selection
-from tdserve.messages.selection.dimension_names import result_names
+from tdserve.messages.selection.dimension_names import select_names
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,9 @@ from tdserve.messages.selection.dimension_names import result_names
 )
 def test_names_when_a_step_is_negative_then_as_when_positive(index: Any, expected: Any) -> None:
     chosen = selection.encode(index, batch_size=(3, 3, 3))
-    assert result_names(("d0", "d1", "d2"), (3, 3, 3), chosen) == expected
+    assert select_names(("d0", "d1", "d2"), (3, 3, 3), chosen) == expected
 
 
 def test_names_when_there_are_none_then_none() -> None:
-    assert result_names(None, (3,), selection.Selection()) is None
-    assert result_names((None,), (3,), selection.Selection()) is None
+    assert select_names(None, (3,), selection.Selection()) is None
+    assert select_names((None,), (3,), selection.Selection()) is None

@@ -8,10 +8,10 @@ import torch
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.selection.items import (
+    decode_item,
     describe,
+    encode_item,
     is_same,
-    item_from_message,
-    item_to_message,
     num_covered,
     parse_item,
     split_index,
@@ -82,8 +82,8 @@ def test_parse_when_torch_would_refuse_then_type_error(given: Any) -> None:
     ],
 )
 def test_message_when_read_back_then_the_same(item: Any) -> None:
-    sent = item_to_message(item).SerializeToString()
-    assert is_same(item_from_message(content_pb2.IndexItem.FromString(sent)), item)
+    sent = encode_item(item).SerializeToString()
+    assert is_same(decode_item(content_pb2.IndexItem.FromString(sent)), item)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_message_when_read_back_then_the_same(item: Any) -> None:
 )
 def test_message_when_it_contradicts_itself_then_protocol_error(message: content_pb2.IndexItem) -> None:
     with pytest.raises(RemoteProtocolError):
-        item_from_message(message)
+        decode_item(message)
 
 
 def test_num_covered_when_mask_then_its_dimensions_else_one_or_none() -> None:

@@ -96,7 +96,7 @@ def test_check_when_it_fits_then_silent_else_raises() -> None:
 def test_canonical_when_applied_twice_then_changes_nothing() -> None:
     for index in (-1, slice(-2, None), [-1, 0], (None, ..., [1])):
         once = selection.encode(index, batch_size=(5,))
-        assert once.canonical((5,)) == once
+        assert once.canonicalise((5,)) == once
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_canonical_when_applied_twice_then_changes_nothing() -> None:
     ],
 )
 def test_rows_when_selected_then_sorted_and_each_once(index: Any, batch_size: tuple[int, ...], rows: list[int]) -> None:
-    assert selection.parse(index).rows(batch_size).tolist() == rows
-    found = selection.encode(index, batch_size=batch_size).rows(batch_size)
+    assert selection.parse(index).compute_rows(batch_size).tolist() == rows
+    found = selection.encode(index, batch_size=batch_size).compute_rows(batch_size)
     assert found.tolist() == rows
     assert found.dtype == np.int64
 
@@ -124,7 +124,7 @@ def test_rows_when_selected_then_sorted_and_each_once(index: Any, batch_size: tu
 def test_result_batch_size_when_arrays_would_be_huge_then_nothing_is_allocated() -> None:
     wide = np.zeros(1 << 20, np.int64)
     chosen = selection.encode((wide[:, None], wide[None, :]), batch_size=(1, 1))
-    assert chosen.result_batch_size((1, 1)) == (1 << 20, 1 << 20)
+    assert chosen.compute_batch_size((1, 1)) == (1 << 20, 1 << 20)
 
 
 def test_equality_when_items_differ_in_kind_then_unequal() -> None:
@@ -150,9 +150,9 @@ def test_from_message_when_items_are_too_many_then_protocol_error() -> None:
 
 def test_without_negative_steps_when_alone_then_only_that_item_changes() -> None:
     chosen = selection.encode((1, slice(None, None, -1), slice(0, 2)), batch_size=(2, 3, 4))
-    assert chosen.without_negative_steps((2, 3, 4)) == Selection((1, np.array([2, 1, 0]), slice(0, 2, 1)))
+    assert chosen.replace_negative_steps((2, 3, 4)) == Selection((1, np.array([2, 1, 0]), slice(0, 2, 1)))
 
 
 def test_without_negative_steps_when_there_is_none_then_itself() -> None:
     chosen = selection.encode((1, slice(0, 2)), batch_size=(2, 3))
-    assert chosen.without_negative_steps((2, 3)) is chosen
+    assert chosen.replace_negative_steps((2, 3)) is chosen

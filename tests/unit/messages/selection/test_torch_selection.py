@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import SelectionError
 from tdserve.messages.selection import selection
-from tdserve.messages.selection.dimension_names import result_names
+from tdserve.messages.selection.dimension_names import select_names
 from tdserve.messages.selection.items import num_covered
 from tdserve.messages.selection.torch_selection import to_torch_index
 from tdserve.v1 import content_pb2
@@ -128,11 +128,11 @@ def test_read_when_expression_is_random_then_equals_tensordict(case: tuple[Shape
     chosen = _encode(index, batch_size, expected)
     if chosen is None:
         return
-    assert chosen.result_batch_size(batch_size) == tuple(expected.batch_size)
-    assert selection.parse(index).result_batch_size(batch_size) == tuple(expected.batch_size)
+    assert chosen.compute_batch_size(batch_size) == tuple(expected.batch_size)
+    assert selection.parse(index).compute_batch_size(batch_size) == tuple(expected.batch_size)
     names = tuple(expected.names)
-    assert result_names(td.names, batch_size, chosen) == (None if set(names) <= {None} else names)
-    assert chosen.elements(batch_size).tolist() == expected["flat"].flatten().tolist()
+    assert select_names(td.names, batch_size, chosen) == (None if set(names) <= {None} else names)
+    assert chosen.compute_elements(batch_size).tolist() == expected["flat"].flatten().tolist()
     for key in ("flat", "deep"):
         torch.testing.assert_close(td[key][to_torch_index(chosen, batch_size)], expected[key], rtol=0, atol=0)
 
@@ -166,10 +166,10 @@ def test_read_when_arrays_stand_apart_or_together_then_equals_tensordict(index: 
     td = _source(batch_size, named=True)
     expected = td[index]
     chosen = selection.encode(index, batch_size=batch_size)
-    assert chosen.result_batch_size(batch_size) == tuple(expected.batch_size)
+    assert chosen.compute_batch_size(batch_size) == tuple(expected.batch_size)
     names = tuple(expected.names)
-    assert result_names(td.names, batch_size, chosen) == (None if set(names) <= {None} else names)
-    assert chosen.elements(batch_size).tolist() == expected["flat"].flatten().tolist()
+    assert select_names(td.names, batch_size, chosen) == (None if set(names) <= {None} else names)
+    assert chosen.compute_elements(batch_size).tolist() == expected["flat"].flatten().tolist()
     assert td["deep"][to_torch_index(chosen, batch_size)].tolist() == expected["deep"].tolist()
 
 
@@ -191,7 +191,7 @@ def test_write_when_expression_is_random_then_equals_tensordict(case: tuple[Shap
         torch.testing.assert_close(actual[key], expected[key], rtol=0, atol=0)
     if batch_size:
         changed = (actual["flat"] == -1).reshape(batch_size[0], math.prod(batch_size[1:])).any(-1)
-        assert chosen.rows(batch_size).tolist() == torch.nonzero(changed).flatten().tolist()
+        assert chosen.compute_rows(batch_size).tolist() == torch.nonzero(changed).flatten().tolist()
 
 
 @settings(max_examples=150, deadline=None)
@@ -235,7 +235,7 @@ def test_read_when_a_step_is_negative_then_equals_numpy(case: tuple[Shape, tuple
     chosen = selection.encode(index, batch_size=batch_size)
     actual = deep[to_torch_index(chosen, batch_size)]
     np.testing.assert_array_equal(actual.numpy(), expected)
-    assert chosen.result_batch_size(batch_size) == expected.shape[: expected.ndim - 2]
+    assert chosen.compute_batch_size(batch_size) == expected.shape[: expected.ndim - 2]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_read_when_negative_steps_stand_beside_others_then_equals_numpy(index: A
     deep = _source((4, 3, 5))["deep"]
     expected = deep.numpy()[index]
     chosen = selection.encode(index, batch_size=(4, 3, 5))
-    assert chosen.result_batch_size((4, 3, 5)) == expected.shape[:-2]
+    assert chosen.compute_batch_size((4, 3, 5)) == expected.shape[:-2]
     np.testing.assert_array_equal(deep[to_torch_index(chosen, (4, 3, 5))].numpy(), expected)
 
 

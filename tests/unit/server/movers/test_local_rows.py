@@ -21,7 +21,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.local.writes import put_rows
 from tdserve.control.status import encode_failure
-from tdserve.messages.content import rows_layout
+from tdserve.messages.content import make_rows_layout
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.messages.selection.selection import parse
 from tdserve.messages.value_columns import decode_block
@@ -73,7 +73,7 @@ def test_extend_when_the_client_has_written_then_live_and_on_record_until_then(
             assert accepted.uid == entry.record.uid
             assert decode_rows(accepted.rows).tolist() == [0, 1, 2]
             assert reserved(world, entry) == [[0, 1, 2]]
-            assert len(entry.replay_table()) == 0
+            assert len(entry.get_table()) == 0
             peer.done(columns=put_rows(mapped(entry), accepted, [capture(rows(10))]).columns)
             assert decode_rows((await write).indices).tolist() == [0, 1, 2]
 
@@ -149,7 +149,7 @@ def test_extend_when_the_clients_process_is_still_there_then_nobody_gets_its_row
 
 def sampled_rows(entry: OpenedStore) -> list[int]:
     """Rows that are live."""
-    found: list[int] = entry.replay_table().live_rows().tolist()
+    found: list[int] = entry.get_table().live_rows().tolist()
     return found
 
 
@@ -170,7 +170,7 @@ def test_extend_when_the_server_was_restarted_then_rows_of_a_stopped_client_are_
 
     async def scenario() -> None:
         again = world.stores.get("r")
-        assert again.replay_table().info()["num_reserved"] == 3
+        assert again.get_table().info()["num_reserved"] == 3
         with pytest.raises(DeadlineExceededError):
             await world.replays.extend(world.session(2), 1, extending(again, rows(20, 8)))
         whole = asyncio.create_task(
@@ -203,7 +203,7 @@ def test_extend_when_the_client_was_killed_before_a_restart_then_nothing_is_held
         return world.stores.get("r")
 
     again = run(find())
-    assert again.replay_table().info()["num_reserved"] == 0
+    assert again.get_table().info()["num_reserved"] == 0
     assert reserved(world, again) == []
 
 
@@ -233,7 +233,7 @@ def test_extend_when_its_values_are_refused_and_its_client_is_stopped_then_its_r
             with pytest.raises((CapacityError, PeerLostError)):
                 await write
             assert reserved(world, entry) == [[0, 1, 2]]
-            assert entry.replay_table().info()["num_reserved"] == 3
+            assert entry.get_table().info()["num_reserved"] == 3
 
     run(scenario())
 
@@ -251,7 +251,7 @@ def test_extend_when_its_values_are_refused_and_its_client_has_written_then_its_
             with pytest.raises(CapacityError):
                 await write
             assert reserved(world, entry) == []
-            assert entry.replay_table().info()["num_reserved"] == 0
+            assert entry.get_table().info()["num_reserved"] == 0
 
     run(scenario())
 
@@ -266,7 +266,7 @@ def test_extend_when_the_client_only_reads_then_refused_and_nothing_is_reserved(
 
     run(scenario())
     assert reserved(world, entry) == []
-    assert entry.replay_table().info()["num_reserved"] == 0
+    assert entry.get_table().info()["num_reserved"] == 0
 
 
 def test_sample_when_the_client_is_local_then_it_is_told_which_rows_and_copies_them(
@@ -281,11 +281,11 @@ def test_sample_when_the_client_is_local_then_it_is_told_which_rows_and_copies_t
             accepted = done.accepted
             assert (accepted.num_rows, accepted.uid, accepted.wants_written) == (4, entry.record.uid, False)
             assert decode_rows(accepted.rows).tolist() == [0, 1, 2, 3]
-            assert accepted.generations == entry.generation_values()[:4].tobytes()
+            assert accepted.generations == entry.get_generation_values()[:4].tobytes()
             assert not done.HasField("inline")
 
     run(scenario())
-    assert entry.replay_table().counts.samples == 4
+    assert entry.get_table().counts.samples == 4
 
 
 def test_sample_when_the_client_is_local_and_waits_for_messages_then_refused_and_nothing_is_counted(
@@ -295,12 +295,12 @@ def test_sample_when_the_client_is_local_and_waits_for_messages_then_refused_and
 
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
-            sizes = rows_layout(entry.spec, 4, ()).message_nbytes
+            sizes = make_rows_layout(entry.spec, 4, ()).message_nbytes
             with pytest.raises(RemoteProtocolError, match="the client copies"):
                 await world.samples.sample(peer.session, 1, sampling(4, message_nbytes=sizes))
 
     run(scenario())
-    assert entry.replay_table().counts.samples == 0
+    assert entry.get_table().counts.samples == 0
 
 
 def test_sample_when_the_client_cannot_read_values_then_they_come_along(world: World, run: Loop) -> None:

@@ -47,7 +47,7 @@ def test_extend_when_rows_have_no_tensors_then_committed_without_asking_the_clie
 
     run(scenario())
     assert reserved(world, entry) == []
-    assert len(entry.replay_table()) == 3
+    assert len(entry.get_table()) == 3
     (column,) = decode_block(run(read_values(world.worker, entry, [("v",)], np.arange(3))))
     assert [value.endswith(b"value %d" % number) for number, value in enumerate(column.values)] == [True] * 3
 
@@ -66,4 +66,4 @@ def test_extend_when_rows_have_no_tensors_and_their_values_are_refused_then_the_
 
     run(scenario())
     assert reserved(world, entry) == []
-    assert entry.replay_table().info()["num_reserved"] == 0
+    assert entry.get_table().info()["num_reserved"] == 0

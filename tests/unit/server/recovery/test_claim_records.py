@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tdserve.base.ids import new_uid
+from tdserve.base.ids import make_uid
 from tdserve.rules.catalog import StoreRecord
-from tdserve.server.recovery.claim_records import ClaimRecord, unfilled_claims
+from tdserve.server.recovery.claim_records import ClaimRecord, find_unfilled_claims
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.claims import FOLDER, ClaimFile
 
@@ -47,9 +47,9 @@ def test_load_when_saved_then_the_same_and_found_by_its_store(db: CatalogDB) -> 
     saved = record(num_filled=3, num_taken=2)
     saved.save(db)
     assert ClaimRecord.load(db, saved.uid) == [saved]
-    assert ClaimRecord.uids(db) == {saved.uid}
-    assert ClaimRecord.records_of(db, saved.uid) == [saved.key]
-    assert ClaimRecord.load(db, new_uid()) == []
+    assert ClaimRecord.list_uids(db) == {saved.uid}
+    assert ClaimRecord.list_keys(db, saved.uid) == [saved.key]
+    assert ClaimRecord.load(db, make_uid()) == []
 
 
 def test_unfilled_when_the_file_says_what_was_filled_then_a_part_for_each_claim(file: ClaimFile) -> None:
@@ -79,7 +79,7 @@ def test_unfilled_claims_when_read_after_a_restart_then_their_rows_are_odd_and_n
     generations = np.full(CAPACITY, 2, np.int64)
     generations[0] = 3  # the client was quicker
     store = StoreRecord("r", "replay", uid="u" * 32, capacity=CAPACITY)
-    ((found, several),) = unfilled_claims(db, tmp_path, store, generations)
+    ((found, several),) = find_unfilled_claims(db, tmp_path, store, generations)
     assert [rows.tolist() for rows in several] == [[0, 1, 2], [3]]
     assert (found.lock_name, found.file_name) == ("lock", "lock.5")
     assert generations.tolist() == [3, 3, 3, 3, 2, 2, 2, 2, 2, 2]

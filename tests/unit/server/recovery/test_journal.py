@@ -41,7 +41,7 @@ def test_journal_when_written_and_read_then_equal(done: control_pb2.Done) -> Non
     [((), [0, 1, 2, 3, 4]), (3, [3]), (-1, [4]), ([4, 1, 1], [1, 4]), (slice(None, None, 2), [0, 2, 4])],
 )
 def test_rows_when_a_selection_names_some_then_each_once(index: Any, rows: list[int]) -> None:
-    assert journal(index).selection.row_set(SPEC.batch_size).rows.tolist() == rows
+    assert journal(index).selection.compute_row_set(SPEC.batch_size).rows.tolist() == rows
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,17 @@ A, NB = ("a",), ("n", "b")
 
 def rows_of(*numbers: int) -> RowSet:
     """These rows."""
-    return RowSet.of(np.array(numbers, np.int64))
+    return RowSet.from_rows(np.array(numbers, np.int64))
 
 
 def overwrite(*rows: int, keys: tuple[Path, ...] = (), request: int = 1, uid: str = "u") -> Overwrite:
     """A write that was cut short."""
-    return Overwrite(uid, "lock", request, RowSet.of(np.array(rows, np.int64)), keys)
+    return Overwrite(uid, "lock", request, RowSet.from_rows(np.array(rows, np.int64)), keys)
 
 
 def record(changes: dict[bytes, bytes | None], world: World) -> None:
     """Writes down what has changed."""
-    with world.db.transaction() as txn:
+    with world.db.begin_transaction() as txn:
         txn.update("pending", changes)
 
 
@@ -71,9 +71,9 @@ def test_rows_when_several_writes_were_cut_short_then_of_all() -> None:
 def test_touching_when_rows_are_given_then_who_may_write_into_them() -> None:
     other = Overwrite("u", "other lock", 1, rows_of(2, 9), ())
     lost = LostRows([overwrite(4, 2), other])
-    assert lost.touching(rows_of(4)) == ["lock"]
-    assert lost.touching(rows_of(2, 3)) == ["lock", "other lock"]
-    assert lost.touching(rows_of(3)) == []
+    assert lost.find_writers(rows_of(4)) == ["lock"]
+    assert lost.find_writers(rows_of(2, 3)) == ["lock", "other lock"]
+    assert lost.find_writers(rows_of(3)) == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tests.unit.server.world import Loop, World
 
 def test_load_when_saved_twice_then_the_last(world: World) -> None:
     for uid, rows in (("first", [1]), ("second", [3, -1, 7])):
-        with world.db.transaction() as txn:
+        with world.db.begin_transaction() as txn:
             RedoEntry(uid, np.array(rows, np.int64), np.array(rows, np.int64) * 2).save(txn)
     (found,) = RedoEntry.load(world.db)
     assert (found.uid, found.rows.tolist(), found.generations.tolist()) == ("second", [3, -1, 7], [6, -2, 14])
@@ -22,7 +22,7 @@ def test_load_when_a_long_commit_gave_rows_other_generations_then_these(world: W
     rows = np.arange(len(generations))
     redo = RedoEntry("uid", rows, np.array(generations, np.int64), is_long=True)
     assert len(redo.record) < 150_000 or 2**50 in generations
-    with world.db.transaction() as txn:
+    with world.db.begin_transaction() as txn:
         redo.save(txn)
     (found,) = RedoEntry.load(world.db)
     assert (found.generations.tolist(), found.rows.tolist()) == (generations, rows.tolist())
@@ -46,14 +46,14 @@ def test_repair_when_rows_are_odd_then_even_and_others_untouched() -> None:
 @pytest.mark.parametrize("is_encoded", [False, True])
 def test_record_when_rows_are_reserved_then_their_next_generations(world: World, run: Loop, is_encoded: bool) -> None:
     entry = run(world.create_replay("r", TensorDict({"a": torch.zeros(2)}, []), 10))
-    reservation = entry.replay_table().plan_extend(3)
+    reservation = entry.get_table().plan_extend(3)
     assert reservation is not None
     encoded = reservation.encoded if is_encoded else b""
-    generations = entry.replay_table().ring.committed_generations(reservation)
+    generations = entry.get_table().ring.committed_generations(reservation)
     redo = RedoEntry(entry.record.uid, reservation.rows, generations, encoded)
     assert generations[0] % 2 == 0
     assert generations.tolist() == [generations[0]] * 3
-    with world.db.transaction() as txn:
+    with world.db.begin_transaction() as txn:
         redo.save(txn)
     (found,) = RedoEntry.load(world.db)
     assert (found.uid, found.rows.tolist()) == (entry.record.uid, [0, 1, 2])
@@ -62,12 +62,12 @@ def test_record_when_rows_are_reserved_then_their_next_generations(world: World,
 
 def test_restore_when_killed_between_record_and_generations_then_rows_are_live(world: World, run: Loop) -> None:
     entry = run(world.create_replay("r", TensorDict({"a": torch.zeros(2)}, []), 10))
-    table = entry.replay_table()
+    table = entry.get_table()
     reservation = table.plan_extend(3)
     assert reservation is not None
-    with world.db.transaction() as txn:
+    with world.db.begin_transaction() as txn:
         RedoEntry(entry.record.uid, reservation.rows, table.ring.committed_generations(reservation)).save(txn)
         world.stores.save_state(entry, txn, {**table.state(), "inserts": 3})
     world.reopen()
-    restored = world.stores.get("r").replay_table()
+    restored = world.stores.get("r").get_table()
     assert (len(restored), restored.live_rows().tolist()) == (3, [0, 1, 2])

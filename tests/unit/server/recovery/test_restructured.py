@@ -20,7 +20,7 @@ def restructured() -> Restructured:
     old = capture(TD).spec
     steps = (Renaming(("s",), ("n", "s")), Renaming(("n", "t"), ("s",)))
     altered = Alteration(removed=(("u",),), renamed=steps, added=ADDED).apply(old)
-    return Restructured.of(UID, "altering-1", old, altered.spec, altered.origins, ADDED)
+    return Restructured.from_change(UID, "altering-1", old, altered.spec, altered.origins, ADDED)
 
 
 def test_of_when_values_move_then_they_wait_under_keys_that_nobody_has(restructured: Restructured) -> None:

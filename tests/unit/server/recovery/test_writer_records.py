@@ -17,7 +17,7 @@ def db(tmp_path: Path) -> Iterator[CatalogDB]:
 
 
 def _save(db: CatalogDB, kind: str, uid: str, lock_name: str, num: int) -> bytes:
-    key = writer_records.key_of(kind, uid=uid, lock_name=lock_name, num=num)
+    key = writer_records.make_key(kind, uid=uid, lock_name=lock_name, num=num)
     db.put("pending", key, f"{uid}-{num}".encode())
     return key
 
@@ -32,4 +32,4 @@ def test_load_when_other_stores_and_kinds_are_on_record_then_they_are_left_out(d
     _save(db, "kind", "ab", "lock", 8)
     _save(db, "other", "a", "lock", 9)
     assert list(writer_records.load(db, "kind", "a")) == [("lock", 7, b"a-7")]
-    assert writer_records.keys_of(db, "kind", "a") == [mine]
+    assert writer_records.list_keys(db, "kind", "a") == [mine]

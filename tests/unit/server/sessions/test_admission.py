@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 
 from tdserve.base.errors import ServerBusyError
-from tdserve.base.machine import count_descriptors, descriptor_limit
+from tdserve.base.machine import count_descriptors, get_descriptor_limit
 from tdserve.server.sessions import admission
-from tdserve.server.sessions.admission import MIN_KEPT, check_room, kept_descriptors
+from tdserve.server.sessions.admission import MIN_KEPT, check_room, count_kept_descriptors
 
 WORKER = cast(Any, SimpleNamespace(number=3, pid=None))
 """A worker whose descriptors are those of this process."""
@@ -22,17 +22,17 @@ def sessions(num: int, *, worker: Any = WORKER) -> Any:
 def set_limit(monkeypatch: pytest.MonkeyPatch, num_free: int) -> int:
     """A limit that leaves so many descriptors."""
     limit = count_descriptors() + MIN_KEPT + num_free
-    monkeypatch.setattr(admission, "descriptor_limit", lambda: limit)
+    monkeypatch.setattr(admission, "get_descriptor_limit", lambda: limit)
     return limit
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(128, 32), (256, 32), (1024, 128), (20_000, 2_500)])
 def test_kept_when_the_limit_is_this_then_so_many_are_for_files(limit: int, kept: int) -> None:
-    assert kept_descriptors(limit) == kept
+    assert count_kept_descriptors(limit) == kept
 
 
 def test_check_room_when_there_is_room_then_nothing() -> None:
-    assert descriptor_limit() > 500
+    assert get_descriptor_limit() > 500
     check_room(WORKER, sessions(10), "gloo")
 
 

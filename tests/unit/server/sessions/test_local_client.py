@@ -28,7 +28,7 @@ def test_message_when_somebody_has_removed_the_nonce_then_its_file_is_named(tmp_
     root = Root.acquire(tmp_path)
     root.nonce_path.unlink()
     with pytest.raises(CorruptDataError, match="nonce"):
-        Invitation.make().message(root)
+        Invitation.make().make_message(root)
     root.release()
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
-from tdserve.base.ids import new_client_id
-from tdserve.base.machine import boot_id
+from tdserve.base.ids import make_client_id
+from tdserve.base.machine import read_boot_id
 from tdserve.control.framing import FrameReader, frame
 from tdserve.control.local import SOCKET_NAME
 from tdserve.control.servicer import SessionLink
@@ -52,7 +52,7 @@ class House:
     async def session(self, transport: str = "shm") -> ClientSession:
         """Of a client that has said Hello."""
         hello = control_pb2.Hello(
-            protocol_version=PROTOCOL_VERSION, client_id=new_client_id(), transport=transport, boot_id=boot_id()
+            protocol_version=PROTOCOL_VERSION, client_id=make_client_id(), transport=transport, boot_id=read_boot_id()
         )
         return await self.sessions.open(hello, SessionLink(Outbox()))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import CorruptDataError, RemoteProtocolError
-from tdserve.messages.long_lists import columns_in, read_list
+from tdserve.messages.long_lists import find_columns, read_list
 from tdserve.messages.selection.selection import from_message, parse
 from tdserve.server.sessions import long_list_file
 from tdserve.server.sessions.long_list_file import LongListFile, place_lists
@@ -60,7 +60,7 @@ def test_place_when_an_extend_says_much_of_its_rows_then_each_column_has_its_par
     )
     message = control_pb2.ClientMessage(extend=extend)
     place_lists(message, ahead)
-    assert [read_list(column) for column in columns_in(message.extend)] == [b"priorities", b"few", b"versions"]
+    assert [read_list(column) for column in find_columns(message.extend)] == [b"priorities", b"few", b"versions"]
     message.extend.ends.file = str(tmp_path / "secret")
     with pytest.raises(RemoteProtocolError, match="name of a file"):
         place_lists(message, ahead)

@@ -7,8 +7,8 @@ import pytest
 
 from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, ProtocolVersionError, TDServeError
-from tdserve.base.ids import new_client_id
-from tdserve.base.machine import boot_id
+from tdserve.base.ids import make_client_id
+from tdserve.base.machine import read_boot_id
 from tdserve.control.servicer import SessionLink
 from tdserve.server.movers.remote import RemoteMover
 from tdserve.server.sessions.register import Sessions
@@ -47,7 +47,7 @@ def sessions(workers: list[DataWorker], root: Root, world: World) -> Sessions:
 
 def hello(**fields: Any) -> control_pb2.Hello:
     """A good one, unless told."""
-    good = {"protocol_version": PROTOCOL_VERSION, "client_id": new_client_id(), "transport": "gloo"}
+    good = {"protocol_version": PROTOCOL_VERSION, "client_id": make_client_id(), "transport": "gloo"}
     return control_pb2.Hello(**{**good, **fields})
 
 
@@ -60,7 +60,7 @@ def test_open_when_hello_is_good_then_welcome(sessions: Sessions, root: Root, ru
     assert session.number in sessions
     assert list(sessions) == [session]
     assert sessions.find(session.number) is session
-    assert session.inline_limit(1) == 123
+    assert session.compute_inline_limit(1) == 123
 
 
 class WatchfulOutbox(Outbox):
@@ -87,7 +87,7 @@ def test_open_when_the_first_request_is_quicker_than_the_end_of_welcome_then_tak
 def test_open_when_the_client_is_on_this_machine_then_told_how_to_find_the_files(
     sessions: Sessions, root: Root, run: Loop, transport: str
 ) -> None:
-    session = run(sessions.open(hello(transport=transport, boot_id=boot_id()), SessionLink(Outbox())))
+    session = run(sessions.open(hello(transport=transport, boot_id=read_boot_id()), SessionLink(Outbox())))
     local = outbox(session).messages[0].welcome.local
     nonce = root.nonce_path.stat()
     assert (local.root, local.nonce) == (str(root.path), root.nonce_path.read_text())
@@ -95,7 +95,7 @@ def test_open_when_the_client_is_on_this_machine_then_told_how_to_find_the_files
     assert session.invitation is not None
     assert (session.invitation.lock_name, session.invitation.key) == (local.lock_name, local.key)
     assert len(local.key) >= 16
-    other = run(sessions.open(hello(transport=transport, boot_id=boot_id()), SessionLink(Outbox())))
+    other = run(sessions.open(hello(transport=transport, boot_id=read_boot_id()), SessionLink(Outbox())))
     assert other.invitation is not None
     assert other.invitation.key != local.key
     assert other.invitation.lock_name != local.lock_name
@@ -117,7 +117,7 @@ def test_open_when_both_ends_share_a_gpu_then_another_transport_and_says_so(
     sessions: Sessions, workers: list[DataWorker], run: Loop, transport: str
 ) -> None:
     workers[0].gpu = workers[1].gpu = "mine"
-    session = run(sessions.open(hello(transport=transport, gpu="mine", boot_id=boot_id()), SessionLink(Outbox())))
+    session = run(sessions.open(hello(transport=transport, gpu="mine", boot_id=read_boot_id()), SessionLink(Outbox())))
     welcome = outbox(session).messages[0].welcome
     assert (welcome.transport, welcome.gpu) == ("gloo", "")
     assert "both ends use one GPU" in welcome.why_not
@@ -135,7 +135,11 @@ def test_open_when_no_gpu_is_named_then_nothing_is_said_of_nccl(
 
 @pytest.mark.parametrize(
     "fields",
-    [{"transport": "gloo", "boot_id": boot_id()}, {"transport": "shm", "boot_id": "another"}, {"transport": "shm"}],
+    [
+        {"transport": "gloo", "boot_id": read_boot_id()},
+        {"transport": "shm", "boot_id": "another"},
+        {"transport": "shm"},
+    ],
 )
 def test_open_when_the_client_is_elsewhere_or_wants_none_then_no_key_for_the_files(
     sessions: Sessions, run: Loop, fields: dict[str, Any]
@@ -162,7 +166,7 @@ def test_open_when_hello_is_bad_then_typed_error_and_no_session(
 
 
 def test_open_when_the_client_has_one_already_then_that_ends_first(sessions: Sessions, run: Loop) -> None:
-    client_id = new_client_id()
+    client_id = make_client_id()
     first = run(sessions.open(hello(client_id=client_id), SessionLink(Outbox())))
     other = run(sessions.open(hello(), SessionLink(Outbox())))
     run(sessions.open(hello(client_id=client_id), SessionLink(Outbox())))

@@ -8,9 +8,9 @@ import pytest
 from tdserve.base.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import LocalProtocolError, PeerLostError, StoreNotFoundError, TransferAbortedError
-from tdserve.rules.tags import tag_of
+from tdserve.rules.tags import make_tag
 from tdserve.server.movers.remote import RemoteMover
-from tdserve.server.sessions.session import ClientSession, as_error, local_address_towards
+from tdserve.server.sessions.session import ClientSession, find_local_address, to_error
 from tdserve.server.waiting import Waiters
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import INLINE_BYTES, Loop, World, outbox, outside
@@ -19,7 +19,7 @@ from tests.unit.server.world import INLINE_BYTES, Loop, World, outbox, outside
 def test_order_when_made_then_names_session_tag_and_who_cleans_up(world: World) -> None:
     session = world.session(3)
     order = session.order(2**31 + 4)
-    assert (order.session, order.tag, order.is_accepted) == (3, tag_of(5), False)
+    assert (order.session, order.tag, order.is_accepted) == (3, make_tag(5), False)
     assert session.order(7, is_accepted=True).is_accepted
     assert session.accepted_requests == {7}
 
@@ -65,14 +65,14 @@ def test_mail_when_the_session_has_ended_then_nothing_is_sent(world: World) -> N
     session = world.session()
     session.mailed_requests = {4}
     session.ended.set()  # its worker would begin it anew
-    assert session.mail(control_pb2.ServerMessage(request=4))
-    assert not session.mail(control_pb2.ServerMessage(request=5))
+    assert session.send_over_channel(control_pb2.ServerMessage(request=4))
+    assert not session.send_over_channel(control_pb2.ServerMessage(request=5))
 
 
 def test_inline_limit_when_the_answer_is_mail_then_leaves_room_for_the_rest(world: World) -> None:
     session = world.session()
     session.mailed_requests = {4}
-    assert (session.inline_limit(4), session.inline_limit(5)) == (MAIL_INLINE_BYTES, INLINE_BYTES)
+    assert (session.compute_inline_limit(4), session.compute_inline_limit(5)) == (MAIL_INLINE_BYTES, INLINE_BYTES)
     small = ClientSession(
         2,
         session.hello,
@@ -83,7 +83,7 @@ def test_inline_limit_when_the_answer_is_mail_then_leaves_room_for_the_rest(worl
         inline_bytes=100,
     )
     small.mailed_requests = {4}
-    assert (small.inline_limit(4), small.inline_limit(5)) == (100, 100)
+    assert (small.compute_inline_limit(4), small.compute_inline_limit(5)) == (100, 100)
 
 
 @pytest.mark.parametrize("way", ["cancel", "finish"])
@@ -188,8 +188,8 @@ def test_finish_when_something_does_not_end_then_says_so(world: World, run: Loop
 
 def test_as_error_when_it_is_no_error_of_ours_then_a_local_one() -> None:
     ours = StoreNotFoundError(name="x")
-    assert as_error(ours) is ours
-    fault = as_error(ZeroDivisionError("by zero"))
+    assert to_error(ours) is ours
+    fault = to_error(ZeroDivisionError("by zero"))
     assert isinstance(fault, LocalProtocolError)
     assert fault.reason == "ZeroDivisionError: by zero"
 
@@ -206,7 +206,7 @@ def test_as_error_when_it_is_no_error_of_ours_then_a_local_one() -> None:
     ],
 )
 def test_local_address_when_a_peer_is_named_then_of_the_interface_towards_it(peer: str, address: str) -> None:
-    assert local_address_towards(peer) == address
+    assert find_local_address(peer) == address
 
 
 def test_finish_when_something_begins_meanwhile_then_waits_for_that_too(world: World, run: Loop) -> None:
@@ -295,7 +295,7 @@ def test_refused_content_when_on_a_later_channel_then_taken_there(
 
     run(scenario())
     (asked,) = ordered
-    assert (asked.channel, asked.tag, list(asked.discard.message_nbytes)) == (2, tag_of(7), [8])
+    assert (asked.channel, asked.tag, list(asked.discard.message_nbytes)) == (2, make_tag(7), [8])
 
 
 def test_accepted_when_told_then_names_the_channel_of_the_content(world: World, run: Loop) -> None:

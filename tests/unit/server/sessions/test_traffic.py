@@ -21,7 +21,7 @@ def test_stats_when_content_moves_then_counted_by_transport_and_direction() -> N
     traffic.count_received("gloo", control_pb2.Content(message_nbytes=[100, 20]))
     traffic.count_received("gloo", control_pb2.Content(inline=bytes(7)))
     traffic.count_sent("gloo", 5)
-    gloo, inline = traffic.stats()
+    gloo, inline = traffic.list_stats()
     assert (gloo.transport, gloo.bytes_in, gloo.transfers_in) == ("gloo", 120, 1)
     assert (gloo.bytes_out, gloo.transfers_out) == (5, 1)
     assert (inline.transport, inline.bytes_in, inline.transfers_in, inline.bytes_out) == ("inline", 7, 1, 0)
@@ -38,7 +38,7 @@ def test_count_reads_when_a_worker_is_not_there_then_left_out(world: World, run:
         await traffic.count_reads([absent, world.worker])
 
     run(scenario())
-    (inline,) = traffic.stats()
+    (inline,) = traffic.list_stats()
     assert (inline.transfers_out, inline.bytes_out) == (0, 0)
 
 
@@ -62,12 +62,12 @@ def test_count_reads_when_a_worker_answers_late_then_counted_then(run: Loop, mon
     async def scenario() -> None:
         worker = Slow()
         await traffic.count_reads([worker])
-        assert traffic.stats() == []
+        assert traffic.list_stats() == []
         worker.answer.set_result(worker_pb2.Worked(num_reads=3, nbytes_moved=40))
         await asyncio.sleep(0)
 
     run(scenario())
-    (inline,) = traffic.stats()
+    (inline,) = traffic.list_stats()
     assert (inline.transport, inline.transfers_out, inline.bytes_out) == ("inline", 3, 40)
 
 
@@ -75,12 +75,12 @@ def test_read_when_content_is_small_then_in_the_answer_and_counted(world: World,
     entry = run(world.create("x", TensorDict({"a": torch.zeros(4)}, [4])))
     session = world.session()
     order = session.order(1)
-    order.send_selection.store.CopyFrom(entry.ref(world.worker.known_specs))
+    order.send_selection.store.CopyFrom(entry.make_ref(world.worker.known_specs))
     order.send_selection.inline_bytes = INLINE_BYTES
     accepted = control_pb2.Accepted(version=7)
     done = run(world.traffic.read(session, 1, order, accepted, announces=False))
     assert done is not None
     assert outbox(session).messages == []
     assert (done.accepted.version, columns_of(read_layout(entry.spec), done.inline)["a"].tolist()) == (7, [0.0] * 4)
-    (inline,) = world.traffic.stats()
+    (inline,) = world.traffic.list_stats()
     assert (inline.transport, inline.bytes_out, inline.transfers_out) == ("inline", len(done.inline), 1)

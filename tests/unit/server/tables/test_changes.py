@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError, RemoteProtocolError, SelectionError, TDServeError, WrongStateError
-from tdserve.base.ids import new_client_id
+from tdserve.base.ids import make_client_id
 from tdserve.messages.row_numbers import TREE_PIECE_ROWS
 from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo
@@ -56,9 +56,9 @@ def test_priorities_when_set_then_they_count_and_overwritten_rows_are_skipped(
 ) -> None:
     done = change(world, run, 1, priorities=priorities(numbers(0, 3, 5), [2.0, 3.0, 0.5]))
     assert (done.num_rows, done.num_skipped) == (3, 0)
-    table = entry.replay_table()
+    table = entry.get_table()
     assert table.columns.priority[:6].tolist() == [2.0, 1.0, 1.0, 3.0, 1.0, 0.5]
-    committed = entry.generation_values()[:2].tolist()
+    committed = entry.get_generation_values()[:2].tolist()
     extend(world, run, entry, rows(20, 3), request=2)
     done = change(world, run, 3, priorities=priorities(numbers(0, 1), 7.0, committed))
     assert (done.num_rows, done.num_skipped) == (1, 1)
@@ -84,7 +84,7 @@ def test_priorities_when_they_cannot_be_then_typed_error_and_unchanged(
 ) -> None:
     with pytest.raises((SelectionError, InvalidRequestError, RemoteProtocolError)):
         change(world, run, 1, priorities=asked)
-    assert entry.replay_table().columns.priority.tolist() == [1.0] * 6 + [0.0] * 2
+    assert entry.get_table().columns.priority.tolist() == [1.0] * 6 + [0.0] * 2
 
 
 def test_delete_when_retried_then_answered_from_the_record(
@@ -98,9 +98,9 @@ def test_delete_when_retried_then_answered_from_the_record(
     run(requests.serve(again, message))
     counts = control_pb2.TableCounts(rows=4, inserts=6)
     assert outbox(first).done() == outbox(again).done() == control_pb2.Done(num_rows=2, counts=counts)
-    assert entry.replay_table().live_rows().tolist() == [0, 2, 3, 5]
+    assert entry.get_table().live_rows().tolist() == [0, 2, 3, 5]
     run(requests.serve(world.session(3), message))  # the same number of another client
-    assert len(entry.replay_table()) == 4
+    assert len(entry.get_table()) == 4
 
 
 def test_acknowledge_when_retried_after_a_restart_then_answered_from_the_record(world: World, run: Loop) -> None:
@@ -112,7 +112,7 @@ def test_acknowledge_when_retried_after_a_restart_then_answered_from_the_record(
     done = run(world.changes.change(session, 9, asked))
     assert done.num_rows == 2
     world.reopen()
-    assert world.answers.seen(session.client_id, 9) == done.SerializeToString()
+    assert world.answers.find_answer(session.client_id, 9) == done.SerializeToString()
     assert sample(world, run, world.stores.get("r"), 2, is_lease=True)["a"] == [11, 13]
 
 
@@ -126,9 +126,9 @@ def test_change_when_killed_between_rows_and_record_then_what_was_consumed_does_
         patched.setattr(world.stores, "save_state", killed)
         with pytest.raises(_KilledError):
             change(world, run, 4, delete=control_pb2.Rows(data=numbers(1)))
-    assert world.answers.seen(world.session().client_id, 4) is None
+    assert world.answers.find_answer(world.session().client_id, 4) is None
     world.reopen()
-    table = world.stores.get("r").replay_table()
+    table = world.stores.get("r").get_table()
     assert table.live_rows().tolist() == [0, 2, 3, 4, 5]
     assert table.ring.num_holes == 1
 
@@ -151,8 +151,8 @@ def test_acknowledge_when_the_session_does_not_hold_all_then_typed_error_and_unc
     run(world.changes.change(world.session(1), 2, control_pb2.ChangeRequest(store="r", give_back=leased(5))))
     with pytest.raises((WrongStateError, SelectionError)):
         change(world, run, 3, 1, acknowledge=asked)
-    assert entry.replay_table().live_rows().tolist() == [0, 1, 2, 3, 4, 5]
-    assert entry.replay_table().info()["num_leased"] == 5
+    assert entry.get_table().live_rows().tolist() == [0, 1, 2, 3, 4, 5]
+    assert entry.get_table().info()["num_leased"] == 5
 
 
 def test_clear_when_done_then_empty_and_the_limiter_begins_anew_also_after_a_restart(
@@ -160,7 +160,7 @@ def test_clear_when_done_then_empty_and_the_limiter_begins_anew_also_after_a_res
 ) -> None:
     assert change(world, run, 2, clear=True).num_rows == 6
     for _ in range(2):
-        counts = world.stores.get("r").replay_table().counts
+        counts = world.stores.get("r").get_table().counts
         assert (counts.num_rows, counts.inserts, counts.samples) == (0, 0, 0)
         world.reopen()
     assert extend(world, run, world.stores.get("r"), rows(30, 2), request=3) == [0, 1]
@@ -169,11 +169,11 @@ def test_clear_when_done_then_empty_and_the_limiter_begins_anew_also_after_a_res
 def test_limiter_when_replaced_then_it_rules_also_after_a_restart(world: World, run: Loop, entry: OpenedStore) -> None:
     change(world, run, 2, limiter=Settings(limiter=MinSize(7)).to_json())
     for _ in range(2):
-        assert world.stores.get("r").replay_table().settings == Settings(sampler=Prioritized(), limiter=MinSize(7))
+        assert world.stores.get("r").get_table().settings == Settings(sampler=Prioritized(), limiter=MinSize(7))
         world.reopen()
     with pytest.raises(InvalidRequestError):
         change(world, run, 3, limiter=Settings(limiter=MinSize(9)).to_json())
-    assert world.stores.get("r").replay_table().settings.limiter == MinSize(7)
+    assert world.stores.get("r").get_table().settings.limiter == MinSize(7)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_change_when_it_cannot_be_then_typed_error_and_nothing_is_on_record(
 ) -> None:
     with pytest.raises(error):
         change(world, run, 2, **kind)
-    assert entry.replay_table().live_rows().tolist() == [0, 1, 2, 3, 4, 5]
+    assert entry.get_table().live_rows().tolist() == [0, 1, 2, 3, 4, 5]
     assert not entry.write_lock.locked()
 
 
@@ -211,7 +211,7 @@ def test_priorities_when_they_are_very_many_then_others_have_their_turns_and_the
     named = numbers(*(np.arange(len(values)) % 6).tolist())
     asked = control_pb2.ChangeRequest(store="r", priorities=priorities(named, values))
     assert run(turns_during(world.changes.change(world.session(), 1, asked))) > 8
-    table = made.replay_table()
+    table = made.get_table()
     assert sorted(table.columns.priority[:6].tolist()) == values[-6:].tolist()
     asked.priorities.priorities = np.full(len(values), np.nan, "<f4").tobytes()
     with pytest.raises(InvalidRequestError):
@@ -222,7 +222,7 @@ def test_priorities_when_they_are_very_many_then_others_have_their_turns_and_the
 def test_clear_when_it_is_asked_again_over_another_session_then_only_the_first_takes_rows(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
-    hello = control_pb2.Hello(client_id=new_client_id(), transport="gloo")
+    hello = control_pb2.Hello(client_id=make_client_id(), transport="gloo")
     asked = control_pb2.ChangeRequest(store="r", clear=True)
     answers: list[control_pb2.Done] = []
 
@@ -241,4 +241,4 @@ def test_clear_when_it_is_asked_again_over_another_session_then_only_the_first_t
     run(scenario())
     assert answers[0] == answers[1]
     assert answers[0].num_rows == 6
-    assert len(entry.replay_table()) == 2
+    assert len(entry.get_table()) == 2

@@ -83,7 +83,7 @@ class Claimant:
     def extend(self, request: int, start: int, num_rows: int = 3) -> bool:
         """A whole extend; returns whether the server is to be told."""
         begin = self.claim(num_rows)
-        self._entry.generation_values()[begin : begin + num_rows] |= 1
+        self._entry.get_generation_values()[begin : begin + num_rows] |= 1
         fill_rows(mapped(self._entry), Places(begin), [capture(rows(start, num_rows))])
         return self.file.write(request, num_rows)
 
@@ -100,7 +100,7 @@ def wish(entry: OpenedStore, *, num_rows: int = 1, num_wished: int = WINDOW) -> 
 
 def planned(entry: OpenedStore, num_rows: int) -> Reservation:
     """Rows for another writer."""
-    reservation = entry.replay_table().plan_extend(num_rows)
+    reservation = entry.get_table().plan_extend(num_rows)
     assert reservation is not None
     return reservation
 
@@ -108,13 +108,13 @@ def planned(entry: OpenedStore, num_rows: int) -> Reservation:
 def live(entry: OpenedStore) -> list[int]:
     """The rows that may be read."""
     entry.catch_up()
-    return [int(row) for row in entry.replay_table().live_rows()]
+    return [int(row) for row in entry.get_table().live_rows()]
 
 
 def num_reserved(entry: OpenedStore) -> int:
     """Rows that somebody may be filling."""
     entry.catch_up()
-    return int(entry.replay_table().info()["num_reserved"])
+    return int(entry.get_table().info()["num_reserved"])
 
 
 async def settled(entry: OpenedStore) -> None:
@@ -169,7 +169,7 @@ def test_offer_when_rows_are_grouped_or_the_table_is_closed_then_none(
     entry.group_keys.append(("g",))
     assert claiming.offer(peer.session, entry, wish(entry)) is None
     entry.group_keys.clear()
-    entry.replay_table().close()
+    entry.get_table().close()
     assert claiming.offer(peer.session, entry, wish(entry)) is None
 
 
@@ -181,9 +181,9 @@ def test_catch_up_when_rows_were_filled_then_whoever_looks_sees_them_and_more_ma
     assert not writer.extend(2, 20)
     assert writer.extend(3, 30), "more than it was let claim at first, and half of that ahead"
     assert live(entry) == list(range(9))
-    assert entry.replay_table().info()["inserts"] == 9
-    assert world.answers.seen(peer.session.client_id, 3) is not None, "of what was written last"
-    (counted,) = world.traffic.stats()
+    assert entry.get_table().info()["inserts"] == 9
+    assert world.answers.find_answer(peer.session.client_id, 3) is not None, "of what was written last"
+    (counted,) = world.traffic.list_stats()
     assert (counted.transport, counted.transfers_in, counted.bytes_in) == ("shm", 2, 0), "looked for twice"
 
 
@@ -236,7 +236,7 @@ def test_offer_when_the_claim_before_is_over_then_another_one_to_which_the_old_o
     world: World, entry: OpenedStore, claiming: Claiming, peer: LocalPeer, writer: Claimant
 ) -> None:
     writer.extend(1, 10)
-    entry.replay_table().commit(planned(entry, 2))
+    entry.get_table().commit(planned(entry, 2))
     again = Claimant(claiming, peer, entry, world)
     assert again.first_row == 5
     again.claim(2)
@@ -262,7 +262,7 @@ def test_catch_up_when_many_other_answers_came_meanwhile_then_all_that_was_fille
     for request in (1, 2, 3):
         writer.extend(request, 10 * request, 2)
     for request in range(4, 1_000):
-        with world.answers.transaction(peer.session.client_id, request, b""):
+        with world.answers.begin_transaction(peer.session.client_id, request, b""):
             pass
     world.answers.forget(peer.session.client_id, control_pb2.Answered(below=1_000))
     assert live(entry) == list(range(6))
@@ -280,13 +280,13 @@ def test_catch_up_when_a_writer_goes_on_then_one_answer_of_the_claim_is_kept(
             2 * request - 2,
             2 * request - 1,
         ]
-        assert world.answers.seen(client_id, request - 1) is None
+        assert world.answers.find_answer(client_id, request - 1) is None
     assert len(world.db.scan("requests", client_id)) == 1
 
 
 def last_answer(world: World, client_id: bytes, request: int) -> control_pb2.Done:
     """What a retry of an extend would be told."""
-    answer = world.answers.seen(client_id, request)
+    answer = world.answers.find_answer(client_id, request)
     assert answer is not None
     return control_pb2.Done.FromString(answer)
 
@@ -304,7 +304,7 @@ def test_extend_when_filled_rows_cannot_be_committed_then_refused_until_they_are
     assert decode_rows(last_answer(world, peer.session.client_id, 1).indices).tolist() == [0, 1, 2]
     world.answers.forget(peer.session.client_id, control_pb2.Answered(below=2))
     assert live(entry) == [0, 1, 2]
-    assert entry.replay_table().info()["inserts"] == 3
+    assert entry.get_table().info()["inserts"] == 3
 
 
 def full(*_: object, **__: object) -> None:
@@ -343,7 +343,7 @@ def test_restore_when_the_server_starts_again_then_what_was_filled_is_stored_and
     async def restart() -> None:
         again = restarted(world, entry.name)
         assert (live(again), num_reserved(again)) == (list(range(7)), 2)
-        assert again.replay_table().info()["inserts"] == 7
+        assert again.get_table().info()["inserts"] == 7
         assert writer.file.is_over
         peer.let_go()
         await settled(again)
@@ -398,12 +398,12 @@ def test_offer_when_groups_are_just_being_learnt_then_no_claim_outlives_that(
     async def scenario() -> None:
         learning = asyncio.ensure_future(RuleKeys().learn_group(entry, ("g",), world.session()))
         while not learning.done():
-            if entry.replay_table().claims is None:
+            if entry.get_table().claims is None:
                 claiming.offer(peer.session, entry, wish(entry))
             await asyncio.sleep(0)
         await learning
 
     run(scenario())
     assert ("g",) in entry.known_groups
-    assert entry.replay_table().claims is None
+    assert entry.get_table().claims is None
     assert claiming.offer(peer.session, entry, wish(entry)) is None

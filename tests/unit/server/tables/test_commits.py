@@ -16,7 +16,7 @@ CLIENT = bytes(16)
 
 def test_commit_rows_when_committed_then_live_on_record_and_the_answer_of_a_retry(world: World, run: Loop) -> None:
     entry = create(world, run, sampler=Fifo())
-    table = entry.replay_table()
+    table = entry.get_table()
     reservation = table.plan_extend(3)
     assert reservation is not None
 
@@ -35,16 +35,16 @@ def test_commit_rows_when_committed_then_live_on_record_and_the_answer_of_a_retr
 
     done = run(commit())
     assert decode_rows(done.indices).tolist() == [2], "of the last of several extends"
-    assert world.answers.seen(CLIENT, 7) == done.SerializeToString()
+    assert world.answers.find_answer(CLIENT, 7) == done.SerializeToString()
     assert world.db.get("pending", b"beside") == b"it"
     assert table.live_rows().tolist() == [0, 1, 2]
     world.reopen()
-    assert world.stores.get("r").replay_table().info()["inserts"] == 3
+    assert world.stores.get("r").get_table().info()["inserts"] == 3
 
 
 def test_commit_rows_when_the_store_was_deleted_then_nothing_is_on_record(world: World, run: Loop) -> None:
     entry = create(world, run)
-    reservation = entry.replay_table().plan_extend(1)
+    reservation = entry.get_table().plan_extend(1)
     assert reservation is not None
     run(world.stores.delete(entry))
     with pytest.raises(StoreNotFoundError):
@@ -58,4 +58,4 @@ def test_commit_rows_when_the_store_was_deleted_then_nothing_is_on_record(world:
             request=1,
             also=lambda txn: None,
         )
-    assert world.answers.seen(CLIENT, 1) is None
+    assert world.answers.find_answer(CLIENT, 1) is None

@@ -43,7 +43,7 @@ def rows_of(entry: OpenedStore) -> list[int]:
 
 def links(entry: OpenedStore) -> Trajectories:
     """Between its rows."""
-    found: Trajectories | None = entry.replay_table().columns.trajectories
+    found: Trajectories | None = entry.get_table().columns.trajectories
     assert found is not None
     return found
 
@@ -72,7 +72,7 @@ def test_extend_when_a_trajectory_is_very_long_then_others_are_served_and_it_is_
     assert run(turns_during(extend(world, entry, NUM_ROWS, 2))) > 6
     run(extend(world, entry, 1, 3))
     assert rows_of(entry) == [*range(NUM_ROWS + 2)]
-    assert len(entry.replay_table().selectors.get(PLAIN)) == NUM_ROWS + 2
+    assert len(entry.get_table().selectors.get(PLAIN)) == NUM_ROWS + 2
     world.reopen()
     assert rows_of(world.stores.get("r")) == [*range(NUM_ROWS + 2)]
 
@@ -102,13 +102,13 @@ def test_extend_when_a_crash_comes_between_two_turns_then_the_trajectory_is_whol
         task.cancel()
         await asyncio.wait({task})
 
-    run(killed(lambda entry: 0 < entry.replay_table().num_coming < NUM_ROWS, 2))
+    run(killed(lambda entry: 0 < entry.get_table().num_coming < NUM_ROWS, 2))
     world.reopen()
     assert rows_of(world.stores.get("r")) == [*range(NUM_ROWS + 1)]
     run(killed(lambda entry: bool(links(entry).before[NUM_ROWS + 2] > 0), 3))
     world.reopen()
     assert rows_of(world.stores.get("r")) == [*range(NUM_ROWS + 1)]
-    assert len(world.stores.get("r").replay_table()) == NUM_ROWS + 1
+    assert len(world.stores.get("r").get_table()) == NUM_ROWS + 1
 
 
 def test_extend_when_the_record_fails_then_the_trajectory_goes_on_where_it_was(

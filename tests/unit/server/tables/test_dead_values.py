@@ -35,11 +35,11 @@ def test_make_room_when_rows_have_left_then_their_values_go_and_no_others(
     world: World, run: Loop, table: OpenedStore
 ) -> None:
     dead = DeadValues(world.stores, world.worker)
-    table.replay_table().delete(np.array([1, 3]))
+    table.get_table().delete(np.array([1, 3]))
     assert values(world, run, table) == [True] * 4
     assert run(dead.make_room("v", FULL))
     assert values(world, run, table) == [True, False, True, False]
-    assert table.replay_table().info()["num_reserved"] == 0
+    assert table.get_table().info()["num_reserved"] == 0
     assert not run(dead.make_room("v", FULL))  # there is nothing more to be done
     assert extend(world, run, table, TensorDict({"v": NonTensorStack("row 9")}, [1]), request=2) == [1]
 
@@ -48,7 +48,7 @@ def test_make_room_when_several_ask_at_once_then_there_is_room_for_all(
     world: World, run: Loop, table: OpenedStore
 ) -> None:
     dead = DeadValues(world.stores, world.worker)
-    table.replay_table().clear()
+    table.get_table().clear()
 
     async def ask() -> list[bool]:
         return list(await asyncio.gather(dead.make_room("v", FULL), dead.make_room("v", FULL)))
@@ -66,7 +66,7 @@ def test_make_room_when_it_was_not_for_values_that_there_was_no_room_then_nothin
     world: World, run: Loop, table: OpenedStore
 ) -> None:
     """Values of rows that are nobody's may be those of the very write that found no room."""
-    table.replay_table().clear()
+    table.get_table().clear()
     dead = DeadValues(world.stores, world.worker)
     assert not run(dead.make_room("v", CapacityError(what=f"{world.root.path / 'catalog'} (full)", asked=8, free=0)))
     assert values(world, run, table) == [True] * 4
@@ -81,8 +81,8 @@ def test_make_room_when_the_worker_is_gone_then_the_rows_are_free_again(
         future.set_exception(PeerLostError(peer="data worker 0", reason="it died"))
         return future
 
-    table.replay_table().clear()
+    table.get_table().clear()
     monkeypatch.setattr(world.worker, "order", lost)
     assert not run(DeadValues(world.stores, world.worker).make_room("v", FULL))
-    info = table.replay_table().info()
+    info = table.get_table().info()
     assert (info["num_reserved"], info["num_holes"]) == (0, 4)

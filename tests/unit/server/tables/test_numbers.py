@@ -11,7 +11,7 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
-from tdserve.server.tables.numbers import numbers_of, plan_read
+from tdserve.server.tables.numbers import compute_row_numbers, plan_read
 from tests.unit.server.world import Loop, turns_during
 
 
@@ -52,7 +52,7 @@ def table() -> Table:
 def test_numbers_when_an_index_is_given_then_of_live_rows(
     table: Table, run: Loop, index: Any, numbers: list[int]
 ) -> None:
-    assert run(numbers_of(parse(index), table)).tolist() == numbers
+    assert run(compute_row_numbers(parse(index), table)).tolist() == numbers
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_numbers_when_an_index_is_given_then_of_live_rows(
 def test_numbers_when_rows_are_lost_then_only_who_names_them_gets_them(
     table: Table, run: Loop, index: Any, numbers: list[int]
 ) -> None:
-    assert run(numbers_of(parse(index), table, lost=RowSet.of(np.array([5, 1])))).tolist() == numbers
+    assert run(compute_row_numbers(parse(index), table, lost=RowSet.from_rows(np.array([5, 1])))).tolist() == numbers
 
 
 @pytest.mark.parametrize("index", [7, -7, (0, 1), None, np.ones(5, dtype=bool), [0, 7]])
 def test_numbers_when_the_index_does_not_fit_then_error(table: Table, run: Loop, index: Any) -> None:
     with pytest.raises(SelectionError):
-        run(numbers_of(parse(index), table))
+        run(compute_row_numbers(parse(index), table))
 
 
 @pytest.mark.parametrize("index", [-1, slice(None), slice(2, None), slice(-3, None), ()])
@@ -83,20 +83,20 @@ def test_numbers_when_there_are_no_rows_then_none(run: Loop, index: Any) -> None
     table = table_of(2, capacity=4, gone=[0, 1])
     if index == -1:
         with pytest.raises(SelectionError):
-            run(numbers_of(parse(index), table))
+            run(compute_row_numbers(parse(index), table))
     else:
-        assert run(numbers_of(parse(index), table)).tolist() == []
+        assert run(compute_row_numbers(parse(index), table)).tolist() == []
 
 
 def test_numbers_when_there_are_very_many_rows_then_all_are_found(run: Loop) -> None:
     num_rows = 40 * PIECE_ROWS
     table = table_of(num_rows, capacity=num_rows + 5, gone=[0, 7, num_rows - 1])
     live = np.setdiff1d(np.arange(num_rows), [0, 7, num_rows - 1])
-    assert np.array_equal(run(numbers_of(parse(()), table)), live)
-    assert run(numbers_of(parse(-1), table)).tolist() == [num_rows - 2]
+    assert np.array_equal(run(compute_row_numbers(parse(()), table)), live)
+    assert run(compute_row_numbers(parse(-1), table)).tolist() == [num_rows - 2]
     mask = np.zeros(num_rows - 1, np.bool_)
     mask[::3] = True
-    assert np.array_equal(run(numbers_of(parse(mask), table)), live[live % 3 == 0])
+    assert np.array_equal(run(compute_row_numbers(parse(mask), table)), live[live % 3 == 0])
 
 
 def test_plan_read_when_there_are_very_many_rows_then_others_have_their_turns_and_bad_ones_are_named(run: Loop) -> None:

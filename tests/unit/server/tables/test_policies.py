@@ -15,7 +15,7 @@ from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.settings import Settings
 from tdserve.server import descriptions
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.tables.arrivals import arriving
+from tdserve.server.tables.arrivals import decode_arrival
 from tdserve.server.tables.policies import MadeBy, follow, wake_followers
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
@@ -45,7 +45,7 @@ def versions(*numbers: int) -> control_pb2.RowColumn:
 
 def made_by(world: World, entry: OpenedStore, asked: control_pb2.ExtendRequest) -> MadeBy:
     """What the rows of a request were made by."""
-    return MadeBy(world.stores, entry, arriving(entry, bytes(16), asked))
+    return MadeBy(world.stores, entry, decode_arrival(entry, bytes(16), asked))
 
 
 def described(world: World, entry: OpenedStore) -> control_pb2.StoreDescription:
@@ -79,12 +79,12 @@ def test_extend_when_versions_are_given_then_checked_and_kept(world: World, run:
     extend(world, run, made, rows(0), policy_versions=versions(2, 0, 1))
     extend(world, run, made, rows(3), request=2, policy_versions=versions(1))
     extend(world, run, made, rows(6, 1), request=3)
-    assert made.replay_table().columns.array("policy_version", np.int64)[:7].tolist() == [2, 0, 1, 1, 1, 1, 2]
+    assert made.get_table().columns.array("policy_version", np.int64)[:7].tolist() == [2, 0, 1, 1, 1, 1, 2]
     for bad in (versions(3), versions(-1), versions(1, 1), control_pb2.RowColumn(data=b"\0\0")):
         with pytest.raises(InvalidRequestError, match="policy_version"):
             extend(world, run, made, rows(7, 1), request=4, policy_versions=bad)
-    assert len(made.replay_table()) == 7
-    assert made.replay_table().ring.num_reserved == 0
+    assert len(made.get_table()) == 7
+    assert made.get_table().ring.num_reserved == 0
 
 
 def test_extend_when_the_table_has_no_policy_then_refused(world: World, run: Loop) -> None:

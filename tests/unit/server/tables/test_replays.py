@@ -14,7 +14,7 @@ from tdserve.base.errors import (
     RemoteProtocolError,
     SpecMismatchError,
 )
-from tdserve.messages.content import MAX_SAMPLE_ROWS, rows_layout
+from tdserve.messages.content import MAX_SAMPLE_ROWS, make_rows_layout
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.messages.selection.selection import parse
 from tdserve.messages.value_columns import decode_block
@@ -68,7 +68,7 @@ def test_extend_when_committed_then_live_and_read_back(world: World, run: Loop, 
     assert extend(world, run, entry, rows(10, 5), 1) == [0, 1, 2, 3, 4]
     assert extend(world, run, entry, rows(20, 4), 2) == [5, 6, 0, 1]
     done = read(world, run, entry)
-    columns = columns_of(rows_layout(entry.spec, 7), done.inline)
+    columns = columns_of(make_rows_layout(entry.spec, 7), done.inline)
     assert columns["a"].tolist() == [22, 23, 12, 13, 14, 20, 21]
     assert columns["index"].tolist() == list(range(7))
     assert (columns["generation"] - columns["generation"][2]).tolist() == [2, 2, 0, 0, 0, 0, 0]
@@ -79,7 +79,7 @@ def test_extend_when_the_server_restarts_then_rows_and_counts_are_back(
 ) -> None:
     extend(world, run, entry, rows(10, 5), 1)
     world.reopen()
-    table = world.stores.get("r").replay_table()
+    table = world.stores.get("r").get_table()
     assert (len(table), table.ring.inserts) == (5, 5)
     assert extend(world, run, world.stores.get("r"), rows(20, 3), 2) == [5, 6, 0]
 
@@ -98,7 +98,7 @@ def test_extend_when_refused_then_no_row_is_live_or_kept(
 ) -> None:
     with pytest.raises(error):
         run(world.replays.extend(world.session(), 1, asked(entry, rows(0), **fields)))
-    table = entry.replay_table()
+    table = entry.get_table()
     assert (len(table), table.ring.num_reserved) == (0, 0)
     assert extend(world, run, entry, rows(0, 7), 2)
 
@@ -106,11 +106,11 @@ def test_extend_when_refused_then_no_row_is_live_or_kept(
 def test_extend_when_all_rows_are_being_written_then_waits_until_the_deadline(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
-    reservation = entry.replay_table().plan_extend(7)
+    reservation = entry.get_table().plan_extend(7)
     with pytest.raises(DeadlineExceededError, match=r"room for 3 rows in 'r' \(7 are being written\)"):
         run(world.replays.extend(world.session(), 1, asked(entry, rows(0))))
     assert reservation is not None
-    entry.replay_table().abort(reservation)
+    entry.get_table().abort(reservation)
     assert extend(world, run, entry, rows(0), 2)
 
 
@@ -120,10 +120,10 @@ def test_sample_when_there_are_enough_rows_then_live_ones(world: World, run: Loo
     done = run(world.samples.sample(world.session(), 1, sample))
     assert done is not None
     assert done.accepted.num_rows == 20
-    columns = columns_of(rows_layout(entry.spec, 20), done.inline)
+    columns = columns_of(make_rows_layout(entry.spec, 20), done.inline)
     assert torch.equal(columns["a"], columns["index"] + 10)
     assert set(columns["index"].tolist()) <= {0, 1, 2, 3}
-    assert entry.replay_table().counts.samples == 20
+    assert entry.get_table().counts.samples == 20
 
 
 def test_sample_when_there_are_too_few_rows_then_error_says_how_many(
@@ -170,15 +170,15 @@ def test_extend_when_partial_then_the_other_leaves_read_as_zeros_also_where_olde
     extend(world, run, entry, rows(10, 7), 1)
     done = run(world.replays.extend(world.session(), 2, asked(entry, rows(20, 2).select("a"), keys=[path("a")])))
     assert decode_rows(done.indices).tolist() == [0, 1]
-    columns = columns_of(rows_layout(entry.spec, 7), read(world, run, entry).inline)
+    columns = columns_of(make_rows_layout(entry.spec, 7), read(world, run, entry).inline)
     assert columns["a"].tolist() == [20, 21, 12, 13, 14, 15, 16]
     assert columns["c"].sum(dim=1).tolist() == [0.0, 0.0, 2.0, 2.0, 2.0, 2.0, 2.0]
     world.reopen()
     again = world.stores.get("r")
-    assert again.replay_table().selectors.has_partial_rows
-    assert len(again.replay_table().selectors.get(PLAIN)) == 5
+    assert again.get_table().selectors.has_partial_rows
+    assert len(again.get_table().selectors.get(PLAIN)) == 5
     extend(world, run, again, rows(30, 7), 3)
-    assert len(again.replay_table().selectors.get(PLAIN)) == 7
+    assert len(again.get_table().selectors.get(PLAIN)) == 7
 
 
 def test_extend_when_its_record_fails_then_nothing_is_live_and_the_rows_are_free(
@@ -193,7 +193,7 @@ def test_extend_when_its_record_fails_then_nothing_is_live_and_the_rows_are_free
         patched.setattr(world.stores, "save_state", full)
         with pytest.raises(CapacityError):
             extend(world, run, entry, rows(20), 2)
-    table = entry.replay_table()
+    table = entry.get_table()
     assert (table.live_rows().tolist(), table.ring.num_reserved, table.ring.inserts) == ([0, 1], 0, 2)
     assert extend(world, run, entry, rows(30), 3) == [2, 3, 4]
     assert read(world, run, entry, [2]).inline
@@ -202,7 +202,7 @@ def test_extend_when_its_record_fails_then_nothing_is_live_and_the_rows_are_free
 def test_extend_when_granted_and_given_up_in_that_moment_then_the_next_writer_goes_on(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
-    table = entry.replay_table()
+    table = entry.get_table()
     held = table.plan_extend(7)
     assert held is not None
 

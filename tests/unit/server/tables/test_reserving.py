@@ -66,7 +66,7 @@ def test_extend_when_there_are_very_many_rows_then_others_are_served_in_between(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
     assert run(turns_during(extend(world, entry, NUM_ROWS))) > 6
-    table = entry.replay_table()
+    table = entry.get_table()
     assert table.live_rows().tolist() == list(range(NUM_ROWS))
     assert (np.diff(table.columns.sequence[:NUM_ROWS]) > 0).all()
     assert (table.inserts, table.ring.num_reserved, table.num_coming) == (NUM_ROWS, 0, 0)
@@ -76,7 +76,7 @@ def test_extend_when_it_is_cut_short_after_hundreds_of_parts_then_all_their_rows
     world: World, run: Loop, entry: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Table, "step_rows", 64)
-    table = entry.replay_table()
+    table = entry.get_table()
 
     async def cut_short() -> None:
         await leave(await until(lambda: table.ring.num_reserved > NUM_ROWS // 2, extend(world, entry, NUM_ROWS)))
@@ -93,7 +93,7 @@ def test_extend_when_it_goes_round_then_the_oldest_rows_leave(world: World, run:
     done = run(extend(world, entry, NUM_ROWS, request=2))
     rows = decode_rows(done.indices)
     assert rows.tolist() == [row % CAPACITY for row in range(NUM_ROWS, 2 * NUM_ROWS)]
-    table = entry.replay_table()
+    table = entry.get_table()
     assert len(table) == CAPACITY
     assert (done.counts.rows, done.counts.inserts) == (CAPACITY, 2 * NUM_ROWS)
     oldest = np.argsort(table.columns.sequence[: table.ring.capacity], kind="stable")
@@ -103,7 +103,7 @@ def test_extend_when_it_goes_round_then_the_oldest_rows_leave(world: World, run:
 def test_extend_when_it_is_cut_short_while_it_is_shown_then_all_rows_are_there_and_a_retry_is_answered(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
-    table = entry.replay_table()
+    table = entry.get_table()
     session = world.session(7)
     td = TensorDict({"a": torch.ones(NUM_ROWS, dtype=torch.uint8)}, [NUM_ROWS])
     content = content_of(td, entry.spec.fingerprint)
@@ -114,19 +114,19 @@ def test_extend_when_it_is_cut_short_while_it_is_shown_then_all_rows_are_there_a
 
     run(cut_short())
     world.reopen()
-    restored = world.stores.get("r").replay_table()
+    restored = world.stores.get("r").get_table()
     assert restored.live_rows().tolist() == list(range(NUM_ROWS))
     assert restored.inserts == NUM_ROWS
-    assert world.answers.seen(session.client_id, 7) is not None
+    assert world.answers.find_answer(session.client_id, 7) is not None
     world.reopen()  # what completed it is on record no more
     assert world.db.scan("pending", b"long-commit-") == []
-    assert len(world.stores.get("r").replay_table()) == NUM_ROWS
+    assert len(world.stores.get("r").get_table()) == NUM_ROWS
 
 
 def test_extend_when_it_is_cut_short_before_its_record_then_no_row_is_there(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
-    table = entry.replay_table()
+    table = entry.get_table()
 
     async def cut_short() -> None:
         task = await until(lambda: bool(table.columns.sequence[0]), extend(world, entry, NUM_ROWS))
@@ -135,22 +135,22 @@ def test_extend_when_it_is_cut_short_before_its_record_then_no_row_is_there(
 
     run(cut_short())
     world.reopen()
-    restored = world.stores.get("r").replay_table()
+    restored = world.stores.get("r").get_table()
     assert (len(restored), restored.inserts) == (0, 0)
     run(extend(world, world.stores.get("r"), NUM_ROWS))
-    assert len(world.stores.get("r").replay_table()) == NUM_ROWS
+    assert len(world.stores.get("r").get_table()) == NUM_ROWS
 
 
 def test_extend_when_another_comes_while_it_is_shown_then_both_are_there_and_no_number_is_given_twice(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
-    table = entry.replay_table()
+    table = entry.get_table()
 
     async def both() -> None:
         task = await until(lambda: is_half_shown(table), extend(world, entry, NUM_ROWS))
         write(table, 3)
         assert is_half_shown(table)
-        assert entry.table_state()["inserts"] == NUM_ROWS + 3
+        assert entry.get_table_state()["inserts"] == NUM_ROWS + 3
         await task
 
     run(both())
@@ -161,7 +161,7 @@ def test_extend_when_another_comes_while_it_is_shown_then_both_are_there_and_no_
 def test_extend_when_others_come_while_it_gets_its_rows_then_they_wait_for_it(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
-    table = entry.replay_table()
+    table = entry.get_table()
 
     async def all_three() -> list[control_pb2.Done]:
         first = await until(lambda: table.ring.num_reserved > 0, extend(world, entry, NUM_ROWS))
@@ -182,7 +182,7 @@ def test_extend_when_rows_are_held_too_long_then_it_gives_back_what_it_had(
 ) -> None:
     run(extend(world, entry, NUM_ROWS))
     run(extend(world, entry, NUM_ROWS, request=2))
-    table = entry.replay_table()
+    table = entry.get_table()
 
     async def too_late() -> None:
         task = await until(
@@ -202,7 +202,7 @@ def test_extend_when_rows_are_held_too_long_then_it_gives_back_what_it_had(
 def test_extend_when_the_store_is_deleted_meanwhile_then_refused_or_forgotten(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
-    table = entry.replay_table()
+    table = entry.get_table()
 
     async def deleted() -> None:
         task = await until(lambda: is_half_shown(table), extend(world, entry, NUM_ROWS))
@@ -218,7 +218,7 @@ def test_extend_when_the_store_is_deleted_meanwhile_then_refused_or_forgotten(
 def test_extend_when_a_group_is_asked_for_while_it_waits_then_its_rows_have_it_and_no_others_do(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
-    table = entry.replay_table()
+    table = entry.get_table()
 
     async def scenario() -> None:
         async with entry.write_lock:  # as whoever asks for the group
@@ -233,13 +233,13 @@ def test_extend_when_a_group_is_asked_for_while_it_waits_then_its_rows_have_it_a
 
 def test_extend_when_it_is_over_then_nothing_of_it_stays(world: World, run: Loop, entry: OpenedStore) -> None:
     run(extend(world, entry, NUM_ROWS))
-    assert not entry.replay_table().ring._open
+    assert not entry.get_table().ring._open
 
 
 def test_state_when_rows_have_arrived_and_are_not_on_record_then_it_says_which(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
-    table = entry.replay_table()
+    table = entry.get_table()
 
     async def scenario() -> None:
         task = await until(lambda: bool(table.columns.sequence[0]), extend(world, entry, NUM_ROWS))

@@ -15,7 +15,7 @@ from tdserve.rules.replay.slices import Slices
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.mover import MAX_REPORTED_BYTES
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.tables.rule_keys import RuleKeys, as_bools, as_ids, group_column
+from tdserve.server.tables.rule_keys import RuleKeys, group_column, to_bools, to_ids
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import content, create, extend, extending, path, rows, sampling, writing
 from tests.unit.server.world import Loop, World, outside
@@ -46,7 +46,7 @@ def entry(world: World, run: Loop) -> OpenedStore:
 
 def column(entry: OpenedStore, *key: str) -> list[int]:
     """What rows are grouped by."""
-    found: list[int] = entry.replay_table().columns.array(group_column(key), np.int64).tolist()
+    found: list[int] = entry.get_table().columns.array(group_column(key), np.int64).tolist()
     return found
 
 
@@ -72,7 +72,7 @@ def test_learn_when_rows_are_there_then_equal_values_get_equal_numbers(
 
 def test_learn_when_known_already_then_no_row_is_looked_at(world: World, run: Loop, entry: OpenedStore) -> None:
     run(RuleKeys().learn_group(entry, ("g",), world.session()))
-    entry.replay_table().columns.array(group_column(("g",)), np.int64)[:] = 77
+    entry.get_table().columns.array(group_column(("g",)), np.int64)[:] = 77
     run(RuleKeys().learn_group(entry, ("g",), world.session()))
     assert column(entry, "g") == [77] * 8
 
@@ -229,7 +229,7 @@ def test_extend_when_it_has_more_rows_than_one_report_then_they_are_read_a_part_
     num_rows = MAX_REPORTED_BYTES // 8 + 10
     entry = create(world, run, num_rows, sampler=Slices(slice_len=2, trajectory_key="a"))
     extend(world, run, entry, TensorDict({**rows(0, num_rows), "a": torch.arange(num_rows) // 2}, [num_rows]))
-    links = entry.replay_table().columns.trajectories
+    links = entry.get_table().columns.trajectories
     assert links.after[:-1].reshape(-1, 2).tolist() == [[row + 1, -1] for row in range(0, num_rows, 2)]
 
 
@@ -249,13 +249,13 @@ def test_group_column_when_keys_differ_then_its_name_does_and_is_a_file_name() -
     ],
 )
 def test_as_bools_when_any_byte_is_set_then_true(values: Any, expected: list[bool]) -> None:
-    assert as_bools(values.tobytes(), len(expected)).tolist() == expected
+    assert to_bools(values.tobytes(), len(expected)).tolist() == expected
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<i2", "<i4", "<i8", "<f8"])
 def test_as_ids_when_values_are_narrow_then_different_ones_never_meet(dtype: str) -> None:
     values = np.array([0, 1, 2, 3, 1, 0, 255], "u1").view("u1").astype(dtype)
-    found = as_ids(values.tobytes(), len(values))
+    found = to_ids(values.tobytes(), len(values))
     assert found.dtype == np.int64
     assert (found[:, None] == found[None]).tolist() == (values[:, None] == values[None]).tolist()
 
@@ -263,9 +263,9 @@ def test_as_ids_when_values_are_narrow_then_different_ones_never_meet(dtype: str
 def test_as_ids_when_values_are_wide_then_equal_rows_alone_meet() -> None:
     values = np.zeros((4, 5), "<i8")
     values[1, 4] = values[3, 4] = 1
-    found = as_ids(values.tobytes(), 4)
+    found = to_ids(values.tobytes(), 4)
     assert found[0] == found[2] != found[1] == found[3]
-    assert as_ids(b"", 0).tolist() == []
+    assert to_ids(b"", 0).tolist() == []
 
 
 def test_sample_when_it_came_by_mail_then_groups_are_learnt_in_a_task_all_the_same(

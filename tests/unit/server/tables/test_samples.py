@@ -15,7 +15,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     WrongStateError,
 )
-from tdserve.messages.content import rows_layout
+from tdserve.messages.content import make_rows_layout
 from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.prioritized import Prioritized
@@ -66,7 +66,7 @@ def test_sample_when_the_sampler_knows_of_rows_then_its_columns_come_along(world
     assert set(found["priority"]) == {1.0}
     assert found["a"] == [10 + index for index in found["index"]]
     times = np.bincount(found["index"], minlength=8)
-    assert times.tolist() == made.replay_table().columns.times_sampled.tolist()
+    assert times.tolist() == made.get_table().columns.times_sampled.tolist()
 
 
 def test_sample_when_a_session_takes_then_nobody_else_until_it_ends(
@@ -95,7 +95,7 @@ def test_release_when_a_taker_waits_then_it_has_the_rows_at_once(world: World, r
 
 def test_release_when_it_held_nothing_then_nobody_is_woken(world: World, run: Loop, queue: OpenedStore) -> None:
     run(world.samples.release(7))
-    assert queue.replay_table().info()["num_leased"] == 0
+    assert queue.get_table().info()["num_leased"] == 0
 
 
 def test_sample_when_sending_fails_then_what_it_took_is_there_again(
@@ -105,8 +105,8 @@ def test_sample_when_sending_fails_then_what_it_took_is_there_again(
     session.ended.set()
     with pytest.raises(PeerLostError):
         sample(world, run, queue, 3, session, is_lease=True)
-    assert queue.replay_table().info()["num_leased"] == 0
-    assert queue.replay_table().counts.samples == 0
+    assert queue.get_table().info()["num_leased"] == 0
+    assert queue.get_table().counts.samples == 0
     assert sample(world, run, queue, 4, is_lease=True)["a"] == [10, 11, 12, 13]
 
 
@@ -117,7 +117,7 @@ def test_sample_when_rows_may_be_had_once_then_they_go_after_they_were_sent(worl
     session.ended.set()
     with pytest.raises(PeerLostError):
         sample(world, run, made, 2, session)
-    table = made.replay_table()
+    table = made.get_table()
     assert (len(table), int(table.columns.times_sampled.sum())) == (4, 0)
     found = sample(world, run, made, 2)
     assert (found["a"], found["times_sampled"]) == ([10, 11], [1, 1])
@@ -153,7 +153,7 @@ def test_sample_when_a_consumer_is_named_then_each_gets_each_row_once(
             acknowledge(world, run, session, number, *found["index"], consumer=consumer)
     with pytest.raises(DeadlineExceededError, match="consumer 'trainer' has not had"):
         sample(world, run, entry, 1, session, consumer="trainer", is_lease=True)
-    assert len(entry.replay_table()) == 6
+    assert len(entry.get_table()) == 6
 
 
 def test_sample_when_keys_are_required_then_only_rows_that_have_them(
@@ -189,7 +189,7 @@ def test_sample_when_it_cannot_be_then_typed_error_and_nothing_is_counted(
 ) -> None:
     with pytest.raises(error):
         run(world.samples.sample(world.session(), 1, sampling(**{"num_rows": 2, "is_lease": True, **fields})))
-    table = entry.replay_table()
+    table = entry.get_table()
     assert (table.counts.samples, table.info()["num_leased"]) == (0, 0)
 
 
@@ -234,7 +234,7 @@ def test_sample_when_somebody_waits_in_its_line_then_who_expects_content_at_once
     world: World, run: Loop, queue: OpenedStore
 ) -> None:
     session = world.session(92)  # of its own: its void content finds no channel
-    sizes = rows_layout(queue.spec, 1).message_nbytes
+    sizes = make_rows_layout(queue.spec, 1).message_nbytes
 
     async def scenario() -> control_pb2.Done | None:
         for _ in range(2):
@@ -243,14 +243,14 @@ def test_sample_when_somebody_waits_in_its_line_then_who_expects_content_at_once
             world.samples.sample(world.session(2), 1, sampling(1, is_lease=True, timeout_s=20.0))
         )
         await in_line(queue)
-        list(queue.replay_table().selectors.release_in_pieces(1))  # there is something now, and nobody was woken yet
+        list(queue.get_table().selectors.release_in_pieces(1))  # there is something now, and nobody was woken yet
         answer = await world.samples.sample(session, 1, sampling(1, is_lease=True, message_nbytes=sizes))
         queue.changed.wake()
         await waiting
         return answer
 
     assert run(scenario()) == control_pb2.Done(must_wait=True)
-    assert queue.replay_table().info()["num_leased"] == 1
+    assert queue.get_table().info()["num_leased"] == 1
 
 
 def test_sample_when_given_up_while_it_waits_then_it_takes_nothing(world: World, run: Loop, queue: OpenedStore) -> None:
@@ -263,12 +263,12 @@ def test_sample_when_given_up_while_it_waits_then_it_takes_nothing(world: World,
         await in_line(queue)
         await world.samples.release(1)
         queue.changed._look()  # granted, and not gone on yet
-        assert queue.replay_table().info()["num_leased"] == 2
+        assert queue.get_table().info()["num_leased"] == 2
         waiting.cancel()
         await asyncio.wait({waiting})
         assert waiting.cancelled()
 
     run(scenario())
-    assert queue.replay_table().info()["num_leased"] == 0
-    assert queue.replay_table().counts.samples == 4
+    assert queue.get_table().info()["num_leased"] == 0
+    assert queue.get_table().counts.samples == 4
     assert sample(world, run, queue, 4, is_lease=True)["a"] == [10, 11, 12, 13]

@@ -51,8 +51,8 @@ def test_sample_when_it_is_of_very_many_rows_then_others_have_their_turns_and_al
     content_found = content(made, found[0])
     assert content_found["a"] == [10 + index for index in content_found["index"]]
     assert len(content_found["a"]) == MANY
-    assert made.replay_table().counts.samples == MANY
-    assert int(made.replay_table().columns.times_sampled.sum()) == MANY
+    assert made.get_table().counts.samples == MANY
+    assert int(made.get_table().columns.times_sampled.sum()) == MANY
 
 
 def test_sample_when_all_rows_go_while_it_is_drawn_then_it_is_drawn_anew(world: World, run: Loop) -> None:
@@ -71,7 +71,7 @@ def test_sample_when_all_rows_go_while_it_is_drawn_then_it_is_drawn_anew(world: 
     found = content(made, run(scenario()))
     assert set(found["a"]) == {30, 31}
     assert len(found["a"]) == MANY
-    assert made.replay_table().counts.samples == MANY
+    assert made.get_table().counts.samples == MANY
 
 
 def test_sample_when_cancelled_while_it_is_drawn_then_nothing_is_counted(world: World, run: Loop) -> None:
@@ -82,14 +82,14 @@ def test_sample_when_cancelled_while_it_is_drawn_then_nothing_is_counted(world: 
         sampling_many = asyncio.create_task(world.samples.sample(world.session(1), 1, sampling(MANY)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert 0 < made.replay_table().columns.times_sampled.sum() < MANY
-        assert made.replay_table().counts.samples == MANY  # for the limiter it has them already
+        assert 0 < made.get_table().columns.times_sampled.sum() < MANY
+        assert made.get_table().counts.samples == MANY  # for the limiter it has them already
         sampling_many.cancel()
         await asyncio.wait({sampling_many})
 
     run(scenario())
-    assert made.replay_table().counts.samples == 0
-    assert made.replay_table().columns.times_sampled.sum() == 0
+    assert made.get_table().counts.samples == 0
+    assert made.get_table().columns.times_sampled.sum() == 0
 
 
 def test_release_when_very_many_rows_were_held_then_others_have_their_turns(world: World, run: Loop) -> None:
@@ -99,7 +99,7 @@ def test_release_when_very_many_rows_were_held_then_others_have_their_turns(worl
     for _ in range(6):
         run(world.samples.sample(world.session(1), 1, sampling(num_rows // 6, is_lease=True)))
     assert run(turns_during(world.samples.release(1))) > 4
-    assert made.replay_table().info()["num_leased"] == 0
+    assert made.get_table().info()["num_leased"] == 0
     assert sample(world, run, made, 2, world.session(2), is_lease=True)["a"] == [10, 11]
 
 
@@ -126,8 +126,8 @@ def test_take_when_it_is_of_very_many_rows_then_others_have_their_turns_and_each
 ) -> None:
     async def scenario() -> tuple[Any, Any]:
         taking = await begin_taking(world, world.session(1), MANY - 3)
-        assert 0 < long_queue.replay_table().selectors.leases.num_leased < MANY - 3
-        assert long_queue.replay_table().counts.samples == MANY - 3
+        assert 0 < long_queue.get_table().selectors.leases.num_leased < MANY - 3
+        assert long_queue.get_table().counts.samples == MANY - 3
         other = await world.samples.sample(world.session(2), 1, sampling(3, is_lease=True, timeout_s=20.0))
         return await taking, other
 
@@ -135,7 +135,7 @@ def test_take_when_it_is_of_very_many_rows_then_others_have_their_turns_and_each
     assert content(long_queue, found)["a"] == [*range(10, 7 + MANY)]
     assert content(long_queue, other)["a"] == [*range(7 + MANY, 10 + MANY)]
     run(world.samples.give_back(1, 1))
-    assert long_queue.replay_table().info()["num_leased"] == 3
+    assert long_queue.get_table().info()["num_leased"] == 3
 
 
 @pytest.mark.parametrize("event", ["cancelled", "ended"])
@@ -155,7 +155,7 @@ def test_take_when_it_is_given_up_while_it_is_drawn_then_nothing_stays_on_lease(
         assert taking.cancelled() or isinstance(taking.exception(), PeerLostError)
 
     run(scenario())
-    table = long_queue.replay_table()
+    table = long_queue.get_table()
     assert (table.info()["num_leased"], table.counts.samples) == (0, 0)
     assert sample(world, run, long_queue, 2, world.session(2), is_lease=True)["a"] == [10, 11]
 
@@ -168,7 +168,7 @@ def test_take_when_too_many_rows_are_deleted_while_it_is_drawn_then_it_waits_for
         deleted = control_pb2.Rows(data=numbers(0, MANY - 1))
         await world.changes.change(world.session(2), 1, control_pb2.ChangeRequest(store="r", delete=deleted))
         await in_line(long_queue)
-        assert long_queue.replay_table().info()["num_leased"] == 0
+        assert long_queue.get_table().info()["num_leased"] == 0
         await world.replays.extend(world.session(2), 2, extending(long_queue, rows(0, 2)))
         return await taking
 
@@ -204,10 +204,10 @@ def test_sample_when_a_group_comes_again_while_it_is_drawn_then_no_row_is_in_it_
         sampling_many = asyncio.create_task(world.samples.sample(world.session(1), 1, asked))
         for _ in range(3):
             await asyncio.sleep(0)
-        assert made.replay_table().counts.samples == 2 + MANY - 1
+        assert made.get_table().counts.samples == 2 + MANY - 1
         assert not sampling_many.done()
-        made.replay_table().selectors.suspend(np.arange(MANY - 1))
-        made.replay_table().selectors.enter(np.arange(MANY - 1))
+        made.get_table().selectors.suspend(np.arange(MANY - 1))
+        made.get_table().selectors.enter(np.arange(MANY - 1))
         return await sampling_many
 
     found = content(made, run(scenario()))

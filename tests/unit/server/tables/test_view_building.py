@@ -37,7 +37,7 @@ def test_sample_when_the_first_of_its_kind_then_others_are_served_and_it_has_all
     assert run(turns_during(take())) > 8
     first = content(entry, found[0])["a"]
     assert sorted(each // 2 for each in first) == sorted([each // 2 for each in first[::2]] * 2)
-    assert not entry.replay_table().selectors.is_plain
+    assert not entry.get_table().selectors.is_plain
     assert len(sample(world, run, entry, 6, **fields)["a"]) == 6
 
 
@@ -52,9 +52,9 @@ def test_sample_when_rows_come_while_its_kind_is_learnt_then_they_are_among_them
         return await task
 
     run(scenario())
-    selector = next(each for key, each in entry.replay_table().selectors._selectors.items() if key.group)
+    selector = next(each for key, each in entry.get_table().selectors._selectors.items() if key.group)
     assert len(selector) == LONG_ROWS
-    table = entry.replay_table()
+    table = entry.get_table()
     key = next(key for key in table.selectors._selectors if key.group)
     ids = table.columns.array(key.group, "int64")
     assert ids[:32].tolist() == [5 * LONG_ROWS + each // 2 for each in range(32)]
@@ -112,7 +112,7 @@ def test_sample_when_its_kind_is_forgotten_while_it_waits_then_it_is_learnt_agai
 ) -> None:
     made = create(world, run, LONG_ROWS, sampler=Fifo())
     extend(world, run, made, rows(0, LONG_ROWS // 2))
-    selectors = made.replay_table().selectors
+    selectors = made.get_table().selectors
     found: list[Any] = []
 
     async def take() -> None:

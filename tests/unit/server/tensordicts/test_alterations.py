@@ -21,7 +21,7 @@ from tdserve.base.errors import (
     StructureChangedError,
     WrongStateError,
 )
-from tdserve.messages.content import read_layout, selected_spec
+from tdserve.messages.content import read_layout, select_spec
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
 from tdserve.server.opened_store import OpenedStore
@@ -66,7 +66,7 @@ def column(world: World, run: Loop, entry: OpenedStore, name: str, *, timeout_s:
 
     done = run(read())
     assert done is not None
-    layout = read_layout(selected_spec(entry.spec, parse(()), ()))
+    layout = read_layout(select_spec(entry.spec, parse(()), ()))
     found: list[Any] = columns_of(layout, done.inline)[name].tolist()
     return found
 
@@ -82,7 +82,7 @@ def test_alter_when_keys_come_then_they_are_read_and_survive_a_restart(
         assert entry.generations is not None
         assert entry.generations.structure == 1
         assert not (entry.generations.values & 1).any()
-        assert restructuring.leftovers(entry.folder) == []
+        assert restructuring.list_leftovers(entry.folder) == []
         assert world.db.scan("pending") == []
         world.reopen()
         entry = world.stores.get("x")
@@ -117,7 +117,7 @@ def test_alter_when_keys_go_and_are_renamed_then_read_under_the_new_names(
 def test_alter_when_repeated_then_done_once(world: World, run: Loop, entry: OpenedStore) -> None:
     session, asked = world.session(), adding()
     first = run(world.alterations.alter(session, 7, asked))
-    seen = world.answers.seen(session.client_id, 7)
+    seen = world.answers.find_answer(session.client_id, 7)
     assert seen is not None
     assert control_pb2.Done.FromString(seen) == first
     removing = control_pb2.AlterRequest(store="x", removed=[key("a")], timeout_s=5.0)
@@ -141,7 +141,7 @@ def test_alter_when_it_does_not_fit_then_refused_and_nothing_changed(
     with pytest.raises(error):
         alter(world, run, asked)
     assert (entry.content_version, entry.record.structure) == (0, 0)
-    assert restructuring.leftovers(entry.folder) == []
+    assert restructuring.list_leftovers(entry.folder) == []
 
 
 def test_alter_when_it_is_no_tensordict_store_then_refused(world: World, run: Loop) -> None:
@@ -229,8 +229,8 @@ def test_repair_when_a_crash_came_behind_the_record_then_finished(
     entry = world.stores.get("x")
     assert column(world, run, entry, "z") == [0, 1, 2, 3]
     assert has_value(entry, ("s",))
-    assert not (entry.generation_values() & 1).any()
-    assert restructuring.leftovers(entry.folder) == []
+    assert not (entry.get_generation_values() & 1).any()
+    assert restructuring.list_leftovers(entry.folder) == []
     assert world.db.scan("pending") == []
 
 
@@ -262,14 +262,14 @@ def test_alter_when_the_last_step_finds_no_room_then_done_once_there_is_some(
             entry = world.stores.get("x")
     assert column(world, run, entry, "z") == [0, 1, 2, 3]
     assert column(world, run, entry, "d") == [1.0] * 4
-    assert not (entry.generation_values() & 1).any()
+    assert not (entry.get_generation_values() & 1).any()
     run(folder_is_gone(entry))
     assert world.db.scan("pending") == []
 
 
 async def folder_is_gone(entry: OpenedStore) -> None:
     """Returns when nothing of an alteration is left."""
-    while restructuring.leftovers(entry.folder):  # noqa: ASYNC110 (a thread removes it)
+    while restructuring.list_leftovers(entry.folder):  # noqa: ASYNC110 (a thread removes it)
         await asyncio.sleep(0)
 
 
@@ -278,7 +278,7 @@ def test_repair_when_something_was_made_that_never_came_then_removed(
 ) -> None:
     (entry.folder / f"{restructuring.PREFIX}x" / "rows").mkdir(parents=True)
     assert run(world.alterations.repair()) == 0
-    assert restructuring.leftovers(entry.folder) == []
+    assert restructuring.list_leftovers(entry.folder) == []
 
 
 def test_repair_when_values_wait_for_what_never_came_then_they_go(
@@ -301,7 +301,7 @@ def test_repair_when_values_wait_for_what_never_came_then_they_go(
     run(world.alterations.repair())
     entry = world.stores.get("x")
     assert not has_value(entry, (made[0], "s"))
-    assert restructuring.leftovers(entry.folder) == []
+    assert restructuring.list_leftovers(entry.folder) == []
 
 
 def has_value(entry: OpenedStore, path: tuple[str, ...]) -> bool:

@@ -67,7 +67,7 @@ def put(entry: OpenedStore, index: Any, number: int) -> None:
 
 def numbers(entry: OpenedStore) -> list[int]:
     """Generations."""
-    found: list[int] = entry.generation_values().tolist()
+    found: list[int] = entry.get_generation_values().tolist()
     return found
 
 
@@ -98,7 +98,7 @@ def test_write_when_the_client_has_written_then_committed_and_until_then_unreada
             put(entry, slice(1, 3), 7)
             peer.done()
             done = await write
-            assert world.answers.seen(peer.session.client_id, 1) == done.SerializeToString()
+            assert world.answers.find_answer(peer.session.client_id, 1) == done.SerializeToString()
             return done
 
     done = run(scenario())
@@ -359,10 +359,10 @@ def test_write_when_rows_of_a_table_are_lost_then_nobody_draws_them_and_the_next
     async def scenario() -> None:
         async with LocalPeer(world) as stopped:
             await lose(stopped)
-            plan = table.replay_table().plan_sample(2, rng=np.random.default_rng())
+            plan = table.get_table().plan_sample(2, rng=np.random.default_rng())
             assert plan is not None
             assert plan.rows.tolist() == [0, 3]
-            info = table.replay_table().info()
+            info = table.get_table().info()
             assert (info["num_rows"], info["num_held"]) == (4, 2)
         gone = asyncio.Event()
         world.process_watch.watch(stopped.lock_name, gone.set)

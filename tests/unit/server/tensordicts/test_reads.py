@@ -9,7 +9,7 @@ from tensordict import NonTensorData, TensorDict
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, KeyNotFoundError
-from tdserve.messages.content import read_layout, selected_spec
+from tdserve.messages.content import read_layout, select_spec
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
 from tdserve.server.opened_store import OpenedStore
@@ -48,7 +48,7 @@ def test_read_when_a_selection_is_asked_for_then_its_content_comes_and_the_spec_
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
     done = read(world, run, entry, reading(slice(1, 3), "a"))
-    layout = read_layout(selected_spec(entry.spec, parse(slice(1, 3)), [("a",)]))
+    layout = read_layout(select_spec(entry.spec, parse(slice(1, 3)), [("a",)]))
     assert columns_of(layout, done.inline)["a"].tolist() == [1, 2]
     assert codec.decode(done.accepted.spec) == entry.spec
     again = read(world, run, entry, reading(slice(1, 3), "a", fingerprint=entry.spec.fingerprint))
@@ -71,7 +71,7 @@ def test_read_when_something_newer_comes_then_it_is_read(world: World, run: Loop
         task = asyncio.create_task(world.reads.read(world.session(), 1, entry, asked, Deadline.after(5.0)))
         await asyncio.sleep(0)
         assert not task.done()
-        entry.generation_values()[:] += 2
+        entry.get_generation_values()[:] += 2
         entry.changed.wake()
         return await task
 

@@ -17,7 +17,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
     WrongStateError,
 )
-from tdserve.messages.content import read_layout, selected_spec
+from tdserve.messages.content import read_layout, select_spec
 from tdserve.messages.selection.selection import parse
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.journal import Journal
@@ -51,7 +51,7 @@ def column(world: World, run: Loop, entry: OpenedStore, key: str, index: Any = (
     asked = control_pb2.ReadRequest(store=entry.name, selection=parse(index).to_message(), timeout_s=5.0)
     done = run(world.reads.read(world.session(), 1, entry, asked, Deadline.after(5.0)))
     assert done is not None
-    layout = read_layout(selected_spec(entry.spec, parse(index), ()))
+    layout = read_layout(select_spec(entry.spec, parse(index), ()))
     found: list[Any] = columns_of(layout, done.inline)[key].tolist()
     return found
 
@@ -161,7 +161,7 @@ def test_repair_when_killed_in_the_middle_of_an_apply_then_applied_and_its_retry
     again = world.stores.get("x")
     assert column(world, run, again, "a") == [0, 7, 8, 0]
     assert again.content_version == 1
-    assert world.answers.seen(client_id, 5) == control_pb2.Done(version=1).SerializeToString()
+    assert world.answers.find_answer(client_id, 5) == control_pb2.Done(version=1).SerializeToString()
     assert world.db.scan("pending", b"apply:") == []
 
 

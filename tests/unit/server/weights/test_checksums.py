@@ -11,11 +11,11 @@ from tdserve.base.deadline import Deadline
 from tdserve.rules.weights import PATIENCE
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.weights.checksums import MIN_NBYTES, QUIET_S, Checksums, Unchanged
-from tdserve.store.version_checksums import leaf_checksum
+from tdserve.store.version_checksums import compute_leaf_checksum
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.structure.version_subset import decode_numbers
-from tdserve.transport.sources_sinks import as_bytes
+from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import Loop, World, content_of
 
@@ -72,11 +72,11 @@ class Weights:
         """Has them made."""
         path = self.entry.folder / "versions" / f"{version}.safetensors"
         ref = worker_pb2.VersionRef(path=str(path), fingerprint=SPEC.fingerprint, spec=codec.encode(SPEC))
-        self.checksums.make(self.entry, self.entry.weight_versions().get(version), lambda: ref, self.world.worker)
+        self.checksums.make(self.entry, self.entry.get_versions().get(version), lambda: ref, self.world.worker)
 
     def unchanged(self, held: int, version: int) -> Unchanged | None:
         """What a reader need not be sent."""
-        record = self.entry.weight_versions().get(version)
+        record = self.entry.get_versions().get(version)
         return self.run(self.checksums.find_unchanged(self.entry, held, record, SPEC, NEVER))
 
 
@@ -91,7 +91,7 @@ def test_unchanged_when_both_are_known_then_equal_leaves_with_their_checksums_an
     found = weights.unchanged(1, 2)
     assert found is not None
     assert (decode_numbers(found.numbers, SPEC), found.rest) == ([0], [1])
-    expected = leaf_checksum(as_bytes(tree(7, 1)["base"]).numpy())
+    expected = compute_leaf_checksum(view_bytes(tree(7, 1)["base"]).numpy())
     assert np.frombuffer(found.checksums, "<u8").tolist() == [expected]
 
 
@@ -108,7 +108,7 @@ def test_unchanged_when_little_is_then_everything_is_sent(weights: Weights) -> N
     for base in (1, 2):
         weights.make(weights.publish(base, 7))
     assert weights.unchanged(1, 2) is None
-    assert not weights.entry.weight_versions().is_mostly_unchanged
+    assert not weights.entry.get_versions().is_mostly_unchanged
 
 
 def test_unchanged_when_the_server_restarts_then_it_is_still_known(weights: Weights) -> None:
@@ -125,7 +125,7 @@ def test_unchanged_when_most_was_so_far_then_it_is_waited_for_and_else_not(
     monkeypatch.setattr("tdserve.server.weights.checksums.WAIT_S", 60.0)
     for head in (1, 2):
         weights.make(weights.publish(7, head))
-    versions = weights.entry.weight_versions()
+    versions = weights.entry.get_versions()
     assert versions.is_mostly_unchanged
     third = weights.publish(7, 3)
 
@@ -144,12 +144,12 @@ def test_made_when_the_worker_gives_them_up_for_the_next_version_time_after_time
     async def given_up(version: int) -> None:
         done: asyncio.Future[worker_pb2.Worked] = asyncio.get_running_loop().create_future()
         done.set_result(worker_pb2.Worked())
-        weights.checksums._take_report(weights.entry, weights.entry.weight_versions().get(version), done)
+        weights.checksums._take_report(weights.entry, weights.entry.get_versions().get(version), done)
 
     for number in range(2 * PATIENCE):
         version = weights.publish(number, 7)
         run(given_up(version))
-    assert not weights.entry.weight_versions().is_worth_checksums(version + 1)
+    assert not weights.entry.get_versions().is_worth_checksums(version + 1)
 
 
 def test_make_when_the_store_is_deleted_meanwhile_then_nothing_happens(weights: Weights, run: Loop) -> None:
@@ -162,7 +162,7 @@ def test_make_when_the_store_is_deleted_meanwhile_then_nothing_happens(weights: 
         await weights.settle()
 
     run(scenario())
-    assert entry.weight_versions().checksums(version) is None
+    assert entry.get_versions().get_checksums(version) is None
     assert weights.world.db.get("states", entry.record.uid.encode()) is None
 
 
@@ -176,6 +176,6 @@ def test_make_when_the_next_version_comes_at_once_then_only_that_one_gets_them(w
         await weights.settle()
 
     run(scenario())
-    versions = weights.entry.weight_versions()
-    assert versions.checksums(first) is None
-    assert versions.checksums(second) is not None
+    versions = weights.entry.get_versions()
+    assert versions.get_checksums(first) is None
+    assert versions.get_checksums(second) is not None

@@ -32,7 +32,7 @@ from tdserve.store.versions import VersionFile
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.structure.dtypes import WIRE
-from tdserve.structure.version_subset import convert_floats, encode_numbers, only_leaves
+from tdserve.structure.version_subset import convert_floats, encode_numbers, select_leaves
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.world import Loop, World, columns_of, content_of, outbox
@@ -60,7 +60,7 @@ def publish(world: World, run: Loop, number: int, **fields: object) -> int:
 def latest(world: World, run: Loop, **fields: object) -> control_pb2.Done:
     """The answer to a request for the newest version."""
     request = control_pb2.LatestRequest(store="w", **fields)  # type: ignore[arg-type]
-    done = run(world.publishing.latest(world.session(), 1, request))
+    done = run(world.publishing.send_latest(world.session(), 1, request))
     assert done is not None
     return done
 
@@ -98,7 +98,7 @@ def test_publish_when_an_attempt_before_is_overtaken_by_its_retry_then_one_versi
 
     run(retry())
     done = outbox(again).done()
-    assert [kept.version for kept in world.stores.get("w").weight_versions().kept] == [done.version]
+    assert [kept.version for kept in world.stores.get("w").get_versions().kept] == [done.version]
     if is_over:
         assert isinstance(outbox(first).error(), WrongStateError)
     else:
@@ -170,7 +170,7 @@ def test_latest_when_a_version_comes_while_it_waits_then_that(world: World, run:
     async def scenario() -> control_pb2.Done | None:
         session: ClientSession = world.session()
         request = control_pb2.LatestRequest(store="w", timeout_s=20.0)
-        waiting = asyncio.create_task(world.publishing.latest(session, 1, request))
+        waiting = asyncio.create_task(world.publishing.send_latest(session, 1, request))
         await asyncio.sleep(0)
         await world.publishing.publish(world.session(2), 1, asked(1))
         return await waiting
@@ -200,7 +200,7 @@ def test_latest_when_a_dtype_or_some_leaves_are_wanted_then_only_that_is_sent(wo
     assert columns_of(read_layout(halved, is_packed=True), done.inline)["w"].tolist() == [[3.0, 3.0]] * 3
     assert codec.decode(done.accepted.spec) == SPEC
     names = [path for path, _ in SPEC.tensors]
-    some = only_leaves(SPEC, [names.index(("b",))])
+    some = select_leaves(SPEC, [names.index(("b",))])
     done = latest(world, run, version=1, leaves=encode_numbers([names.index(("b",))]))
     assert set(columns_of(read_layout(some, is_packed=True), done.inline)) == {"b", "status"}
     with pytest.raises(InvalidRequestError, match="dtype"):
@@ -287,7 +287,7 @@ def test_publish_when_two_are_the_first_at_once_then_both_are_whole_and_none_sho
             made[1].seal()
             other.done()
             assert (await writes[1]).version == 2
-            assert [each.version for each in world.stores.get("w").weight_versions().kept] == [2]
+            assert [each.version for each in world.stores.get("w").get_versions().kept] == [2]
             made[0].seal()
             peer.done()
             assert (await writes[0]).version == 1
@@ -326,7 +326,7 @@ def test_publish_when_the_client_is_local_then_it_makes_the_file_and_the_next_re
                 peer.done(number)
                 assert (await write).version == number
             asked = control_pb2.LatestRequest(store="w")
-            done = await world.publishing.latest(peer.session, 9, asked)
+            done = await world.publishing.send_latest(peer.session, 9, asked)
             assert done is not None
             with VersionFile.open(world.root.path / done.accepted.path, SPEC) as found:
                 assert found.leaves["w",].eq(4).all()

@@ -38,12 +38,12 @@ class Trees:
         self.relays = Relays(self.traffic)
         record = StoreRecord(name="w", kind="weights", uid="u", fingerprint=SPEC.fingerprint)
         self.entry = OpenedStore(record, SPEC, Path("nowhere"), versions=Versions())
-        self.entry.weight_versions().fanout = 1
+        self.entry.get_versions().fanout = 1
         self.sessions = [world.session(number) for number in range(6)]
 
     def publish(self, *, nbytes: int = SPEC.nbytes) -> VersionRecord:
         """The next version."""
-        versions = self.entry.weight_versions()
+        versions = self.entry.get_versions()
         versions.commit(versions.begin(fingerprint=SPEC.fingerprint), 0.0, nbytes=nbytes)
         self.relays.announce(self.entry)
         assert versions.newest is not None
@@ -53,7 +53,7 @@ class Trees:
         self, number: int, *failed: int, timeout_s: float = 20.0, was_connected: bool = True, dtype: int = 0
     ) -> Placement:
         """Where a session gets the newest version."""
-        version = self.entry.weight_versions().newest
+        version = self.entry.get_versions().newest
         assert version is not None
         links = [control_pb2.FailedLink(link=link, was_connected=was_connected) for link in failed]
         asked = control_pb2.LatestRequest(relays=True, failed=links, dtype=dtype)  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ class Trees:
         """The first session has a version whole, from the server, and keeps it."""
         placed = await self.place(1)
         assert (placed.relay, placed.keeps) == (SERVER, True)
-        with self.relays.sending(self.entry, placed):
+        with self.relays.track_sending(self.entry, placed):
             self.report(1, holds=placed.link)
         whole = control_pb2.TakenRequest(link=placed.link, checksums=RIGHT)
         self.relays.on_report(self.sessions[1], control_pb2.RelayReport(whole=whole))
@@ -190,7 +190,7 @@ def test_taken_when_the_checksums_are_right_then_counted_and_the_puller_has_it(t
         await trees.root()
         placed = await trees.place(2)
         await trees.taken(2, placed.link)
-        (gloo,) = trees.traffic.stats()
+        (gloo,) = trees.traffic.list_stats()
         assert (gloo.bytes_relayed, gloo.transfers_relayed, gloo.bytes_out) == (SPEC.nbytes, 1, 0)
         with pytest.raises(InvalidRequestError, match="not under way"):
             await trees.taken(2, placed.link)
@@ -206,17 +206,17 @@ def test_taken_when_its_version_was_forgotten_while_its_puller_waited_then_count
         for _ in range(3):
             await asyncio.sleep(0)
         trees.publish()
-        with trees.relays.sending(trees.entry, first):
+        with trees.relays.track_sending(trees.entry, first):
             pass  # nobody gets the old version any more, and two still wait for it
         root = await asyncio.wait_for(waiting[0], MAX_LINE_S / 2)
-        with trees.relays.sending(trees.entry, root):
+        with trees.relays.track_sending(trees.entry, root):
             trees.report(2, holds=root.link)
             placed = await asyncio.wait_for(waiting[1], MAX_LINE_S / 2)
         whole = control_pb2.TakenRequest(link=root.link, checksums=RIGHT)
         trees.relays.on_report(trees.sessions[2], control_pb2.RelayReport(whole=whole))
         assert (root.relay, placed.relay) == (SERVER, 2)
         await trees.taken(3, placed.link)
-        (gloo,) = trees.traffic.stats()
+        (gloo,) = trees.traffic.list_stats()
         assert (gloo.bytes_relayed, gloo.transfers_relayed) == (SPEC.nbytes, 1)
 
     run(scenario())
@@ -241,7 +241,7 @@ def test_taken_when_the_checksums_are_wrong_then_error_and_nobody_gets_it_from_t
         placed = await trees.place(2)
         with pytest.raises(CorruptDataError, match="passed on by another client"):
             await trees.taken(2, placed.link, WRONG)
-        assert trees.traffic.stats() == []
+        assert trees.traffic.list_stats() == []
         assert (await trees.place(2, placed.link)).relay == SERVER
 
     run(scenario())
@@ -251,7 +251,7 @@ def test_taken_when_the_server_knows_the_checksums_then_those_count(trees: Trees
     async def scenario() -> None:
         version = trees.publish()
         await trees.root()
-        trees.entry.weight_versions().set_checksums(version.version, WRONG)
+        trees.entry.get_versions().set_checksums(version.version, WRONG)
         placed = await trees.place(2)
         await trees.taken(2, placed.link, WRONG)
         other = await trees.place(3, dtype=5)  # other bytes, of which it knows none
@@ -269,7 +269,7 @@ def test_taken_when_the_server_makes_its_own_then_nobody_elses_count_unless_it_t
         links = [(await trees.place(2)).link]
         waiting = asyncio.create_task(trees.taken(2, links[0], WRONG))
         await asyncio.sleep(0)
-        trees.entry.weight_versions().set_checksums(version.version, WRONG)
+        trees.entry.get_versions().set_checksums(version.version, WRONG)
         trees.entry.changed.wake()
         await waiting
         version = trees.publish(nbytes=MIN_NBYTES)
@@ -284,7 +284,7 @@ def test_taken_when_the_server_makes_none_of_this_version_then_those_of_who_got_
     trees: Trees, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        versions = trees.entry.weight_versions()
+        versions = trees.entry.get_versions()
         for _ in range(2 * PATIENCE):
             versions.note_superseded(trees.publish(nbytes=MIN_NBYTES).version)
         assert not versions.is_worth_checksums(trees.publish(nbytes=MIN_NBYTES).version)
@@ -330,9 +330,9 @@ def test_sending_when_it_fails_then_the_puller_has_nothing_to_pass_on(trees: Tre
     async def scenario() -> None:
         trees.publish()
         placed = await trees.place(1)
-        with pytest.raises(PeerLostError), trees.relays.sending(trees.entry, placed):
+        with pytest.raises(PeerLostError), trees.relays.track_sending(trees.entry, placed):
             raise PeerLostError(peer="it", reason="gone")
-        with trees.relays.sending(trees.entry, None):
+        with trees.relays.track_sending(trees.entry, None):
             pass
         assert (await trees.place(2)).relay == SERVER
 

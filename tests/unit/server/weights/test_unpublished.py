@@ -32,29 +32,29 @@ def deadline(timeout_s: float = 20.0) -> Deadline:
 async def begin(unpublished: Unpublished) -> tuple[OpenedStore, UnfinishedVersion]:
     """What a publish does before its content comes."""
     entry = await unpublished.store("w", SPEC, deadline())
-    return entry, entry.weight_versions().begin(fingerprint=SPEC.fingerprint)
+    return entry, entry.get_versions().begin(fingerprint=SPEC.fingerprint)
 
 
 def fail(unpublished: Unpublished, begun: tuple[OpenedStore, UnfinishedVersion], writer: str = "") -> None:
     """What it does when no content comes."""
-    begun[0].weight_versions().abort(begun[1])
+    begun[0].get_versions().abort(begun[1])
     unpublished.give_up(begun[0], writer)
 
 
 def commit(world: World, unpublished: Unpublished, begun: tuple[OpenedStore, UnfinishedVersion]) -> int:
     """What it does when its content is there."""
     entry, publishing = begun
-    entry.weight_versions().commit(publishing, 1.0, nbytes=12)
-    with world.db.transaction() as txn:
-        world.stores.save_state(entry, txn, entry.weight_versions().state())
+    entry.get_versions().commit(publishing, 1.0, nbytes=12)
+    with world.db.begin_transaction() as txn:
+        world.stores.save_state(entry, txn, entry.get_versions().get_state())
         unpublished.show(entry, txn)
     return publishing.version
 
 
 def record(world: World, entry: OpenedStore) -> None:
     """What it does before a local client writes."""
-    with world.db.transaction() as txn:
-        world.stores.save_state(entry, txn, entry.weight_versions().state())
+    with world.db.begin_transaction() as txn:
+        world.stores.save_state(entry, txn, entry.get_versions().get_state())
 
 
 def hold(world: World) -> SessionLock:
@@ -86,7 +86,7 @@ def test_store_when_its_first_version_is_whole_then_seen_and_not_before(
     assert commit(world, unpublished, begun) == 1
     assert world.stores.find("w") is begun[0]
     world.reopen()
-    assert world.stores.get("w").weight_versions().newest is not None
+    assert world.stores.get("w").get_versions().newest is not None
 
 
 def test_store_when_two_publish_at_once_then_they_share_it_and_one_that_fails_takes_nothing_away(
@@ -123,10 +123,10 @@ def test_store_when_one_of_another_kind_is_being_made_then_waits_for_what_become
         await world.stores.delete(other)
         return await waiting
 
-    run(scenario()).weight_versions()
+    run(scenario()).get_versions()
     run(world.create("td", TensorDict({"a": torch.zeros(2)}, [])))
     with pytest.raises(WrongStateError):
-        run(unpublished.store("td", SPEC, deadline())).weight_versions()
+        run(unpublished.store("td", SPEC, deadline())).get_versions()
 
 
 def test_give_up_when_a_local_client_may_still_write_then_numbers_go_on_until_it_is_gone(
@@ -157,7 +157,7 @@ def test_give_up_when_another_is_whole_before_the_local_client_is_gone_then_the_
         await until_gone(world)
 
     run(scenario())
-    assert world.stores.get("w").weight_versions().newest is not None
+    assert world.stores.get("w").get_versions().newest is not None
 
 
 def test_restore_when_no_client_is_left_then_what_was_never_published_goes(

@@ -7,14 +7,14 @@ from pathlib import Path
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.weights import Versions
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.weights.version_files import let_go, path_of
+from tdserve.server.weights.version_files import let_go, make_path
 from tdserve.structure.tree import Node, Spec
 
 
 def _publish(entry: OpenedStore) -> int:
-    versions = entry.weight_versions()
+    versions = entry.get_versions()
     begun = versions.begin(fingerprint=b"f")
-    path_of(entry, begun.version).write_bytes(b"content")
+    make_path(entry, begun.version).write_bytes(b"content")
     versions.commit(begun, 0.0, nbytes=7, metadata=b"")
     return begun.version
 
@@ -26,10 +26,10 @@ def test_version_when_it_is_let_go_then_its_file_goes_only_if_it_is_kept_no_more
     )
     first = _publish(entry)
     for _ in range(2):
-        entry.weight_versions().acquire(first)
+        entry.get_versions().acquire(first)
     let_go(entry, first)
-    assert path_of(entry, first).exists()
+    assert make_path(entry, first).exists()
     _publish(entry)
-    assert path_of(entry, first).exists(), "somebody still needs it"
+    assert make_path(entry, first).exists(), "somebody still needs it"
     let_go(entry, first)
-    assert not path_of(entry, first).exists()
+    assert not make_path(entry, first).exists()

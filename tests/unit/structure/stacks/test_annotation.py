@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
-from tdserve.messages.content import selected_spec
+from tdserve.messages.content import select_spec
 from tdserve.messages.selection.selection import encode
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture, capture_packed
 from tdserve.structure.nodes import Node
-from tdserve.structure.stacks.elements import flat_elements, has_notes, nest_list
+from tdserve.structure.stacks.elements import flatten_elements, has_notes, nest_list
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Spec
 from tests.conformance.trees import trees_around_stacks
@@ -48,11 +48,11 @@ class Store:
     def write(self, value: Any, index: Any = ...) -> Any:
         """Writes a part; returns the elements of the stack that were written."""
         selection = encode(index, batch_size=self.spec.batch_size, store="")
-        captured = capture(value, like=selected_spec(self.spec, selection, ()), is_exact=True)
+        captured = capture(value, like=select_spec(self.spec, selection, ()), is_exact=True)
         for path in self.spec.packed:
             places = torch.arange(self._shape.numel()).reshape(self._shape)[index].reshape(-1).tolist()
-            flat = flat_elements(self._values[path], len(self._shape))
-            new = flat_elements(captured.values[path], len(captured.spec.batch_size))
+            flat = flatten_elements(self._values[path], len(self._shape))
+            new = flatten_elements(captured.values[path], len(captured.spec.batch_size))
             for place, element in zip(places, new, strict=True):
                 flat[place] = unpack(pack(element))
             self._values[path] = nest_list(flat, tuple(self._shape))
@@ -62,9 +62,9 @@ class Store:
     def read(self, index: Any = ...) -> Any:
         """A part of the stack, as it lies there."""
         selection = encode(index, batch_size=self.spec.batch_size, store="")
-        spec = selected_spec(self.spec, selection, [("s",)])
+        spec = select_spec(self.spec, selection, [("s",)])
         numbers = torch.arange(self._shape.numel()).reshape(self._shape)[index]
-        flat = flat_elements(self._values["s",], len(self._shape))
+        flat = flatten_elements(self._values["s",], len(self._shape))
         chosen: Any = [flat[number] for number in numbers.reshape(-1).tolist()]
         chosen = nest_list(chosen, tuple(numbers.shape)) if numbers.dim() else chosen[0]
         return build(spec, {}, {("s",): chosen})["s"]
@@ -217,7 +217,7 @@ def test_stack_when_of_any_members_that_replace_others_then_comes_out_as_it_was(
     first: Any = LazyStackedTensorDict(*plain, stack_dim=stack.stack_dim)
     spec = capture(TensorDict({"stack": first}, given.batch_size), is_exact=True).spec
     captured = capture(TensorDict({"stack": stack}, given.batch_size), like=spec, is_exact=True)
-    elements = flat_elements(captured.values["stack",], given.dim())
+    elements = flatten_elements(captured.values["stack",], given.dim())
     stored = nest_list([unpack(pack(element)) for element in elements], tuple(given.batch_size))
     assert_same(build(spec, {}, {("stack",): stored})["stack"], stack)
 

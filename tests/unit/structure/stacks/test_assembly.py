@@ -10,7 +10,7 @@ from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.nodes import PACKED, Form, Ragged, ValueLeaf
-from tdserve.structure.stacks.assembly import RowsWithColumns, assign, entry_of, node_of, take_columns
+from tdserve.structure.stacks.assembly import RowsWithColumns, assign, build_entry, build_node, take_columns
 from tests.unit.structure.ragged import CASES, check_same, rows, turn_rows
 
 JAGGED = Ragged(Form.JAGGED, "float32", (-1,))
@@ -18,35 +18,35 @@ JAGGED = Ragged(Form.JAGGED, "float32", (-1,))
 
 def test_entry_of_when_batch_has_two_dimensions_then_components_of_the_first() -> None:
     elements = [[torch.ones(3), torch.ones(3)], [torch.ones(1), torch.ones(1)]]
-    found = entry_of(ValueLeaf((2, 2), True, JAGGED), elements, None)
+    found = build_entry(ValueLeaf((2, 2), True, JAGGED), elements, None)
     assert [list(part.shape) for part in found.unbind()] == [[2, 3], [2, 1]]
 
 
 def test_entry_of_when_the_second_dimension_differs_then_says_so() -> None:
     elements = [[torch.ones(3), torch.ones(2)]]
     with pytest.raises(NotSupportedError, match="index one dimension"):
-        entry_of(ValueLeaf((1, 2), True, JAGGED), elements, None)
+        build_entry(ValueLeaf((1, 2), True, JAGGED), elements, None)
 
 
 def test_entry_of_when_it_is_one_element_then_the_tensor_itself() -> None:
     tensor = torch.ones(3)
-    assert entry_of(ValueLeaf((), False, JAGGED), tensor, None) is tensor
+    assert build_entry(ValueLeaf((), False, JAGGED), tensor, None) is tensor
 
 
 def test_entry_of_when_nothing_was_written_then_none() -> None:
-    found = entry_of(ValueLeaf((2,), True, PACKED), [None, None], None)
+    found = build_entry(ValueLeaf((2,), True, PACKED), [None, None], None)
     assert found.tolist() == [None, None]
     assert isinstance(found, NonTensorStack)
 
 
 def test_node_of_when_an_element_was_not_written_then_empty() -> None:
-    found = node_of(ValueLeaf((2,), True, PACKED), [None, *turn_rows(3)], None, (0,), None)
+    found = build_node(ValueLeaf((2,), True, PACKED), [None, *turn_rows(3)], None, (0,), None)
     assert found.batch_size == torch.Size([2, -1])
     assert found[0].batch_size == torch.Size([0])
 
 
 def test_node_of_when_the_dimension_of_its_elements_is_named_then_the_stack_is() -> None:
-    found = node_of(ValueLeaf((2,), True, PACKED), turn_rows(2, 3), None, (0,), None, ["time"])
+    found = build_node(ValueLeaf((2,), True, PACKED), turn_rows(2, 3), None, (0,), None, ["time"])
     assert found.names == ["time", None]
 
 
@@ -85,7 +85,7 @@ def test_assign_when_destination_is_locked_then_refuses() -> None:
 
 
 def test_rows_with_columns_when_asked_for_a_key_then_looks_beside_first() -> None:
-    found: Any = RowsWithColumns.of(lazy_stack(turn_rows(3, 1)), {"index": torch.arange(2)})
+    found: Any = RowsWithColumns.from_rows(lazy_stack(turn_rows(3, 1)), {"index": torch.arange(2)})
     assert found["index"].tolist() == [0, 1]
     assert found.get("index").tolist() == [0, 1]
     assert found.to("cpu")["index"].tolist() == [0, 1]
@@ -94,7 +94,7 @@ def test_rows_with_columns_when_asked_for_a_key_then_looks_beside_first() -> Non
 
 
 def test_rows_with_columns_when_cloned_or_indexed_then_columns_come_along() -> None:
-    found: Any = RowsWithColumns.of(lazy_stack(turn_rows(3, 1, 2)), {"index": torch.tensor([7, 8, 9])})
+    found: Any = RowsWithColumns.from_rows(lazy_stack(turn_rows(3, 1, 2)), {"index": torch.tensor([7, 8, 9])})
     for same in (found.clone(), found.clone(recurse=False), found[:]):
         assert same["index"].tolist() == [7, 8, 9]
         check_same(lazy_stack(found.tensordicts), lazy_stack(same.tensordicts))

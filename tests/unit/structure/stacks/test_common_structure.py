@@ -10,7 +10,7 @@ from tensordict import TensorDict, lazy_stack
 
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
-from tdserve.structure.stacks.common_structure import CapturedPart, as_element, join_parts, summarise
+from tdserve.structure.stacks.common_structure import CapturedPart, join_parts, summarise, wrap_element
 from tests.unit.structure.ragged import rows, said, turns
 
 
@@ -100,6 +100,6 @@ def test_as_element_when_of_a_packed_node_then_its_rows_are_no_batch_any_more() 
     alike = [lazy_stack([TensorDict({"a": torch.zeros(5)}) for _ in range(2)]) for _ in range(3)]
     packed = capture(lazy_stack(alike)).spec.root
     assert (packed.batch_size, packed.inner) == ((3,), (-1,))
-    element = as_element(packed)
+    element = wrap_element(packed)
     assert (element.batch_size, element.inner) == ((), (-1, -1))
     assert dict(element.entries)["a"] == ValueLeaf((), False, Ragged(Form.STACK, "float32", (-1, -1, 5)))

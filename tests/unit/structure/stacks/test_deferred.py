@@ -12,7 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
 from torch.utils import _pytree as pytree
 
-from tdserve.structure.stacks.deferred import Deferred, later_stack, later_values, materialise
+from tdserve.structure.stacks.deferred import Deferred, defer_stack, defer_values, materialise
 from tests.unit.structure.ragged import check_same, rows
 
 ROWS = rows(2, 3)
@@ -27,15 +27,15 @@ def plain_rows() -> Any:
 
 
 def values() -> Any:
-    return later_values(plain_values, torch.Size([3]))
+    return defer_values(plain_values, torch.Size([3]))
 
 
 def stack() -> Any:
-    return later_stack(plain_rows, torch.Size([2]), 0)
+    return defer_stack(plain_rows, torch.Size([2]), 0)
 
 
 def unsized() -> Any:
-    return later_stack(plain_rows, None, 0)
+    return defer_stack(plain_rows, None, 0)
 
 
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
@@ -90,7 +90,7 @@ def test_later_when_nobody_looks_then_it_is_not_made() -> None:
         calls.append(1)
         return plain_values()
 
-    later = later_values(make, torch.Size([3]))
+    later = defer_values(make, torch.Size([3]))
     td = TensorDict._new_unsafe({"s": later}, batch_size=torch.Size([3]))
     assert (later.batch_size, isinstance(later, NonTensorStack)) == (torch.Size([3]), True)
     assert list(td.keys()) == ["s"]
@@ -140,7 +140,7 @@ def test_values_when_only_listed_then_no_row_is_made_for_them() -> None:
         calls.append(1)
         return NonTensorStack(*values)
 
-    later = later_values(make, torch.Size([2]), values)
+    later = defer_values(make, torch.Size([2]), values)
     listed = later.tolist()
     assert (listed, later.tolist(convert_nodes=False), len(calls)) == (["a", "b"], ["a", "b"], 0)
     listed.append("c")

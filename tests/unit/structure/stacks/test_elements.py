@@ -11,15 +11,15 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from tdserve.structure.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.stacks.elements import (
-    as_declared,
-    by_rows,
     convert_to_dense,
     convert_to_ragged,
-    elements_of,
-    flat_elements,
+    flatten_elements,
+    list_values,
     make_nested_leaf,
+    restack_by_rows,
+    split_elements,
+    to_declared,
     unbind,
-    values_of,
 )
 from tests.unit.structure.ragged import CASES, Turns, jagged, made, rows
 
@@ -28,22 +28,22 @@ WANTED = ValueLeaf((9,), True, Ragged(Form.JAGGED, "int64", (-1,)))
 
 def test_elements_of_when_there_is_no_batch_size_then_the_whole() -> None:
     td = TensorDict({})
-    assert elements_of(td, ()) is td
+    assert split_elements(td, ()) is td
 
 
 def test_elements_of_when_it_is_a_lazy_stack_then_its_own_rows() -> None:
     stack = lazy_stack(rows(1, 2))
-    assert elements_of(stack, (2,))[1] is stack[1]
+    assert split_elements(stack, (2,))[1] is stack[1]
 
 
 def test_elements_of_when_batch_has_two_dimensions_then_lists_in_lists() -> None:
-    found = elements_of(TensorDict({"a": torch.arange(6).view(2, 3)}, [2, 3]), (2, 3))
+    found = split_elements(TensorDict({"a": torch.arange(6).view(2, 3)}, [2, 3]), (2, 3))
     assert [[int(element["a"]) for element in row] for row in found] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_elements_of_when_a_stack_of_instances_along_another_dimension_then_stacks_of_instances() -> None:
     members = [made(role=role, content="", tokens=torch.ones(2, 1), batch_size=[2]) for role in "ab"]
-    found = elements_of(LazyStackedTensorDict(*members, stack_dim=1, stack_dim_name="turn"), (2,))
+    found = split_elements(LazyStackedTensorDict(*members, stack_dim=1, stack_dim_name="turn"), (2,))
     assert [type(element) for element in found] == [LazyStackedTensorDict] * 2
     assert [[member.role for member in element.tensordicts] for element in found] == [["a", "b"]] * 2
     assert [element.names for element in found] == [["turn"]] * 2
@@ -73,19 +73,19 @@ def single(data: Any) -> Any:
     ],
 )
 def test_values_of_when_any_stack_then_what_its_list_is(stack: NonTensorStack) -> None:
-    assert [repr(value) for value in values_of(stack)] == [repr(value) for value in stack.tolist()]
+    assert [repr(value) for value in list_values(stack)] == [repr(value) for value in stack.tolist()]
 
 
 def test_values_of_when_processes_share_them_then_the_values_themselves(tmp_path: Path) -> None:
     td = TensorDict({"v": NonTensorStack(single("a"), single(3))}, [2])
     for shared in (td.clone().share_memory_(), td.memmap_(str(tmp_path), share_non_tensor=True)):
-        assert values_of(shared.get("v")) == ["a", 3]
+        assert list_values(shared.get("v")) == ["a", 3]
 
 
 def test_flat_elements_when_nested_then_in_order() -> None:
-    assert flat_elements([[1, 2], [3]], 2) == [1, 2, 3]
-    assert flat_elements([1, 2], 1) == [1, 2]
-    assert flat_elements(1, 0) == [1]
+    assert flatten_elements([[1, 2], [3]], 2) == [1, 2, 3]
+    assert flatten_elements([1, 2], 1) == [1, 2]
+    assert flatten_elements(1, 0) == [1]
 
 
 @pytest.mark.parametrize(
@@ -130,16 +130,16 @@ def test_as_declared_when_a_fixed_size_differs_then_the_shape_tells() -> None:
     elements = [torch.zeros(1, 2), torch.zeros(3, 2)]
     leaf = ValueLeaf((2,), True, Ragged(Form.STACK, "float32", (-1, -1)))
     wanted = Ragged(Form.JAGGED, "float32", (-1, 2))
-    assert as_declared(elements, leaf, wanted).ragged == wanted
+    assert to_declared(elements, leaf, wanted).ragged == wanted
     elements[1] = torch.zeros(3, 5)
-    assert as_declared(elements, leaf, wanted).ragged == wanted._replace(shape=(-1, -1))
+    assert to_declared(elements, leaf, wanted).ragged == wanted._replace(shape=(-1, -1))
 
 
 def test_by_rows_when_stacked_along_another_dimension_then_rows_in_front() -> None:
     stack = LazyStackedTensorDict(
         *[TensorDict({"x": torch.full((2, size), size)}, [2]) for size in (1, 3)], stack_dim=1, stack_dim_name="agent"
     )
-    found = by_rows(stack)
+    found = restack_by_rows(stack)
     assert (found.stack_dim, found.batch_size, found[1].names) == (0, stack.batch_size, ["agent"])
     assert [element["x"].tolist() for element in found[1].tensordicts] == [[1], [3, 3, 3]]
-    assert by_rows(found) is found
+    assert restack_by_rows(found) is found

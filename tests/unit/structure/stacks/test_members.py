@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.structure.nodes import PACKED, Entry, Form, Node, Params, Ragged, TensorKind, TensorLeaf, ValueLeaf
-from tdserve.structure.stacks.row_structure import are_same, find_shared_values, needs_note, num_levels
+from tdserve.structure.stacks.row_structure import find_shared_values, is_same, needs_note, num_levels
 
 PLAIN: tuple[tuple[str, Entry], ...] = (("x", TensorLeaf("float32", (2, 3))), ("v", ValueLeaf((2,), False)))
 MEMBER = Node((2,), ("a",), "cpu", "module.Class", PLAIN)
@@ -73,13 +73,13 @@ def test_shared_values_when_listed_then_those_of_all_elements() -> None:
 
 def test_alike_when_only_device_and_names_differ_then_it_is() -> None:
     other = around(MEMBER)._replace(names=None, device=None, entries=around(MEMBER).entries[::-1])
-    assert are_same([MEMBER, around(MEMBER)], [MEMBER, other], is_locked=False)
+    assert is_same([MEMBER, around(MEMBER)], [MEMBER, other], is_locked=False)
 
 
 def test_alike_when_all_that_is_written_is_locked_then_locks_do_not_count() -> None:
     locked = [around(MEMBER._replace(is_locked=True))]
-    assert are_same(locked, [around(MEMBER)], is_locked=True)
-    assert not are_same(locked, [around(MEMBER)], is_locked=False)
+    assert is_same(locked, [around(MEMBER)], is_locked=True)
+    assert not is_same(locked, [around(MEMBER)], is_locked=False)
 
 
 @pytest.mark.parametrize(
@@ -98,5 +98,5 @@ def test_alike_when_all_that_is_written_is_locked_then_locks_do_not_count() -> N
     ],
 )
 def test_alike_when_anything_else_differs_then_not(actual: Node) -> None:
-    assert not are_same([MEMBER], [actual], is_locked=False)
-    assert not are_same([around(actual)], [around(MEMBER)], is_locked=False)
+    assert not is_same([MEMBER], [actual], is_locked=False)
+    assert not is_same([around(actual)], [around(MEMBER)], is_locked=False)

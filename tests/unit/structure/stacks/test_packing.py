@@ -24,7 +24,7 @@ from tdserve.structure.nodes import Node, TensorLeaf
 from tdserve.structure.stacks.common_structure import CapturedPart
 from tdserve.structure.stacks.elements import Element, has_notes, unwrap
 from tdserve.structure.stacks.packing import pack, unpack
-from tdserve.structure.stacks.row_structure import Note, spec_of
+from tdserve.structure.stacks.row_structure import Note, make_spec
 from tdserve.v1 import spec_pb2
 from tdserve.values.codec import decode_bytes, encode_bytes
 from tests.unit.structure.ragged import CASES, check_same, turns
@@ -117,12 +117,12 @@ def test_unpack_when_exact_and_a_part_is_locked_then_it_is() -> None:
     )
     found = unpack(decode_bytes(encode_bytes(pack(element))))
     assert [found.is_locked, found["n"].is_locked, found["m"].is_locked] == [False, True, False]
-    for entry in (td, plain, element.without_locks()):
+    for entry in (td, plain, element.remove_locks()):
         assert not unpack(pack(entry))["n"].is_locked
 
 
 def test_unpack_when_an_element_tells_what_it_is_of_then_that_comes_with_it() -> None:
-    note = Note(spec_of([Node((3,), None, None, None, (("x", TensorLeaf("float32", (3,))),))], (3,)), 2)
+    note = Note(make_spec([Node((3,), None, None, None, (("x", TensorLeaf("float32", (3,))),))], (3,)), 2)
     td = TensorDict({"x": torch.nn.Parameter(torch.ones(()))})
     packed = decode_bytes(encode_bytes(pack(Element(td, note=note))))
     found = unpack(packed)

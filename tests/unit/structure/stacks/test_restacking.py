@@ -15,7 +15,7 @@ from tdserve.structure.capture import capture
 from tdserve.structure.nodes import Node, make_packed_leaf
 from tdserve.structure.stacks.deferred import Deferred
 from tdserve.structure.stacks.packing import pack, unpack
-from tdserve.structure.stacks.restacking import join, restack, stack_of
+from tdserve.structure.stacks.restacking import build_stack, join, restack
 from tdserve.structure.tree import Spec
 from tests.sameness import assert_same
 
@@ -224,7 +224,7 @@ def test_joined_when_stacks_have_as_many_rows_then_one_stack_of_longer_rows() ->
 
 
 def test_stack_of_when_there_are_no_rows_then_an_empty_stack() -> None:
-    found = stack_of([], (3, 0), 1, None, None)
+    found = build_stack([], (3, 0), 1, None, None)
     assert isinstance(found, LazyStackedTensorDict)
     assert (found.batch_size, found.stack_dim) == (torch.Size([3, 0]), 1)
 

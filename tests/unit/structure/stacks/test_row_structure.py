@@ -8,13 +8,13 @@ import pytest
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.structure import codec
 from tdserve.structure.nodes import Form, Node, Ragged, TensorKind, TensorLeaf, ValueLeaf
-from tdserve.structure.stacks.row_structure import Note, find_structure, read_note, spec_of
+from tdserve.structure.stacks.row_structure import Note, find_structure, make_spec, read_note
 from tdserve.structure.tree import Spec
 
 JAGGED = ValueLeaf((2, 3), True, Ragged(Form.JAGGED, "int8", (-1,)))
 PARAMETER = TensorLeaf("float32", (2, 3, 4), TensorKind.PARAMETER, True)
 MEMBER = Node((2, 3), None, None, None, (("p", PARAMETER), ("t", JAGGED)), is_locked=True)
-SPEC = spec_of([MEMBER], (2, 3))
+SPEC = make_spec([MEMBER], (2, 3))
 WHOLE = [Note(SPEC, position) for position in range(6)]
 NAMELESS = (None, None)
 AROUND = Node((2, 3), None, None, None, (), stack_dim=0, inner=(), members=(Node((3,), None, None, None, ()),) * 2)
@@ -41,7 +41,7 @@ def test_told_when_some_were_written_since_then_what_the_others_say_of_the_whole
 
 
 def test_told_when_nothing_is_said_or_different_things_then_nothing() -> None:
-    other = spec_of([MEMBER._replace(is_locked=False)], (2, 3))
+    other = make_spec([MEMBER._replace(is_locked=False)], (2, 3))
     assert find_structure([None] * 6, (2, 3), NAMELESS) is None
     assert find_structure([], (0, 3), NAMELESS) is None
     assert find_structure([*WHOLE[:5], Note(other, 5)], (2, 3), NAMELESS) is None
@@ -72,7 +72,7 @@ def test_told_when_a_part_is_chosen_then_as_the_same_rows_of_the_member(
 def test_told_when_a_stack_lies_in_the_member_then_its_members_that_were_chosen() -> None:
     inner = tuple(Node((3,), None, None, None, ((key, TensorLeaf("int8", (3,))),)) for key in "ab")
     stack = Node((2, 3), None, None, None, (), stack_dim=0, inner=(), members=inner)
-    spec = spec_of([MEMBER._replace(entries=(("s", stack),))], (2, 3))
+    spec = make_spec([MEMBER._replace(entries=(("s", stack),))], (2, 3))
     for rows, keys in (([1], "b"), ([1, 0], "ba")):
         positions = [row * 3 + column for row in rows for column in range(3)]
         found = find_structure([Note(spec, position) for position in positions], (len(rows), 3), NAMELESS)
@@ -99,7 +99,7 @@ def test_told_when_elements_are_chosen_one_by_one_then_nothing(
 
 def test_told_when_each_element_has_a_row_of_every_member_then_that_one() -> None:
     other = MEMBER._replace(entries=())
-    spec = spec_of([MEMBER, other], (2, 3), 2)
+    spec = make_spec([MEMBER, other], (2, 3), 2)
     assert spec.root.inner == (-1,)
     notes = [Note(spec, position) for position in range(6)]
     assert find_structure(notes, (2, 3), NAMELESS, number=1, behind=0) == Spec(other)
