@@ -34,6 +34,9 @@ from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.descriptors import check_room
 from tdserve.worker.small_reads import SmallReads
 
+_REAP = worker_pb2.Order()
+"""Stands among a lane's orders for: nothing but to wait for sends of long ago."""
+
 _log = logging.getLogger("tdserve.worker")
 
 
@@ -136,6 +139,10 @@ class Lane:
         self._num_queued += 1
         self._orders.put(order)
 
+    def reap_soon(self) -> None:
+        """Has the lane's thread wait for sends of long ago, after the orders before; called as ``queue`` is."""
+        self.queue(_REAP)
+
     def close(self) -> None:
         """Ends the lane: its channel closes, queued orders fail, and the thread ends after the current one."""
         self._is_closed = True
@@ -200,7 +207,7 @@ class Lane:
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
-            if not order.HasField("mail"):
+            if order is not _REAP:
                 self.carry_out(order)
             self._reap()
             self._num_done += 1

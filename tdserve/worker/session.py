@@ -157,7 +157,7 @@ class WorkerSession:
         if kind == "mail":
             # At once, ahead of content: the client may need an answer before it takes content.
             if self.mailbox.send(order.mail):
-                self.lane.queue(order)
+                self.lane.reap_soon()
         elif kind == "open_session" and order.open_session.is_mail:
             self.mailbox.open(order)
         elif kind == "rendezvous" and order.rendezvous.is_mail:
@@ -181,7 +181,7 @@ class WorkerSession:
         elif lane.is_idle and self._is_quick(lane, order):
             lane.carry_out(order)
             if lane.num_sent >= 2 * MAX_SENT:
-                lane.queue(worker_pb2.Order(mail=b""))
+                lane.reap_soon()
         else:
             lane.queue(order)
 
