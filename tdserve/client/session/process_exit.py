@@ -12,6 +12,9 @@ from typing import Any
 _PRIORITY = 10
 """Before the clients of the process, which are closed last."""
 
+EXIT_FLUSH_S = 3.0
+"""For rows that nobody has waited for: extends with an early return, and what writers still hold."""
+
 _process_of: dict[Callable[[], None], int] = {}
 
 

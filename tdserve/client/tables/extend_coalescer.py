@@ -24,7 +24,7 @@ from tdserve.base.errors import CapacityError, ClosedError, RequestError, TDServ
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.process_exit import call_at_exit, call_before_executors_end
+from tdserve.client.session.process_exit import EXIT_FLUSH_S, call_at_exit, call_before_executors_end
 from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
 from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, UnknownOutcome
@@ -36,9 +36,6 @@ from tdserve.messages.row_numbers import decode_rows
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2
-
-EXIT_FLUSH_S = 3.0
-"""For extends whose futures nobody has waited for, when the interpreter exits."""
 
 SENDING_POLL_S = 0.001
 """For parts that another thread is sending: longer than sending most of them takes."""
@@ -95,8 +92,8 @@ class ExtendCoalescer:
     def from_table(
         cls, client: SessionClient, target: WriteTarget, settings: Settings, capacity: int, *, counts: LastCounts
     ) -> ExtendCoalescer:
-        """Makes one for a table with these rules: if writers wait for a limiter, each extend is admitted by itself."""
-        max_rows = 1 if settings.limiter.blocks_writers else capacity // 4
+        """Makes one for a table with these rules."""
+        max_rows = capacity // 4 if settings.may_join_extends else 1
         return cls(
             client, target, settings, max_rows=max_rows, is_ordered=settings.sampler.uses_trajectories, counts=counts
         )

@@ -60,11 +60,8 @@ class Delivery:
 
     @property
     def is_coalescing(self) -> bool:
-        """Whether waiting batches are joined into one.
-
-        Not if a limiter makes writers wait: more rows than the owner asked for could then wait forever.
-        """
-        return not self._table.settings.limiter.blocks_writers
+        """Whether waiting batches are joined into one."""
+        return self._table.settings.may_join_extends
 
     @property
     def max_rows(self) -> int:

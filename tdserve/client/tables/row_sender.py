@@ -25,7 +25,7 @@ from tdserve.base.errors import (
     RequestError,
     WriterFailedError,
 )
-from tdserve.client.session.process_exit import call_at_exit
+from tdserve.client.session.process_exit import EXIT_FLUSH_S, call_at_exit
 from tdserve.client.tables.nstep import NStepWindow
 from tdserve.client.tables.row_buffer import NO_VERSION, Batch, Page, RowBuffer
 from tdserve.client.tables.row_delivery import Delivery, RowDestination, compute_max_rows
@@ -37,9 +37,6 @@ PROBE_S = 2.0
 GIVE_WAY_S = 0.001
 """An actor that computes in Python keeps the interpreter from the sending threads for 5 ms at a time (measured: 17 ms
 per batch instead of 1). If batches are not joined, it pauses once per batch, as long as it is ahead."""
-
-EXIT_FLUSH_S = 3.0
-"""For the rows of writers that were not closed, when the interpreter exits."""
 
 JOIN_TIMEOUT_S = 5.0
 """For a thread that has nothing left to do; it takes milliseconds."""

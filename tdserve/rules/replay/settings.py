@@ -72,12 +72,18 @@ class Settings:
         self.limiter.check_times_sampled(self.max_times_sampled)
 
     @property
+    def may_join_extends(self) -> bool:
+        """Whether several extends may be stored as one. Not if a limiter makes writers wait: it admits each by itself,
+        and more rows than a caller asked for could wait forever."""
+        return not self.limiter.blocks_writers
+
+    @property
     def is_plain_ring(self) -> bool:
         """Whether new rows only have to be the next ones: no writer waits, the oldest rows go, and no rule depends on
         their content, order or writer."""
         return (
             self.remover.is_ring
-            and not self.limiter.blocks_writers
+            and self.may_join_extends
             and not (self.rule_keys or self.sampler.uses_trajectories or self.max_times_sampled or self.policy)
         )
 
