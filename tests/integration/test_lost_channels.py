@@ -72,7 +72,7 @@ def worker_of(client: tdserve.Client) -> int:
 def channel_number(client: tdserve.Client) -> int:
     """How many channels were lost."""
     assert client._session is not None
-    return client._session.content.number
+    return client._session.content_channel.number
 
 
 CALLS: dict[str, Callable[[tdserve.Client, str], Any]] = {
@@ -223,7 +223,7 @@ def test_calls_of_many_threads_when_a_channel_breaks_again_and_again_then_each_w
         working = [threads.submit(work, thread) for thread in range(8)]
         for count in range(num_breaks):
             wait_for(lambda count=count: made.info()["inserts"] > 10 * count, "progress")  # type: ignore[misc]
-            session.get_channel(session.content).close()
+            session.get_channel(session.content_channel).close()
             wait_for(lambda count=count: channel_number(client) > count, "another channel")  # type: ignore[misc]
         assert [each.result(2 * TIMEOUT_S) for each in working] == list(range(8))
     assert sorted(made[:]["x"][:, 0].tolist()) == sorted(
@@ -247,7 +247,7 @@ def test_channel_when_it_is_cut_at_any_moment_then_replaced_and_the_session_goes
     made, session = make_ring(client, name)
     for count in range(MAX_BROKEN - 1):
         early = [made.extend(rows(SMALL), return_early=True) for _ in range(2)]
-        session.get_channel(session.content).close()
+        session.get_channel(session.content_channel).close()
         made.sample(3)
         assert [future.result(TIMEOUT_S).numel() for future in early] == [1, 1]
         assert made.info()["inserts"] == 3 + 2 * count
@@ -259,7 +259,7 @@ def test_channel_when_it_breaks_too_often_then_the_session_ends_and_another_is_o
 ) -> None:
     made, session = make_ring(client, name)
     for _ in range(MAX_BROKEN + 1):
-        session.get_channel(session.content).close()
+        session.get_channel(session.content_channel).close()
         made.sample(3)
         if session.is_lost:
             break

@@ -86,7 +86,7 @@ class RemoteMover(ClientMover):
             return None
         asked = wanted.request(deadline)
         asked.message_nbytes.extend(layout.message_nbytes)
-        pending = session.send(request, content=session.content, read=asked)
+        pending = session.send(request, content_channel=session.content_channel, read=asked)
         posted = post(layout, session, pending, make_tag(request), self._client.pool, device=wanted.device)
         content = finish_posted(session, pending, posted, spec=chosen, layout=layout, deadline=deadline)
         return None if content is None else content.with_spec(stored)

@@ -98,13 +98,13 @@ class Outgoing:
             Others: As raised by what fetches it; the same applies.
         """
 
-    def post(self, content: ContentChannel | None, tag: int, pool: BufferPool) -> list[Work]:
+    def post(self, content_channel: ContentChannel | None, tag: int, pool: BufferPool) -> list[Work]:
         """Starts to send what follows the request; the leaves must not change until the works are done."""
         return []
 
-    def send(self, content: ContentChannel | None, tag: int, pool: BufferPool, timeout_s: float) -> list[Work]:
+    def send(self, content_channel: ContentChannel | None, tag: int, pool: BufferPool, timeout_s: float) -> list[Work]:
         """Sends everything.
 
         Small content is only posted: the answer shows whether the server received it, and waiting for that
         does not harm the channel."""
-        return self.post(content, tag, pool)
+        return self.post(content_channel, tag, pool)

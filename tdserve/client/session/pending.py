@@ -68,7 +68,7 @@ class Pending:
         has_ended: Whether the server has finished the request, or the session has ended.
         is_given_up: Whether ``wait`` has timed out, and nobody receives what comes later.
         is_mailed: Whether the request was sent over the control channel.
-        content: The channel of its data messages, once it is known.
+        content_channel: The channel of its data messages, once it is known.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Pending:
         self.has_ended = False
         self.is_given_up = False
         self.is_mailed = False
-        self.content: ContentChannel | None = None
+        self.content_channel: ContentChannel | None = None
 
     def put(self, answer: Answer) -> None:
         """Receives an answer, or the error that ended the session."""

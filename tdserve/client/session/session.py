@@ -158,7 +158,7 @@ class Session:
         on_answer: OnAnswer | None = None,
         place: OnGranted | None = None,
         free: Callable[[], None] | None = None,
-        content: ContentChannel | None = None,
+        content_channel: ContentChannel | None = None,
         **body: Any,
     ) -> Pending:
         """Sends a request.
@@ -167,14 +167,14 @@ class Session:
             request: Its number.
             on_answer, place: As in Pending.
             free: Called when the server has finished the request.
-            content: The channel of data messages that the request announces, or waits for.
+            content_channel: The channel of data messages that the request announces, or waits for.
             **body: One field of ClientMessage.
 
         Raises:
             TransportError: The session is lost.
         """
         pending = Pending(on_answer, on_silence=lambda: self._stop_waiting(request, body), place=place)
-        pending.content = content
+        pending.content_channel = content_channel
         with self._lock:
             if self._lost is not None:
                 raise self._lost
@@ -182,8 +182,8 @@ class Session:
             if free is not None:
                 self._frees[request] = free
         message = control_pb2.ClientMessage(request=request, answered=self._requests.report_with(request), **body)
-        if content is not None:
-            message.channel = content.number
+        if content_channel is not None:
+            message.channel = content_channel.number
         try:
             pending.is_mailed = self._control_channel is not None and self._control_channel.send(message)
             if not pending.is_mailed:
@@ -274,7 +274,7 @@ class Session:
         return self._contents.current.is_renewing
 
     @property
-    def content(self) -> ContentChannel:
+    def content_channel(self) -> ContentChannel:
         """The channel for content, open or not: a request names it, and ``channel`` opens it."""
         return self._contents.current
 
@@ -284,10 +284,10 @@ class Session:
         Raises:
             TransferAbortedError: It was lost meanwhile.
         """
-        pending.content = self._contents.find(accepted.channel)
-        return pending.content
+        pending.content_channel = self._contents.find(accepted.channel)
+        return pending.content_channel
 
-    def get_channel(self, content: ContentChannel, timeout_s: float | None = None) -> Channel:
+    def get_channel(self, content_channel: ContentChannel, timeout_s: float | None = None) -> Channel:
         """Returns the channel to the data worker; the first call that needs it waits until it is connected.
 
         Args:
@@ -298,7 +298,8 @@ class Session:
             TransferAbortedError: Another channel has replaced it.
             DeadlineExceededError: It is a replacement, and was not connected in time.
         """
-        return content.get(timeout_s if content.number and timeout_s is not None else self.connect_timeout_s)
+        is_replacement = content_channel.number > 0
+        return content_channel.get(timeout_s if is_replacement and timeout_s is not None else self.connect_timeout_s)
 
     def await_channel(self, timeout_s: float) -> None:
         """Waits for the channel.
@@ -308,11 +309,11 @@ class Session:
                 closed.
             DeadlineExceededError: A replacement was not open in time.
         """
-        content = self.content
+        content_channel = self.content_channel
         try:
-            content.expect(timeout_s)
+            content_channel.expect(timeout_s)
         except DeadlineExceededError as error:
-            if content.number:
+            if content_channel.number:
                 raise
             raise make_channel_error(str(error), self.address, self.welcome.interface) from error
 
@@ -324,17 +325,17 @@ class Session:
         self.close()
         return reason
 
-    def give_up(self, content: ContentChannel, error: TDServeError) -> None:
+    def give_up(self, content_channel: ContentChannel, error: TDServeError) -> None:
         """Replaces a channel that is lost, or has content in it that nobody receives or sends.
 
         If that is not possible, the session ends. No buffer is read or written any more when this returns.
         """
-        self._lose_channel(content.number, str(error)[:500], waits=True)
-        if content.is_open:
-            content.lose(error)  # another thread may be doing the same, and is not finished
+        self._lose_channel(content_channel.number, str(error)[:500], waits=True)
+        if content_channel.is_open:
+            content_channel.lose(error)  # another thread may be doing the same, and is not finished
 
     def _lose_channel(self, number: int, reason: str, *, waits: bool = False) -> None:
-        if number < self.content.number:
+        if number < self.content_channel.number:
             return
         if not CHANNEL_TRANSPORTS[self.channel_transport].is_reopened or self._contents.is_worn_out:
             self.close()

@@ -224,7 +224,7 @@ def ask(
     message.message_nbytes.extend(expected)
     if not expected:
         return Asked(message, session.send(request, sample=message), None)
-    pending = session.send(request, content=session.content, sample=message)
+    pending = session.send(request, content_channel=session.content_channel, sample=message)
     # After the request: a receive wakes the server's process too, which takes longer than the request itself.
     layout = query.make_layout(num_rows * num_batches)
     return Asked(message, pending, post(layout, session, pending, make_tag(request), client.pool, device=query.device))

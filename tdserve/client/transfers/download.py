@@ -67,7 +67,7 @@ def post(
     """
     buffer = _allocate(layout, pool, find_landing_device(session.device, device))
     try:
-        return _post(layout, session.get_channel(pending.content or session.content), tag, buffer)
+        return _post(layout, session.get_channel(pending.content_channel or session.content_channel), tag, buffer)
     except (TransportError, DeadlineExceededError) as error:
         raise find_failure(session, pending, error) from error
 
@@ -86,7 +86,7 @@ def receive(
     pool: BufferPool,
     timeout_s: float,
     inline: bytes | None,
-    content: ContentChannel | None = None,
+    content_channel: ContentChannel | None = None,
     into: Leaves | None = None,
     values: torch.Tensor | None = None,
     device: Any = None,
@@ -95,7 +95,7 @@ def receive(
 
     Args:
         inline: The content itself, if the answer contains it.
-        content: The channel that carries it otherwise.
+        content_channel: The channel that carries it otherwise.
         into: Contiguous CPU tensors; by default views of a pooled buffer.
         values: Receives the block of values that follows the leaves, uint8.
         device: Where the leaves will be moved: they are received there, if the channel ends on that GPU.
@@ -126,7 +126,7 @@ def receive(
         messages: Sequence[Message] = layout.messages
         if values is not None:
             messages, sink = (*messages, *cut_values(len(values))), SinkBehind(sink, FlatEnd(values))
-        channel = session.get_channel(content or session.content, timeout_s)
+        channel = session.get_channel(content_channel or session.content_channel, timeout_s)
         recv_messages(channel, tag, messages, sink, pool=pool, timeout_s=timeout_s)
     return Received(layout, _show_columns(layout, columns))
 
@@ -147,7 +147,7 @@ def receive_answer(
         TDServeError: Why it did not arrive; the server's own reason if it has sent one. The channel was replaced.
     """
     inline = reply.answer.done.inline if reply.answer.HasField("done") else None
-    content = None if inline is not None else session.find_channel(reply.pending, reply.answer.accepted)
+    content_channel = None if inline is not None else session.find_channel(reply.pending, reply.answer.accepted)
     try:
         return receive(
             layout,
@@ -156,7 +156,7 @@ def receive_answer(
             pool=pool,
             timeout_s=compute_transfer_timeout_s(reply.deadline),
             inline=inline,
-            content=content,
+            content_channel=content_channel,
             into=into,
             values=values,
             device=device,
@@ -188,14 +188,15 @@ def find_failure(session: Session, pending: Pending, error: TDServeError) -> TDS
     Replaces the channel: content of this transfer may still be under way, and nobody receives it any more. A
     TransferAbortedError shows that the call may be retried.
     """
-    if pending.content is not None:
-        session.give_up(pending.content, error)
-    cause, content = error, pending.content
+    if pending.content_channel is not None:
+        session.give_up(pending.content_channel, error)
+    cause, content_channel = error, pending.content_channel
     if not pending.has_failed and not isinstance(error, DeadlineExceededError):
         # Content on a lost channel may have been the answer. All transfers under way there wait during the same second.
-        grace_s = ANSWER_GRACE_S if content is None else max(ANSWER_GRACE_S - content.lost_for_s, 0.0)
+        lost_for_s = 0.0 if content_channel is None else content_channel.lost_for_s
+        grace_s = max(ANSWER_GRACE_S - lost_for_s, 0.0)
         try:
-            pending.wait(grace_s, "the transfer", is_owed=content is None)
+            pending.wait(grace_s, "the transfer", is_owed=content_channel is None)
         except TDServeError as failure:
             cause = failure if pending.has_failed else error
     if isinstance(cause, TransportError) and not session.is_lost:

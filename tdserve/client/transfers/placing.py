@@ -53,7 +53,7 @@ class PlacedContent(Outgoing):
         """
         return self._put
 
-    def post(self, content: ContentChannel | None, tag: int, pool: BufferPool) -> list[Work]:
+    def post(self, content_channel: ContentChannel | None, tag: int, pool: BufferPool) -> list[Work]:
         """Prepares the copying of rows, while the server still decides where they go."""
         if self._target.is_extend:
             for each in self._captured:

@@ -78,18 +78,18 @@ class SentContent(Outgoing):
         self._captured = [captured]
         self._source = _make_source(self._captured, write_layout(self.spec, is_packed=self._target.is_packed))
 
-    def post(self, content: ContentChannel | None, tag: int, pool: BufferPool) -> list[Work]:
+    def post(self, content_channel: ContentChannel | None, tag: int, pool: BufferPool) -> list[Work]:
         """Starts to send everything."""
-        if content is None or self.is_inline:
+        if content_channel is None or self.is_inline:
             return []
-        content.reap()
-        return start_send(self._session.get_channel(content), tag, self._messages, self._source, pool)
+        content_channel.reap()
+        return start_send(self._session.get_channel(content_channel), tag, self._messages, self._source, pool)
 
-    def send(self, content: ContentChannel | None, tag: int, pool: BufferPool, timeout_s: float) -> list[Work]:
+    def send(self, content_channel: ContentChannel | None, tag: int, pool: BufferPool, timeout_s: float) -> list[Work]:
         """Posts small content, and sends large content."""
-        if content is None or self.is_inline or self.nbytes <= MAX_POSTED_BYTES:
-            return self.post(content, tag, pool)
-        channel = self._session.get_channel(content)
+        if content_channel is None or self.is_inline or self.nbytes <= MAX_POSTED_BYTES:
+            return self.post(content_channel, tag, pool)
+        channel = self._session.get_channel(content_channel)
         source = self._source
         send_messages(
             channel, tag, self._messages, source, pool=pool, timeout_s=timeout_s, fills_last_after_sends=False

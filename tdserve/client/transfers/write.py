@@ -119,11 +119,11 @@ class _Sent:
         outgoing: The content.
 
     Attributes:
-        content: The channel; None if nothing is sent over one.
+        content_channel: The channel; None if nothing is sent over one.
     """
 
     def __init__(self, session: Session, outgoing: Outgoing) -> None:
-        self.content = None if outgoing.is_inline else session.content
+        self.content_channel = None if outgoing.is_inline else session.content_channel
         self._session = session
         self._outgoing = outgoing
         self._works: list[Work] = []
@@ -132,7 +132,7 @@ class _Sent:
 
     def check_formed(self) -> None:
         """Raises TransferAbortedError if the content needs a channel that is still being replaced."""
-        if self.content is not None and self.content.is_renewing:
+        if self.content_channel is not None and self.content_channel.is_renewing:
             raise TransferAbortedError(transfer=0, reason="its channel is not formed yet")
 
     def ask(self, request: int, body: dict[str, Any], *, on_answer: OnAnswer | None = None) -> Pending:
@@ -143,7 +143,7 @@ class _Sent:
             on_answer=on_answer,
             place=outgoing.place,
             free=outgoing.free,
-            content=self.content,
+            content_channel=self.content_channel,
             **body,
         )
 
@@ -168,7 +168,7 @@ class _Sent:
             InvalidRequestError, DeadlineExceededError: The channel was closed and will be replaced.
         """
         try:
-            self._works = self._outgoing.send(self.content, make_tag(request), pool, timeout_s)
+            self._works = self._outgoing.send(self.content_channel, make_tag(request), pool, timeout_s)
         except TransportError as error:
             self.give_up(error)
         except (InvalidRequestError, DeadlineExceededError) as error:
@@ -179,7 +179,7 @@ class _Sent:
     def post(self, request: int, pool: BufferPool) -> None:
         """Starts to send the content. An answer reports a failure, as for ``send``, and then leads to a retry."""
         try:
-            works = self._outgoing.post(self.content, make_tag(request), pool)
+            works = self._outgoing.post(self.content_channel, make_tag(request), pool)
         except (TransportError, InvalidRequestError, DeadlineExceededError) as error:
             self.give_up(error)
             return
@@ -190,8 +190,8 @@ class _Sent:
 
     def give_up(self, error: TDServeError) -> None:
         """Replaces the channel, since it may have half of the content in it."""
-        if self.content is not None:
-            self._session.give_up(self.content, error)
+        if self.content_channel is not None:
+            self._session.give_up(self.content_channel, error)
 
     def mark_refused(self, newest: int) -> None:
         """Notes that the request was refused, or carried out before: the server receives posted content and drops it.
@@ -201,13 +201,13 @@ class _Sent:
         """
         with self._lock:
             works, self._works, self._refused_at = self._works, [], newest
-        if self.content is not None and works:
-            self.content.keep(newest, works, self._outgoing.nbytes)
+        if self.content_channel is not None and works:
+            self.content_channel.keep(newest, works, self._outgoing.nbytes)
 
     def mark_taken(self, request: int) -> None:
         """Notes that the server has received all of it."""
-        if self.content is not None:
-            self.content.let_go_before(request)
+        if self.content_channel is not None:
+            self.content_channel.let_go_before(request)
         with self._lock:
             self._works = []
 

@@ -55,7 +55,7 @@ def opened(connection: ControlConnection, client_id: bytes) -> Session:
 def test_session_when_opened_then_welcome_and_channel(connection: ControlConnection) -> None:
     session = opened(connection, bytes(16))
     assert session.welcome.protocol_version == PROTOCOL_VERSION
-    assert session.get_channel(session.content) is session.get_channel(session.content)
+    assert session.get_channel(session.content_channel) is session.get_channel(session.content_channel)
     session.close()
     session.close()
     assert session.is_lost
@@ -71,7 +71,7 @@ def test_channel_when_it_cannot_be_formed_then_all_who_wait_are_told_in_one_line
     pending = session.send(1, read=control_pb2.ReadRequest(store="never there", timeout_s=20.0))
     remedy = r"127\.0\.0\.1 must be reachable .* one published port is not enough.*network_mode: host, --advertise"
     with pytest.raises(ConnectError, match=remedy) as raised:
-        session.get_channel(session.content)
+        session.get_channel(session.content_channel)
     assert "\n" not in str(raised.value)
     with pytest.raises(ConnectError, match=remedy):
         pending.wait(10.0, "a read")
@@ -85,7 +85,7 @@ def test_channel_when_it_is_not_there_in_time_then_told_the_same_and_the_session
         session.await_channel(0.0)
     assert not session.is_lost
     session.await_channel(10.0)
-    assert session.get_channel(session.content) is session.get_channel(session.content)
+    assert session.get_channel(session.content_channel) is session.get_channel(session.content_channel)
     session.close()
 
 
@@ -95,16 +95,16 @@ def test_failure_when_content_on_a_lost_channel_was_the_answer_then_nothing_is_o
     monkeypatch.setattr(abandoned_requests, "SILENT_S", 0.0)
     monkeypatch.setattr(download, "ANSWER_GRACE_S", 0.5)
     session = opened(connection, bytes(15) + b"\4")
-    content = session.content
-    session.get_channel(content)
+    content_channel = session.content_channel
+    session.get_channel(content_channel)
     asked = control_pb2.ReadRequest(store="never there", timeout_s=20.0)
-    waiting = [session.send(request, content=content, read=asked) for request in range(1, 9)]
+    waiting = [session.send(request, content_channel=content_channel, read=asked) for request in range(1, 9)]
     began_s = time.monotonic()
     for pending in waiting:
         error = download.find_failure(session, pending, PeerLostError(peer="the server", reason="its bytes were lost"))
         assert isinstance(error, TransferAbortedError)
     assert time.monotonic() - began_s < 4 * 0.5
-    assert session.content.number == 1
+    assert session.content_channel.number == 1
     assert not session.is_silent
     assert not session.is_lost
     session.close()
@@ -121,15 +121,15 @@ def test_give_up_when_another_thread_is_about_it_then_waits_for_the_end_of_that(
         close_pairs(*group)
 
     session = opened(connection, bytes(15) + b"\5")
-    content = session.content
-    session.get_channel(content)
+    content_channel = session.content_channel
+    session.get_channel(content_channel)
     monkeypatch.setattr(gloo, "close_pairs", close_slowly)
     lost = PeerLostError(peer="the server", reason="its bytes were lost")
     with ThreadPoolExecutor(2) as threads:
-        giving_up = [threads.submit(session.give_up, content, lost)]
+        giving_up = [threads.submit(session.give_up, content_channel, lost)]
         assert begun.wait(20.0)
-        assert session.content is not content
-        giving_up.append(threads.submit(session.give_up, content, lost))
+        assert session.content_channel is not content_channel
+        giving_up.append(threads.submit(session.give_up, content_channel, lost))
         try:
             assert not wait(giving_up, 0.1).done
         finally:

@@ -191,8 +191,8 @@ def test_submit_when_the_server_is_gone_before_there_is_a_session_then_all_fail_
 def renewing(client: tdserve.Client) -> Iterator[Session]:
     """A session that has lost its channel, with all threads of its client busy in the block."""
     session = client.session(Deadline.after(30.0))
-    session.get_channel(session.content)
-    session.give_up(session.content, PeerLostError(peer="the server", reason="a test"))
+    session.get_channel(session.content_channel)
+    session.give_up(session.content_channel, PeerLostError(peer="the server", reason="a test"))
     may_end = Event()
     for _ in range(MAX_BACKGROUND_THREADS):
         client.later(lambda: may_end.wait(30.0))
