@@ -162,7 +162,7 @@ class Adoption:
         order.put_values.keys.extend(content_pb2.Path(parts=path) for path, _ in entry.spec.values)
         await self._worker.ready.wait()
         order.put_values.store.CopyFrom(entry.make_ref(self._worker.known_specs))
-        await self._worker.order(order)
+        await self._worker.submit(order)
 
 
 def _has_meta(path: str) -> bool:

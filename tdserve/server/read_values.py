@@ -27,4 +27,4 @@ async def read_values(
         body.selection.CopyFrom(where)
     else:
         body.elements = encode_rows(where)
-    return (await worker.order(order)).values
+    return (await worker.submit(order)).values

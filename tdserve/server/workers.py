@@ -127,7 +127,7 @@ class DataWorker:
             except PeerLostError:
                 return
 
-    def order(
+    def submit(
         self,
         order: worker_pb2.Order,
         *,
@@ -171,7 +171,7 @@ class DataWorker:
             await self.ready.wait()
             body.store.CopyFrom(entry.make_ref(self.known_specs))
             try:
-                await self.order(order)
+                await self.submit(order)
                 return
             except PeerLostError:
                 await asyncio.sleep(0)
@@ -275,7 +275,7 @@ async def drop_store(workers: Iterable[DataWorker], uid: str) -> None:
 
     A worker that is silent for ``DROP_TIMEOUT_S`` releases it later; readers under way keep what they have mapped.
     """
-    orders = [worker.order(worker_pb2.Order(drop_store=worker_pb2.DropStore(uid=uid))) for worker in workers]
+    orders = [worker.submit(worker_pb2.Order(drop_store=worker_pb2.DropStore(uid=uid))) for worker in workers]
     for order in orders:
         order.add_done_callback(retrieve_exception)  # a worker that died has released everything
     if orders:

@@ -50,7 +50,7 @@ class RemoteMover(Mover):
             order.receive_rows.spool = make_values_path(staging)
             if is_streamed and not staging:
                 order.receive_rows.put_values.CopyFrom(values)
-            moving = worker.order(order)
+            moving = worker.submit(order)
             if staging:
                 await moving
                 values.spool, values.spool_nbytes = make_values_path(staging), content.values_nbytes
@@ -62,7 +62,7 @@ class RemoteMover(Mover):
 
     def _make_put_order(self, request: int, rows: RowsToFill) -> worker_pb2.Order:
         content = rows.asked.content
-        order = self._session.order(request, is_accepted=bool(content.message_nbytes))
+        order = self._session.make_order(request, is_accepted=bool(content.message_nbytes))
         body = order.receive_rows
         body.store.CopyFrom(rows.entry.make_ref(self._session.worker.known_specs))
         body.rows = rows.reservation.encoded
@@ -82,7 +82,7 @@ class RemoteMover(Mover):
         session = self._session
         rest = [await encode_apart(plan, _order_of)]
         try:
-            order = session.order(request)
+            order = session.make_order(request)
             body = order.send_rows
             body.store.CopyFrom(entry.make_ref(session.worker.known_specs))
             if not rest[0]:
@@ -91,7 +91,7 @@ class RemoteMover(Mover):
             if accepted is None:
                 order.is_accepted = True
                 session.accepted_requests.add(request)
-                worked = await session.worker.order(order, rest=rest[0])
+                worked = await session.worker.submit(order, rest=rest[0])
                 self._traffic.count_sent(self.transport, worked.nbytes_moved)
                 return None
             layout = make_rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
@@ -105,13 +105,13 @@ class RemoteMover(Mover):
 
     async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
         """Has the session's worker receive the tensors straight into the store's files."""
-        order = self._session.order(request, is_accepted=bool(content.message_nbytes))
+        order = self._session.make_order(request, is_accepted=bool(content.message_nbytes))
         body = order.receive_selection
         body.store.CopyFrom(store.ref(self._session.worker.known_specs))
         body.content.CopyFrom(content)
         body.content.ClearField("values")
         body.spool = store.spool if content.values_nbytes else ""
-        await self._session.worker.order(order)
+        await self._session.worker.submit(order)
         self._traffic.count_received(self.transport, content)
 
     async def overwrite(self, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
@@ -123,7 +123,7 @@ class RemoteMover(Mover):
     ) -> control_pb2.Done | None:
         """Has the session's worker determine the size of the selection and send it."""
         session = self._session
-        order = session.order(request)
+        order = session.make_order(request)
         body = order.send_selection
         body.store.CopyFrom(entry.make_ref(session.worker.known_specs))
         body.selection.CopyFrom(asked.selection)
@@ -132,7 +132,7 @@ class RemoteMover(Mover):
         body.sends_values = session.hello.takes_values
         if asked.message_nbytes:  # the client waits for the content and no answer
             body.expected_nbytes.extend(asked.message_nbytes)
-            self._traffic.count_sent(self.transport, (await session.worker.order(order)).nbytes_moved)
+            self._traffic.count_sent(self.transport, (await session.worker.submit(order)).nbytes_moved)
             return None
         return await self._traffic.read(session, request, order, accepted, announces=False)
 
@@ -140,13 +140,13 @@ class RemoteMover(Mover):
         self, request: int, entry: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
     ) -> None:
         """Has the session's worker write the file."""
-        order = self._session.order(request, is_accepted=bool(content.message_nbytes))
+        order = self._session.make_order(request, is_accepted=bool(content.message_nbytes))
         body = order.receive_version
         body.version.CopyFrom(make_version_ref(entry, publishing.version, spec, self._session.worker))
         if publishing.recycles is not None:
             body.version.recycles = str(make_path(entry, publishing.recycles))
         body.content.CopyFrom(content)
-        await self._session.worker.order(order)
+        await self._session.worker.submit(order)
         self._traffic.count_received(self.transport, content)
 
     async def get_version(self, request: int, version: VersionToSend) -> control_pb2.Done | None:

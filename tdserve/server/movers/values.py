@@ -36,7 +36,7 @@ class ValueWrites:
         """Stores values of a store, whole or not at all."""
         order = worker_pb2.Order(put_values=values)
         order.put_values.store.CopyFrom(entry.make_ref(self.worker.known_specs))
-        return self.worker.order(order)
+        return self.worker.submit(order)
 
     async def store_beside(self, moving: asyncio.Future[Any], entry: OpenedStore, values: worker_pb2.PutValues) -> None:
         """Stores values while the tensors of their rows move; ends when nothing writes these rows any more."""

@@ -255,7 +255,7 @@ class ClientSession:
         finally:
             self._waiting.discard(task)
 
-    def order(self, request: int = 0, *, is_accepted: bool = False) -> worker_pb2.Order:
+    def make_order(self, request: int = 0, *, is_accepted: bool = False) -> worker_pb2.Order:
         """Returns an empty order for this session's worker, tagged with the request's number.
 
         Args:
@@ -291,13 +291,13 @@ class ClientSession:
                 return
         if entry.is_mail not in self._is_opened:
             self._is_opened.add(entry.is_mail)
-            opening = self.order()
+            opening = self.make_order()
             opening.open_session.is_mail = entry.is_mail
             opening.open_session.transport = BASE_TRANSPORT if entry.is_mail else self.channel_transport
             opening.open_session.host = self._interface
             opening.open_session.secret = self.secret
-            self.worker.order(opening).add_done_callback(retrieve_exception)
-        order = self.order()
+            self.worker.submit(opening).add_done_callback(retrieve_exception)
+        order = self.make_order()
         order.rendezvous.CopyFrom(entry)
         self.worker.send(order)
 
@@ -312,18 +312,18 @@ class ClientSession:
             self.accepted_requests.add(request)  # discard once, even if the answer fails later
         self._drop_channels_before(channel_number)
         if content.message_nbytes and channel_number == self.channel_number and not self.ended.is_set():
-            order = self.order()
+            order = self.make_order()
             order.tag = make_tag(request)
             order.discard.message_nbytes.extend(content.message_nbytes)
-            self.worker.order(order).add_done_callback(retrieve_exception)
+            self.worker.submit(order).add_done_callback(retrieve_exception)
 
     def send_void(self, request: int, message_nbytes: Sequence[int]) -> None:
         """Has the worker send the content that the client of a refused read already waits for, marked as failed."""
         if self.ended.is_set() or self._channel_of.get(request, self.channel_number) != self.channel_number:
             return  # the client's wait ended together with its channel
-        order = self.order(request, is_accepted=True)
+        order = self.make_order(request, is_accepted=True)
         order.send_void.message_nbytes.extend(message_nbytes)
-        self.worker.order(order).add_done_callback(retrieve_exception)
+        self.worker.submit(order).add_done_callback(retrieve_exception)
 
     def compute_inline_limit(self, request: int) -> int:
         """Returns how many bytes of content may be sent inline in the answer to a request."""

@@ -50,13 +50,13 @@ class Traffic:
             announces: Whether Accepted is sent together with the order. Otherwise the worker first determines the size
                 (non-tensor values, selections): it returns small content, which is sent inline, and Accepted announces
                 larger content.
-            rest: As in ``DataWorker.order``.
+            rest: As in ``DataWorker.submit``.
 
         Returns:
             The answer with inline content; None when Accepted was sent and the content follows over the channel.
         """
         if announces:
-            moving = session.worker.order(order, rest=rest)
+            moving = session.worker.submit(order, rest=rest)
             await session.send_accepted(request, accepted)
             self.count_sent(session.transport, (await moving).nbytes_moved)
             return None
@@ -66,7 +66,7 @@ class Traffic:
             accepted.values, accepted.values_nbytes = prepared.values, prepared.values_nbytes
             announcing.append(asyncio.create_task(session.send_accepted(request, accepted)))
 
-        worked = await session.worker.order(order, rest=rest, on_prepared=announce)
+        worked = await session.worker.submit(order, rest=rest, on_prepared=announce)
         for task in announcing:
             await task
         if not worked.HasField("inline"):
@@ -91,7 +91,7 @@ class Traffic:
     async def count_reads(self, workers: Sequence[DataWorker]) -> None:
         """Collects the workers' counts of the reads that they answered without this process. A late answer is counted
         when it arrives."""
-        orders = [worker.order(worker_pb2.Order(count_reads=worker_pb2.CountReads())) for worker in workers]
+        orders = [worker.submit(worker_pb2.Order(count_reads=worker_pb2.CountReads())) for worker in workers]
         for order in orders:
             order.add_done_callback(self._count_reads)  # late answers too: the worker's counts restart at 0
         if orders:

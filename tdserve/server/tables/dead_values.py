@@ -66,7 +66,7 @@ class DeadValues:
         order.drop_values.store.CopyFrom(entry.make_ref(self._worker.known_specs))
         order.drop_values.rows = reservation.encoded
         try:
-            return (await self._worker.order(order)).num_dropped > 0
+            return (await self._worker.submit(order)).num_dropped > 0
         except TDServeError as error:
             _log.warning("values of rows that have left %r could not be dropped: %s", entry.name, error)
             return False

@@ -109,7 +109,7 @@ class RuleKeys:
         order.read_columns.store.CopyFrom(entry.make_ref(session.worker.known_specs))
         order.read_columns.rows = encode_rows(rows)
         order.read_columns.keys.add(parts=path)
-        worked = await session.worker.order(order)
+        worked = await session.worker.submit(order)
         return worked.columns[0]
 
 

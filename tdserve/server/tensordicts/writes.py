@@ -102,7 +102,7 @@ class Writes:
                 storing = self._storing(entry, asked)
                 session.mover.locate_values(content, storing.put_values, spool)
                 storing.put_values.store.CopyFrom(entry.make_ref(self._worker.known_specs))
-                await self._worker.order(storing)
+                await self._worker.submit(storing)
             if spool:  # no other request will use it soon, and it may be as large as the store
                 await asyncio.to_thread(remove_spool, spool)
         await asyncio.to_thread(entry.get_generation_values().fill, 2)  # touches its pages for the first time
@@ -140,7 +140,7 @@ class Writes:
         await _check_content(entry, asked)
         with self._staging.borrow(entry, is_needed=bool(asked.content.message_nbytes)) as staging:
             if staging:
-                await session.worker.order(_make_receive_order(session, request, entry, asked, staging))
+                await session.worker.submit(_make_receive_order(session, request, entry, asked, staging))
             self._traffic.count_received(session.transport, asked.content)
             async with self._alone(session, entry, asked):
                 if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
@@ -300,7 +300,7 @@ class Writes:
 def _make_receive_order(
     session: ClientSession, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest, staging: str
 ) -> worker_pb2.Order:
-    order = session.order(request, is_accepted=bool(asked.content.message_nbytes))
+    order = session.make_order(request, is_accepted=bool(asked.content.message_nbytes))
     body = order.receive_selection
     body.store.CopyFrom(entry.make_ref(session.worker.known_specs))
     body.selection.CopyFrom(asked.selection)

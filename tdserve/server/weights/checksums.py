@@ -99,7 +99,7 @@ class Checksums:
             return
         order = worker_pb2.Order()
         order.checksum_version.version.CopyFrom(make_ref())
-        future = worker.order(order)
+        future = worker.submit(order)
         self._making[uid] = version.version, future
         future.add_done_callback(lambda done: self._take_report(entry, version, done))
 

@@ -64,7 +64,7 @@ class VersionSender:
             accepted.link_secret = placed.secret
         if accepted.is_relayed:
             return control_pb2.Done(accepted=accepted)
-        order = session.order(request, is_accepted=not is_inline and not spec.values)
+        order = session.make_order(request, is_accepted=not is_inline and not spec.values)
         order.send_version.version.CopyFrom(make_version_ref(entry, version.version, spec, session.worker))
         order.send_version.inline = is_inline
         order.send_version.dtype = asked.dtype

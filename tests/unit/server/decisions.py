@@ -313,11 +313,11 @@ async def let_go(world: World) -> None:
 @contextmanager
 def watching_others(monkeypatch: pytest.MonkeyPatch, on_step: Callable[[], None]) -> Iterator[None]:
     """A block in which ``on_step`` is called before and behind what the worker, or a thread, is to do."""
-    order_of, to_thread = DataWorker.order, asyncio.to_thread
+    submit_order, to_thread = DataWorker.submit, asyncio.to_thread
 
-    def order(worker: DataWorker, *arguments: Any, **named: Any) -> asyncio.Future[worker_pb2.Worked]:
+    def submit(worker: DataWorker, *arguments: Any, **named: Any) -> asyncio.Future[worker_pb2.Worked]:
         on_step()
-        done = order_of(worker, *arguments, **named)
+        done = submit_order(worker, *arguments, **named)
         done.add_done_callback(lambda _: on_step())
         return done
 
@@ -328,7 +328,7 @@ def watching_others(monkeypatch: pytest.MonkeyPatch, on_step: Callable[[], None]
         return done
 
     with monkeypatch.context() as patch:
-        patch.setattr(DataWorker, "order", order)
+        patch.setattr(DataWorker, "submit", submit)
         patch.setattr(asyncio, "to_thread", in_thread)
         yield
 

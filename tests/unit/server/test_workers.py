@@ -27,7 +27,7 @@ def test_order_when_it_fails_then_the_future_has_the_workers_error(worker: DataW
         order = worker_pb2.Order()
         order.send_rows.store.fingerprint = b"never told"
         with pytest.raises(LocalProtocolError, match="has not received"):
-            await worker.order(order)
+            await worker.submit(order)
 
     run(scenario())
 
@@ -39,13 +39,13 @@ def test_worker_when_killed_then_orders_fail_it_is_reported_and_another_comes(wo
         await worker.ready.wait()
         before, worker._on_lost = worker.pid, lost.append
         assert worker.known_specs.must_include(Spec(Node((), None, None, None, ())))
-        pending = worker.order(discarding())
+        pending = worker.submit(discarding())
         os.kill(before, signal.SIGKILL)
         with pytest.raises(PeerLostError, match="data worker 0"):
             await pending
         assert len(worker.known_specs) == 0
         with pytest.raises(PeerLostError, match="restarted"):
-            await worker.order(discarding())
+            await worker.submit(discarding())
         worker.send(discarding())  # nobody hears it, nobody minds
         await worker.ready.wait()
         return before, worker.pid
@@ -70,8 +70,8 @@ def test_worker_when_it_stands_still_then_killed_and_orders_fail_and_another_com
     async def scenario() -> tuple[int, int]:
         await worker.ready.wait()
         before = worker.pid
-        await worker.order(worker_pb2.Order(count_reads=worker_pb2.CountReads()))
-        pending = worker.order(discarding())
+        await worker.submit(worker_pb2.Order(count_reads=worker_pb2.CountReads()))
+        pending = worker.submit(discarding())
         os.kill(before, signal.SIGSTOP)
         with pytest.raises(PeerLostError, match="data worker 0"):
             await asyncio.wait_for(pending, 30.0)

@@ -18,9 +18,9 @@ from tests.unit.server.world import INLINE_BYTES, Loop, World, outbox, outside
 
 def test_order_when_made_then_names_session_tag_and_who_cleans_up(world: World) -> None:
     session = world.session(3)
-    order = session.order(2**31 + 4)
+    order = session.make_order(2**31 + 4)
     assert (order.session, order.tag, order.is_accepted) == (3, make_tag(5), False)
-    assert session.order(7, is_accepted=True).is_accepted
+    assert session.make_order(7, is_accepted=True).is_accepted
     assert session.accepted_requests == {7}
 
 
@@ -28,7 +28,7 @@ def test_order_when_the_session_has_ended_then_refused(world: World) -> None:
     session = world.session(3)
     session.ended.set()
     with pytest.raises(PeerLostError, match="session 3"):
-        session.order(1)
+        session.make_order(1)
 
 
 def test_answers_when_sent_then_carry_the_request(world: World, run: Loop) -> None:
@@ -253,8 +253,8 @@ def test_channel_when_lost_then_what_is_bound_to_it_is_cut_short_and_the_rest_wa
         found = list(cut)
         for request in (1, 3):
             with pytest.raises(TransferAbortedError, match="channel 0"):
-                session.order(request)
-        assert (session.order(2).channel, session.order().channel) == (1, 1)
+                session.make_order(request)
+        assert (session.make_order(2).channel, session.make_order().channel) == (1, 1)
         assert await session.finish(20.0)
         return found
 
@@ -264,12 +264,12 @@ def test_channel_when_lost_then_what_is_bound_to_it_is_cut_short_and_the_rest_wa
 def test_request_when_it_names_a_later_channel_then_those_before_are_lost(world: World, run: Loop) -> None:
     async def scenario() -> None:
         session = world.session(96)
-        session.order(7)
+        session.make_order(7)
         session.bind(8, 2)  # mail has overtaken the stream
         assert session.channel_number == 2
-        assert session.order(8).channel == 2
+        assert session.make_order(8).channel == 2
         with pytest.raises(TransferAbortedError):
-            session.order(7)
+            session.make_order(7)
         session.discard(7, control_pb2.Content(message_nbytes=[8]))  # there is nothing to take
         session.send_void(7, [64])
         assert not session.ended.is_set()
@@ -281,15 +281,15 @@ def test_refused_content_when_on_a_later_channel_then_taken_there(
     world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ordered: list[worker_pb2.Order] = []
-    order = world.worker.order
+    submit = world.worker.submit
 
     def note(asked: worker_pb2.Order) -> asyncio.Future[worker_pb2.Worked]:
         ordered.append(asked)
-        return order(asked)
+        return submit(asked)
 
     async def scenario() -> None:
         session = world.session(98)
-        monkeypatch.setattr(session.worker, "order", note)
+        monkeypatch.setattr(session.worker, "submit", note)
         session.discard(7, control_pb2.Content(message_nbytes=[8]), channel_number=2)  # mail has overtaken the stream
         assert session.channel_number == 2
 
@@ -301,7 +301,7 @@ def test_refused_content_when_on_a_later_channel_then_taken_there(
 def test_accepted_when_told_then_names_the_channel_of_the_content(world: World, run: Loop) -> None:
     session = world.session(97)  # of its own: the worker closes its channel
     session.lose_channel(0)
-    session.order(5)
+    session.make_order(5)
     run(session.send_accepted(5, control_pb2.Accepted()))
     assert outbox(session).messages[0].accepted.channel == 1
 

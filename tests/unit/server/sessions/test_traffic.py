@@ -51,7 +51,7 @@ class Slow(DataWorker):
         )
         self.answer: asyncio.Future[worker_pb2.Worked] = asyncio.get_running_loop().create_future()
 
-    def order(self, *_: Any, **__: Any) -> asyncio.Future[worker_pb2.Worked]:
+    def submit(self, *_: Any, **__: Any) -> asyncio.Future[worker_pb2.Worked]:
         return self.answer
 
 
@@ -74,7 +74,7 @@ def test_count_reads_when_a_worker_answers_late_then_counted_then(run: Loop, mon
 def test_read_when_content_is_small_then_in_the_answer_and_counted(world: World, run: Loop) -> None:
     entry = run(world.create("x", TensorDict({"a": torch.zeros(4)}, [4])))
     session = world.session()
-    order = session.order(1)
+    order = session.make_order(1)
     order.send_selection.store.CopyFrom(entry.make_ref(world.worker.known_specs))
     order.send_selection.inline_bytes = INLINE_BYTES
     accepted = control_pb2.Accepted(version=7)

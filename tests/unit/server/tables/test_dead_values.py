@@ -82,7 +82,7 @@ def test_make_room_when_the_worker_is_gone_then_the_rows_are_free_again(
         return future
 
     table.get_table().clear()
-    monkeypatch.setattr(world.worker, "order", lost)
+    monkeypatch.setattr(world.worker, "submit", lost)
     assert not run(DeadValues(world.stores, world.worker).make_room("v", FULL))
     info = table.get_table().info()
     assert (info["num_reserved"], info["num_holes"]) == (0, 4)

@@ -77,17 +77,17 @@ def test_publish_when_an_attempt_before_is_overtaken_by_its_retry_then_one_versi
     first = world.session()
     again = world.session_of(first.hello, 2)  # the first was lost, but for its worker, which has not reported yet
     message = control_pb2.ClientMessage(request=7, publish=asked(1))
-    order, began, reported = world.worker.order, asyncio.Event(), asyncio.Event()
+    submit, began, reported = world.worker.submit, asyncio.Event(), asyncio.Event()
 
     async def hold_back(filling: worker_pb2.Order) -> worker_pb2.Worked:
         began.set()
-        worked = await order(filling)
+        worked = await submit(filling)
         await reported.wait()
         return worked
 
     async def retry() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(world.worker, "order", lambda filling: asyncio.ensure_future(hold_back(filling)))
+            patch.setattr(world.worker, "submit", lambda filling: asyncio.ensure_future(hold_back(filling)))
             overtaken = asyncio.ensure_future(requests.serve(first, message))
             await began.wait()
         await requests.serve(again, message)
