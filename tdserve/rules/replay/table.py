@@ -361,16 +361,6 @@ class Table(TableState):
         if self._evictor is not None:
             self._evictor.update(rows)
 
-    def delete(self, rows: Rows) -> int:
-        """Removes rows from the table; returns how many.
-
-        Raises:
-            SelectionError: A row is out of range, or not live. Nothing was changed.
-        """
-        rows = sort_unique(rows)
-        self.check_live(rows)
-        return sum(self.delete_in_pieces([rows]))
-
     def delete_in_pieces(self, pieces: Iterable[slice | Rows]) -> Iterator[int]:
         """Removes rows, a piece at a time, and yields how many; between two pieces rows may come and go.
 
@@ -387,12 +377,9 @@ class Table(TableState):
                 self.remove(rows)
             yield len(rows)
 
-    def clear(self, *, resets_counts: bool = False) -> int:
-        """Removes all rows, and lets the limiter start again; returns how many rows there were."""
-        return sum(self.clear_in_pieces(resets_counts=resets_counts))
-
     def clear_in_pieces(self, *, resets_counts: bool = False) -> Iterator[int]:
-        """Like :meth:`clear`, a piece at a time, as :meth:`delete_in_pieces`. Rows that come from here on stay.
+        """Removes all rows a piece at a time, as :meth:`delete_in_pieces`, and lets the limiter start again. Rows that
+        come from here on stay.
 
         Args:
             resets_counts: Whether ``inserts`` counts from 0 again, as the limiter does in any case.
@@ -404,8 +391,11 @@ class Table(TableState):
             self._reset_inserts = self.ring.inserts
         return self.delete_in_pieces(RowSet.run(0, self.ring.num_used).iter_pieces())
 
-    def acknowledge(self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None = None) -> int:
-        """Acknowledges rows of an owner's lease; returns how many.
+    def acknowledge_in_parts(
+        self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None
+    ) -> Iterator[int]:
+        """Acknowledges rows of an owner's lease, a part at a time, and yields how many. All parts are looked at before
+        the first ends its leases. Between two parts rows may come and go, but the owner may not give any back.
 
         Args:
             generations: Lower halves, as in the lease: a row that has another one now is not the row that was leased.
@@ -413,13 +403,6 @@ class Table(TableState):
         Raises:
             WrongStateError: It does not hold all of them (of a named consumer: any of them). Nothing was changed.
         """
-        return sum(self.acknowledge_in_parts(owner, consumer, rows, generations))
-
-    def acknowledge_in_parts(
-        self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None
-    ) -> Iterator[int]:
-        """Like :meth:`acknowledge`, a part at a time: all parts are looked at before the first ends its leases. Between
-        two parts rows may come and go, but the owner may not give any back."""
         num_parts = num_same = num_held = 0
         for same in self._same_in_parts(rows, generations):
             num_parts += 1
@@ -442,20 +425,15 @@ class Table(TableState):
                 self.remove(leaving)
             yield len(named)
 
-    def give_back(self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None = None) -> None:
-        """Gives rows of an owner's lease back: they are available to others again. Rows that it does not hold (any
-        more), such as overwritten ones, are ignored.
+    def give_back_in_parts(
+        self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None
+    ) -> Iterator[int]:
+        """Gives rows of an owner's lease back, a part at a time: they are available to others again. Rows that it does
+        not hold (any more), such as overwritten ones, are ignored. Between two parts rows may come and go.
 
         Raises:
             SelectionError: A number is not that of a row. Nothing was changed.
         """
-        for _ in self.give_back_in_parts(owner, consumer, rows, generations):
-            pass
-
-    def give_back_in_parts(
-        self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None
-    ) -> Iterator[int]:
-        """Like :meth:`give_back`, a part at a time; between two parts rows may come and go."""
         for _ in self._same_in_parts(rows, generations):
             yield 0
         for same in self._same_in_parts(rows, generations):

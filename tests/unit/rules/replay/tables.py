@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tdserve.messages.row_numbers import sort_unique
 from tdserve.rules.replay.limiter import MinSize, Queue
+from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import Arrival, SamplePlan
 from tdserve.rules.replay.reservation import Reservation
@@ -50,6 +52,29 @@ def more(table: Table, plan: SamplePlan, max_drawn: int) -> SamplePlan:
     part = table.draw_more(plan, max_drawn, rng=rng())
     assert part is not None
     return part
+
+
+def delete(table: Table, rows: Rows) -> int:
+    """Removes live rows, all at once; returns how many."""
+    rows = sort_unique(rows)
+    table.check_live(rows)
+    return sum(table.delete_in_pieces([rows]))
+
+
+def clear(table: Table, *, resets_counts: bool = False) -> int:
+    """Removes all rows, all at once; returns how many there were."""
+    return sum(table.clear_in_pieces(resets_counts=resets_counts))
+
+
+def acknowledge(table: Table, owner: int, consumer: str, rows: Rows, generations: Any = None) -> int:
+    """Acknowledges rows of a lease, all at once; returns how many."""
+    return sum(table.acknowledge_in_parts(owner, consumer, rows, generations))
+
+
+def give_back(table: Table, owner: int, consumer: str, rows: Rows, generations: Any = None) -> None:
+    """Gives rows of a lease back, all at once."""
+    for _ in table.give_back_in_parts(owner, consumer, rows, generations):
+        pass
 
 
 def numbers(*named: int) -> Any:

@@ -17,7 +17,7 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.table import Table
 from tdserve.rules.replay.without_replacement import WithoutReplacement
-from tests.unit.rules.replay.tables import numbers, small_table, table_of, write
+from tests.unit.rules.replay.tables import clear, delete, numbers, small_table, table_of, write
 
 
 class Writer:
@@ -81,8 +81,8 @@ def test_claim_when_the_ring_is_at_its_end_then_goes_round_and_may_be_given_up(t
     "change",
     [
         lambda table: table.plan_extend(1),
-        lambda table: table.delete(numbers(5)),
-        lambda table: table.clear(),
+        lambda table: delete(table, numbers(5)),
+        clear,
         lambda table: table.close(),
         lambda table: table.hold(numbers(5)),
         lambda table: table.set_limiter(MinSize(3)),
@@ -109,7 +109,7 @@ def test_num_claimable_when_rows_are_held_or_given_up_then_up_to_there(table: Ta
     assert table.num_claimable(100) == 4, "half a round"
     table.hold(numbers(2))
     assert (table.num_claimable(100), table.num_claimable(100, num_promised=3)) == (2, 4)
-    table.delete(numbers(7))
+    delete(table, numbers(7))
     assert table.num_claimable(100) == 0, "holes are filled first"
     assert table.num_claimable(100, num_promised=1) == 1
 

@@ -22,7 +22,17 @@ from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.table import Table
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 from tests.chi_square import limit, statistic
-from tests.unit.rules.replay.tables import numbers, planned, reserve, rng, small_table, table_of, write
+from tests.unit.rules.replay.tables import (
+    delete,
+    give_back,
+    numbers,
+    planned,
+    reserve,
+    rng,
+    small_table,
+    table_of,
+    write,
+)
 
 
 def test_sample_when_rows_are_reserved_but_not_committed_then_waits() -> None:
@@ -241,10 +251,10 @@ def test_extend_when_the_lowest_priority_goes_then_not_the_oldest() -> None:
 def test_delete_when_rows_go_then_each_once_and_the_next_writer_gets_them() -> None:
     table = table_of(4)
     write(table, 4)
-    assert table.delete(numbers(2, 0, 2)) == 2
+    assert delete(table, numbers(2, 0, 2)) == 2
     assert table.live_rows().tolist() == [1, 3]
     with pytest.raises(SelectionError):
-        table.delete(numbers(1, 0))
+        delete(table, numbers(1, 0))
     assert table.live_rows().tolist() == [1, 3]
     assert write(table, 2) == [0, 2]
 
@@ -348,6 +358,6 @@ def test_discard_when_rows_are_too_old_then_they_go_but_for_those_on_lease() -> 
     assert (table.discard(2), table.discard(1), table.discard(1)) == (0, 2, 0)
     assert (len(table), table.selectors.staleness.num_discarded) == (2, 2)  # type: ignore[union-attr]
     assert table.plan_extend(2) is not None
-    table.give_back(7, OWN, held)
+    give_back(table, 7, OWN, held)
     assert table.discard(1) == 1
     assert small_table().discard(0) == 0

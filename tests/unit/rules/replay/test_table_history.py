@@ -21,6 +21,7 @@ from tdserve.rules.replay.sampler import Uniform
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
 from tdserve.rules.replay.without_replacement import WithoutReplacement
+from tests.unit.rules.replay.tables import acknowledge, clear, delete, give_back
 
 _CAPACITY = 9
 _KEYS = (0, 1)
@@ -265,12 +266,11 @@ class _AgainstAModel(RuleBasedStateMachine):
         if not known:
             return
         numbers = data.draw(st.lists(st.sampled_from(known), min_size=1))
-        generations = self.generations[numbers] & ~1  # as of a batch that was drawn before somebody began to write
+        leased = np.array(numbers), (self.generations[numbers] & ~1).astype(np.uint32)  # drawn before a write
         if acks:
-            num_acknowledged = self.table.acknowledge(owner, consumer, np.array(numbers), generations.astype(np.uint32))
-            assert num_acknowledged == len(set(numbers))
+            assert acknowledge(self.table, owner, consumer, *leased) == len(set(numbers))
         else:
-            self.table.give_back(owner, consumer, np.array(numbers), generations.astype(np.uint32))
+            give_back(self.table, owner, consumer, *leased)
         for number in set(numbers):
             del self.leases[consumer, number]
             if acks and consumer != OWN:
@@ -285,9 +285,9 @@ class _AgainstAModel(RuleBasedStateMachine):
             return
         if acks:
             with pytest.raises(WrongStateError):
-                self.table.acknowledge(owner, consumer, np.array(numbers))
+                acknowledge(self.table, owner, consumer, np.array(numbers))
             return
-        self.table.give_back(owner, consumer, np.array(numbers))
+        give_back(self.table, owner, consumer, np.array(numbers))
         for number in set(numbers):
             if self.leases.get((consumer, number)) == owner:
                 del self.leases[consumer, number]
@@ -306,16 +306,16 @@ class _AgainstAModel(RuleBasedStateMachine):
     @rule(numbers=_numbers)
     def delete(self, numbers: list[int]) -> None:
         if set(numbers) <= self._changeable():
-            assert self.table.delete(np.array(numbers)) == len(set(numbers))
+            assert delete(self.table, np.array(numbers)) == len(set(numbers))
             self._drop(sorted(set(numbers)))
         else:
             with pytest.raises(SelectionError):
-                self.table.delete(np.array(numbers))
+                delete(self.table, np.array(numbers))
 
     @rule()
     def clear(self) -> None:
         changeable = self._changeable()
-        assert self.table.clear() == len(changeable)
+        assert clear(self.table) == len(changeable)
         self._drop(sorted(changeable))
         assert self.table.counts.inserts == self.table.counts.samples == 0
 

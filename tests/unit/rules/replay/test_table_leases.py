@@ -18,7 +18,19 @@ from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.without_replacement import WithoutReplacement
-from tests.unit.rules.replay.tables import more, numbers, planned, queue, rng, table_of, write
+from tests.unit.rules.replay.tables import (
+    acknowledge,
+    clear,
+    delete,
+    give_back,
+    more,
+    numbers,
+    planned,
+    queue,
+    rng,
+    table_of,
+    write,
+)
 
 
 def test_take_when_acknowledged_then_consumed_and_else_at_the_front_again() -> None:
@@ -26,12 +38,12 @@ def test_take_when_acknowledged_then_consumed_and_else_at_the_front_again() -> N
     assert write(table, 4) == [0, 1, 2, 3]
     assert planned(table, 2, owner=7).rows.tolist() == [0, 1]
     assert planned(table, 1, owner=8).rows.tolist() == [2]
-    assert table.acknowledge(7, "", numbers(1, 1)) == 1
-    table.give_back(7, "", numbers(0))
+    assert acknowledge(table, 7, "", numbers(1, 1)) == 1
+    give_back(table, 7, "", numbers(0))
     assert planned(table, 2, owner=8).rows.tolist() == [0, 3]
     assert sum(table.selectors.release_in_pieces(8))
     assert planned(table, 3, owner=9).rows.tolist() == [0, 2, 3]
-    assert table.acknowledge(9, "", numbers(0, 2, 3)) == 3
+    assert acknowledge(table, 9, "", numbers(0, 2, 3)) == 3
     assert (len(table), table.ring.num_holes) == (0, 4)
 
 
@@ -41,7 +53,7 @@ def test_extend_when_the_queue_is_full_then_rows_on_lease_still_take_room() -> N
     plan = planned(table, 2, owner=7)
     assert table.plan_extend(1) is None
     assert "max_size=4" in table.why_extend(1)
-    table.acknowledge(7, "", plan.rows)
+    acknowledge(table, 7, "", plan.rows)
     assert table.plan_extend(3) is None
     assert table.plan_extend(2) is not None
 
@@ -53,9 +65,9 @@ def test_acknowledge_when_rows_are_not_the_callers_then_refused_and_nothing_chan
     planned(table, 2, owner=7)
     planned(table, 2, owner=8)  # all rows of the table are somebody's
     with pytest.raises((WrongStateError, SelectionError)):
-        table.acknowledge(7, "", numbers(*named))
+        acknowledge(table, 7, "", numbers(*named))
     with pytest.raises((WrongStateError, SelectionError)):
-        table.acknowledge(8, "", numbers(-1))
+        acknowledge(table, 8, "", numbers(-1))
     assert table.live_rows().tolist() == [0, 1, 2, 3]
     assert table.info()["num_leased"] == 4
 
@@ -65,7 +77,7 @@ def test_give_back_when_some_rows_are_not_the_callers_then_only_its_own_are_free
     write(table, 4)
     planned(table, 2, owner=7)
     planned(table, 2, owner=8)
-    table.give_back(7, "", numbers(1, 2, 3))
+    give_back(table, 7, "", numbers(1, 2, 3))
     assert table.selectors.leases.holds(np.arange(4), "").tolist() == [True, False, True, True]
     assert planned(table, 1, owner=9).rows.tolist() == [1]
 
@@ -76,7 +88,7 @@ def test_give_back_when_a_number_is_none_of_a_row_then_refused_and_nothing_chang
     write(table, 4)
     planned(table, 2, owner=7)
     with pytest.raises(SelectionError):
-        table.give_back(7, "", numbers(*named))
+        give_back(table, 7, "", numbers(*named))
     assert table.info()["num_leased"] == 2
 
 
@@ -90,11 +102,11 @@ def test_closed_when_drained_then_takers_get_what_is_left_and_then_the_end() -> 
     last = planned(table, 2, 3, owner=8)
     assert (first.rows.tolist(), last.rows.tolist()) == ([0, 1], [2])
     assert table.plan_sample(1, rng=rng(), owner=9) is None  # a row may come back
-    table.acknowledge(8, "", last.rows)
+    acknowledge(table, 8, "", last.rows)
     assert sum(table.selectors.release_in_pieces(7))
     again = planned(table, 5 - 1, owner=9)
     assert again.rows.tolist() == [0, 1]
-    table.acknowledge(9, "", again.rows)
+    acknowledge(table, 9, "", again.rows)
     with pytest.raises(EndOfStreamError, match="replay"):
         table.plan_sample(1, rng=rng(), owner=9)
 
@@ -103,7 +115,7 @@ def test_closed_when_a_consumer_has_had_all_then_the_end_for_it_alone() -> None:
     table = table_of()
     write(table, 3)
     conditions, other = SampleConditions(consumer="a"), SampleConditions(consumer="b")
-    table.acknowledge(1, "a", planned(table, 3, conditions=conditions, owner=1).rows)
+    acknowledge(table, 1, "a", planned(table, 3, conditions=conditions, owner=1).rows)
     assert table.plan_sample(1, rng=rng(), conditions=conditions, owner=1) is None
     table.close()
     with pytest.raises(EndOfStreamError):
@@ -118,7 +130,7 @@ def test_closed_when_groups_are_taken_then_whole_ones_and_then_the_end() -> None
     table.close()
     plan = planned(table, 6, conditions=conditions, owner=1)
     assert set(map(tuple, plan.rows.reshape(-1, 2).tolist())) == {(0, 2), (1, 3)}
-    table.acknowledge(1, "", plan.rows)
+    acknowledge(table, 1, "", plan.rows)
     with pytest.raises(EndOfStreamError):  # the third group will never be whole
         table.plan_sample(2, rng=rng(), conditions=conditions, owner=1)
 
@@ -165,8 +177,8 @@ def test_max_times_when_a_row_is_on_its_way_out_then_nobody_may_write_to_it(ends
     with pytest.raises(SelectionError, match="not live"):
         table.hold(numbers(0, 1))
     with pytest.raises(SelectionError):
-        table.delete(numbers(0))
-    assert table.clear() == 1
+        delete(table, numbers(0))
+    assert clear(table) == 1
     getattr(table, ends)(plan)
     assert table.live_rows().tolist() == ([] if ends == "finish" else [0])
     assert len(table.selectors.get(PLAIN)) == len(table) == (0 if ends == "finish" else 1)
@@ -193,7 +205,7 @@ def test_draw_more_when_rows_are_taken_in_parts_then_other_takers_wait_and_all_o
     assert np.concatenate([part.rows for part in parts]).tolist() == [0, 1, 2, 3, 4, 5]
     assert [part.num_missing for part in parts] == [4, 2, 0]
     assert planned(table, 2, owner=2).rows.tolist() == [6, 7]
-    assert table.acknowledge(1, "", numbers(0)) == 1
+    assert acknowledge(table, 1, "", numbers(0)) == 1
     assert sum(table.selectors.release_in_pieces(1, request=5)) == 5
 
 
@@ -207,14 +219,14 @@ def test_acknowledge_when_in_parts_then_all_are_looked_at_first_and_others_come_
     for named in (np.append(held, num_rows - 1), np.arange(num_rows)):
         if not consumer:
             with pytest.raises(WrongStateError, match="are not held by this owner"):
-                table.acknowledge(7, consumer, named)
+                acknowledge(table, 7, consumer, named)
     with pytest.raises(SelectionError):
-        table.give_back(7, consumer, np.append(held, num_rows))
+        give_back(table, 7, consumer, np.append(held, num_rows))
     assert table.info()["num_leased"] == num_rows - 5
     acknowledging = table.acknowledge_in_parts(7, consumer, held, None)
     while not next(acknowledging):
         assert table.info()["num_leased"] == num_rows - 5
-    table.delete(held[-2:])
+    delete(table, held[-2:])
     assert planned(table, 2, owner=8, conditions=conditions).rows.tolist() == [num_rows - 5, num_rows - 4]
     assert sum(acknowledging) > PIECE_ROWS
     assert table.info()["num_leased"] == 2
@@ -227,7 +239,7 @@ def test_draw_more_when_rows_have_left_meanwhile_then_none_and_undone_the_next_t
     write(table, 8)
     parts = [planned(table, 7, owner=1, max_drawn=2)]
     parts.append(more(table, parts[0], 2))
-    table.delete(numbers(5, 6))
+    delete(table, numbers(5, 6))
     assert table.draw_more(parts[1], 2, rng=rng()) is None
     assert table.plan_sample(1, rng=rng(), owner=2) is None
     for _ in table.undo_in_parts(parts):

@@ -16,6 +16,7 @@ from tdserve.rules.replay.remover import LowestPriority
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.table import Table
+from tests.unit.rules.replay.tables import acknowledge, clear, delete
 
 PARTIAL = 1 << 44
 """What one partial write adds to a generation."""
@@ -165,7 +166,7 @@ def test_restore_when_rows_have_an_order_then_it_is_that_of_the_commits(sampler:
     files = _Files(4, sampler=sampler)
     files.write(4)
     files.write(1)
-    files.table.delete(rows(1))
+    delete(files.table, rows(1))
     files.restart()
     assert files.drawn(3) == order
 
@@ -186,7 +187,7 @@ def test_restore_when_consumers_had_rows_then_not_again() -> None:
     files.write(3)
     conditions = SampleConditions(consumer="a")
     assert files.drawn(2, conditions=conditions, owner=1) == [0, 1]
-    files.table.acknowledge(1, "a", rows(0))
+    acknowledge(files.table, 1, "a", rows(0))
     files.restart()
     assert files.drawn(2, conditions=conditions, owner=2) == [1, 2]  # row 1 was not acknowledged
     assert files.drawn(3) == [0, 1, 2]
@@ -248,7 +249,7 @@ def test_counts_when_cleared_then_begin_anew_and_survive_a_restart() -> None:
     files = _Files(4)
     files.write(3)
     files.drawn(5)
-    files.table.clear()
+    clear(files.table)
     files.write(2)
     files.drawn(4)
     for table in (files.table, files.restart()):

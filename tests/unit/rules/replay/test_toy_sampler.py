@@ -15,7 +15,7 @@ from tdserve.rules.replay.sample_columns import added_columns
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn
 from tdserve.rules.replay.settings import Settings
-from tests.unit.rules.replay.tables import rng, table_of, write
+from tests.unit.rules.replay.tables import delete, rng, table_of, write
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def test_sample_when_by_a_new_sampler_then_drawn_by_it() -> None:
     assert plan is not None
     assert plan.rows.tolist() == [0, 3, 6]
     assert plan.columns["priority"].tolist() == [1.0] * 3
-    table.delete(np.asarray([0]))
+    delete(table, np.asarray([0]))
     plan = table.plan_sample(2, rng=rng())
     assert plan is not None
     assert plan.rows.tolist() == [1, 4]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from tdserve.server.tables.counts import make_counts, num_lost
+from tests.unit.rules.replay.tables import clear
 from tests.unit.server.replaying import create, extend, rows
 from tests.unit.server.world import Loop, World
 
@@ -11,8 +12,8 @@ def test_counts_when_rows_come_and_go_then_live_ones_and_all_that_came(world: Wo
     assert (make_counts(entry).rows, make_counts(entry).inserts, num_lost(entry)) == (4, 4, 0)
     assert (make_counts(entry, num_coming=2).rows, make_counts(entry, num_coming=2).inserts) == (6, 6)
     table = entry.get_table()
-    table.clear()
+    clear(table)
     assert (make_counts(entry).rows, make_counts(entry).inserts) == (0, 4)
     extend(world, run, entry, rows(20, 3), request=2)
-    table.clear(resets_counts=True)
+    clear(table, resets_counts=True)
     assert (make_counts(entry).rows, make_counts(entry).inserts) == (0, 0)

@@ -11,6 +11,7 @@ from tdserve.messages.value_columns import decode_block
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.read_values import read_values
 from tdserve.server.tables.dead_values import DeadValues
+from tests.unit.rules.replay.tables import clear, delete
 from tests.unit.server.replaying import extend
 from tests.unit.server.world import Loop, World
 
@@ -35,7 +36,7 @@ def test_make_room_when_rows_have_left_then_their_values_go_and_no_others(
     world: World, run: Loop, table: OpenedStore
 ) -> None:
     dead = DeadValues(world.stores, world.worker)
-    table.get_table().delete(np.array([1, 3]))
+    delete(table.get_table(), np.array([1, 3]))
     assert values(world, run, table) == [True] * 4
     assert run(dead.make_room("v", FULL))
     assert values(world, run, table) == [True, False, True, False]
@@ -48,7 +49,7 @@ def test_make_room_when_several_ask_at_once_then_there_is_room_for_all(
     world: World, run: Loop, table: OpenedStore
 ) -> None:
     dead = DeadValues(world.stores, world.worker)
-    table.get_table().clear()
+    clear(table.get_table())
 
     async def ask() -> list[bool]:
         return list(await asyncio.gather(dead.make_room("v", FULL), dead.make_room("v", FULL)))
@@ -66,7 +67,7 @@ def test_make_room_when_it_was_not_for_values_that_there_was_no_room_then_nothin
     world: World, run: Loop, table: OpenedStore
 ) -> None:
     """Values of rows that are nobody's may be those of the very write that found no room."""
-    table.get_table().clear()
+    clear(table.get_table())
     dead = DeadValues(world.stores, world.worker)
     assert not run(dead.make_room("v", CapacityError(what=f"{world.root.path / 'catalog'} (full)", asked=8, free=0)))
     assert values(world, run, table) == [True] * 4
@@ -81,7 +82,7 @@ def test_make_room_when_the_worker_is_gone_then_the_rows_are_free_again(
         future.set_exception(PeerLostError(peer="data worker 0", reason="it died"))
         return future
 
-    table.get_table().clear()
+    clear(table.get_table())
     monkeypatch.setattr(world.worker, "submit", lost)
     assert not run(DeadValues(world.stores, world.worker).make_room("v", FULL))
     info = table.get_table().info()

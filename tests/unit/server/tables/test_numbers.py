@@ -12,6 +12,7 @@ from tdserve.messages.selection.selection import parse
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
 from tdserve.server.tables.numbers import compute_row_numbers, plan_read
+from tests.unit.rules.replay.tables import delete
 from tests.unit.server.world import Loop, turns_during
 
 
@@ -22,7 +23,7 @@ def table_of(num_rows: int, *, capacity: int, gone: list[int]) -> Table:
     assert reservation is not None
     table.arrive(reservation.rows)
     table.commit(reservation)
-    table.delete(np.array(gone))
+    delete(table, np.array(gone))
     return table
 
 
