@@ -143,8 +143,8 @@ class Replays:
     async def _commit(
         self, session: ClientSession, request: int, rows: RowsToFill, settle: Callable[[], Arrival], *, is_long: bool
     ) -> control_pb2.Done:
-        parts = self._stores, self._answers, rows.entry, rows.reservation
+        arguments = self._stores, self._answers, rows.entry, rows.reservation
         forget = partial(session.mover.forget_rows, rows)
         if is_long:
-            return await commit_in_turns(*parts, settle, client_id=session.client_id, request=request, also=forget)
-        return commit_rows(*parts, settle(), client_id=session.client_id, request=request, also=forget)
+            return await commit_in_turns(*arguments, settle, client_id=session.client_id, request=request, also=forget)
+        return commit_rows(*arguments, settle(), client_id=session.client_id, request=request, also=forget)
