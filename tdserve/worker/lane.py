@@ -72,7 +72,7 @@ class Lane:
     Args:
         session: Number of its session.
         channel_number: Number of its channel in the session.
-        surroundings: Shared with the other sessions.
+        context: Shared with the other sessions.
         perform: Carries out one order; an error that it raises becomes the order's Failure.
         reap_mail: Waits until the client has taken mail that was sent long ago.
     """
@@ -81,14 +81,14 @@ class Lane:
         self,
         session: int,
         channel_number: int,
-        surroundings: WorkerContext,
+        context: WorkerContext,
         perform: Perform,
         *,
         reap_mail: Callable[[float], None],
     ) -> None:
         self.session = session
         self.channel_number = channel_number
-        self.surroundings = surroundings
+        self.context = context
         self._perform = perform
         self._reap_mail = reap_mail
         self._num_queued = 0  # written by the reading thread alone,
@@ -130,7 +130,7 @@ class Lane:
 
     def send_at_once(self, tag: int, messages: Sequence[Message], source: Source) -> None:
         """Sends without waiting for the client; called by the thread that reads mail."""
-        self.keep(start_send(self.channel, tag, messages, source, self.surroundings.pool))
+        self.keep(start_send(self.channel, tag, messages, source, self.context.pool))
         if len(self._sent) >= 2 * MAX_SENT:
             self._reap()
 
@@ -169,7 +169,7 @@ class Lane:
         report = worker_pb2.Report(order=order.order, session=self.session)
         report.prepared.values, report.prepared.values_nbytes = values, values_nbytes
         order.is_accepted = True  # from here on the client waits for bytes: a failure must close the channel
-        self.surroundings.report(report)
+        self.context.report(report)
 
     def open(self, order: worker_pb2.Order) -> None:
         """Forms the channel, in a thread of its own: earlier orders that do not need it continue."""
@@ -192,18 +192,18 @@ class Lane:
             _log.exception("order %s failed", order.WhichOneof("body"))
             self._fail(order, report, LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500]))
         else:
-            self.surroundings.report(report)
+            self.context.report(report)
 
     def refuse(self, order: worker_pb2.Order, error: TDServeError) -> None:
         """Reports that an order was not started."""
         failure = encode_failure(error)
-        self.surroundings.report(worker_pb2.Report(order=order.order, session=self.session, failure=failure))
+        self.context.report(worker_pb2.Report(order=order.order, session=self.session, failure=failure))
 
     def _publish(self, key: str, value: bytes) -> None:
         report = worker_pb2.Report(session=self.session)
         report.rendezvous.key, report.rendezvous.value = key, value
         report.rendezvous.channel = self.channel_number
-        self.surroundings.report(report)
+        self.context.report(report)
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
@@ -214,7 +214,7 @@ class Lane:
 
     def _reap(self) -> None:
         """Waits for sends of long ago; here, where a client that takes nothing blocks no other."""
-        timeout_s = self.surroundings.transfer_timeout_s
+        timeout_s = self.context.transfer_timeout_s
         self._reap_mail(timeout_s)
         try:
             while len(self._sent) > MAX_SENT:
@@ -235,14 +235,14 @@ class Lane:
             self._close_channel()
             self._lose(error)
         report.failure.CopyFrom(encode_failure(reported))
-        self.surroundings.report(report)
+        self.context.report(report)
 
     def _lose(self, error: TDServeError) -> None:
         if not self._is_closed:
             self._is_closed = True
             lost = worker_pb2.Report(session=self.session)
             lost.channel_lost.channel, lost.channel_lost.reason = self.channel_number, str(error)[:500]
-            self.surroundings.report(lost)
+            self.context.report(lost)
 
     def _open(self, order: worker_pb2.Order, kv_store: KVStore) -> None:
         report = worker_pb2.Report(order=order.order, session=self.session)
@@ -250,7 +250,7 @@ class Lane:
         try:
             opening = order.open_session
             check_room(1)
-            device = self.surroundings.device if CHANNEL_TRANSPORTS[opening.transport].needs_device else ""
+            device = self.context.device if CHANNEL_TRANSPORTS[opening.transport].needs_device else ""
             bond = make_session_bond(opening.secret, self.session, channel_number=self.channel_number)
             end = ChannelEnd(kv_store, WORKER_RANK, opening.host, bond, peer, device=device)
             self._channel = open_channel(opening.transport, end)
@@ -260,7 +260,7 @@ class Lane:
         self._opened.set()
         if self._is_closed:
             self._close_channel()
-        self.surroundings.report(report)
+        self.context.report(report)
 
     def _close_channel(self) -> None:
         """Closes the channel; after this no buffer of it is read or written, even if another thread is closing it

@@ -49,7 +49,7 @@ class Worker:
     def __init__(self, connection: WorkerSocket, *, number: int, transfer_timeout_s: float, device: str = "") -> None:
         self._connection = connection
         stores = OpenStores(writes_values=number == VALUES_WORKER)
-        self._surroundings = WorkerContext(
+        self._context = WorkerContext(
             stores=stores,
             small_reads=SmallReads(stores, inline_bytes=MAIL_INLINE_BYTES),
             pool=BufferPool(),
@@ -64,7 +64,7 @@ class Worker:
 
     def run(self) -> None:
         """Works until the control process is gone."""
-        ready = worker_pb2.Report(done=_prepare_gpu(self._surroundings.device))
+        ready = worker_pb2.Report(done=_prepare_gpu(self._context.device))
         self._connection.report(ready)
         Thread(target=self._beat, name="tdserve-heartbeat", daemon=True).start()
         while orders := self._connection.receive_orders():
@@ -106,19 +106,19 @@ class Worker:
                 session.close()
             return
         if order.HasField("drop_store"):
-            self._surroundings.stores.drop(order.drop_store.uid)
+            self._context.stores.drop(order.drop_store.uid)
             drop_unlinked()  # if it held weights, their space is free now
             self._connection.report(worker_pb2.Report(order=order.order, done=worker_pb2.Worked()))
             return
         if order.HasField("forget_specs"):
-            self._surroundings.stores.forget_specs()
+            self._context.stores.forget_specs()
             return
         if order.HasField("checksum_version"):
             self._learn_spec(order)
             self._checksumming.put(order)
             return
         if order.HasField("count_reads"):
-            counts = self._surroundings.small_reads.take_counts()
+            counts = self._context.small_reads.take_counts()
             report = worker_pb2.Report(order=order.order)
             report.done.num_reads, report.done.nbytes_moved = counts.num_inline, counts.nbytes_inline
             report.done.num_sent, report.done.nbytes_sent = counts.num_sent, counts.nbytes_sent
@@ -127,9 +127,7 @@ class Worker:
         self._learn_spec(order)
         session = self._sessions.get(order.session)
         if session is None:
-            session = self._sessions[order.session] = WorkerSession(
-                order.session, self._surroundings, perform, is_quick
-            )
+            session = self._sessions[order.session] = WorkerSession(order.session, self._context, perform, is_quick)
         session.put(order)
 
     def _learn_spec(self, order: worker_pb2.Order) -> None:
@@ -137,7 +135,7 @@ class Worker:
         body = getattr(order, order.WhichOneof("body"))
         ref = getattr(body, "store", None) or getattr(body, "version", None)
         if ref is not None and ref.HasField("spec"):
-            self._surroundings.stores.learn(ref.fingerprint, ref.spec)
+            self._context.stores.learn(ref.fingerprint, ref.spec)
 
 
 def _prepare_gpu(device: str) -> worker_pb2.Worked:

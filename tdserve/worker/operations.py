@@ -51,7 +51,7 @@ def receive_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
         CapacityError: The disk is full; no file remains.
     """
     wanted = order.receive_version
-    spec = lane.surroundings.stores.get_spec(wanted.version.fingerprint)
+    spec = lane.context.stores.get_spec(wanted.version.fingerprint)
     file = VersionFile.create(wanted.version.path, spec, recycles=wanted.version.recycles or None)
     layout = write_layout(spec, is_packed=True)
     worked = take(lane, order, wanted.content, layout, VersionEnd(file.content, spec, spec, layout))
@@ -64,7 +64,7 @@ def receive_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Sends a version's leaves in place, or converted; control keeps the file from being recycled meanwhile."""
     wanted = order.send_version
-    spec = lane.surroundings.stores.get_spec(wanted.version.fingerprint)
+    spec = lane.context.stores.get_spec(wanted.version.fingerprint)
     sent = convert_floats(spec, NAMES.get(wanted.dtype, ""))
     is_converted = sent is not spec
     if wanted.HasField("leaves"):
@@ -104,7 +104,7 @@ SETTLE_POLL_S = 0.0005
 def send_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Sends selected rows with their numbers and generations; rows that moved meanwhile are marked."""
     wanted = order.send_rows
-    store = lane.surroundings.stores.get(wanted.store)
+    store = lane.context.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
     expected = decode_repeats(wanted.generations, len(rows))
     added = {column.name: column.content for column in wanted.columns}
@@ -118,7 +118,7 @@ def send_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Receives rows straight into their places, which control has reserved for this transfer."""
     wanted = order.receive_rows
-    store = lane.surroundings.stores.get(wanted.store)
+    store = lane.context.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
     keys = decode_paths(wanted.keys)
     spec = store.spec.with_rows(len(rows))
@@ -142,12 +142,12 @@ def _take_and_store(
 ) -> worker_pb2.Worked:
     """Receives rows whose values come over the channel too, and stores the values; in the one worker that writes
     them."""
-    wanted, shared = order.receive_rows, lane.surroundings
+    wanted, context = order.receive_rows, lane.context
     write_messages(layout, wanted.content.values_nbytes, wanted.content.message_nbytes)  # before memory is allocated
-    buffer = shared.pool.take(wanted.content.values_nbytes)
+    buffer = context.pool.take(wanted.content.values_nbytes)
     worked = take(lane, order, wanted.content, layout, sink, values=FlatEnd(buffer))
     order.is_accepted = False  # the channel is in step again: the values may fail on their own
-    with shared.values_lock:
+    with context.values_lock:
         put_values(store, wanted.put_values, before=buffer.numpy().tobytes())
     return worked
 
@@ -155,7 +155,7 @@ def _take_and_store(
 def read_columns(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Reports the bytes of some leaves of rows, for control's rules; for values, a ValueBlock with one column."""
     wanted = order.read_columns
-    store = lane.surroundings.stores.get(wanted.store)
+    store = lane.context.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
     columns = []
     for path in decode_paths(wanted.keys):
@@ -167,16 +167,16 @@ def read_columns(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 def send_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Sends the content that an index expression selects, as of one moment, or reports that it could not."""
     wanted = order.send_selection
-    shared = lane.surroundings
-    store = shared.stores.get(wanted.store)
+    context = lane.context
+    store = context.stores.get(wanted.store)
     plan = plan_read(store, wanted)
     expected = tuple(wanted.expected_nbytes)
     if expected and expected != plan.layout.message_nbytes:
         raise RemoteProtocolError(
             expected=f"messages of {list(plan.layout.message_nbytes)} bytes", received=f"{expected}"
         )
-    shared.stores.grant(store)
-    before = _wait_until_settled(store, plan.watched, shared.transfer_timeout_s)
+    context.stores.grant(store)
+    before = _wait_until_settled(store, plan.watched, context.transfer_timeout_s)
     source = plan.make_source(store, plan.make_trailer(store, before))
     values = read_values(store, [path for path, _ in plan.spec.values], plan.elements)
     is_inline = not expected and sum(plan.layout.message_nbytes) <= wanted.inline_bytes
@@ -187,7 +187,7 @@ def send_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 def receive_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Receives content into a staging file, or straight into a store that is still invisible."""
     wanted = order.receive_selection
-    store = lane.surroundings.stores.get(wanted.store)
+    store = lane.context.stores.get(wanted.store)
     layout = _make_layout(store, wanted.selection, decode_paths(wanted.keys))
     staged = FlatEnd(_map_staging(wanted.staging, layout)) if wanted.staging else None
     with spool_values(wanted.content, wanted.spool) as values:
@@ -197,7 +197,7 @@ def receive_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 def apply_staged(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Copies staged content to its place; control has marked the rows. It is safe to repeat."""
     wanted = order.apply_staged
-    store = lane.surroundings.stores.get(wanted.store)
+    store = lane.context.stores.get(wanted.store)
     keys = decode_paths(wanted.keys)
     layout = _make_layout(store, wanted.selection, keys)
     if wanted.content.HasField("inline"):
@@ -221,50 +221,50 @@ def apply_staged(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 def discard(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Receives and drops the content of a request that was refused."""
     for nbytes in order.discard.message_nbytes:
-        buffer = lane.surroundings.pool.take(nbytes)
-        lane.channel.recv(buffer, order.tag).wait(lane.surroundings.transfer_timeout_s)
+        buffer = lane.context.pool.take(nbytes)
+        lane.channel.recv(buffer, order.tag).wait(lane.context.transfer_timeout_s)
     return worker_pb2.Worked(nbytes_moved=sum(order.discard.message_nbytes))
 
 
 def send_void(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Sends void messages to a client that already waits for them; the reason comes over its session."""
     sizes = order.send_void.message_nbytes
-    shared = lane.surroundings
+    context = lane.context
     for number, nbytes in enumerate(sizes, 1):
         buffer = torch.zeros(nbytes, dtype=torch.uint8)
         if number == len(sizes):
             buffer.numpy()[-STATUS_BYTES:] = make_status_column(ReadStatus.FAILED).view(np.uint8)
-        lane.channel.send(buffer, order.tag).wait(shared.transfer_timeout_s)
+        lane.channel.send(buffer, order.tag).wait(context.transfer_timeout_s)
     return worker_pb2.Worked(nbytes_moved=sum(sizes))
 
 
 def store_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Stores non-tensor values; only in the one worker that writes them."""
-    shared = lane.surroundings
-    with shared.values_lock:
-        put_values(shared.stores.get(order.put_values.store), order.put_values)
+    context = lane.context
+    with context.values_lock:
+        put_values(context.stores.get(order.put_values.store), order.put_values)
     return worker_pb2.Worked()
 
 
 def store_moved_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Moves non-tensor values to other keys."""
-    shared = lane.surroundings
-    with shared.values_lock:
-        move_values(shared.stores.get(order.move_values.store), order.move_values)
+    context = lane.context
+    with context.values_lock:
+        move_values(context.stores.get(order.move_values.store), order.move_values)
     return worker_pb2.Worked()
 
 
 def drop_dead_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Deletes the non-tensor values of rows that have left their table; only in the one worker that writes values."""
-    shared, wanted = lane.surroundings, order.drop_values
-    with shared.values_lock:
-        return worker_pb2.Worked(num_dropped=drop_values(shared.stores.get(wanted.store), decode_rows(wanted.rows)))
+    context, wanted = lane.context, order.drop_values
+    with context.values_lock:
+        return worker_pb2.Worked(num_dropped=drop_values(context.stores.get(wanted.store), decode_rows(wanted.rows)))
 
 
 def report_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Reports non-tensor values, for a client that cannot read them itself."""
     wanted = order.read_values
-    store = lane.surroundings.stores.get(wanted.store)
+    store = lane.context.stores.get(wanted.store)
     elements = decode_elements(store, wanted)
     return worker_pb2.Worked(values=read_values(store, decode_paths(wanted.keys), elements))
 
@@ -292,10 +292,10 @@ def is_quick(lane: Lane, order: worker_pb2.Order) -> bool:
     lane's thread and never waits for the client, as a small sample of an open store does. It is also so if a longer
     time delays no client: for values of local clients, if there are no others."""
     if order.HasField("put_values"):
-        return order.put_values.spool_nbytes <= MAX_QUICK_VALUES_BYTES and not lane.surroundings.has_clients()
+        return order.put_values.spool_nbytes <= MAX_QUICK_VALUES_BYTES and not lane.context.has_clients()
     if not order.HasField("send_rows") or order.send_rows.inline:
         return False
-    store = lane.surroundings.stores.find(order.send_rows.store.uid)
+    store = lane.context.stores.find(order.send_rows.store.uid)
     if store is None or store.spec.values:
         return False
     num_rows = compute_max_rows(order.send_rows.rows)

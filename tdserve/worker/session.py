@@ -129,7 +129,7 @@ class WorkerSession:
 
     Args:
         number: The session, as control names it.
-        surroundings: Shared with the other sessions.
+        context: Shared with the other sessions.
         perform: Carries out one order; an error that it raises becomes the order's Failure.
         is_quick: Tells whether an order takes no longer than passing it to the lane's thread.
 
@@ -140,15 +140,15 @@ class WorkerSession:
     def __init__(
         self,
         number: int,
-        surroundings: WorkerContext,
+        context: WorkerContext,
         perform: Perform,
         is_quick: Callable[[Lane, worker_pb2.Order], bool],
     ) -> None:
         self.number = number
-        self.surroundings = surroundings
+        self.context = context
         self._perform = perform
         self._is_quick = is_quick
-        self.mailbox = Mailbox(number, surroundings.report, self._answer)
+        self.mailbox = Mailbox(number, context.report, self._answer)
         self.lane = self._make_lane(0)
 
     def put(self, order: worker_pb2.Order) -> None:
@@ -200,10 +200,10 @@ class WorkerSession:
         self.mailbox.close()
 
     def _make_lane(self, channel_number: int) -> Lane:
-        return Lane(self.number, channel_number, self.surroundings, self._perform, reap_mail=self.mailbox.reap)
+        return Lane(self.number, channel_number, self.context, self._perform, reap_mail=self.mailbox.reap)
 
     def _answer(self, mail: bytes) -> bytes | None:
         """Answers as ``SmallReads.answer``; called by the thread that reads mail."""
         lane = self.lane
         send = lane.send_at_once if lane.may_send_at_once else None
-        return self.surroundings.small_reads.answer(mail, send, channel_number=lane.channel_number)
+        return self.context.small_reads.answer(mail, send, channel_number=lane.channel_number)

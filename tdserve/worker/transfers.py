@@ -68,17 +68,17 @@ def _send(
     *,
     fills_last_after_sends: bool = False,
 ) -> None:
-    shared = lane.surroundings
+    context = lane.context
     if is_sent_at_once(messages):
-        lane.keep(start_send(lane.channel, order.tag, messages, source, shared.pool))
+        lane.keep(start_send(lane.channel, order.tag, messages, source, context.pool))
         return
-    timeout_s = PerMessage(shared.transfer_timeout_s)
+    timeout_s = PerMessage(context.transfer_timeout_s)
     send_messages(
         lane.channel,
         order.tag,
         messages,
         source,
-        pool=shared.pool,
+        pool=context.pool,
         timeout_s=timeout_s,
         fills_last_after_sends=fills_last_after_sends,
     )
@@ -102,18 +102,18 @@ def take(
         RemoteProtocolError: The announced sizes are not those of the content; nothing was received.
         CapacityError: There is no room for the values. The channel is in the middle of the content.
     """
-    shared = lane.surroundings
+    context = lane.context
     if content.HasField("inline"):
         check_inline(content, layout)
         unpack(content.inline, layout.messages, sink)
         return worker_pb2.Worked()
     messages = write_messages(layout, content.values_nbytes, content.message_nbytes)
-    timeout_s = PerMessage(shared.transfer_timeout_s)
+    timeout_s = PerMessage(context.transfer_timeout_s)
     if values is not None:
         sink = SinkBehind(sink, values)
     elif content.values_nbytes:
         raise RemoteProtocolError(expected="values in the message", received=f"{content.values_nbytes} bytes behind it")
-    recv_messages(lane.channel, order.tag, messages, sink, pool=shared.pool, timeout_s=timeout_s)
+    recv_messages(lane.channel, order.tag, messages, sink, pool=context.pool, timeout_s=timeout_s)
     return worker_pb2.Worked(nbytes_moved=sum(content.message_nbytes))
 
 

@@ -81,14 +81,14 @@ class Peer:
     def __init__(self, *, transfer_timeout_s: float = TIMEOUT_S) -> None:
         self.reports: SimpleQueue[worker_pb2.Report] = SimpleQueue()
         stores = OpenStores(writes_values=True)
-        self.surroundings = WorkerContext(
+        self.context = WorkerContext(
             stores=stores,
             small_reads=SmallReads(stores, inline_bytes=INLINE_BYTES),
             pool=BufferPool(),
             report=self._on_report,
             transfer_timeout_s=transfer_timeout_s,
         )
-        self.session = WorkerSession(7, self.surroundings, perform, is_quick)
+        self.session = WorkerSession(7, self.context, perform, is_quick)
         self._kv_stores = {is_mail: KVStore(partial(self._publish, is_mail)) for is_mail in (False, True)}
         self._last_order = self._number = 0
         self.mails: SimpleQueue[bytes] = SimpleQueue()
@@ -112,7 +112,7 @@ class Peer:
         body = getattr(order, order.WhichOneof("body") or "", None)
         ref = getattr(body, "store", None) or getattr(body, "version", None)
         if ref is not None and ref.HasField("spec"):  # as the worker's main thread does
-            self.surroundings.stores.learn(ref.fingerprint, ref.spec)
+            self.context.stores.learn(ref.fingerprint, ref.spec)
         self.session.put(order)
         return self._last_order
 

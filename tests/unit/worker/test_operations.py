@@ -75,8 +75,8 @@ def test_operations_when_listed_then_one_for_every_order() -> None:
 def test_is_quick_when_few_bytes_of_an_open_store_then_true(peer: Peer, plain: StoredTensorDict) -> None:
     order = sampling(plain, [1, 2])
     assert not is_quick(peer.session.lane, order)  # to map it takes a while
-    peer.surroundings.stores.learn(plain.ref.fingerprint, plain.ref.spec)
-    peer.surroundings.stores.get(plain.ref)
+    peer.context.stores.learn(plain.ref.fingerprint, plain.ref.spec)
+    peer.context.stores.get(plain.ref)
     assert is_quick(peer.session.lane, order)
     most = MAX_POSTED_BYTES // (8 + 8 + 8)  # a row, its number and its generation; then gaps, and a status
     assert is_quick(peer.session.lane, sampling(plain, [0] * (most - 16)))
@@ -90,8 +90,8 @@ def test_is_quick_when_few_bytes_of_an_open_store_then_true(peer: Peer, plain: S
 
 def test_is_quick_when_rows_have_values_or_it_is_another_order_then_false(peer: Peer, tmp_path: Path) -> None:
     with_values = StoredTensorDict(tmp_path / "store", TensorDict({"small": torch.arange(6), "v": "text"}, [6]))
-    peer.surroundings.stores.learn(with_values.ref.fingerprint, with_values.ref.spec)
-    peer.surroundings.stores.get(with_values.ref)
+    peer.context.stores.learn(with_values.ref.fingerprint, with_values.ref.spec)
+    peer.context.stores.get(with_values.ref)
     assert not is_quick(peer.session.lane, sampling(with_values, [1]))
     assert not is_quick(peer.session.lane, worker_pb2.Order(discard=worker_pb2.Discard()))
     assert not is_quick(peer.session.lane, worker_pb2.Order())
@@ -100,8 +100,8 @@ def test_is_quick_when_rows_have_values_or_it_is_another_order_then_false(peer: 
 def test_is_quick_when_local_values_come_then_as_long_as_nobody_else_would_wait(peer: Peer) -> None:
     order = worker_pb2.Order(put_values=worker_pb2.PutValues(spool_nbytes=MAX_QUICK_VALUES_BYTES))
     assert not is_quick(peer.session.lane, order)
-    alone = replace(peer.surroundings, has_clients=lambda: False)
-    peer.session.lane.surroundings = alone
+    alone = replace(peer.context, has_clients=lambda: False)
+    peer.session.lane.context = alone
     assert is_quick(peer.session.lane, order)
     order.put_values.spool_nbytes += 1
     assert not is_quick(peer.session.lane, order)
@@ -143,9 +143,7 @@ def test_receive_rows_when_sent_then_in_their_places_and_nowhere_else(peer: Peer
     content = control_pb2.Content(message_nbytes=layout.message_nbytes)
     order = worker_pb2.ReceiveRows(store=store.ref, rows=rows(5, 0), content=content)
     peer.put(worker_pb2.Order(tag=9, receive_rows=order))
-    peer.channel.wait_all(
-        start_send(peer.channel, 9, layout.messages, FlatEnd(buffer), peer.surroundings.pool), TIMEOUT_S
-    )
+    peer.channel.wait_all(start_send(peer.channel, 9, layout.messages, FlatEnd(buffer), peer.context.pool), TIMEOUT_S)
     assert peer.next_report().HasField("done")
     sent = columns(layout, pack(layout.messages, FlatEnd(buffer)))["large"]
     assert torch.equal(view_bytes(store.leaves[("large",)][[5, 0]]), sent)
@@ -241,7 +239,7 @@ def test_send_selection_when_small_then_inline_with_status(peer: Peer, store: St
     found = columns(layout, peer.done(send_selection=order).inline)
     assert numbers(found["small"]) == [0, 2, 4]
     assert numbers(found["status"])[:2] == [ReadStatus.WHOLE, 1]
-    assert peer.surroundings.stores.find_granted("store") is not None  # control has let somebody read it
+    assert peer.context.stores.find_granted("store") is not None  # control has let somebody read it
 
 
 def test_send_selection_when_the_client_waits_already_then_nothing_is_announced(
@@ -294,9 +292,7 @@ def test_staged_write_when_applied_twice_then_as_once(peer: Peer, store: StoredT
     staged = worker_pb2.ReceiveSelection(**common, staging=str(tmp_path / "staging" / "0"))
     peer.put(worker_pb2.Order(tag=3, receive_selection=staged))
     before = store.leaves[("large",)].clone()
-    peer.channel.wait_all(
-        start_send(peer.channel, 3, layout.messages, FlatEnd(buffer), peer.surroundings.pool), TIMEOUT_S
-    )
+    peer.channel.wait_all(start_send(peer.channel, 3, layout.messages, FlatEnd(buffer), peer.context.pool), TIMEOUT_S)
     assert peer.next_report().HasField("done")
     assert torch.equal(store.leaves[("large",)], before)
     for _ in range(2):

@@ -45,9 +45,7 @@ def test_receive_when_over_the_channel_then_straight_into_the_file_and_out_again
     content = control_pb2.Content(message_nbytes=LAYOUT.message_nbytes)
     order = worker_pb2.ReceiveVersion(version=ref(path), content=content)
     peer.put(worker_pb2.Order(tag=1, receive_version=order))
-    peer.channel.wait_all(
-        start_send(peer.channel, 1, LAYOUT.messages, LeafEnd(LEAVES), peer.surroundings.pool), TIMEOUT_S
-    )
+    peer.channel.wait_all(start_send(peer.channel, 1, LAYOUT.messages, LeafEnd(LEAVES), peer.context.pool), TIMEOUT_S)
     assert peer.next_report().HasField("done")
     peer.put(worker_pb2.Order(tag=2, is_accepted=True, send_version=worker_pb2.SendVersion(version=ref(path))))
     layout = read_layout(CAPTURED.spec)
