@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tdserve.base.errors import ClosedError, CorruptDataError, LocalProtocolError
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import sync_file
-from tdserve.store.mapped import Mapping, map_shared
+from tdserve.store.mapped import Mapping, map_new, map_shared
 
 FILE_NAME = "generation.memmap"
 
@@ -74,7 +74,7 @@ class Generations:
             try:
                 os.posix_fallocate(fd, 0, nbytes)
                 os.pwrite(fd, _HEADER.pack(_MAGIC, uid.encode(), num_rows), 0)
-                mapping = map_shared(fd, nbytes, writable=True, path=file)
+                mapping = map_new(fd, nbytes, path=file)
             except BaseException:
                 file.unlink()
                 raise

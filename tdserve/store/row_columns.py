@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tdserve.base.errors import CorruptDataError, LocalProtocolError
 from tdserve.store.faults import convert_os_errors
-from tdserve.store.mapped import map_shared
+from tdserve.store.mapped import map_new, map_shared
 
 FOLDER = "columns"
 
@@ -43,12 +43,13 @@ def open_column(
         folder.mkdir(exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
-            if not os.fstat(fd).st_size:
+            is_new = not os.fstat(fd).st_size
+            if is_new:
                 _reserve(fd, nbytes, path)
             found = os.fstat(fd).st_size
             if found != nbytes:
                 raise CorruptDataError(path=str(path), expected=f"{nbytes} bytes", actual=f"{found} bytes")
-            mapping = map_shared(fd, nbytes, writable=True, path=path)
+            mapping = map_new(fd, nbytes, path=path) if is_new else map_shared(fd, nbytes, writable=True, path=path)
         finally:
             os.close(fd)
     column: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=mapping)

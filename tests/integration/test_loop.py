@@ -241,12 +241,17 @@ def test_loop_when_rows_leave_by_rules_of_their_own_then_no_call_keeps_it_busy(
             with pytest.raises(tdserve.DeadlineExceededError):
                 queue.take(1, max_lag=0, timeout_s=1.0)
 
+        def fill_another() -> None:
+            client.create_replay("another", like=row, capacity=num_rows, max_times_sampled=2).extend(everything)
+            client.delete("another")
+
         def replace_policy() -> None:
             client.publish("p", row.expand(1).clone())
             client.delete("p")
             assert queue.info()["newest_policy_version"] == 0
 
         calls: dict[str, Callable[[], object]] = {
+            "fill a new table": fill_another,
             "evict one row": lambda: lowest.extend(everything[:1]),
             "evict very many rows": lambda: lowest.extend(everything[: num_rows // 3]),
             "evict all rows": lambda: lowest.extend(everything),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.store.mapped import make_private, map_private, map_shared
+from tdserve.store.mapped import make_private, map_new, map_private, map_shared
 
 
 def _open(path: Path, nbytes: int) -> int:
@@ -47,6 +47,17 @@ def test_mapping_when_descriptor_is_not_writable_then_is_refused(tmp_path: Path)
     with pytest.raises(InvalidRequestError, match=str(tmp_path)):
         map_shared(fd, 10, writable=True, path=tmp_path)
     os.close(fd)
+
+
+def test_new_mapping_when_made_then_the_kernel_reads_nothing_ahead(tmp_path: Path) -> None:
+    fd = _open(tmp_path / "known-name", 4096)
+    view = np.frombuffer(map_new(fd, 4096, path=tmp_path), np.uint8)
+    os.close(fd)
+    view[0] = 7
+    assert (tmp_path / "known-name").read_bytes()[0] == 7
+    _, _, ours = Path("/proc/self/smaps").read_text().partition("known-name")
+    flags = next(line for line in ours.splitlines() if line.startswith("VmFlags:"))
+    assert "rr" in flags.split()
 
 
 def test_private_mapping_when_written_then_nobody_else_sees_it_and_what_it_left_alone_is_shared(tmp_path: Path) -> None:
