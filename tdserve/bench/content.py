@@ -10,22 +10,22 @@ from tdserve.base.errors import CorruptDataError
 LAYER_PARTS = ("query", "key", "value", "output")
 
 
-def transitions(num_rows: int) -> TensorDict:
+def make_transitions(num_rows: int) -> TensorDict:
     """Returns rows of a control task; ``reward`` is the row's number in this pool."""
     generator = torch.Generator().manual_seed(1)
     observation = torch.randn(num_rows + 1, 84, generator=generator)
     action = torch.randn(num_rows, 6, generator=generator)
-    return _steps(observation, action, torch.arange(num_rows, dtype=torch.float32), generator)
+    return _make_steps(observation, action, torch.arange(num_rows, dtype=torch.float32), generator)
 
 
-def pixels(num_rows: int) -> TensorDict:
+def make_pixels(num_rows: int) -> TensorDict:
     """Returns rows of an Atari-like task; ``action`` is the row's number in this pool."""
     generator = torch.Generator().manual_seed(2)
     frames = torch.randint(256, (num_rows + 1, 4, 84, 84), dtype=torch.uint8, generator=generator)
-    return _steps(frames, torch.arange(num_rows), torch.randn(num_rows, generator=generator), generator)
+    return _make_steps(frames, torch.arange(num_rows), torch.randn(num_rows, generator=generator), generator)
 
 
-def _steps(
+def _make_steps(
     observation: torch.Tensor, action: torch.Tensor, reward: torch.Tensor, generator: torch.Generator
 ) -> TensorDict:
     """Returns a row for each action; ``observation`` has one row more."""
@@ -42,7 +42,7 @@ def _steps(
     )
 
 
-def weights(num_tensors: int, nbytes: int) -> TensorDict:
+def make_weights(num_tensors: int, nbytes: int) -> TensorDict:
     """Returns float32 tensors of equal size, ``nbytes`` in all, nested as modules nest them: four in each layer."""
     width = nbytes // num_tensors // 4
     generator = torch.Generator().manual_seed(3)
@@ -55,24 +55,24 @@ def weights(num_tensors: int, nbytes: int) -> TensorDict:
 
 def stamp(tree: TensorDictBase, number: int) -> None:
     """Writes ``number`` to both ends of every tensor of a tree, so that two versions have no tensor in common."""
-    for leaf in tensors(tree).values():
+    for leaf in list_tensors(tree).values():
         leaf[0] = float(number)
         leaf[-1] = float(number)
 
 
-def tensors(td: TensorDictBase) -> dict[object, torch.Tensor]:
+def list_tensors(td: TensorDictBase) -> dict[object, torch.Tensor]:
     """Returns the tensor leaves by nested key."""
     return {key: leaf for key, leaf in td.items(True, True) if isinstance(leaf, torch.Tensor)}
 
 
-def row_nbytes(pool: TensorDictBase) -> int:
+def compute_row_nbytes(pool: TensorDictBase) -> int:
     """Returns the tensor bytes of one row."""
-    return total_nbytes(pool) // len(pool)
+    return compute_total_nbytes(pool) // len(pool)
 
 
-def total_nbytes(td: TensorDictBase) -> int:
+def compute_total_nbytes(td: TensorDictBase) -> int:
     """Returns the tensor bytes of a whole tensordict."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in tensors(td).values())
+    return sum(leaf.numel() * leaf.element_size() for leaf in list_tensors(td).values())
 
 
 def check_rows(batch: TensorDictBase, pool: TensorDictBase, *, source_key: str, what: str) -> None:
@@ -93,8 +93,8 @@ def check_equal(actual: TensorDictBase, expected: TensorDictBase, *, what: str) 
     Raises:
         CorruptDataError: A leaf differs; the error names the first such key.
     """
-    found_leaves = tensors(actual)
-    for key, leaf in tensors(expected).items():
+    found_leaves = list_tensors(actual)
+    for key, leaf in list_tensors(expected).items():
         found = found_leaves.get(key)
         if found is None or found.dtype != leaf.dtype or not torch.equal(found, leaf):
             where = "no such key" if found is None else f"{found.dtype} {tuple(found.shape)}, other values"

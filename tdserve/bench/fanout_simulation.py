@@ -194,7 +194,9 @@ def simulate(num_pullers: int, nbytes: int, fanout: int, network: Network | None
     return Outcome(done[0], done[len(done) // 2], done[-1], server_bytes, max(host.depth for host in pullers))
 
 
-def table(*, num_pullers: int = 1000, nbytes: int = 256 * MIB, fanouts: Iterable[int] = (0, 1, 2, 4, 8)) -> list[str]:
+def format_table(
+    *, num_pullers: int = 1000, nbytes: int = 256 * MIB, fanouts: Iterable[int] = (0, 1, 2, 4, 8)
+) -> list[str]:
     """Returns the lines of a table in Markdown."""
     lines = [
         "| fanout | median puller | last puller | sent by the server | depth |",

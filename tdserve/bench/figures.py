@@ -73,12 +73,12 @@ class Figure:
 
     def meets(self, target: Target) -> bool:
         """Returns whether one of the targets is reached."""
-        floor = self.floor_of(target)
+        floor = self.find_floor(target)
         if floor is not None:
             return floor.ratio >= target.bound
         return self.median < target.bound if target.kind == "below" else self.median >= target.bound
 
-    def floor_of(self, target: Target) -> FloorFigure | None:
+    def find_floor(self, target: Target) -> FloorFigure | None:
         """Returns the floor that a target means; ``None`` for a target that bounds the figure itself."""
         if target.kind != "of floor":
             return None
@@ -87,7 +87,7 @@ class Figure:
     def to_json(self) -> dict[str, Any]:
         """Returns all fields and verdicts as plain values."""
         targets = [
-            {**asdict(target), "floor": getattr(self.floor_of(target), "name", None), "met": self.meets(target)}
+            {**asdict(target), "floor": getattr(self.find_floor(target), "name", None), "met": self.meets(target)}
             for target in self.targets
         ]
         return {**asdict(self), "targets": targets, "met": self.is_met}
@@ -105,19 +105,19 @@ class Scale:
         """Whether less is better."""
         return self.unit in PER_SECOND
 
-    def rounds(self, series: Series) -> tuple[float, ...]:
+    def convert_rounds(self, series: Series) -> tuple[float, ...]:
         """Returns the value of each round, in the unit."""
         if self.is_time:
             return tuple(each.median_s * PER_SECOND[self.unit] for each in series.rounds)
         return tuple(each.ops_per_s * self.amount for each in series.rounds)
 
-    def ratio(self, floor: Series, subject: Series) -> float:
+    def compute_ratio(self, floor: Series, subject: Series) -> float:
         """Returns how near the subject comes to the floor: the median over pairs of neighbouring rounds."""
-        pairs = zip(self.rounds(floor), self.rounds(subject), strict=True)
+        pairs = zip(self.convert_rounds(floor), self.convert_rounds(subject), strict=True)
         return median(low / own if self.is_time else own / low for low, own in pairs)
 
 
-def gigabytes(nbytes: int) -> float:
+def to_gigabytes(nbytes: int) -> float:
     """Returns decimal gigabytes, the unit in which networks are sold."""
     return nbytes / 1e9
 
@@ -148,18 +148,23 @@ def make_figure(
         if target.kind == "of floor" and not (target.floor in floors if target.floor else floors):
             raise InvalidRequestError(argument="targets", reason=f"{name!r} has no floor {target.floor!r}")
     found = [
-        FloorFigure(key, median(scale.rounds(series)), scale.ratio(series, subject), scale.rounds(series))
+        FloorFigure(
+            key,
+            median(scale.convert_rounds(series)),
+            scale.compute_ratio(series, subject),
+            scale.convert_rounds(series),
+        )
         for key, series in floors.items()
     ]
     return Figure(
         workload=workload,
         name=name,
         unit=scale.unit,
-        median=median(scale.rounds(subject)),
+        median=median(scale.convert_rounds(subject)),
         op_median_ms=subject.median_s * 1e3,
         op_p99_ms=subject.p99_s * 1e3,
         num_ops=sum(len(each.op_s) for each in subject.rounds),
-        rounds=scale.rounds(subject),
+        rounds=scale.convert_rounds(subject),
         floors=tuple(found),
         targets=tuple(targets),
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from tdserve.bench.content import tensors
+from tdserve.bench.content import list_tensors
 from tdserve.bench.floor_link import WHOLE, FloorLink
 from tdserve.bench.measure import Pacing, Round, Task, time_round
 
@@ -33,7 +33,7 @@ FIRST_NUM_OPS = 4
 """The first round of a floor only finds out how long one operation takes."""
 
 
-def gloo_floor(link: FloorLink, *, out: int = 0, back: int = 0, message_nbytes: int = WHOLE) -> Task:
+def make_gloo_floor(link: FloorLink, *, out: int = 0, back: int = 0, message_nbytes: int = WHOLE) -> Task:
     """Returns exchanges over the raw link.
 
     Both ends agree on their number before a round, so each round is as long as the speed of the last one tells.
@@ -58,7 +58,7 @@ def gloo_floor(link: FloorLink, *, out: int = 0, back: int = 0, message_nbytes: 
     return Task(run_round)
 
 
-def _local(operation: Callable[[], object]) -> Task:
+def _make_local(operation: Callable[[], object]) -> Task:
     """Returns a floor that torch works at in this process, with one thread.
 
     Two threads are hardly faster on memory (17.4 against 16.6 GB/s, measured). Where another process wants a core, each
@@ -76,24 +76,24 @@ def _local(operation: Callable[[], object]) -> Task:
     return Task(run_round)
 
 
-def memcpy_touched(nbytes: int) -> Task:
+def make_touched_memcpy(nbytes: int) -> Task:
     """Returns copies into memory whose pages exist."""
     source = torch.ones(nbytes, dtype=torch.uint8)
     target = torch.zeros(nbytes, dtype=torch.uint8)
-    return _local(lambda: target.copy_(source))
+    return _make_local(lambda: target.copy_(source))
 
 
-def memcpy_fresh(nbytes: int) -> Task:
+def make_fresh_memcpy(nbytes: int) -> Task:
     """Returns copies into memory that the kernel still has to find and clear, as for every call without ``out=``."""
     source = torch.ones(nbytes, dtype=torch.uint8)
 
     def put() -> None:
         torch.empty(nbytes, dtype=torch.uint8).copy_(source)
 
-    return _local(put)
+    return _make_local(put)
 
 
-def memcpy_ring(nbytes: int, *, source_nbytes: int, ring_nbytes: int) -> Task:
+def make_ring_memcpy(nbytes: int, *, source_nbytes: int, ring_nbytes: int) -> Task:
     """Returns copies of ``nbytes`` bytes, each from the next place of a source to the next place of a ring.
 
     The pages of the ring exist. Copies between the same few megabytes would run in the processor's caches, which no
@@ -108,7 +108,7 @@ def memcpy_ring(nbytes: int, *, source_nbytes: int, ring_nbytes: int) -> Task:
         start, place = next(sources), next(places)
         ring[place : place + nbytes].copy_(source[start : start + nbytes])
 
-    return _local(put)
+    return _make_local(put)
 
 
 class MappedRows:
@@ -127,7 +127,7 @@ class MappedRows:
         def draw() -> None:
             _ = self._rows[self._draw(num_rows)]
 
-        return _local(draw)
+        return _make_local(draw)
 
     def select(self, num_rows: int) -> Task:
         """Returns reads of random rows into new tensors, by ``index_select`` for each leaf: it copies row by row."""
@@ -137,7 +137,7 @@ class MappedRows:
             index = self._draw(num_rows)
             _ = [torch.index_select(leaf, 0, index) for leaf in leaves]
 
-        return _local(draw)
+        return _make_local(draw)
 
     def select_into(self, num_rows: int) -> Task:
         """Returns the same reads, but into the same tensors each time, whose pages exist."""
@@ -148,7 +148,7 @@ class MappedRows:
             for leaf, out in leaves:
                 torch.index_select(leaf, 0, index, out=out)
 
-        return _local(draw)
+        return _make_local(draw)
 
     def write(self, batches: Callable[[], TensorDictBase]) -> Task:
         """Returns writes of batches, one behind the other, around the ring."""
@@ -162,12 +162,12 @@ class MappedRows:
             self._rows[cursor : cursor + len(batch)] = batch
             cursor += len(batch)
 
-        return _local(put)
+        return _make_local(put)
 
     def _draw(self, num_rows: int) -> torch.Tensor:
         return torch.randint(self._num_rows, (num_rows,), generator=self._generator)
 
     def _leaves(self, num_rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Returns the leaves as plain tensors over the mapped memory, each with a touched tensor of so many rows."""
-        plain = [leaf.as_subclass(torch.Tensor) for leaf in tensors(self._rows).values()]
+        plain = [leaf.as_subclass(torch.Tensor) for leaf in list_tensors(self._rows).values()]
         return [(leaf, torch.ones_like(leaf[:num_rows])) for leaf in plain]

@@ -23,28 +23,28 @@ def describe_machine(root: Path) -> dict[str, Fact]:
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cores": len(os.sched_getaffinity(0)),
-        "processor": _processor(),
+        "processor": _read_processor(),
         "memory_gib": round(memory_nbytes / GIB, 1),
         "load_average_1_min": round(os.getloadavg()[0], 2),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torch_threads": torch.get_num_threads(),
-        "tensordict": _version("tensordict"),
-        "tdserve": _version("tdserve"),
+        "tensordict": _read_version("tensordict"),
+        "tdserve": _read_version("tdserve"),
         "root": str(root),
-        "file_system": _file_system(root),
+        "file_system": _find_file_system(root),
     }
 
 
-def _version(package: str) -> str:
+def _read_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
 
 
-def _processor() -> str:
+def _read_processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -53,7 +53,7 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def _file_system(folder: Path) -> str:
+def _find_file_system(folder: Path) -> str:
     """The type of the mount with the longest path above ``folder``."""
     try:
         mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from tdserve.base.errors import InvalidRequestError, TDServeError
-from tdserve.bench.figures import Figure, Scale, gigabytes
+from tdserve.bench.figures import Figure, Scale, to_gigabytes
 from tdserve.bench.floor_link import REQUEST_NBYTES
-from tdserve.bench.floors import memcpy_fresh, memcpy_touched
+from tdserve.bench.floors import make_fresh_memcpy, make_touched_memcpy
 from tdserve.bench.machine import describe_machine
 from tdserve.bench.measure import alternate
 from tdserve.bench.options import MIB, WORKLOAD_NAMES, BenchOptions
@@ -62,12 +62,12 @@ def run(options: BenchOptions, console: Console | None = None) -> int:
     started = time.monotonic()
     figures: list[Figure] = []
     num_failed = 0
-    with _terminable(), open_stage(options) as stage:
+    with _end_on_sigterm(), open_stage(options) as stage:
         machine = {**describe_machine(stage.folder), "transport": stage.wire}
         show_machine(console, machine)
         if stage.wire == "shm" and not has_torchrl():
             console.print(MISSING, style="yellow", markup=False)
-        figures += _floors(stage)
+        figures += _measure_floors(stage)
         show_figures(console, figures, title="floors", is_judged=False)
         for name in options.workloads:
             found: list[Figure] = []
@@ -87,7 +87,7 @@ def run(options: BenchOptions, console: Console | None = None) -> int:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def _end_on_sigterm() -> Iterator[None]:
     """Lets SIGTERM end the run as Ctrl-C does, so that nothing is left behind then either."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -106,17 +106,17 @@ def _check(options: BenchOptions) -> None:
         raise InvalidRequestError(argument="repeats", reason=f"{options.num_rounds} is less than 1")
 
 
-def _floors(stage: Stage) -> Iterator[Figure]:
+def _measure_floors(stage: Stage) -> Iterator[Figure]:
     """Measures the machine by itself. The workloads measure their own floors again, beside what they judge."""
     nbytes = stage.sizes.memcpy_nbytes
     tasks = {
-        "memcpy into touched pages": (Scale("GB/s", gigabytes(nbytes)), memcpy_touched(nbytes)),
-        "memcpy into fresh pages": (Scale("GB/s", gigabytes(nbytes)), memcpy_fresh(nbytes)),
+        "memcpy into touched pages": (Scale("GB/s", to_gigabytes(nbytes)), make_touched_memcpy(nbytes)),
+        "memcpy into fresh pages": (Scale("GB/s", to_gigabytes(nbytes)), make_fresh_memcpy(nbytes)),
     }
     for size in (1,) if stage.options.quick else (64, 1):
-        stream = (Scale("GB/s", gigabytes(size * MIB)), stage.gloo(back=size * MIB))
+        stream = (Scale("GB/s", to_gigabytes(size * MIB)), stage.make_gloo_floor(back=size * MIB))
         tasks[f"gloo stream, {size} MiB messages"] = stream
-    tasks["gloo round trip"] = (Scale("us"), stage.gloo(out=REQUEST_NBYTES, back=REQUEST_NBYTES))
+    tasks["gloo round trip"] = (Scale("us"), stage.make_gloo_floor(out=REQUEST_NBYTES, back=REQUEST_NBYTES))
     measured = alternate({name: task for name, (_, task) in tasks.items()}, stage.num_rounds, stage.pacing)
     for name, series in measured.items():
         yield stage.judge("floors", name, tasks[name][0], series)

@@ -75,10 +75,10 @@ class Series:
     @property
     def p99_s(self) -> float:
         """The 99th percentile over the operations of all rounds."""
-        return percentile([seconds for each in self.rounds for seconds in each.op_s], 99)
+        return compute_percentile([seconds for each in self.rounds for seconds in each.op_s], 99)
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
+def compute_percentile(values: Sequence[float], percent: float) -> float:
     """Returns the nearest-rank percentile: one of the values, and the largest of them where they are too few."""
     if not values:
         raise InvalidRequestError(argument="values", reason="a percentile of nothing")

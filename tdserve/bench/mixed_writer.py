@@ -17,7 +17,7 @@ import torch
 from tdserve.base.config import check_transport
 from tdserve.base.errors import TDServeError
 from tdserve.bench.child import LinePipe, run_child
-from tdserve.bench.content import transitions
+from tdserve.bench.content import make_transitions
 from tdserve.client.client import connect
 
 POOL_ROWS = 4_096
@@ -28,7 +28,7 @@ NUM_UNDER_WAY = 64
 
 def _write(pipe: LinePipe, address: str, wire: str, store: str) -> None:
     """Writes for as many seconds as each order says, and answers how many batches were acknowledged."""
-    pool = transitions(POOL_ROWS)
+    pool = make_transitions(POOL_ROWS)
     next_batch = cycle([pool[start : start + BATCH_ROWS] for start in range(0, POOL_ROWS, BATCH_ROWS)]).__next__
     with connect(address, transport=check_transport(wire)) as client:
         replay = client.replay(store)

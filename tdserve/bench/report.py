@@ -70,9 +70,9 @@ def show_summary(console: Console, figures: Iterable[Figure], *, is_judged: bool
     if is_judged:
         console.print(f"targets met: {len(judged) - len(missed)} of {len(judged)}; took {seconds:.0f} s")
         for figure, target in missed:
-            floor = figure.floor_of(target)
+            floor = figure.find_floor(target)
             of = "" if floor is None else f" of {floor.name}"
-            bound = _bound(target, figure.unit)
+            bound = _format_bound(target, figure.unit)
             console.print(f"  not met: {figure.workload}: {figure.name}: {bound}{of}", style="yellow", markup=False)
     else:
         console.print(f"quick sizes: targets are not judged; took {seconds:.0f} s")
@@ -103,7 +103,7 @@ def write_json(
         raise InvalidRequestError(argument="--json", reason=f"{path}: {error.strerror}") from error
 
 
-def _amount(value: float, unit: str) -> str:
+def _format_amount(value: float, unit: str) -> str:
     """Returns three significant digits, and large rates with k or M, so that columns stay narrow."""
     if unit == "rows/s" and value >= 1e3:
         return f"{value / 1e6:.2f} M{unit}" if value >= 1e6 else f"{value / 1e3:.3g} k{unit}"
@@ -112,27 +112,29 @@ def _amount(value: float, unit: str) -> str:
     return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
-def _duration(ms: float) -> str:
-    return _amount(ms, "ms") if ms >= 1 else _amount(ms * 1e3, "us")
+def _format_duration(ms: float) -> str:
+    return _format_amount(ms, "ms") if ms >= 1 else _format_amount(ms * 1e3, "us")
 
 
 def _make_cells(figure: Figure, floor: FloorFigure | None, is_first: bool, is_judged: bool) -> list[Text | str]:
     """Returns the cells of one line: a figure beside one of its floors. Only the first line names the figure."""
-    name, median, p99 = figure.name, _amount(figure.median, figure.unit), _duration(figure.op_p99_ms)
-    beside = ("", "", "") if floor is None else (f"{floor.ratio:.0%}", floor.name, _amount(floor.median, figure.unit))
+    name, median, p99 = figure.name, _format_amount(figure.median, figure.unit), _format_duration(figure.op_p99_ms)
+    beside = (
+        ("", "", "") if floor is None else (f"{floor.ratio:.0%}", floor.name, _format_amount(floor.median, figure.unit))
+    )
     cells: list[Text | str] = [Text(cell, style="" if is_first else "dim") for cell in beside]
-    verdicts = _verdicts(figure, floor, is_first, is_judged)
+    verdicts = _format_verdicts(figure, floor, is_first, is_judged)
     return [name, median, *cells, p99, verdicts] if is_first else ["", "", *cells, "", verdicts]
 
 
-def _verdicts(figure: Figure, floor: FloorFigure | None, is_first: bool, is_judged: bool) -> Text:
+def _format_verdicts(figure: Figure, floor: FloorFigure | None, is_first: bool, is_judged: bool) -> Text:
     """Returns the targets that mean this floor and, beside the first floor, those that bound the figure itself."""
     text = Text("")
     for target in figure.targets:
-        meant = figure.floor_of(target)
+        meant = figure.find_floor(target)
         if meant is not floor and not (meant is None and is_first):
             continue
-        bound = _bound(target, figure.unit)
+        bound = _format_bound(target, figure.unit)
         space = " " if text else ""
         if not is_judged:
             text.append(space + bound, style="dim")
@@ -143,8 +145,8 @@ def _verdicts(figure: Figure, floor: FloorFigure | None, is_first: bool, is_judg
     return text
 
 
-def _bound(target: Target, unit: str) -> str:
+def _format_bound(target: Target, unit: str) -> str:
     """Returns the bound without the unit of a rate: the figure itself names it, and lines stay short."""
     if target.kind == "of floor":
         return f">= {target.bound:.0%}"
-    return f"< {_amount(target.bound, unit)}" if target.kind == "below" else f">= {target.bound:,.0f}"
+    return f"< {_format_amount(target.bound, unit)}" if target.kind == "below" else f">= {target.bound:,.0f}"

@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from tdserve.base.errors import NotSupportedError
 from tdserve.bench.figures import Figure, Scale, make_figure
 from tdserve.bench.floor_link import WHOLE, FloorLink
-from tdserve.bench.floors import TORCHRL, gloo_floor
+from tdserve.bench.floors import TORCHRL, make_gloo_floor
 from tdserve.bench.measure import SUBJECT, Pacing, Series, Task, alternate
 from tdserve.bench.options import FULL, QUICK, WIRES, BenchOptions, Wire, WorkloadSizes
 from tdserve.bench.targets import find_targets
@@ -61,9 +61,9 @@ class Stage:
         """The usual length of a round."""
         return Pacing(self.sizes.round_s)
 
-    def gloo(self, *, out: int = 0, back: int = 0, message_nbytes: int = WHOLE) -> Task:
-        """Returns a floor over the raw link; see ``gloo_floor``."""
-        return gloo_floor(self.link, out=out, back=back, message_nbytes=message_nbytes)
+    def make_gloo_floor(self, *, out: int = 0, back: int = 0, message_nbytes: int = WHOLE) -> Task:
+        """Returns a floor over the raw link; see ``make_gloo_floor``."""
+        return make_gloo_floor(self.link, out=out, back=back, message_nbytes=message_nbytes)
 
     def measure(
         self,

@@ -19,12 +19,12 @@ from typing import Literal
 from tensordict import TensorDict
 
 from tdserve.bench.child import Child, LinePipe, run_child
-from tdserve.bench.content import pixels, transitions
+from tdserve.bench.content import make_pixels, make_transitions
 from tdserve.bench.measure import Pacing, Round, Task, time_round
 
 ContentName = Literal["transitions", "pixels"]
 
-POOLS: dict[str, Callable[[int], TensorDict]] = {"transitions": transitions, "pixels": pixels}
+POOLS: dict[str, Callable[[int], TensorDict]] = {"transitions": make_transitions, "pixels": make_pixels}
 
 MISSING = (
     "torchrl is not installed: its floor is left out, and so are the targets that mean it "

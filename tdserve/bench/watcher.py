@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from tdserve.base.config import TransportName, check_transport
 from tdserve.base.errors import CorruptDataError, LocalProtocolError, TDServeError
 from tdserve.bench.child import Child, LinePipe, run_child
-from tdserve.bench.content import check_equal, stamp, weights
+from tdserve.bench.content import check_equal, make_weights, stamp
 from tdserve.client.client import connect
 
 WATCH_TIMEOUT_S = 60.0
@@ -63,7 +63,7 @@ def _follow(pipe: LinePipe, address: str, transport: TransportName) -> None:
         while (order := pipe.receive()) is not None:
             if "check" in order:
                 (data,) = outs.values()
-                pipe.send({"difference": _difference(data, *order["check"])})
+                pipe.send({"difference": _find_difference(data, *order["check"])})
                 continue
             name, newer_than = order["watch"], order["newer_than"]
             out = None if is_mapped else outs.get(name)
@@ -75,7 +75,7 @@ def _follow(pipe: LinePipe, address: str, transport: TransportName) -> None:
             outs = {name: found.data}
 
 
-def _difference(found: TensorDictBase, num_tensors: int, nbytes: int, number: int) -> str | None:
+def _find_difference(found: TensorDictBase, num_tensors: int, nbytes: int, number: int) -> str | None:
     expected = _make_weights(num_tensors, nbytes)
     stamp(expected, number)
     try:
@@ -85,7 +85,7 @@ def _difference(found: TensorDictBase, num_tensors: int, nbytes: int, number: in
     return None
 
 
-_make_weights = lru_cache(maxsize=1)(weights)
+_make_weights = lru_cache(maxsize=1)(make_weights)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from tdserve.cli.options import CONNECT_TIMEOUT_S, client_options, endpoint
-from tdserve.cli.render import nbytes_text, print_json, printable
+from tdserve.cli.options import CONNECT_TIMEOUT_S, add_client_options, make_endpoint
+from tdserve.cli.render import escape_unprintable, format_nbytes, print_json
 
 ADOPTION_TIMEOUT_S = 120.0
 """Every file is checked: a folder of 100,000 leaves takes some seconds, longer on a remote disk."""
@@ -18,7 +18,7 @@ ADOPTION_TIMEOUT_S = 120.0
 @click.argument("name")
 @click.option("--read-only", is_flag=True, help="Refuse every write; the files need not be writable.")
 @click.option("--exist-ok", "exists_ok", is_flag=True, help="Succeed when it was adopted just so before.")
-@client_options
+@add_client_options
 def adopt(
     path: Path,
     name: str,
@@ -33,7 +33,7 @@ def adopt(
     Writes to the store change the files in PATH, unless --read-only is given. Deleting the store leaves them as
     they are.
     """
-    with endpoint(address, token_file).connect(timeout_s=CONNECT_TIMEOUT_S) as client:
+    with make_endpoint(address, token_file).connect(timeout_s=CONNECT_TIMEOUT_S) as client:
         client.adopt(path, name, read_only=read_only, exists_ok=exists_ok, timeout_s=ADOPTION_TIMEOUT_S)
         described = client.describe(name)
     if as_json:
@@ -42,5 +42,6 @@ def adopt(
     how = ", read-only" if described.read_only else ""
     shape = list(described.batch_size)
     click.echo(
-        f"{printable(name)}: {printable(described.adopted)}, batch size {shape}, {nbytes_text(described.nbytes)}{how}"
+        f"{escape_unprintable(name)}: {escape_unprintable(described.adopted)}, batch size {shape}, "
+        f"{format_nbytes(described.nbytes)}{how}"
     )

@@ -36,9 +36,9 @@ def bench(
 ) -> int:
     """Measure WORKLOADS (by default all) and their ratios to the floor."""
     if simulate_fanout:
-        from tdserve.bench.fanout_simulation import table
+        from tdserve.bench.fanout_simulation import format_table
 
-        for line in table():
+        for line in format_table():
             click.echo(line)
         return 0
     from tdserve.bench.main import run  # imports torch

@@ -13,7 +13,7 @@ import click
 from tdserve.base.config import TRANSPORTS
 from tdserve.base.errors import NotSupportedError
 from tdserve.cli.lasting import lasting
-from tdserve.cli.options import Command, endpoint
+from tdserve.cli.options import Command, make_endpoint
 from tdserve.examples.demo.options import ROLES, DemoOptions, index_of_host
 
 DEFAULTS = DemoOptions()
@@ -80,7 +80,7 @@ def _said(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _role_options(settings: dict[str, Any]) -> DemoOptions:
-    server = endpoint(settings["address"], None)
+    server = make_endpoint(settings["address"], None)
     found = {"transport": server.transport, "index": index_of_host(socket.gethostname()), **_said(settings)}
     return DemoOptions(**{**found, "address": server.address, "token": server.token, "local_root": server.root})
 

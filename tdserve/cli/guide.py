@@ -21,7 +21,7 @@ def guide(topic: str | None) -> None:
     """Show the guide to TOPIC, or list the topics."""
     pages = dict(_read_pages())
     if topic is None:
-        print_table(("topic", "about"), [(name, _summary(page)) for name, page in pages.items()])
+        print_table(("topic", "about"), [(name, _find_summary(page)) for name, page in pages.items()])
     elif topic in pages:
         from rich.markdown import Markdown  # a parser that no other command needs
 
@@ -42,6 +42,6 @@ def _read_pages() -> Iterator[tuple[str, str]]:
             yield name, page.read_text(encoding="utf-8")
 
 
-def _summary(page: str) -> str:
+def _find_summary(page: str) -> str:
     """Returns the paragraph below the title, which is one sentence."""
     return " ".join(page.split("\n\n")[1].split())

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from tdserve.base.errors import DeadlineExceededError
-from tdserve.cli.options import CONNECT_TIMEOUT_S, client_options, endpoint
-from tdserve.cli.render import key_text, print_json, print_table, value_text
+from tdserve.cli.options import CONNECT_TIMEOUT_S, add_client_options, make_endpoint
+from tdserve.cli.render import format_cell, format_key, print_json, print_table
 from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf
 
 if TYPE_CHECKING:
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("name")
 @click.option("-n", "num_rows", type=click.IntRange(min=1), default=5, show_default=True, help="Rows to show.")
-@client_options
+@add_client_options
 def head(name: str, num_rows: int, address: str | None, token_file: pathlib.Path | None, as_json: bool) -> None:
     """Show the first rows of store NAME: live rows of a table, the newest version of weights.
 
     Rows of a table that are read here do not count as sampled.
     """
-    with endpoint(address, token_file).connect(timeout_s=CONNECT_TIMEOUT_S) as client:
-        content = first_rows(client, name, num_rows)
-    leaves = list(flat(content))
+    with make_endpoint(address, token_file).connect(timeout_s=CONNECT_TIMEOUT_S) as client:
+        content = read_first_rows(client, name, num_rows)
+    leaves = list(iter_columns(content))
     if as_json:
         print_json({"name": name, "batch_size": list(content.batch_size), "data": nest_leaves(leaves)})
         return
     shown = [f"row {i}" for i in range(content.batch_size[0])] if content.batch_size else ["value"]
-    print_table(("key", "type", *shown), (leaf.cells(len(shown)) for leaf in leaves))
+    print_table(("key", "type", *shown), (leaf.make_cells(len(shown)) for leaf in leaves))
 
 
-def first_rows(client: Client, name: str, num_rows: int) -> Any:
+def read_first_rows(client: Client, name: str, num_rows: int) -> Any:
     """Reads up to ``num_rows`` rows of a store, or all of a tensordict or tensorclass that has no rows.
 
     Raises:
@@ -64,30 +64,30 @@ class Column(NamedTuple):
     value: Any
     is_per_row: bool
 
-    def cells(self, num_rows: int) -> list[str]:
+    def make_cells(self, num_rows: int) -> list[str]:
         """Returns the row of a table: key, type, then one cell per row."""
         values = [self.value[i] for i in range(num_rows)] if self.is_per_row else [self.value] * num_rows
-        return [key_text(self.path[0] if len(self.path) == 1 else self.path), self.type, *map(value_text, values)]
+        return [format_key(self.path[0] if len(self.path) == 1 else self.path), self.type, *map(format_cell, values)]
 
 
-def flat(content: TensorDictBase) -> Iterator[Column]:
+def iter_columns(content: TensorDictBase) -> Iterator[Column]:
     """Yields every leaf of a tensordict or tensorclass, in the order of its keys."""
     from tdserve.structure.capture import capture  # imports torch
 
     captured = capture(content)
     has_rows = bool(captured.spec.batch_size)
     if () in captured.spec.packed:
-        yield _packed_column(("",), captured.spec.root, captured.values[()])
+        yield _make_packed_column(("",), captured.spec.root, captured.values[()])
     for key in captured.spec.keys(include_nested=True):
         path = (key,) if isinstance(key, str) else key
         entry = captured.spec.find(path)
         if any(path[:depth] in captured.spec.packed for depth in range(len(path))):
             continue
         if isinstance(entry, Node) and entry.inner is not None:
-            yield _packed_column(path, entry, captured.values[path])
+            yield _make_packed_column(path, entry, captured.values[path])
         elif isinstance(entry, ValueLeaf) and entry.ragged is not None:
             held = captured.values[path]
-            shown = [_plain(element) for element in held] if entry.batch_size else _plain(held)
+            shown = [_to_plain(element) for element in held] if entry.batch_size else _to_plain(held)
             yield Column(path, entry.ragged.dtype or "value", shown, has_rows and bool(entry.batch_size))
         elif isinstance(entry, TensorLeaf):
             yield Column(path, entry.dtype, captured.tensors[path], has_rows)
@@ -95,23 +95,23 @@ def flat(content: TensorDictBase) -> Iterator[Column]:
             yield Column(path, "value", captured.values[path], has_rows and entry.per_row)
 
 
-def _packed_column(path: Path, node: Node, elements: Any) -> Column:
+def _make_packed_column(path: Path, node: Node, elements: Any) -> Column:
     """Returns a part whose rows differ in structure as dicts."""
     from tdserve.structure.stacks.elements import unwrap  # imports torch
 
     is_listed, elements = bool(node.batch_size), unwrap(elements)
-    found = [_plain(element) for element in elements] if is_listed else _plain(elements)
+    found = [_to_plain(element) for element in elements] if is_listed else _to_plain(elements)
     return Column(path, node.tensorclass or "tensordict", found, is_listed)
 
 
-def _plain(entry: Any) -> Any:
+def _to_plain(entry: Any) -> Any:
     """Returns an entry of any kind as dicts and lists."""
     from tensordict import NonTensorData, NonTensorStack  # imports torch
 
     from tdserve.structure.instances import find_content
 
     if isinstance(entry, list):
-        return [_plain(row) for row in entry]
+        return [_to_plain(row) for row in entry]
     if isinstance(entry, NonTensorData):
         return entry.data
     if isinstance(entry, NonTensorStack) or getattr(entry, "is_nested", None) is False:
@@ -119,10 +119,10 @@ def _plain(entry: Any) -> Any:
     if getattr(entry, "is_nested", False):
         return [part.tolist() for part in entry.unbind()]
     if hasattr(entry, "tensordicts"):
-        return [_plain(row) for row in entry.tensordicts]
+        return [_to_plain(row) for row in entry.tensordicts]
     if type(entry).__name__ != "TensorDict":
-        return _plain(find_content(entry))
-    return {key: _plain(item) for key, item in entry.items()}
+        return _to_plain(find_content(entry))
+    return {key: _to_plain(item) for key, item in entry.items()}
 
 
 def nest_leaves(leaves: Iterable[Column]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import click
 
 from tdserve.base.config import ClientConfig
 from tdserve.base.errors import TDServeError
-from tdserve.cli.render import one_line, print_json
+from tdserve.cli.render import print_json, to_one_line
 from tdserve.control.connection import check_health
 
 CHECK_TIMEOUT_S = 3.0
@@ -43,7 +43,7 @@ def health(address: str | None, wait_s: float, as_json: bool) -> int:
     if as_json:
         print_json(facts)
     else:
-        click.echo(one_line(f"{asked} {status}" + (f": {reason}" if reason else "")))
+        click.echo(to_one_line(f"{asked} {status}" + (f": {reason}" if reason else "")))
     return 0 if status == SERVING else 1
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from tdserve.cli.leaves import COLUMNS, describe_leaves
-from tdserve.cli.options import catalog_client, client_options
-from tdserve.cli.render import key_text, print_json, print_lines, print_table
+from tdserve.cli.options import add_client_options, open_catalog_client
+from tdserve.cli.render import format_key, print_json, print_lines, print_table
 
 
 @click.command()
@@ -17,7 +17,7 @@ from tdserve.cli.render import key_text, print_json, print_lines, print_table
 @click.option("--leaves-only", is_flag=True, help="Only tensors.")
 @click.option("--sort", is_flag=True, help="Sorted, instead of in insertion order.")
 @click.option("-l", "--long", "is_long", is_flag=True, help="With type, shape and bytes; always with nested keys.")
-@client_options
+@add_client_options
 def keys(
     name: str,
     *,
@@ -30,7 +30,7 @@ def keys(
     as_json: bool,
 ) -> None:
     """List the keys of store NAME, one per line, nested ones as tuples."""
-    with catalog_client(address, token_file) as client:
+    with open_catalog_client(address, token_file) as client:
         if is_long:
             leaves = describe_leaves(client.describe(name).spec, leaves_only=leaves_only, sort=sort)
         else:
@@ -38,8 +38,8 @@ def keys(
     if is_long and as_json:
         print_json([leaf.as_dict() for leaf in leaves])
     elif is_long:
-        print_table(COLUMNS, [leaf.cells() for leaf in leaves], right=("bytes",))
+        print_table(COLUMNS, [leaf.make_cells() for leaf in leaves], right=("bytes",))
     elif as_json:
         print_json(list(listed))
     else:
-        print_lines(map(key_text, listed))
+        print_lines(map(format_key, listed))

@@ -17,7 +17,7 @@ import click
 
 from tdserve.base.config import fail_delay_s
 from tdserve.base.errors import TDServeError
-from tdserve.cli.render import one_line
+from tdserve.cli.render import to_one_line
 
 UNWINDING_S = 5.0
 """Seconds for the clean-up of a process that was told to end: half of what ``docker stop`` grants."""
@@ -50,7 +50,7 @@ def lasting(command: Callable[..., int]) -> Callable[..., int]:
 
 def print_error(error: TDServeError) -> None:
     """Prints an error as one line on stderr."""
-    click.echo(f"tdserve: {one_line(str(error))}", err=True)
+    click.echo(f"tdserve: {to_one_line(str(error))}", err=True)
 
 
 def end_on_sigterm() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tdserve.cli.render import key_text, nbytes_text
+from tdserve.cli.render import format_key, format_nbytes
 from tdserve.structure.nodes import Node, TensorLeaf
 from tdserve.structure.tree import Path, Spec
 
@@ -19,10 +19,10 @@ class Leaf(NamedTuple):
     shape: tuple[int, ...]
     nbytes: int | None
 
-    def cells(self) -> tuple[str, str, str, str]:
+    def make_cells(self) -> tuple[str, str, str, str]:
         """Returns the row of a table with ``COLUMNS``."""
-        nbytes = "" if self.nbytes is None else nbytes_text(self.nbytes)
-        return key_text(self.key), self.type, str(list(self.shape)), nbytes
+        nbytes = "" if self.nbytes is None else format_nbytes(self.nbytes)
+        return format_key(self.key), self.type, str(list(self.shape)), nbytes
 
     def as_dict(self) -> dict[str, object]:
         """Returns the leaf's JSON object; a nested key is a list."""

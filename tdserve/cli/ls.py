@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import click
 
 from tdserve.base.errors import CorruptDataError, StoreNotFoundError
-from tdserve.cli.options import catalog_client, client_options
-from tdserve.cli.render import nbytes_text, print_json, print_lines, print_table, printable
+from tdserve.cli.options import add_client_options, open_catalog_client
+from tdserve.cli.render import escape_unprintable, format_nbytes, print_json, print_lines, print_table
 from tdserve.client.session.catalog_client import CatalogClient
 from tdserve.client.session.description import StoreDescription
 
@@ -19,10 +19,10 @@ COLUMNS = ("name", "kind", "rows", "capacity", "size", "version", "age")
 
 @click.command()
 @click.option("-l", "--long", "is_long", is_flag=True, help="Kind, rows, size, version and age of each.")
-@client_options
+@add_client_options
 def ls(is_long: bool, address: str | None, token_file: Path | None, as_json: bool) -> None:
     """List the stores, one name per line; with --long, a table."""
-    with catalog_client(address, token_file) as client:
+    with open_catalog_client(address, token_file) as client:
         names = client.stores()
         found = [shown for name in names if (shown := _describe(client, name))] if is_long else []
     if as_json:
@@ -30,7 +30,7 @@ def ls(is_long: bool, address: str | None, token_file: Path | None, as_json: boo
     elif is_long:
         print_table(COLUMNS, [each.cells for each in found], right=("rows", "capacity", "version", "age"))
     else:
-        print_lines(map(printable, names))
+        print_lines(map(escape_unprintable, names))
 
 
 class Shown(NamedTuple):
@@ -46,22 +46,24 @@ def _describe(client: CatalogClient, name: str) -> Shown | None:
     except StoreNotFoundError:
         return None  # deleted since it was listed
     except CorruptDataError:  # such as one whose adopted folder has vanished: tdserve info says more
-        return Shown({"name": name, "kind": "damaged"}, [printable(name), "damaged", *[""] * (len(COLUMNS) - 2)])
-    return Shown(_facts(described), _cells(described))
+        return Shown(
+            {"name": name, "kind": "damaged"}, [escape_unprintable(name), "damaged", *[""] * (len(COLUMNS) - 2)]
+        )
+    return Shown(_make_facts(described), _make_cells(described))
 
 
-def _facts(described: StoreDescription) -> dict[str, Any]:
+def _make_facts(described: StoreDescription) -> dict[str, Any]:
     names = ("name", "kind", "num_rows", "capacity", "nbytes", "version", "created_s")
     return {name: getattr(described, name) for name in names}
 
 
-def _cells(described: StoreDescription) -> list[str]:
+def _make_cells(described: StoreDescription) -> list[str]:
     return [
-        printable(described.name),
+        escape_unprintable(described.name),
         described.kind,
         str(described.num_rows),
         str(described.capacity) if described.kind == "replay" else "",
-        nbytes_text(described.nbytes),
+        format_nbytes(described.nbytes),
         str(described.version) if described.kind != "replay" else "",
         f"{max(0.0, time.time() - described.created_s):.0f} s",
     ]

@@ -22,7 +22,7 @@ CONNECT_TIMEOUT_S = 5.0
 Command = Callable[..., Any]
 
 
-def client_options(command: Command) -> Command:
+def add_client_options(command: Command) -> Command:
     """Adds ``--address``, ``--token-file`` and ``--json`` to a command that asks a server."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table."),
@@ -51,7 +51,7 @@ class Endpoint(NamedTuple):
         return tdserve.connect(said.pop("address"), timeout_s=timeout_s, **said)
 
 
-def endpoint(address: str | None, token_file: Path | None) -> Endpoint:
+def make_endpoint(address: str | None, token_file: Path | None) -> Endpoint:
     """Returns the server that the options name, or else the environment.
 
     Raises:
@@ -64,9 +64,9 @@ def endpoint(address: str | None, token_file: Path | None) -> Endpoint:
     return Endpoint(address or settings.address, token, settings.transport, settings.local_root)
 
 
-def catalog_client(address: str | None, token_file: Path | None) -> CatalogClient:
+def open_catalog_client(address: str | None, token_file: Path | None) -> CatalogClient:
     """Opens a client for commands that read no content; it does not import torch."""
-    server = endpoint(address, token_file)
+    server = make_endpoint(address, token_file)
     return CatalogClient(server.address, token=server.token, timeout_s=CONNECT_TIMEOUT_S)
 
 

@@ -29,24 +29,24 @@ MAX_CELL = 40
 """Characters of one value in a table."""
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Escapes everything in ``text`` that is not printable, as Python does."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
-def one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     """Puts ``text`` on one line."""
-    return printable(" ".join(text.split()))
+    return escape_unprintable(" ".join(text.split()))
 
 
-def key_text(key: str | Sequence[str]) -> str:
+def format_key(key: str | Sequence[str]) -> str:
     """Shows a key as ``store[...]`` takes it: bare at the root, a tuple if nested, so that dots stay unambiguous."""
-    return printable(key) if isinstance(key, str) else printable(repr(tuple(key)))
+    return escape_unprintable(key) if isinstance(key, str) else escape_unprintable(repr(tuple(key)))
 
 
-def nbytes_text(nbytes: int) -> str:
+def format_nbytes(nbytes: int) -> str:
     """Shows a number of bytes with a binary unit and three digits."""
     amount, unit = float(nbytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
@@ -56,9 +56,9 @@ def nbytes_text(nbytes: int) -> str:
     return f"{nbytes} B" if unit == "B" else f"{amount:.3g} {unit}"
 
 
-def value_text(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """Shows a tensor, a value or nested lists of values, shortened to fit a table's cell."""
-    text = _shorten(_corner(value))
+    text = _shorten(_cut_corner(value))
     return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 1]}…"
 
 
@@ -100,29 +100,29 @@ def print_lines(lines: Iterable[str]) -> None:
 
 def print_json(document: Any) -> None:
     """Prints one JSON document on one line, in ASCII."""
-    click.echo(json.dumps(jsonable(document), allow_nan=False))
+    click.echo(json.dumps(to_jsonable(document), allow_nan=False))
 
 
-def jsonable(value: Any) -> Any:
+def to_jsonable(value: Any) -> Any:
     """Converts a value for JSON: tensors and arrays to nested lists, nan and infinities to strings, bytes to hex."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, complex):
-        return [jsonable(value.real), jsonable(value.imag)]
+        return [to_jsonable(value.real), to_jsonable(value.imag)]
     if isinstance(value, (bytes, bytearray)):
         return value.hex()
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else str(key): jsonable(item) for key, item in value.items()}
+        return {key if isinstance(key, str) else str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [jsonable(item) for item in value]
+        return [to_jsonable(item) for item in value]
     if hasattr(value, "tolist"):
-        return jsonable(value.tolist())
+        return to_jsonable(value.tolist())
     return str(value)
 
 
-def _corner(value: Any) -> Any:
+def _cut_corner(value: Any) -> Any:
     """Cuts a tensor to what is shown and one more per dimension: it may have a hundred million elements."""
     if not (hasattr(value, "tolist") and hasattr(value, "ndim")):
         return value
@@ -137,4 +137,4 @@ def _shorten(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         shown = [_shorten(item) for item in value[:MAX_ITEMS]]
         return f"[{', '.join([*shown, '…'] if len(value) > MAX_ITEMS else shown)}]"
-    return printable(str(value) if isinstance(value, (int, complex)) else repr(value))
+    return escape_unprintable(str(value) if isinstance(value, (int, complex)) else repr(value))

@@ -67,7 +67,7 @@ from tdserve.cli.lasting import lasting
 @click.option(
     "--memory-limit",
     "memory_limit_bytes",
-    callback=lambda _, __, text: None if text is None else _bytes(text),
+    callback=lambda _, __, text: None if text is None else _parse_bytes(text),
     metavar="SIZE",
     help="Requests and their content that the server holds while they wait, such as 512M; 1G.",
 )
@@ -113,7 +113,7 @@ def _mask(text: str) -> int:
         raise click.BadParameter(f"{text!r} is no octal mask") from fault
 
 
-def _bytes(text: str) -> int:
+def _parse_bytes(text: str) -> int:
     try:
         return parse_bytes(text)
     except ValueError as fault:

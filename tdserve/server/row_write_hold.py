@@ -69,7 +69,7 @@ class RowWriteHold:
         def hold(rows: Rows) -> None:
             self._num_held += len(table.hold(rows))
 
-        num_left, self._held_before = table.ring.num_left_held, table.ring.held_among(self.rows)
+        num_left, self._held_before = table.ring.num_left_held, table.ring.select_held(self.rows)
         try:
             await look_at_rows(table, self.rows, check, hold)
             while num_left != table.ring.num_left_held:  # one of the rows may have left since it was checked
@@ -89,7 +89,7 @@ class RowWriteHold:
     def _held_rows(self, table: Table) -> Iterator[Rows]:
         """Yields the rows that ``hold`` itself has held so far: the first of those that were not held before."""
         num_missing = self._num_held
-        for rows in table.steps((self.rows - self._held_before).iter_pieces()):
+        for rows in table.iter_steps((self.rows - self._held_before).iter_pieces()):
             if not num_missing:
                 return
             yield rows[:num_missing]
@@ -102,7 +102,7 @@ class RowWriteHold:
             values[-1] |= 1  # the store's own number
             await call_in_turns(self.rows.iter_pieces(), lambda piece: _make_odd(values, piece))
         else:
-            await call_in_turns(table.steps(self.rows.iter_pieces()), table.ring.hide)
+            await call_in_turns(table.iter_steps(self.rows.iter_pieces()), table.ring.hide)
 
     async def let_go(self, *, is_written: bool, then: Callable[[], None] = do_nothing) -> None:
         """Makes the rows readable again, under their next generation, except those that are lost.
@@ -123,11 +123,11 @@ class RowWriteHold:
             then()
             return
         written = [number for key in self._keys or [()] for number in entry.find_numbers(key)] if is_written else []
-        await call_in_turns(table.steps(rows.iter_pieces()), lambda piece: table.show(piece, written))
+        await call_in_turns(table.iter_steps(rows.iter_pieces()), lambda piece: table.show(piece, written))
         try:
             then()
         finally:
-            await call_in_turns(table.steps(rows.iter_pieces()), table.let_go)
+            await call_in_turns(table.iter_steps(rows.iter_pieces()), table.let_go)
             self.end()
 
     async def drop(self, then: Callable[[], None]) -> None:
@@ -137,9 +137,11 @@ class RowWriteHold:
             then: Called once they are removed, before another writer may have them.
         """
         table = self._entry.get_table()
-        await call_in_turns(table.steps(self.rows.iter_pieces()), lambda rows: table.remove(rows[table.is_live(rows)]))
+        await call_in_turns(
+            table.iter_steps(self.rows.iter_pieces()), lambda rows: table.remove(rows[table.is_live(rows)])
+        )
         then()
-        await call_in_turns(table.steps(self.rows.iter_pieces()), table.ring.let_go)
+        await call_in_turns(table.iter_steps(self.rows.iter_pieces()), table.ring.let_go)
         self.end()
 
     def end(self) -> None:
@@ -181,7 +183,7 @@ async def look_at_rows(table: Table, rows: RowSet, check: Check, then: Callable[
         num_seen += len(some)
         then(some)
 
-    await call_in_turns(table.steps(rows.iter_pieces()), look)
+    await call_in_turns(table.iter_steps(rows.iter_pieces()), look)
 
 
 def _make_odd(values: NDArray[np.int64], piece: slice | NDArray[np.int64]) -> None:

@@ -102,7 +102,7 @@ class Unfinished:
         if entry.table is None or not (entry.writes or entry.lost):
             return
         for overwrite in Overwrite.load(self._db, entry.record.uid):
-            kept = entry.table.ring.held_among(overwrite.rows)
+            kept = entry.table.ring.select_held(overwrite.rows)
             gone = overwrite.rows - kept
             if not gone:
                 continue

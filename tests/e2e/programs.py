@@ -5,8 +5,8 @@ from __future__ import annotations
 _CONNECT = """
 import itertools, torch, tdserve
 from tensordict import TensorDict
-from tdserve.cli.options import endpoint
-client = endpoint(None, None).connect(timeout_s=60.0)
+from tdserve.cli.options import make_endpoint
+client = make_endpoint(None, None).connect(timeout_s=60.0)
 """
 
 CHECKSUM = f"""{_CONNECT}
@@ -67,8 +67,8 @@ def wait_for(look, what):
 """
 
 PROGRESS = f"""{_WAIT}
-from tdserve.cli.options import catalog_client
-client = catalog_client(None, None)
+from tdserve.cli.options import open_catalog_client
+client = open_catalog_client(None, None)
 seen = lambda: (client.describe("transitions").inserts, client.describe("policy").version)
 before = seen()
 wait_for(lambda: all(now > then for now, then in zip(seen(), before)), "a new row and a new policy")

@@ -14,14 +14,14 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from tdserve.base.errors import CorruptDataError
 from tdserve.bench.figures import Figure, Scale
-from tdserve.bench.floors import MEMCPY, memcpy_ring
+from tdserve.bench.floors import MEMCPY, make_ring_memcpy
 from tdserve.bench.measure import Pacing, make_task
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.replay_rounds import (
     NUM_BATCHES_UNDER_WAY,
-    pipelined_extends,
-    pipelined_samples,
-    single_samples,
+    make_pipelined_extends,
+    make_pipelined_samples,
+    make_single_samples,
 )
 
 WORDS = ("the", "agent", "reads", "a", "page", "and", "answers", "café", "with", "numbers", "from", "two", "tables")
@@ -65,7 +65,7 @@ class History:
         texts = (self.prompt, self.response, repr(self.tool_call))
         return self.tokens.nbytes + sum(len(text.encode()) for text in texts)
 
-    def row(self) -> TensorDict:
+    def make_row(self) -> TensorDict:
         """Returns a tensordict of one row."""
         values = {key: NonTensorData(getattr(self, key)) for key in VALUE_KEYS}
         return TensorDict({**values, "tokens": self.tokens}, [])
@@ -159,13 +159,16 @@ def _measure_histories(stage: Stage, histories: list[History], pacing: Pacing) -
     nbytes = whole // len(batches)
     check = partial(check_histories, histories=histories, what="chat histories")
     if stage.wire == "gloo":
-        written, read = {"gloo stream": stage.gloo(out=nbytes)}, {"gloo stream": stage.gloo(back=nbytes)}
+        written, read = (
+            {"gloo stream": stage.make_gloo_floor(out=nbytes)},
+            {"gloo stream": stage.make_gloo_floor(back=nbytes)},
+        )
     else:
         ring = nbytes * len(batches)
-        written = read = {MEMCPY: memcpy_ring(nbytes, source_nbytes=ring, ring_nbytes=ring)}
+        written = read = {MEMCPY: make_ring_memcpy(nbytes, source_nbytes=ring, ring_nbytes=ring)}
     capacity = stage.sizes.num_histories
     filling = islice(cycle(batches), capacity // BATCH_ROWS)
-    with stage.open_replay(STORE, histories[0].row(), capacity, filling, ragged=list(RAGGED_KEYS)) as replay:
+    with stage.open_replay(STORE, histories[0].make_row(), capacity, filling, ragged=list(RAGGED_KEYS)) as replay:
 
         def check_written(index: torch.Tensor, batch: TensorDictBase) -> None:
             found = replay[index]
@@ -174,12 +177,16 @@ def _measure_histories(stage: Stage, histories: list[History], pacing: Pacing) -
             if prompts != expected:
                 raise CorruptDataError(path="chat histories read back", expected=expected[0], actual=str(prompts[0]))
 
-        extends = pipelined_extends(replay, cycle(batches).__next__, NUM_EXTENDS_UNDER_WAY, check_written)
+        extends = make_pipelined_extends(replay, cycle(batches).__next__, NUM_EXTENDS_UNDER_WAY, check_written)
         sampled = (replay, BATCH_ROWS, check)
         for what, subject, floors in (
             (f"extend {BATCH_ROWS} histories, {NUM_EXTENDS_UNDER_WAY} under way", extends, written),
-            (f"sample {BATCH_ROWS} histories, one by one", single_samples(*sampled), read),
-            (f"sample {BATCH_ROWS} histories, {NUM_BATCHES_UNDER_WAY} under way", pipelined_samples(*sampled), read),
+            (f"sample {BATCH_ROWS} histories, one by one", make_single_samples(*sampled), read),
+            (
+                f"sample {BATCH_ROWS} histories, {NUM_BATCHES_UNDER_WAY} under way",
+                make_pipelined_samples(*sampled),
+                read,
+            ),
         ):
             yield stage.measure(STORE, what, Scale("rows/s", BATCH_ROWS), subject, floors, pacing=pacing)
 

@@ -13,12 +13,12 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
-from tdserve.bench.content import check_rows, pixels, row_nbytes, transitions
-from tdserve.bench.figures import Figure, Scale, gigabytes
+from tdserve.bench.content import check_rows, compute_row_nbytes, make_pixels, make_transitions
+from tdserve.bench.figures import Figure, Scale, to_gigabytes
 from tdserve.bench.floors import SAMPLE
 from tdserve.bench.measure import Pacing, Round, Task, time_round
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.replay_rounds import Check, single_samples
+from tdserve.bench.workloads.replay_rounds import Check, make_single_samples
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 
@@ -32,10 +32,10 @@ POOL_ROWS = 512
 
 def measure_dataset(stage: Stage) -> Iterator[Figure]:
     """Measures shuffled batches of 256 rows, of small rows and of large ones, with a DataLoader and without one."""
-    small = transitions(POOL_ROWS)
+    small = make_transitions(POOL_ROWS)
     yield from _measure(stage, "transitions", small, "reward", stage.sizes.replay_rows, Scale("rows/s", BATCH_ROWS))
-    large = pixels(POOL_ROWS)
-    of_bytes = Scale("GB/s", gigabytes(row_nbytes(large) * BATCH_ROWS))
+    large = make_pixels(POOL_ROWS)
+    of_bytes = Scale("GB/s", to_gigabytes(compute_row_nbytes(large) * BATCH_ROWS))
     yield from _measure(stage, "pixels", large, "action", stage.sizes.pixel_rows, of_bytes)
 
 
@@ -50,19 +50,19 @@ def _measure(
     filling = islice(cycle(pool.split(BATCH_ROWS)), len(store) // BATCH_ROWS)
     check = partial(check_rows, pool=pool, source_key=source_key, what=f"a batch of {what}")
     with stage.open_replay(f"{name}-replay", pool[0], len(store), filling) as replay:
-        sample = single_samples(replay, BATCH_ROWS, check)
+        sample = make_single_samples(replay, BATCH_ROWS, check)
         with closing(_Loading(store)) as loading:
-            random_rows = _reads(lambda: store[torch.randint(len(store), (BATCH_ROWS,))], check)
-            subject = _reads(lambda: next(loading.batches), check, num_waiting=NUM_WORKERS * PREFETCH)
+            random_rows = _make_reads(lambda: store[torch.randint(len(store), (BATCH_ROWS,))], check)
+            subject = _make_reads(lambda: next(loading.batches), check, num_waiting=NUM_WORKERS * PREFETCH)
             floors = {SAMPLE: sample, "store[rows]": random_rows}
             yield stage.measure("dataset", f"{what}: DataLoader, {NUM_WORKERS} workers", scale, subject, floors)
         epochs = _read_epochs(store)
-        subject = _reads(lambda: next(epochs), check, num_waiting=PREFETCH)
+        subject = _make_reads(lambda: next(epochs), check, num_waiting=PREFETCH)
         yield stage.measure("dataset", f"{what}: store.batches", scale, subject, {SAMPLE: sample})
     stage.client.delete(name)
 
 
-def _reads(next_batch: Callable[[], TensorDict], check: Check, *, num_waiting: int = 0) -> Task:
+def _make_reads(next_batch: Callable[[], TensorDict], check: Check, *, num_waiting: int = 0) -> Task:
     """Returns a task that reads batch after batch. Those that were ready before the clock starts do not count."""
 
     def run_round(pacing: Pacing) -> Round:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 from tensordict import TensorDictBase
 
 from tdserve.bench.child import Child
-from tdserve.bench.content import check_rows, transitions
+from tdserve.bench.content import check_rows, make_transitions
 from tdserve.bench.figures import Figure, Scale
 from tdserve.bench.measure import Round, Series
 from tdserve.bench.mixed_writer import BATCH_ROWS, POOL_ROWS
@@ -25,7 +25,7 @@ STORE = "mixed"
 
 def measure_mixed(stage: Stage) -> Iterator[Figure]:
     """Measures rows sampled and rows written per second, in the same seconds: ten in all."""
-    pool = transitions(POOL_ROWS)
+    pool = make_transitions(POOL_ROWS)
     with ExitStack() as stack:
         replay = stack.enter_context(stage.open_replay(STORE, pool[0], stage.sizes.replay_rows))
         arguments = ("tdserve.bench.mixed_writer", stage.address, stage.wire, STORE)

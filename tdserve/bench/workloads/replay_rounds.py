@@ -26,7 +26,7 @@ CheckWritten = Callable[[torch.Tensor, TensorDictBase], None]
 """Raises CorruptDataError unless the rows with these numbers are those of the batch."""
 
 
-def single_extends(replay: ReplayHandle, next_batch: Batches, check: CheckWritten) -> Task:
+def make_single_extends(replay: ReplayHandle, next_batch: Batches, check: CheckWritten) -> Task:
     """Returns extends each of which waits for its acknowledgement."""
 
     def put() -> tuple[torch.Tensor, TensorDictBase]:
@@ -36,7 +36,7 @@ def single_extends(replay: ReplayHandle, next_batch: Batches, check: CheckWritte
     return make_task(put, lambda last: check(*last))
 
 
-def pipelined_extends(replay: ReplayHandle, next_batch: Batches, window: int, check: CheckWritten) -> Task:
+def make_pipelined_extends(replay: ReplayHandle, next_batch: Batches, window: int, check: CheckWritten) -> Task:
     """Returns extends of which ``window`` are under way. The round ends when all are acknowledged."""
     under_way: deque[tuple[Future[torch.Tensor], TensorDictBase]] = deque()
     last: list[tuple[torch.Tensor, TensorDictBase]] = []
@@ -58,12 +58,12 @@ def pipelined_extends(replay: ReplayHandle, next_batch: Batches, window: int, ch
     return make_task(put, lambda _: check(*last[0]), finish=drain)
 
 
-def single_samples(replay: ReplayHandle, num_rows: int, check: Check) -> Task:
+def make_single_samples(replay: ReplayHandle, num_rows: int, check: Check) -> Task:
     """Returns samples each of which is asked for when the one before is there."""
     return make_task(lambda: replay.sample(num_rows), check)
 
 
-def pipelined_samples(
+def make_pipelined_samples(
     replay: ReplayHandle,
     num_rows: int,
     check: Check,

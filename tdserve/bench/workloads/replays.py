@@ -17,8 +17,15 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from tdserve.bench.content import check_equal, check_rows, pixels, row_nbytes, total_nbytes, transitions
-from tdserve.bench.figures import Figure, Scale, gigabytes
+from tdserve.bench.content import (
+    check_equal,
+    check_rows,
+    compute_row_nbytes,
+    compute_total_nbytes,
+    make_pixels,
+    make_transitions,
+)
+from tdserve.bench.figures import Figure, Scale, to_gigabytes
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.floors import (
     LOCAL_GATHER,
@@ -29,7 +36,7 @@ from tdserve.bench.floors import (
     OVER_GLOO,
     TORCHRL,
     MappedRows,
-    memcpy_ring,
+    make_ring_memcpy,
 )
 from tdserve.bench.measure import Pacing, Round, Task, make_task, time_round
 from tdserve.bench.stage import Stage
@@ -38,10 +45,10 @@ from tdserve.bench.workloads.replay_rounds import (
     NUM_BATCHES_UNDER_WAY,
     Batches,
     Check,
-    pipelined_extends,
-    pipelined_samples,
-    single_extends,
-    single_samples,
+    make_pipelined_extends,
+    make_pipelined_samples,
+    make_single_extends,
+    make_single_samples,
 )
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.rules.replay.prioritized import Prioritized
@@ -73,7 +80,7 @@ FILL_ROWS = 256
 
 def measure_transitions(stage: Stage) -> Iterator[Figure]:
     """Measures extends of 1, 64 and 1024 rows, single rows through a writer, and samples of 256 rows."""
-    pool, capacity = transitions(SMALL_ROWS), stage.sizes.replay_rows
+    pool, capacity = make_transitions(SMALL_ROWS), stage.sizes.replay_rows
     with open_rows(stage, "transitions", pool, source_key="reward", capacity=capacity, torchrl="transitions") as rows:
         for num_rows in BATCH_SIZES:
             yield rows.write_one_by_one(num_rows, Scale("us"))
@@ -87,9 +94,11 @@ def measure_transitions(stage: Stage) -> Iterator[Figure]:
 
 def measure_pixels(stage: Stage) -> Iterator[Figure]:
     """Measures extends of 64 rows (3.6 MB) and samples of 256 rows (14.5 MB)."""
-    pool, capacity = pixels(LARGE_ROWS), stage.sizes.pixel_rows
+    pool, capacity = make_pixels(LARGE_ROWS), stage.sizes.pixel_rows
     with open_rows(stage, "pixels", pool, source_key="action", capacity=capacity, torchrl="pixels") as rows:
-        written, sampled = (Scale("GB/s", gigabytes(rows.nbytes(each))) for each in (PIXEL_WRITE_ROWS, SAMPLE_ROWS))
+        written, sampled = (
+            Scale("GB/s", to_gigabytes(rows.compute_nbytes(each))) for each in (PIXEL_WRITE_ROWS, SAMPLE_ROWS)
+        )
         yield rows.write_one_by_one(PIXEL_WRITE_ROWS, written)
         yield rows.write_pipelined(PIXEL_WRITE_ROWS, written)
         yield rows.sample_one_by_one(SAMPLE_ROWS, sampled)
@@ -98,7 +107,7 @@ def measure_pixels(stage: Stage) -> Iterator[Figure]:
 
 def measure_prioritized(stage: Stage) -> Iterator[Figure]:
     """Measures samples of 256 rows and updates of their priorities. The floor samples the same rows uniformly."""
-    pool, capacity, name = transitions(SMALL_ROWS), stage.sizes.replay_rows, "prioritized"
+    pool, capacity, name = make_transitions(SMALL_ROWS), stage.sizes.replay_rows, "prioritized"
     with (
         open_rows(stage, "uniform", pool, source_key="reward", capacity=capacity) as uniform,
         open_rows(stage, name, pool, source_key="reward", capacity=capacity, sampler=Prioritized()) as prioritized,
@@ -112,12 +121,14 @@ def measure_prioritized(stage: Stage) -> Iterator[Figure]:
             update(batch)  # so that the priorities differ
             break
         drawn, plain = ((rows.replay, SAMPLE_ROWS, rows.check_sampled) for rows in (prioritized, uniform))
-        floors = {"uniform": single_samples(*plain)}
-        yield stage.measure(name, f"sample {SAMPLE_ROWS}, one by one", Scale("us"), single_samples(*drawn), floors)
+        floors = {"uniform": make_single_samples(*plain)}
+        yield stage.measure(name, f"sample {SAMPLE_ROWS}, one by one", Scale("us"), make_single_samples(*drawn), floors)
         what, scale = f"sample {SAMPLE_ROWS}, {NUM_BATCHES_UNDER_WAY} under way", Scale("rows/s", SAMPLE_ROWS)
-        floors = {"uniform": pipelined_samples(*plain)}
-        yield stage.measure(name, what, scale, pipelined_samples(*drawn), floors)
-        yield stage.measure(name, f"{what}, and update", scale, pipelined_samples(*drawn, after_each=update), floors)
+        floors = {"uniform": make_pipelined_samples(*plain)}
+        yield stage.measure(name, what, scale, make_pipelined_samples(*drawn), floors)
+        yield stage.measure(
+            name, f"{what}, and update", scale, make_pipelined_samples(*drawn, after_each=update), floors
+        )
         batch = prioritized.replay.sample(SAMPLE_ROWS)
         subject = make_task(lambda: update(batch))
         yield stage.measure(name, f"update {SAMPLE_ROWS} priorities", Scale("us"), subject)
@@ -147,24 +158,24 @@ class Rows:
     mapped: MappedRows
     torchrl: TorchRLBuffer | None
 
-    def batches(self, num_rows: int) -> Batches:
+    def make_batches(self, num_rows: int) -> Batches:
         """Returns a function that returns the pool's batches of ``num_rows`` rows, one after the other, for ever."""
         starts = range(0, len(self.pool) - num_rows + 1, num_rows)
         return cycle([self.pool[start : start + num_rows] for start in starts]).__next__
 
-    def nbytes(self, num_rows: int) -> int:
+    def compute_nbytes(self, num_rows: int) -> int:
         """Returns the payload of so many rows."""
-        return row_nbytes(self.pool) * num_rows
+        return compute_row_nbytes(self.pool) * num_rows
 
     def write_one_by_one(self, num_rows: int, scale: Scale) -> Figure:
         """Measures extends each of which waits for its acknowledgement."""
-        subject = single_extends(self.replay, self.batches(num_rows), self._check_written)
+        subject = make_single_extends(self.replay, self.make_batches(num_rows), self._check_written)
         floors = self.write_floors(num_rows, is_acknowledged=True)
         return self._measure(f"extend {num_rows}, one by one", scale, subject, floors)
 
     def write_pipelined(self, num_rows: int, scale: Scale, *, window: int = NUM_EXTENDS_UNDER_WAY) -> Figure:
         """Measures extends of which ``window`` are under way."""
-        subject = pipelined_extends(self.replay, self.batches(num_rows), window, self._check_written)
+        subject = make_pipelined_extends(self.replay, self.make_batches(num_rows), window, self._check_written)
         floors = self.write_floors(num_rows, is_acknowledged=False)
         return self._measure(f"extend {num_rows}, {window} under way", scale, subject, floors)
 
@@ -180,23 +191,23 @@ class Rows:
 
     def sample_one_by_one(self, num_rows: int, scale: Scale) -> Figure:
         """Measures samples each of which is asked for when the one before is there."""
-        return self._sample(num_rows, "one by one", scale, single_samples)
+        return self._sample(num_rows, "one by one", scale, make_single_samples)
 
     def sample_pipelined(self, num_rows: int, scale: Scale) -> Figure:
         """Measures samples of which eight are under way."""
-        return self._sample(num_rows, f"{NUM_BATCHES_UNDER_WAY} under way", scale, pipelined_samples)
+        return self._sample(num_rows, f"{NUM_BATCHES_UNDER_WAY} under way", scale, make_pipelined_samples)
 
     def write_floors(self, num_rows: int, *, is_acknowledged: bool) -> dict[str, Task]:
         """Returns the floors of extends. Memory acknowledges nothing."""
-        stage, nbytes = self.stage, self.nbytes(num_rows)
+        stage, nbytes = self.stage, self.compute_nbytes(num_rows)
         if stage.wire == "shm":
-            whole, ring = total_nbytes(self.pool), self.nbytes(self.capacity)
-            first = {MEMCPY: memcpy_ring(nbytes, source_nbytes=whole, ring_nbytes=ring)}
+            whole, ring = compute_total_nbytes(self.pool), self.compute_nbytes(self.capacity)
+            first = {MEMCPY: make_ring_memcpy(nbytes, source_nbytes=whole, ring_nbytes=ring)}
         elif is_acknowledged:
-            first = {"gloo, acknowledged": stage.gloo(out=nbytes, back=REQUEST_NBYTES)}
+            first = {"gloo, acknowledged": stage.make_gloo_floor(out=nbytes, back=REQUEST_NBYTES)}
         else:
-            first = {"gloo stream": stage.gloo(out=nbytes)}
-        return {**first, LOCAL_WRITE: self.mapped.write(self.batches(num_rows))}
+            first = {"gloo stream": stage.make_gloo_floor(out=nbytes)}
+        return {**first, LOCAL_WRITE: self.mapped.write(self.make_batches(num_rows))}
 
     def read_floors(self, num_rows: int, samples: Callable[..., Task]) -> dict[str, Task]:
         """Returns the floors of one of the two ways to sample."""
@@ -210,9 +221,12 @@ class Rows:
                 **({} if self.torchrl is None else {TORCHRL: self.torchrl.sample(num_rows)}),
                 OVER_GLOO: samples(gloo_replay, num_rows, self.check_sampled),
             }
-        is_single = samples is single_samples
+        is_single = samples is make_single_samples
         name, request = ("gloo, asked for", REQUEST_NBYTES) if is_single else ("gloo stream", 0)
-        return {name: stage.gloo(out=request, back=self.nbytes(num_rows)), "local memmap": mapped.gather(num_rows)}
+        return {
+            name: stage.make_gloo_floor(out=request, back=self.compute_nbytes(num_rows)),
+            "local memmap": mapped.gather(num_rows),
+        }
 
     def _sample(self, num_rows: int, way: str, scale: Scale, samples: Callable[..., Task]) -> Figure:
         subject = samples(self.replay, num_rows, self.check_sampled)

@@ -58,7 +58,7 @@ def _get_one(stage: Stage, items: TensorDict, num_items: int) -> Figure:
         def get_local() -> object:
             return local[f"k{next(numbers)}"].clone()
 
-        floors = {"gloo round trip": stage.gloo(out=REQUEST_NBYTES, back=REQUEST_NBYTES)}
+        floors = {"gloo round trip": stage.make_gloo_floor(out=REQUEST_NBYTES, back=REQUEST_NBYTES)}
         if stage.wire == "shm":
             floors = {}
         floors["local memmap"] = make_task(get_local)
@@ -74,5 +74,5 @@ def _list(stage: Stage, expected: list[str], name: str, ask: Callable[[], Iterab
             raise CorruptDataError(path=name, expected=f"{len(expected)} names", actual=f"{len(found)}, other names")
 
     nbytes = sum(len(each) + 1 for each in expected)
-    floors = {"gloo, as many bytes": stage.gloo(out=REQUEST_NBYTES, back=nbytes)}
+    floors = {"gloo, as many bytes": stage.make_gloo_floor(out=REQUEST_NBYTES, back=nbytes)}
     return stage.measure("small", name, Scale("ms"), make_task(lambda: list(ask()), check), floors)

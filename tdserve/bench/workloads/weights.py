@@ -13,9 +13,9 @@ from tensordict import TensorDictBase
 
 from tdserve.base.errors import StoreNotFoundError
 from tdserve.bench import content
-from tdserve.bench.figures import Figure, Scale, gigabytes
+from tdserve.bench.figures import Figure, Scale, to_gigabytes
 from tdserve.bench.floor_link import REQUEST_NBYTES
-from tdserve.bench.floors import MEMCPY, memcpy_fresh, memcpy_touched
+from tdserve.bench.floors import MEMCPY, make_fresh_memcpy, make_touched_memcpy
 from tdserve.bench.measure import Pacing, Round, Task, make_task, time_round
 from tdserve.bench.options import MIB
 from tdserve.bench.stage import Stage
@@ -48,10 +48,10 @@ class WeightsTree:
     version: int = 0
 
     def __post_init__(self) -> None:
-        self.data = content.weights(*self.shape)
+        self.data = content.make_weights(*self.shape)
         self.out = self.data.clone()
         self.name = f"weights-{self.shape[0]}"
-        self.nbytes = content.total_nbytes(self.data)
+        self.nbytes = content.compute_total_nbytes(self.data)
 
     def change(self) -> None:
         """Gives the content the next number. No timing includes this."""
@@ -88,7 +88,7 @@ class WeightsTree:
         """Reads what was published last, and compares."""
         self.check(self.pull())
 
-    def floors(self, *, is_read: bool, is_fresh: bool = False) -> dict[str, Task]:
+    def make_floors(self, *, is_read: bool, is_fresh: bool = False) -> dict[str, Task]:
         """Returns raw gloo where a wire is between, and memcpy.
 
         Fresh pages are only a floor of large payloads. Smaller ones get memory back from the heap, with its pages.
@@ -98,14 +98,14 @@ class WeightsTree:
         floors = {}
         if stage.wire == "gloo":
             out, back = (REQUEST_NBYTES, nbytes) if is_read else (nbytes, REQUEST_NBYTES)
-            gloo = partial(stage.gloo, out=out, back=back)
+            gloo = partial(stage.make_gloo_floor, out=out, back=back)
             floors["gloo, one message"] = gloo()
             if is_large:
                 floors["gloo, 64 MiB messages"] = gloo(message_nbytes=MESSAGE_NBYTES)
         if not is_fresh:
-            floors[MEMCPY] = memcpy_touched(nbytes)
+            floors[MEMCPY] = make_touched_memcpy(nbytes)
         elif is_large:
-            floors["memcpy, fresh pages"] = memcpy_fresh(nbytes)
+            floors["memcpy, fresh pages"] = make_fresh_memcpy(nbytes)
         return floors
 
     def measure(
@@ -123,7 +123,10 @@ class WeightsTree:
         The fastest gloo floor comes first: a target that names no floor means that one.
         """
         num_tensors, nbytes = self.shape
-        label, scale = f"{nbytes // MIB} MiB in {num_tensors}: {name}", scale or Scale("GB/s", gigabytes(self.nbytes))
+        label, scale = (
+            f"{nbytes // MIB} MiB in {num_tensors}: {name}",
+            scale or Scale("GB/s", to_gigabytes(self.nbytes)),
+        )
         figure = self.stage.measure("weights", label, scale, subject, floors, pacing=pacing, max_rounds=max_rounds)
         gloo_first = sorted(figure.floors, key=lambda floor: -floor.median if floor.name.startswith("gloo") else 0.0)
         return replace(figure, floors=tuple(gloo_first))
@@ -139,20 +142,20 @@ def measure_weights(stage: Stage) -> Iterator[Figure]:
             for _ in range(VERSIONS_KEPT + 1):
                 tree.publish()
             publishes = make_task(tree.publish, tree.check_published, before=tree.change)
-            yield tree.measure("publish, recycled", publishes, tree.floors(is_read=False))
-            yield _latest_into(tree)
+            yield tree.measure("publish, recycled", publishes, tree.make_floors(is_read=False))
+            yield _measure_latest_into(tree)
             pulls = make_task(tree.pull, tree.check, before=tree.renew)
-            yield tree.measure("latest()", pulls, tree.floors(is_read=True, is_fresh=True))
+            yield tree.measure("latest()", pulls, tree.make_floors(is_read=True, is_fresh=True))
             if stage.wire == "shm":  # the version's own memory, nothing copied
                 maps = make_task(partial(tree.pull, copy=False), tree.check)
                 yield tree.measure("latest(copy=False)", maps, {}, scale=Scale("ms"))
             elif shape == stage.sizes.big_tree:
-                yield _latest_together(tree)
+                yield _measure_latest_together(tree)
             yield _publish_until_seen(tree, watcher)
             stage.client.delete(tree.name)
     policy = WeightsTree(stage, POLICY_SHAPE)
     publishes = make_task(policy.publish, policy.check_published, before=policy.change)
-    floors = policy.floors(is_read=False)
+    floors = policy.make_floors(is_read=False)
     if stage.wire == "gloo":
         del floors[MEMCPY]
     # when the call returns, everybody sees the version
@@ -174,11 +177,11 @@ def _publish_first(tree: WeightsTree) -> Figure:
         tree.check(tree.pull(name))
         client.delete(name)
 
-    floors = tree.floors(is_read=False, is_fresh=True)
+    floors = tree.make_floors(is_read=False, is_fresh=True)
     return tree.measure("first publish", make_task(put, check), floors, pacing=ONCE, max_rounds=MAX_FIRST_ROUNDS)
 
 
-def _latest_into(tree: WeightsTree) -> Figure:
+def _measure_latest_into(tree: WeightsTree) -> Figure:
     """Measures reads into existing tensors."""
     client = tree.stage.client
 
@@ -187,14 +190,14 @@ def _latest_into(tree: WeightsTree) -> Figure:
         return time_round(lambda: client.latest(tree.name, out=tree.out), pacing, before=tree.renew)
 
     subject = Task(run_round, lambda _: tree.check(tree.out))
-    return tree.measure("latest(out=)", subject, tree.floors(is_read=True))
+    return tree.measure("latest(out=)", subject, tree.make_floors(is_read=True))
 
 
-def _latest_together(tree: WeightsTree) -> Figure:
+def _measure_latest_together(tree: WeightsTree) -> Figure:
     """Measures several readers of one version at once, beside as many payloads over one link."""
     stage, nbytes = tree.stage, tree.nbytes
     outs = [tree.data.clone() for _ in range(NUM_READERS)]
-    floor = stage.gloo(out=REQUEST_NBYTES, back=nbytes)
+    floor = stage.make_gloo_floor(out=REQUEST_NBYTES, back=nbytes)
 
     def one_link(_: Pacing) -> Round:
         done = floor.run_round(Pacing(0.0, min_ops=NUM_READERS, max_ops=NUM_READERS))
@@ -211,7 +214,7 @@ def _latest_together(tree: WeightsTree) -> Figure:
             for out in outs:
                 tree.check(out)
 
-        name, scale = f"latest(out=), {NUM_READERS} at once", Scale("GB/s", gigabytes(NUM_READERS * nbytes))
+        name, scale = f"latest(out=), {NUM_READERS} at once", Scale("GB/s", to_gigabytes(NUM_READERS * nbytes))
         subject = make_task(pull, check, before=tree.renew)
         return tree.measure(name, subject, {"gloo, one link": Task(one_link)}, scale=scale, pacing=ONCE)
 
@@ -228,8 +231,8 @@ def _publish_until_seen(tree: WeightsTree, watcher: Watcher) -> Figure:
         tree.publish()
         watcher.wait()
 
-    floors = {"gloo, there and back": stage.gloo(out=nbytes, back=nbytes)}
+    floors = {"gloo, there and back": stage.make_gloo_floor(out=nbytes, back=nbytes)}
     if stage.wire == "shm":
-        floors = {MEMCPY: memcpy_touched(nbytes)}
+        floors = {MEMCPY: make_touched_memcpy(nbytes)}
     subject = make_task(put, lambda _: watcher.check(*tree.shape, tree.number), before=before)
     return tree.measure("publish until seen elsewhere", subject, floors, scale=Scale("ms"))

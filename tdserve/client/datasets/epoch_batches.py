@@ -44,7 +44,7 @@ class EpochPlan:
         step = max(CHUNK_ROWS // self.num_rows, 1) * self.num_rows
         for at in range(start * self.num_rows, len(self.share), step):
             places = self.share[at : at + step]
-            rows = self.order.rows(places.start, places.stop)
+            rows = self.order.list_rows(places.start, places.stop)
             for first in range(0, len(places), self.num_rows):
                 if isinstance(rows, slice):
                     yield slice(places.start + first, min(places.start + first + self.num_rows, places.stop))

@@ -41,7 +41,7 @@ class RowDestination(Protocol):
 
 def compute_max_rows(table: RowDestination) -> int:
     """Returns the largest number of rows of a batch."""
-    return table.settings.limiter.max_batch_rows(table.capacity)
+    return table.settings.limiter.compute_max_batch_rows(table.capacity)
 
 
 class Delivery:

@@ -45,7 +45,7 @@ from tdserve.client.tables.sampling import Query, build_rows
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import encode, parse
-from tdserve.rules.replay.sample_columns import added_columns
+from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.stacks.elements import restack_by_rows
@@ -375,7 +375,7 @@ class TableHandle(ByAddress):
         return Query(
             self.name,
             self._stored,
-            added_columns(self.settings, is_grouped=group is not None),
+            list_added_columns(self.settings, is_grouped=group is not None),
             require=required,
             consumer=consumer,
             group_by=group,

@@ -9,7 +9,7 @@ from typing import Any
 from tdserve.base.errors import InvalidRequestError
 
 
-def finite_number(argument: str, value: Any) -> float:
+def to_finite_number(argument: str, value: Any) -> float:
     """Returns a finite number of at least 0 as a float, so that 1 and 1.0 are the same setting and the same text.
 
     Raises:

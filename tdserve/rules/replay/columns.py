@@ -12,7 +12,7 @@ MakeColumn = Callable[[str, "np.dtype[Any]", tuple[int, ...]], NDArray[Any]]
 """Returns the array of a column by name, dtype and shape: zeros at first, its old content after a restart."""
 
 
-def in_memory(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def make_in_memory(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Returns a column in memory, which ends with the process."""
     return np.zeros(shape, dtype)
 
@@ -30,7 +30,7 @@ class RowColumns:
         trajectories: The table's ``Trajectories``, which link its rows; None if its sampler needs none.
     """
 
-    def __init__(self, capacity: int, make: MakeColumn = in_memory) -> None:
+    def __init__(self, capacity: int, make: MakeColumn = make_in_memory) -> None:
         self.capacity = capacity
         self.trajectories: Any = None
         self._make = make
@@ -39,29 +39,29 @@ class RowColumns:
     @property
     def sequence(self) -> NDArray[np.int64]:
         """Place of the row's commit in the table: greater is newer."""
-        return self.array("sequence", np.int64)
+        return self.get_array("sequence", np.int64)
 
     @property
     def priority(self) -> NDArray[np.float64]:
         """Priority as given, at least 0."""
-        return self.array("priority", np.float64)
+        return self.get_array("priority", np.float64)
 
     @property
     def times_sampled(self) -> NDArray[np.int64]:
         """How often the row was sampled."""
-        return self.array("times_sampled", np.int64)
+        return self.get_array("times_sampled", np.int64)
 
     @property
     def previous(self) -> NDArray[np.int64]:
         """One more than the number of the previous row in the same trajectory; 0: there is none."""
-        return self.array("previous", np.int64)
+        return self.get_array("previous", np.int64)
 
     @property
     def is_end(self) -> NDArray[np.bool_]:
         """Whether a row is the last of its trajectory."""
-        return self.array("is_end", np.bool_)
+        return self.get_array("is_end", np.bool_)
 
-    def array(self, name: str, dtype: Any, width: int = 0) -> NDArray[Any]:
+    def get_array(self, name: str, dtype: Any, width: int = 0) -> NDArray[Any]:
         """Returns a column by name: ``[capacity]``, or ``[capacity, width]``."""
         found = self._arrays.get(name)
         if found is None:

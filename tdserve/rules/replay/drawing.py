@@ -12,7 +12,7 @@ from tdserve.messages.content import ADDED_DTYPES, POLICY_VERSION_KEY
 from tdserve.messages.row_numbers import sort_unique
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
-from tdserve.rules.replay.sample_columns import added_columns
+from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.selections import ConditionalSelectors
 from tdserve.rules.replay.selector import Drawn, Selector
 from tdserve.rules.replay.settings import Settings
@@ -45,7 +45,7 @@ class Drawing:
         self._columns = columns
         self._selectors = selectors
         self._max_times = settings.max_times_sampled
-        self._added = added_columns(settings)
+        self._added = list_added_columns(settings)
         self._counts_samples = "times_sampled" in self._added
         self._has_priority = "priority" in self._added
 
@@ -74,7 +74,7 @@ class Drawing:
                     self.undo(draw.drawn.rows, draw.spent)
                 return None
             draws.append(found)
-        return draws[0] if num_batches == 1 else Draw(_join([each.drawn for each in draws]), _cat(draws))
+        return draws[0] if num_batches == 1 else Draw(_join([each.drawn for each in draws]), _join_spent(draws))
 
     def draw_distinct(
         self, selector: Selector, num_rows: int, *, rng: np.random.Generator, total: int = 0
@@ -93,7 +93,7 @@ class Drawing:
         while missing:
             drawn = selector.draw(missing, rng=rng, total=total) if len(selector) >= total else None
             if drawn is None:
-                selector.add(_rows_of(pieces))
+                selector.add(_join_rows(pieces))
                 return None
             places = np.sort(np.unique(drawn.rows, return_index=True)[1])
             kept = Drawn(drawn.rows[places], {key: column[places] for key, column in drawn.columns.items()})
@@ -122,9 +122,9 @@ class Drawing:
         while missing:
             drawn = selector.draw(missing, rng=rng, begun=begun, total=total) if len(selector) else None
             if drawn is None:
-                self.undo(_rows_of(pieces), np.concatenate(spent) if spent else _NONE)
+                self.undo(_join_rows(pieces), np.concatenate(spent) if spent else _NONE)
                 return None
-            allowed = self._columns.times_sampled[drawn.rows] + _occurrence(drawn.rows) < self._max_times
+            allowed = self._columns.times_sampled[drawn.rows] + _count_occurrences(drawn.rows) < self._max_times
             kept = Drawn(drawn.rows[allowed], {key: column[allowed] for key, column in drawn.columns.items()})
             pieces.append(self._count(kept))
             missing -= len(kept.rows)
@@ -143,12 +143,12 @@ class Drawing:
         if self._has_priority and "priority" not in columns:
             columns["priority"] = self._columns.priority[rows].astype(np.float32)
         if self._selectors.staleness is not None:
-            columns[POLICY_VERSION_KEY] = self._selectors.staleness.versions(rows)
+            columns[POLICY_VERSION_KEY] = self._selectors.staleness.get_versions(rows)
         # In the order in which they travel: the reader derives it from the settings alone.
         return Drawn(rows, {name: columns[name] for name in ADDED_DTYPES if name in columns})
 
 
-def _occurrence(rows: Rows) -> NDArray[np.int64]:
+def _count_occurrences(rows: Rows) -> NDArray[np.int64]:
     """Returns how often each row occurs before its own place."""
     places = np.arange(len(rows))
     num_bits = len(rows).bit_length()
@@ -161,14 +161,14 @@ def _occurrence(rows: Rows) -> NDArray[np.int64]:
     return found
 
 
-def _rows_of(pieces: list[Drawn]) -> Rows:
+def _join_rows(pieces: list[Drawn]) -> Rows:
     return np.concatenate([piece.rows for piece in pieces]) if pieces else _NONE
 
 
 def _join(pieces: list[Drawn]) -> Drawn:
     keys = pieces[0].columns
-    return Drawn(_rows_of(pieces), {key: np.concatenate([piece.columns[key] for piece in pieces]) for key in keys})
+    return Drawn(_join_rows(pieces), {key: np.concatenate([piece.columns[key] for piece in pieces]) for key in keys})
 
 
-def _cat(draws: list[Draw]) -> Rows:
+def _join_spent(draws: list[Draw]) -> Rows:
     return np.concatenate([each.spent for each in draws])

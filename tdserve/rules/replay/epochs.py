@@ -33,7 +33,7 @@ _Words = NDArray[np.uint64]
 class EpochOrder(Protocol):
     """A permutation of the rows."""
 
-    def rows(self, start: int, stop: int) -> Rows | slice:
+    def list_rows(self, start: int, stop: int) -> Rows | slice:
         """Returns the rows at places ``start`` to ``stop`` of the order."""
 
 
@@ -41,7 +41,7 @@ class EpochOrder(Protocol):
 class NumberOrder:
     """The rows in the order of their numbers."""
 
-    def rows(self, start: int, stop: int) -> slice:
+    def list_rows(self, start: int, stop: int) -> slice:
         """See :class:`EpochOrder`."""
         return slice(start, stop)
 
@@ -50,10 +50,10 @@ class SortedOrder:
     """A few rows in random order, sorted by a random number each: every order has the same probability."""
 
     def __init__(self, num_rows: int, *, seed: int, epoch: int) -> None:
-        (key,) = _keys(1, seed, epoch, num_rows)
+        (key,) = _make_keys(1, seed, epoch, num_rows)
         self._order: Rows = np.argsort(_mix(np.arange(num_rows, dtype=np.uint64), key), kind="stable")
 
-    def rows(self, start: int, stop: int) -> Rows:
+    def list_rows(self, start: int, stop: int) -> Rows:
         """See :class:`EpochOrder`."""
         return self._order[start:stop]
 
@@ -69,9 +69,9 @@ class EncipheredOrder:
         num_bits = max((num_rows - 1).bit_length(), 2)
         self._num_rows = num_rows
         self._bits = num_bits // 2, num_bits - num_bits // 2
-        self._keys = _keys(NUM_ROUNDS, seed, epoch, num_rows)
+        self._keys = _make_keys(NUM_ROUNDS, seed, epoch, num_rows)
 
-    def rows(self, start: int, stop: int) -> Rows:
+    def list_rows(self, start: int, stop: int) -> Rows:
         """See :class:`EpochOrder`."""
         found = self._encipher(np.arange(start, stop, dtype=np.uint64))
         outside = np.flatnonzero(found >= self._num_rows)
@@ -90,7 +90,7 @@ class EncipheredOrder:
         return words
 
 
-def epoch_order(sampler: Any, num_rows: int, *, epoch: int) -> EpochOrder:
+def make_epoch_order(sampler: Any, num_rows: int, *, epoch: int) -> EpochOrder:
     """Returns the order that a sampler defines.
 
     Args:
@@ -127,7 +127,7 @@ def share_of(num_rows: int, *, rank: int, world_size: int) -> range:
     return range(num_rows * rank // world_size, num_rows * (rank + 1) // world_size)
 
 
-def _keys(num_keys: int, *parts: int) -> list[np.uint64]:
+def _make_keys(num_keys: int, *parts: int) -> list[np.uint64]:
     """Returns random words that are a function of some integers, however large."""
     text = ",".join(map(str, parts)).encode()
     digest = hashlib.blake2b(text, digest_size=8 * num_keys).digest()

@@ -99,9 +99,9 @@ class Leases:
                 were forgotten. The error says how many. Nothing was changed.
         """
         rows = sort_unique(rows)
-        is_held = self.held_by(owner, rows, consumer)
+        is_held = self.find_held(owner, rows, consumer)
         if not is_held.all():
-            raise not_held(int(np.count_nonzero(~is_held)), len(rows))
+            raise make_not_held_error(int(np.count_nonzero(~is_held)), len(rows))
         self._end(consumer, rows)
         return rows
 
@@ -141,7 +141,7 @@ class Leases:
             is_held |= self._numbers_of(each, rows) != _NONE
         return is_held
 
-    def held_by(self, owner: int, rows: Rows, consumer: str) -> NDArray[np.bool_]:
+    def find_held(self, owner: int, rows: Rows, consumer: str) -> NDArray[np.bool_]:
         """Returns which of the rows this owner holds for this consumer."""
         found = self._numbers_of(consumer, rows)
         mine = self._of_owner.get(owner, {})
@@ -189,7 +189,7 @@ class Leases:
                     del self._of_owner[lease.owner]
 
 
-def not_held(num_lost: int, num_rows: int) -> WrongStateError:
+def make_not_held_error(num_lost: int, num_rows: int) -> WrongStateError:
     """Returns the error for rows that their owner does not hold."""
     lost = f"{num_lost} of these {num_rows} rows are not held by this owner"
     why = "acknowledged before, or given up with its session, as by a restart of the server, and come again"

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
-from tdserve.rules.replay.arguments import finite_number
+from tdserve.rules.replay.arguments import to_finite_number
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ class Limiter(ABC):
         """Returns whether ``num_rows`` may be reserved now."""
 
     @abstractmethod
-    def why_sample(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
+    def explain_sample(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a sample waits for, for the error when it has waited too long."""
 
     @abstractmethod
-    def why_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
+    def explain_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a write waits for, for the error when it has waited too long."""
 
-    def max_batch_rows(self, capacity: int) -> int:
+    def compute_max_batch_rows(self, capacity: int) -> int:
         """Returns how many rows a writer may send together, so that it and samples do not wait for each other."""
         return capacity
 
@@ -130,14 +130,14 @@ class MinSize(Limiter):
         """Returns whether ``num_rows`` may be reserved now."""
         return True
 
-    def why_sample(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
+    def explain_sample(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a sample waits for, for the error when it has waited too long."""
         need = "" if self.can_sample(counts, num_rows) else f"needs a size of {self.min_size}"
-        return _waiting("sample", counts, table, num_rows, self, need)
+        return _describe_wait("sample", counts, table, num_rows, self, need)
 
-    def why_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
+    def explain_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a write waits for, for the error when it has waited too long."""
-        return _waiting("insert", counts, table, num_rows, self, "")
+        return _describe_wait("insert", counts, table, num_rows, self, "")
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class SampleToInsertRatio(Limiter):
         if self.error_buffer != self.error_buffer:
             raise InvalidRequestError(argument="error_buffer", reason="it must be given, a finite number above 0")
         for argument in ("ratio", "error_buffer"):
-            number = finite_number(argument, getattr(self, argument))
+            number = to_finite_number(argument, getattr(self, argument))
             if not number:
                 raise InvalidRequestError(argument=argument, reason="0 is not above 0")
             object.__setattr__(self, argument, number)
@@ -251,7 +251,7 @@ class SampleToInsertRatio(Limiter):
         after = (counts.inserts + counts.reserved + num_rows) * insert - counts.samples * sample
         return after <= self.min_size * insert + buffer
 
-    def why_sample(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
+    def explain_sample(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a sample waits for, for the error when it has waited too long."""
         need = ""
         if not self.can_sample(counts, num_rows):
@@ -260,9 +260,9 @@ class SampleToInsertRatio(Limiter):
                 f"needs a size of {self.min_size} and inserts * ratio - samples, now "
                 f"{self._diff(counts.inserts, counts.samples)}, to be at least {low:.12g} afterwards"
             )
-        return _waiting("sample", counts, table, num_rows, self, need)
+        return _describe_wait("sample", counts, table, num_rows, self, need)
 
-    def why_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
+    def explain_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a write waits for, for the error when it has waited too long."""
         need = ""
         if not self.can_insert(counts, num_rows):
@@ -274,7 +274,7 @@ class SampleToInsertRatio(Limiter):
             insert, _, buffer = self._steps
             if num_rows * insert > 2 * buffer:
                 need += f", where {self._insert_hint(num_rows)}"
-        return _waiting("insert", counts, table, num_rows, self, need)
+        return _describe_wait("insert", counts, table, num_rows, self, need)
 
     def _diff(self, inserts: int, samples: int) -> str:
         return f"{inserts * self.ratio - samples:.12g}"
@@ -337,18 +337,18 @@ class Queue(Limiter):
         """Returns whether ``num_rows`` may be reserved now."""
         return counts.num_rows + counts.reserved + num_rows <= self.max_size
 
-    def why_sample(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
+    def explain_sample(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a sample waits for, for the error when it has waited too long."""
         need = "" if self.can_sample(counts, num_rows) else f"needs a size of {num_rows}"
-        return _waiting("sample", counts, table, num_rows, self, need)
+        return _describe_wait("sample", counts, table, num_rows, self, need)
 
-    def why_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
+    def explain_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a write waits for, for the error when it has waited too long."""
         room = self.max_size - num_rows
         need = "" if self.can_insert(counts, num_rows) else f"needs a size, reserved rows included, of at most {room}"
-        return _waiting("insert", counts, table, num_rows, self, need)
+        return _describe_wait("insert", counts, table, num_rows, self, need)
 
-    def max_batch_rows(self, capacity: int) -> int:
+    def compute_max_batch_rows(self, capacity: int) -> int:
         """Returns half of the queue, so that a batch finds room while takers wait for another half."""
         return max(1, self.max_size // 2)
 
@@ -364,7 +364,7 @@ def _check_min_size(min_size: int, capacity: int) -> None:
         raise InvalidRequestError(argument="min_size", reason=reason)
 
 
-def _waiting(event: str, counts: LimiterCounts, table: str, num_rows: int, limiter: Limiter, need: str) -> str:
+def _describe_wait(event: str, counts: LimiterCounts, table: str, num_rows: int, limiter: Limiter, need: str) -> str:
     if not need:
         cause = "the sampler has too few rows to draw from" if event == "sample" else "others hold too many rows"
         need = f"lets it through while {cause}"

@@ -83,17 +83,17 @@ class LiveRows:
         left = self._num - len(rows)
         last = self._members[left : self._num]
         is_staying = self._place[compact(last)] != _ABSENT
-        staying = _chosen(last, is_staying)
-        gaps_below = compact(_chosen(gaps, gaps < left))
+        staying = _select(last, is_staying)
+        gaps_below = compact(_select(gaps, gaps < left))
         self._members[gaps_below] = staying
         self._place[compact(staying)] = (
             np.arange(gaps_below.start, gaps_below.stop) if isinstance(gaps_below, slice) else gaps_below
         )
         self._num = left
 
-    def members_of(self, rows: Rows) -> Rows:
+    def select_members(self, rows: Rows) -> Rows:
         """Returns those of these rows that are members."""
-        return _chosen(rows, self._place[compact(rows)] != _ABSENT)
+        return _select(rows, self._place[compact(rows)] != _ABSENT)
 
     def draw(self, rng: np.random.Generator, num_rows: int) -> Rows:
         """Draws rows uniformly and independently, so a row may occur twice. There must be a member."""
@@ -122,11 +122,11 @@ class LiveRows:
         """Returns which of these rows, each from 0 to the capacity, are members."""
         return np.not_equal(self._place[rows], _ABSENT)
 
-    def rows(self) -> Rows:
+    def get_rows(self) -> Rows:
         """Returns all members, sorted; a copy."""
         return np.sort(self._members[: self._num])
 
 
-def _chosen(rows: Rows, is_chosen: NDArray[np.bool_]) -> Rows:
+def _select(rows: Rows, is_chosen: NDArray[np.bool_]) -> Rows:
     """Returns ``rows[is_chosen]``; if all are chosen, as mostly, these rows themselves, which must not be changed."""
     return rows if np.count_nonzero(is_chosen) == len(rows) else rows[is_chosen]

@@ -96,7 +96,7 @@ class OrderSelector:
             raise InvalidRequestError(argument="num_rows", reason=reason)
         if total - begun > len(self):
             return None
-        read = self._rows.newest if self._is_newest_first else self._rows.oldest
+        read = self._rows.find_newest if self._is_newest_first else self._rows.find_oldest
         rows = read(num_rows, beyond=self._last if begun else None)
         if len(rows) < num_rows:
             return None

@@ -87,7 +87,7 @@ class OrderedRows:
         self._num -= len(members)
         self._sweep(len(members))
 
-    def oldest(self, num_rows: int, *, beyond: int | None = None) -> Rows:
+    def find_oldest(self, num_rows: int, *, beyond: int | None = None) -> Rows:
         """Returns the oldest rows, oldest first; fewer if there are fewer.
 
         Args:
@@ -96,7 +96,7 @@ class OrderedRows:
         """
         return self._ends(num_rows, beyond, is_back=False)
 
-    def newest(self, num_rows: int, *, beyond: int | None = None) -> Rows:
+    def find_newest(self, num_rows: int, *, beyond: int | None = None) -> Rows:
         """Returns the newest rows, newest first; as :meth:`oldest`, ``beyond`` is for older ones."""
         return self._ends(num_rows, beyond, is_back=True)
 

@@ -114,7 +114,7 @@ class Arrival:
     groups: Mapping[str, NDArray[np.int64]] = field(default_factory=lambda: MappingProxyType({}))
     policy_versions: NDArray[np.int64] | None = None
 
-    def of(self, part: slice) -> Arrival:
+    def select_part(self, part: slice) -> Arrival:
         """Returns the data of some of the rows."""
         if self is PLAIN_ARRIVAL:
             return self

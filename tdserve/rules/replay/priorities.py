@@ -139,10 +139,10 @@ class MinTree:
         found: Rows = np.arange(len(numbers))
         for level in (*self._minima.levels[-2::-1], self._numbers):
             # No row of a block outside the num_rows lowest ones is needed: each of those has a row as low.
-            blocks = found[_lowest_places(numbers, num_rows)]
+            blocks = found[_find_lowest_places(numbers, num_rows)]
             found = ((blocks << _SHIFT)[:, None] + np.arange(_BLOCK)).reshape(-1)
             numbers = level.take(blocks, axis=0).reshape(-1)
-        places = _lowest_places(numbers, num_rows)
+        places = _find_lowest_places(numbers, num_rows)
         return found[places[np.argsort(numbers[places], kind="stable")]]
 
     def _carry(self) -> None:
@@ -235,7 +235,7 @@ class _Waiting:
         return sort_unique(blocks)
 
 
-def _lowest_places(numbers: Weights, num_wanted: int) -> Rows:
+def _find_lowest_places(numbers: Weights, num_wanted: int) -> Rows:
     places = np.flatnonzero(numbers < np.inf)
     if len(places) > num_wanted:
         places = places[np.argpartition(numbers[places], num_wanted - 1)[:num_wanted]]

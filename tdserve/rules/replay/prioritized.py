@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError
-from tdserve.rules.replay.arguments import finite_number
+from tdserve.rules.replay.arguments import to_finite_number
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows, compact
 from tdserve.rules.replay.priorities import PriorityTree
@@ -50,7 +50,7 @@ class Prioritized(Sampler):
 
     def __post_init__(self) -> None:
         for argument in ("alpha", "beta", "eps"):
-            object.__setattr__(self, argument, finite_number(argument, getattr(self, argument)))
+            object.__setattr__(self, argument, to_finite_number(argument, getattr(self, argument)))
 
     def selector(self, columns: RowColumns, capacity: int) -> PrioritizedSelector:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`."""

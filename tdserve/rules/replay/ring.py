@@ -163,16 +163,16 @@ class Ring:
         """Reservations of writers that are silent and not proved gone, oldest first."""
         return tuple(self._quarantined.values())
 
-    def live_rows(self) -> Rows:
+    def list_live_rows(self) -> Rows:
         """Returns the row numbers that may be read, sorted."""
         generations = self._generations
         return np.flatnonzero((generations > 0) & (generations & 1 == 0)).astype(np.int64, copy=False)
 
-    def rows(self) -> Rows:
+    def list_rows(self) -> Rows:
         """Returns the numbers of the rows that are live or held, sorted."""
-        return np.union1d(self.live_rows(), np.flatnonzero(self._is_held))
+        return np.union1d(self.list_live_rows(), np.flatnonzero(self._is_held))
 
-    def rows_of(self, piece: slice) -> Rows:
+    def list_piece(self, piece: slice) -> Rows:
         """Returns the numbers of the live or held rows within a piece of all rows, sorted."""
         generations = self._generations[piece]
         is_there = ((generations > 0) & (generations & 1 == 0)) | self._is_held[piece]
@@ -184,7 +184,7 @@ class Ring:
         found: NDArray[np.bool_] = self._is_held[rows]
         return found
 
-    def held_among(self, rows: RowSet) -> RowSet:
+    def select_held(self, rows: RowSet) -> RowSet:
         """Returns those of these rows that are held, and have not left."""
         if not self._num_held:
             return RowSet.run(0, 0)
@@ -193,7 +193,7 @@ class Ring:
         numbers = rows.rows
         return RowSet.from_rows(numbers[self._is_held[numbers]])
 
-    def names(self, rows: Rows) -> Rows:
+    def get_names(self, rows: Rows) -> Rows:
         """Returns the lower parts of the rows' generations, which identify them, as they are when no part is being
         written."""
         generations = self._generations[rows]
@@ -280,7 +280,7 @@ class Ring:
             num_free += len(is_held)
         return num_free
 
-    def next_rows(self, num_rows: int) -> Rows:
+    def get_next_rows(self, num_rows: int) -> Rows:
         """Returns the rows at the cursor, whatever their state."""
         pieces = [np.arange(piece.start, piece.stop) for piece in self._slices_at_cursor(0, num_rows)]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -297,7 +297,7 @@ class Ring:
         """Reserves the next rows for a writer that has claimed them by itself.
 
         Args:
-            rows: From :meth:`next_rows`.
+            rows: From :meth:`get_next_rows`.
             evicted: Those of them that are live, as far as this process knows: the writer may already have made them
                 odd.
         """
@@ -326,13 +326,13 @@ class Ring:
             WrongStateError: The reservation is not open: committed, aborted or quarantined. Nothing was changed.
         """
         self._close(reservation, "commit")
-        committed = self.committed_generations(reservation)
+        committed = self.compute_generations(reservation)
         self._generations[compact(reservation.rows)] = committed
         self._num_live += len(reservation)
         self.inserts += len(reservation)
         return committed
 
-    def committed_generations(self, reservation: Reservation) -> Rows:
+    def compute_generations(self, reservation: Reservation) -> Rows:
         """Returns the generations that a commit gives these rows."""
         committed: Rows = self._generations[compact(reservation.rows)] + 1
         is_first = committed == 2

@@ -55,6 +55,6 @@ class RowMask:
             missing -= len(found[-1])
         return np.concatenate(found)
 
-    def rows(self) -> Rows:
+    def get_rows(self) -> Rows:
         """Returns all members, sorted."""
         return np.flatnonzero(self._is_member)

@@ -6,7 +6,7 @@ from tdserve.messages.content import ADDED_DTYPES, POLICY_VERSION_KEY
 from tdserve.rules.replay.settings import Settings
 
 
-def added_columns(settings: Settings, *, is_grouped: bool = False) -> tuple[str, ...]:
+def list_added_columns(settings: Settings, *, is_grouped: bool = False) -> tuple[str, ...]:
     """Returns which of ``ADDED_DTYPES`` a sample of a table has, in order.
 
     Args:

@@ -114,7 +114,7 @@ class UniformSelector:
 
     def remove(self, rows: Rows) -> None:
         """Removes those rows that are members."""
-        self._live.remove(self._live.members_of(rows))
+        self._live.remove(self._live.select_members(rows))
 
     def update(self, rows: Rows) -> None:
         """Does nothing: priorities do not matter here."""

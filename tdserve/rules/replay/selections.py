@@ -259,7 +259,7 @@ class ConditionalSelectors:
         if staleness is None or (staleness.uid, staleness.newest) == (uid, newest):
             return
         limited = [conditions for conditions, _, _ in self._each(NO_ROWS) if conditions.max_lag is not None]
-        lows = [staleness.floor(conditions.max_lag or 0) for conditions in limited]
+        lows = [staleness.compute_floor(conditions.max_lag or 0) for conditions in limited]
         if staleness.follow(uid, newest):
             self.dropped += [self._selectors.pop(conditions) for conditions in limited if conditions in self._selectors]
             self._oldest.clear()
@@ -267,7 +267,7 @@ class ConditionalSelectors:
                 self._growing = None
             return
         for conditions, low in zip(limited, lows, strict=True):
-            num_rows = staleness.count(low, staleness.floor(conditions.max_lag or 0))
+            num_rows = staleness.count(low, staleness.compute_floor(conditions.max_lag or 0))
             if num_rows:
                 self._oldest.setdefault(conditions, low)
             if num_rows <= GROWING_ROWS and self._oldest.get(conditions) == low and conditions in self._selectors:
@@ -277,11 +277,11 @@ class ConditionalSelectors:
         """Removes the rows that have become too old for these conditions, a piece at a time; other calls may do
         anything in between."""
         while self.staleness is not None and conditions in self._oldest and conditions in self._selectors:
-            low, high = self._oldest[conditions], self.staleness.floor(conditions.max_lag or 0)
+            low, high = self._oldest[conditions], self.staleness.compute_floor(conditions.max_lag or 0)
             if low >= high:
                 del self._oldest[conditions]
                 return
-            for rows in self.staleness.pieces(low, high, piece_rows=GROWING_ROWS):
+            for rows in self.staleness.iter_pieces(low, high, piece_rows=GROWING_ROWS):
                 if conditions not in self._selectors:
                     return
                 self._selectors[conditions].remove(rows)
@@ -364,8 +364,8 @@ class ConditionalSelectors:
 
     def _candidates(self, conditions: SampleConditions) -> Rows:
         if conditions.max_lag is None or self.staleness is None:
-            return self._members.rows()
-        return self.staleness.between(self.staleness.floor(conditions.max_lag))
+            return self._members.get_rows()
+        return self.staleness.find_between(self.staleness.compute_floor(conditions.max_lag))
 
     def make(self, conditions: SampleConditions) -> Selector:
         """Returns an empty selector, and makes the columns that its conditions read; for very many rows, call it in a
@@ -373,13 +373,13 @@ class ConditionalSelectors:
         if conditions.consumer != OWN and not self.consumers:
             self._consumed[:] = 0  # of no use to anybody else yet; the file gets its pages here, and not on the loop
         if conditions.group:
-            ids = self._columns.array(conditions.group, np.int64)
+            ids = self._columns.get_array(conditions.group, np.int64)
             return GroupSelector(self._columns, ids, conditions.group_size)
         return self._settings.sampler.selector(self._columns, self._columns.capacity)
 
     @property
     def _consumed(self) -> NDArray[np.uint64]:
-        return self._columns.array("consumed", np.uint64)
+        return self._columns.get_array("consumed", np.uint64)
 
     def _bit(self, consumer: str) -> NDArray[np.uint64]:
         return np.asarray(1 << self.consumers.index(consumer), np.uint64)

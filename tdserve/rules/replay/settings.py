@@ -125,7 +125,7 @@ class Settings:
     def to_json(self) -> str:
         """Returns the canonical text of these settings; numbers that have their default are left out."""
         values: dict[str, Any] = {
-            part: {"kind": getattr(self, part).kind, **_fields_of(getattr(self, part))} for part in RULES
+            part: {"kind": getattr(self, part).kind, **_get_fields(getattr(self, part))} for part in RULES
         }
         values |= {name: getattr(self, name) for name, usual in _DEFAULTS.items() if getattr(self, name) != usual}
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
@@ -154,7 +154,7 @@ class Settings:
         return cls(**{"limiter": MinSize(min_size), **parts})
 
 
-def _fields_of(rule: Any) -> dict[str, Any]:
+def _get_fields(rule: Any) -> dict[str, Any]:
     """Returns a rule's fields; fields that came later are left out at their default, so that older texts stay the
     same."""
     fields = {field.name: field for field in dataclasses.fields(rule)}

@@ -161,7 +161,7 @@ class _Starts(LiveRows):
 
     def discard(self, rows: Rows) -> None:
         """Removes those of the rows that are members; a row may be named twice."""
-        self.remove(self.members_of(sort_unique(rows)))
+        self.remove(self.select_members(sort_unique(rows)))
 
 
 class Search:
@@ -227,9 +227,9 @@ class SliceSelector:
     def __repr__(self) -> str:
         return f"<SliceSelector {self._num_members} members, starts of {[*self._starts]}>"
 
-    def starts(self, length: int) -> Rows:
+    def list_starts(self, length: int) -> Rows:
         """Returns the rows where a slice of this length begins, sorted; a copy."""
-        return self._starts_of(length).rows()
+        return self._starts_of(length).get_rows()
 
     def add(self, rows: Rows) -> None:
         """Adds rows, each once and none a member; they are already linked.

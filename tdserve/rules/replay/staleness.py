@@ -58,7 +58,7 @@ class Staleness:
     """
 
     def __init__(self, columns: RowColumns, *, uid: str = "", num_former: int = 0, num_discarded: int = 0) -> None:
-        self._numbers: NDArray[np.int64] = np.asarray(columns.array(POLICY_VERSION_KEY, np.int64))
+        self._numbers: NDArray[np.int64] = np.asarray(columns.get_array(POLICY_VERSION_KEY, np.int64))
         self._chunk_rows = min(max(columns.capacity // 4, _MIN_ROOM), _CHUNK_ROWS)
         # One more than the place of each row in its bucket; 0: it is no member.
         self._places: Rows = np.zeros(columns.capacity, np.int64)
@@ -93,7 +93,7 @@ class Staleness:
             self._sum = 0
         return is_other
 
-    def versions(self, rows: Rows) -> NDArray[np.int64]:
+    def get_versions(self, rows: Rows) -> NDArray[np.int64]:
         """Returns the versions of rows."""
         return np.maximum(self._numbers[rows] - self._first, UNKNOWN)
 
@@ -129,21 +129,21 @@ class Staleness:
                 del self._ordered[bisect_left(self._ordered, number)]
         self._places[rows] = 0
 
-    def floor(self, max_lag: int) -> int:
+    def compute_floor(self, max_lag: int) -> int:
         """Returns the oldest version of a row of at most this lag."""
         return max(self.newest - max_lag, 0)
 
     def fits(self, rows: Rows, max_lag: int) -> NDArray[np.bool_]:
         """Returns which of the rows have at most this lag."""
-        return np.greater_equal(self._numbers[rows], self._first + self.floor(max_lag))
+        return np.greater_equal(self._numbers[rows], self._first + self.compute_floor(max_lag))
 
-    def between(self, low: int, high: int | None = None) -> Rows:
+    def find_between(self, low: int, high: int | None = None) -> Rows:
         """Returns the members of a version from ``low`` on, below ``high``; each once, oldest version first."""
         buckets = [(number, self._buckets[number]) for number in self._range(low, high)]
         found = [self._select_alive(number, *chunk) for number, bucket in buckets for chunk in bucket.chunks()]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
-    def pieces(self, low: int, high: int, *, piece_rows: int) -> Iterator[Rows]:
+    def iter_pieces(self, low: int, high: int, *, piece_rows: int) -> Iterator[Rows]:
         """As :meth:`between`, so many rows at most at a time, or none: each is a member when it is given. Rows may come
         and go meanwhile; those that come are not among them."""
         buckets = [(number, self._buckets[number]) for number in self._range(low, high)]
@@ -158,7 +158,7 @@ class Staleness:
         """Returns the number of these members."""
         return sum(self._buckets[number].num_members for number in self._range(low, high))
 
-    def lags(self) -> Lags | None:
+    def measure_lags(self) -> Lags | None:
         """Returns the lags of the members whose version is known; None if there are none."""
         known = self._range(0, None)
         if not known:

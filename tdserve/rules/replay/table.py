@@ -14,7 +14,7 @@ from tdserve.messages.row_numbers import sort_unique
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.groups import GroupSelector
-from tdserve.rules.replay.leases import not_held
+from tdserve.rules.replay.leases import make_not_held_error
 from tdserve.rules.replay.live_rows import Rows, compact
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, SamplePlan, SampleTerms, check_priorities
 from tdserve.rules.replay.reservation import Reservation
@@ -93,7 +93,7 @@ class Table(TableState):
                 columns.priority[where] = arrival.priorities
                 self._highest = max(self._highest, float(arrival.priorities.max()))
         for name, ids in arrival.groups.items():
-            columns.array(name, np.int64)[where] = ids
+            columns.get_array(name, np.int64)[where] = ids
         if self.selectors.staleness is not None:
             self.selectors.staleness.arrive(rows, arrival.policy_versions)
         self.selectors.arrive(rows, arrival.keys)
@@ -278,7 +278,7 @@ class Table(TableState):
             if terms.lease is not None:
                 owner, consumer, _ = terms.lease
                 self.selectors.give_back(
-                    owner, consumer, plan.rows[self.selectors.leases.held_by(owner, plan.rows, consumer)]
+                    owner, consumer, plan.rows[self.selectors.leases.find_held(owner, plan.rows, consumer)]
                 )
             if plan is not last:
                 yield
@@ -369,7 +369,7 @@ class Table(TableState):
         """
         self.take_back_claims()
         newest = self._last_sequence
-        for named in self.steps(pieces):
+        for named in self.iter_steps(pieces):
             self.take_back_claims()  # otherwise a row could be another one by the time it leaves
             rows = named[self.is_live(named)]
             rows = rows[self.columns.sequence[rows] <= newest]
@@ -407,7 +407,7 @@ class Table(TableState):
         for same in self._same_in_parts(rows, generations):
             num_parts += 1
             num_same += len(same)
-            num_held += int(np.count_nonzero(self.selectors.leases.held_by(owner, same, consumer)))
+            num_held += int(np.count_nonzero(self.selectors.leases.find_held(owner, same, consumer)))
             yield 0
         if consumer == OWN and num_same < len(rows):
             state = f"{len(rows) - num_same} of these {len(rows)} rows have left the table, perhaps acknowledged before"
@@ -415,11 +415,11 @@ class Table(TableState):
         if not num_same:
             raise WrongStateError(state="none of these rows is held", event="acknowledging rows")
         if num_held < (num_same if consumer == OWN else 1):
-            raise not_held(num_same - num_held, num_same)
+            raise make_not_held_error(num_same - num_held, num_same)
         is_held = num_held == num_same and num_parts == 1  # nothing came in between
         for part in [same] if num_parts == 1 else self._same_in_parts(rows, generations):
             named = sort_unique(part)
-            held = named if is_held else named[self.selectors.leases.held_by(owner, named, consumer)]
+            held = named if is_held else named[self.selectors.leases.find_held(owner, named, consumer)]
             leaving = self.selectors.acknowledge(owner, consumer, held)
             if len(leaving):
                 self.remove(leaving)
@@ -438,7 +438,7 @@ class Table(TableState):
             yield 0
         for same in self._same_in_parts(rows, generations):
             named = sort_unique(same)
-            self.selectors.give_back(owner, consumer, named[self.selectors.leases.held_by(owner, named, consumer)])
+            self.selectors.give_back(owner, consumer, named[self.selectors.leases.find_held(owner, named, consumer)])
             yield len(named)
 
     def _same_in_parts(self, rows: Rows, generations: NDArray[np.uint32] | None) -> Iterator[Rows]:
@@ -489,7 +489,7 @@ class Table(TableState):
 
     # ------------------------------------------------------------ figures
 
-    def why_sample(self, num_rows: int, conditions: SampleConditions = PLAIN, *, names: Sequence[str] = ()) -> str:
+    def explain_sample(self, num_rows: int, conditions: SampleConditions = PLAIN, *, names: Sequence[str] = ()) -> str:
         """Returns what a sample waits for now, for the error when it has waited too long.
 
         Args:
@@ -497,14 +497,14 @@ class Table(TableState):
         """
         counts = self.counts
         if not self.settings.limiter.can_sample(counts, num_rows):
-            return self.settings.limiter.why_sample(counts, self.name, num_rows)
+            return self.settings.limiter.explain_sample(counts, self.name, num_rows)
         missing = self.selectors.describe_missing(conditions, names) if names else ""
         reason = conditions.describe(has_partial_rows=self.selectors.has_partial_rows, missing=missing)
         return f"a sample of {num_rows} rows of table {self.name!r}, of whose {counts.num_rows} rows {reason},"
 
-    def why_extend(self, num_rows: int) -> str:
+    def explain_extend(self, num_rows: int) -> str:
         """Returns what a writer waits for now, for the error when it has waited too long."""
         counts = self.counts
         if not self.settings.limiter.can_insert(counts, num_rows):
-            return self.settings.limiter.why_insert(counts, self.name, num_rows)
+            return self.settings.limiter.explain_insert(counts, self.name, num_rows)
         return f"room for {num_rows} rows in {self.name!r} ({counts.reserved} are being written)"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tdserve.base.errors import SelectionError
 from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS
 from tdserve.rules.replay.claims import Claims
-from tdserve.rules.replay.columns import MakeColumn, RowColumns, in_memory
+from tdserve.rules.replay.columns import MakeColumn, RowColumns, make_in_memory
 from tdserve.rules.replay.drawing import Drawing
 from tdserve.rules.replay.limiter import Limiter, LimiterCounts
 from tdserve.rules.replay.live_rows import Rows
@@ -59,7 +59,7 @@ class TableState:
         generations: Rows,
         settings: Settings,
         *,
-        make_column: MakeColumn = in_memory,
+        make_column: MakeColumn = make_in_memory,
         num_keys: int = 1,
     ) -> None:
         self._take(name, Ring(capacity, generations), generations, settings, {}, make_column, num_keys, NO_ROWS)
@@ -74,7 +74,7 @@ class TableState:
         *,
         now_reserved: Sequence[Rows] = (),
         held: Rows | None = None,
-        make_column: MakeColumn = in_memory,
+        make_column: MakeColumn = make_in_memory,
         num_keys: int = 1,
         first_generation: int = 2,
     ) -> Self:
@@ -124,7 +124,7 @@ class TableState:
         self._highest = float(state.get("highest_priority", 1.0))
         self._needs = frozenset(settings.columns)
         self._evictor = settings.remover.evictor(self.columns, ring.capacity)
-        live = ring.live_rows()
+        live = ring.list_live_rows()
         if "priority" in self._needs and len(live):  # updates are only in the column, not on record
             self._highest = max(self._highest, float(self.columns.priority[live].max()))
         if settings.sampler.uses_trajectories:
@@ -164,9 +164,9 @@ class TableState:
             reserved=self.ring.num_reserved,
         )
 
-    def live_rows(self) -> Rows:
+    def list_live_rows(self) -> Rows:
         """Returns the numbers of the rows that may be read, sorted; including rows that are being written."""
-        return self._live.rows()
+        return self._live.get_rows()
 
     @property
     def inserts(self) -> int:
@@ -207,7 +207,7 @@ class TableState:
     def _is_same(self, rows: Rows, generations: NDArray[np.uint32] | None) -> NDArray[np.bool_]:
         if generations is None:
             return np.ones(len(rows), np.bool_)
-        return np.asarray(self.ring.names(rows).astype(np.uint32) == generations)
+        return np.asarray(self.ring.get_names(rows).astype(np.uint32) == generations)
 
     def hold(self, rows: Rows) -> Rows:
         """Removes rows, each named once, from every sample, and keeps writers off them, while some of their leaves are
@@ -257,7 +257,7 @@ class TableState:
 
     def claim(self, num_rows: int) -> Reservation:
         """Like :meth:`Ring.claim`. The rows are left out of every sample from now on."""
-        rows = self.ring.next_rows(num_rows)
+        rows = self.ring.get_next_rows(num_rows)
         reservation = self.ring.claim(rows, self._live.select_members(rows))
         if len(reservation.evicted):
             self._leave(reservation.evicted)
@@ -265,14 +265,14 @@ class TableState:
 
     def discard(self, max_lag: int) -> int:
         """Removes rows whose lag is above ``max_lag``, except rows on lease; returns how many."""
-        return sum(self.discarding(max_lag)) if self._count_too_old(max_lag) else 0
+        return sum(self.discard_in_pieces(max_lag)) if self._count_too_old(max_lag) else 0
 
-    def discarding(self, max_lag: int) -> Iterator[int]:
+    def discard_in_pieces(self, max_lag: int) -> Iterator[int]:
         """As :meth:`discard`, a piece at a time: between two pieces rows may come and go."""
         staleness = self.selectors.staleness
         if staleness is None:
             return
-        for rows in staleness.pieces(UNKNOWN, staleness.floor(max_lag), piece_rows=PIECE_ROWS // 4):
+        for rows in staleness.iter_pieces(UNKNOWN, staleness.compute_floor(max_lag), piece_rows=PIECE_ROWS // 4):
             if self.selectors.leases.num_leased:
                 rows = rows[~self.selectors.leases.holds(rows)]
             if len(rows):
@@ -288,7 +288,7 @@ class TableState:
 
     def _count_too_old(self, max_lag: int) -> int:
         staleness = self.selectors.staleness
-        return 0 if staleness is None else staleness.count(UNKNOWN, staleness.floor(max_lag))
+        return 0 if staleness is None else staleness.count(UNKNOWN, staleness.compute_floor(max_lag))
 
     def close(self) -> None:
         """Closes the table: it accepts no more rows; those that are here can still be taken."""
@@ -359,7 +359,7 @@ class TableState:
             num_discarded=int(state.get("num_discarded", 0)),
         )
 
-    def steps(self, pieces: Iterable[slice | Rows]) -> Iterator[Rows]:
+    def iter_steps(self, pieces: Iterable[slice | Rows]) -> Iterator[Rows]:
         """Yields the numbers in pieces of rows, at most ``step_rows`` at a time."""
         for piece in pieces:
             numbers = np.arange(piece.start, piece.stop) if isinstance(piece, slice) else piece

@@ -28,7 +28,7 @@ class WrittenKeys:
     def __init__(self, columns: RowColumns, num_keys: int) -> None:
         self._num_keys = num_keys
         width = max(1, -(-num_keys // _BITS))
-        self._words: NDArray[np.uint64] = np.asarray(columns.array("written", np.uint64, width))
+        self._words: NDArray[np.uint64] = np.asarray(columns.get_array("written", np.uint64, width))
 
     def __repr__(self) -> str:
         return f"<Written {self._num_keys} keys of {len(self._words)} rows>"

@@ -72,7 +72,7 @@ class Changes:
         table = entry.get_table()
         if kind == "delete":
             named = await _decode_rows(entry, asked.delete)
-            await call_in_turns(table.steps(named.iter_pieces()), table.check_live)
+            await call_in_turns(table.iter_steps(named.iter_pieces()), table.check_live)
             steps = table.delete_in_pieces(named.iter_pieces())
             return control_pb2.Done(num_rows=await sum_in_turns(steps, is_long=len(named) > table.step_rows))
         if kind == "clear":

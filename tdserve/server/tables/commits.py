@@ -58,7 +58,7 @@ def commit_rows(
         counts=make_counts(entry, num_coming=len(reservation)),
         indices=reservation.encoded if is_one else encode_rows(reservation.rows[len(reservation) - (num_last or 0) :]),
     )
-    generations = table.ring.committed_generations(reservation)
+    generations = table.ring.compute_generations(reservation)
     redo = RedoEntry(entry.record.uid, reservation.rows, generations, reservation.encoded)
     table.arrive(reservation.rows, arrival)
     try:
@@ -100,7 +100,7 @@ async def commit_in_turns(
         try:
             for start in range(0, len(reservation), step_rows):
                 part = slice(start, start + step_rows)
-                arrived.append((reservation.rows[part], settle().of(part)))
+                arrived.append((reservation.rows[part], settle().select_part(part)))
                 table.arrive(*arrived[-1], is_on_record_later=True)
                 await asyncio.sleep(0)
             redo = await asyncio.to_thread(_make_redo_entry, entry, table, reservation)  # nobody changes what it reads
@@ -131,7 +131,7 @@ async def commit_in_turns(
 
 def _make_redo_entry(entry: OpenedStore, table: Table, reservation: Reservation) -> RedoEntry:
     """Returns the redo log entry of a long commit, already encoded."""
-    generations = table.ring.committed_generations(reservation)
+    generations = table.ring.compute_generations(reservation)
     redo = RedoEntry(entry.record.uid, reservation.rows, generations, reservation.encoded, is_long=True)
     _ = redo.record
     return redo

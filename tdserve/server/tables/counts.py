@@ -9,7 +9,7 @@ from tdserve.v1 import control_pb2
 def num_lost(entry: OpenedStore) -> int:
     """Returns the number of half-written rows. They can be neither drawn nor written until no process writes to
     them."""
-    return len(entry.get_table().ring.held_among(entry.lost.row_set)) if entry.lost else 0
+    return len(entry.get_table().ring.select_held(entry.lost.row_set)) if entry.lost else 0
 
 
 def make_counts(entry: OpenedStore, *, num_coming: int = 0) -> control_pb2.TableCounts:

@@ -69,7 +69,7 @@ class Discarding:
 
     async def _discard(self, entry: OpenedStore, table: Table, max_lag: int) -> None:
         try:
-            await run_in_turns(table.discarding(max_lag))
+            await run_in_turns(table.discard_in_pieces(max_lag))
         finally:
             del self._under_way[entry.record.uid]
             entry.changed.wake()

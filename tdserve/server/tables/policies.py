@@ -130,6 +130,6 @@ def describe_policy(stores: Stores, entry: OpenedStore, description: control_pb2
         return
     description.newest_policy_version = staleness.newest
     description.num_discarded = staleness.num_discarded
-    lags = staleness.lags()
+    lags = staleness.measure_lags()
     if lags is not None:
         description.lags.min, description.lags.mean, description.lags.max = lags

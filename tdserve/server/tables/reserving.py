@@ -31,7 +31,7 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
     line = ("extend", num_rows)
 
     def why() -> str:
-        return table.why_extend(num_rows)
+        return table.explain_extend(num_rows)
 
     if num_rows <= table.step_rows:
         return await session.wait(

@@ -58,7 +58,7 @@ class RuleKeys:
         entry read from a row that was replaced meanwhile is dropped."""
         name = group_column(path)
         if entry.record.capacity >= LONG_ROWS:
-            await asyncio.to_thread(entry.get_table().columns.array, name, np.int64)
+            await asyncio.to_thread(entry.get_table().columns.get_array, name, np.int64)
         table = await _end_claims(entry, session)
         entry.group_keys.append(path)  # rows that are committed from here on bring it, and none is claimed
         try:
@@ -66,15 +66,15 @@ class RuleKeys:
             # that may fail and bring them back.
             num_used = table.ring.num_used
             await wait_for_others(session, entry, RowSet.run(0, num_used), Deadline.after(CLAIMS_TIMEOUT_S))
-            column = table.columns.array(name, np.int64)
+            column = table.columns.get_array(name, np.int64)
             for part in _parts(entry, path, num_used):
-                rows = table.ring.rows_of(part)
+                rows = table.ring.list_piece(part)
                 if not len(rows):
                     continue
-                names = table.ring.names(rows)
+                names = table.ring.get_names(rows)
                 ids = await self.read_ids(entry, path, rows, session)
                 entry.check_present()
-                is_same = table.ring.names(rows) == names
+                is_same = table.ring.get_names(rows) == names
                 column[rows[is_same]] = ids[is_same]
         except BaseException:
             entry.group_keys.remove(path)

@@ -104,7 +104,7 @@ class _SampleCall:
 
     def describe_wait(self) -> str:
         """Returns what it waits for."""
-        return self.entry.get_table().why_sample(self.num_rows, self.conditions, names=self.entry.leaf_names)
+        return self.entry.get_table().explain_sample(self.num_rows, self.conditions, names=self.entry.leaf_names)
 
 
 class Samples:

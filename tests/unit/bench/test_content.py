@@ -9,7 +9,10 @@ from tensordict import TensorDict
 from tdserve.base.errors import CorruptDataError
 from tdserve.bench import content
 
-POOLS = [(content.transitions, "reward", 84 * 8 + 24 + 4 + 1), (content.pixels, "action", 2 * 4 * 84 * 84 + 8 + 4 + 1)]
+POOLS = [
+    (content.make_transitions, "reward", 84 * 8 + 24 + 4 + 1),
+    (content.make_pixels, "action", 2 * 4 * 84 * 84 + 8 + 4 + 1),
+]
 
 
 @pytest.mark.parametrize(("make", "key", "nbytes"), POOLS)
@@ -17,7 +20,7 @@ def test_pool_when_made_then_a_row_has_the_size_of_the_plan_and_names_itself(
     make: Callable[[int], TensorDict], key: str, nbytes: int
 ) -> None:
     pool = make(8)
-    assert content.row_nbytes(pool) == nbytes
+    assert content.compute_row_nbytes(pool) == nbytes
     assert pool.get(key).tolist() == list(range(8))
 
 
@@ -32,7 +35,7 @@ def test_check_rows_when_rows_come_in_any_order_with_more_keys_then_passes(
 
 
 def test_check_rows_when_one_byte_differs_then_names_the_key() -> None:
-    pool = content.pixels(8)
+    pool = content.make_pixels(8)
     batch = pool[torch.tensor([3, 7])].clone()
     batch["next", "observation"][1, 0, 0, 0] += 1
     with pytest.raises(CorruptDataError, match=r"\('next', 'observation'\)"):
@@ -40,7 +43,7 @@ def test_check_rows_when_one_byte_differs_then_names_the_key() -> None:
 
 
 def test_check_rows_when_a_row_is_of_no_pool_then_says_so() -> None:
-    pool = content.transitions(8)
+    pool = content.make_transitions(8)
     batch = pool[:2].clone()
     batch["reward"][1] = 8.0
     with pytest.raises(CorruptDataError, match="rows 0 to 7"):
@@ -54,15 +57,15 @@ def test_check_equal_when_a_leaf_is_missing_or_of_another_kind_then_refuses(chan
 
 
 def test_weights_when_made_then_have_the_number_and_bytes_asked_for() -> None:
-    tree = content.weights(10, 4_000)
-    assert len(content.tensors(tree)) == 10
-    assert content.total_nbytes(tree) == 4_000
+    tree = content.make_weights(10, 4_000)
+    assert len(content.list_tensors(tree)) == 10
+    assert content.compute_total_nbytes(tree) == 4_000
 
 
 def test_stamp_when_the_number_changes_then_no_tensor_stays_equal() -> None:
-    tree = content.weights(3, 1_200)
+    tree = content.make_weights(3, 1_200)
     content.stamp(tree, 1)
     before = tree.clone()
     content.stamp(tree, 2)
-    equal = [torch.equal(leaf, content.tensors(before)[key]) for key, leaf in content.tensors(tree).items()]
+    equal = [torch.equal(leaf, content.list_tensors(before)[key]) for key, leaf in content.list_tensors(tree).items()]
     assert equal == [False] * 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.bench.fanout_simulation import MIB, Network, simulate, table
+from tdserve.bench.fanout_simulation import MIB, Network, format_table, simulate
 
 ROOT = Path(__file__).parents[3]
 IDEAL = Network(latency_s=0.0, pair_s=0.0, direct_s=0.0, relayed_s=0.0, verified_bytes_per_s=1e15)
@@ -40,7 +40,7 @@ def test_simulate_when_the_control_process_is_slow_then_that_is_what_the_last_wa
 
 
 def test_table_when_made_then_a_line_for_each_fanout() -> None:
-    lines = table(num_pullers=20, nbytes=8 * MIB, fanouts=(0, 2))
+    lines = format_table(num_pullers=20, nbytes=8 * MIB, fanouts=(0, 2))
     assert len(lines) == 4
     assert lines[2].startswith("| none | ")
     assert lines[3].startswith("| 2 | ")

@@ -12,7 +12,7 @@ from tdserve.bench.measure import (
     Series,
     Task,
     alternate,
-    percentile,
+    compute_percentile,
     time_round,
 )
 
@@ -22,17 +22,17 @@ def series(*medians_s: float) -> Series:
 
 
 def test_percentile_of_a_hundred_values_when_asked_for_99_then_gives_the_second_largest() -> None:
-    assert percentile([float(i) for i in range(100, 0, -1)], 99) == 99.0
+    assert compute_percentile([float(i) for i in range(100, 0, -1)], 99) == 99.0
 
 
 @pytest.mark.parametrize(("percent", "expected"), [(0, 1.0), (50, 2.0), (99, 3.0), (100, 3.0)])
 def test_percentile_of_few_values_when_asked_then_is_one_of_them(percent: float, expected: float) -> None:
-    assert percentile([3.0, 1.0, 2.0], percent) == expected
+    assert compute_percentile([3.0, 1.0, 2.0], percent) == expected
 
 
 def test_percentile_of_nothing_when_asked_then_refuses() -> None:
     with pytest.raises(InvalidRequestError):
-        percentile([], 99)
+        compute_percentile([], 99)
 
 
 def test_timed_round_when_operations_are_short_then_runs_until_the_most_it_may() -> None:
@@ -84,11 +84,11 @@ def test_alternate_when_run_then_floors_and_subject_take_turns_and_the_first_tur
 def test_series_when_one_round_is_disturbed_then_its_median_and_rate_are_those_of_the_others() -> None:
     disturbed = series(1.0, 50.0, 1.0)
     assert disturbed.median_s == 1.0
-    assert median(Scale("rows/s").rounds(disturbed)) == 1.0
+    assert median(Scale("rows/s").convert_rounds(disturbed)) == 1.0
     assert disturbed.p99_s == 50.0
 
 
 def test_ratios_when_both_slow_down_in_the_same_round_then_do_not_move() -> None:
     floor, own = series(1.0, 10.0, 1.0), series(2.0, 20.0, 2.0)
-    assert Scale("us").ratio(floor, own) == 0.5
-    assert Scale("rows/s").ratio(floor, own) == 0.5
+    assert Scale("us").compute_ratio(floor, own) == 0.5
+    assert Scale("rows/s").compute_ratio(floor, own) == 0.5

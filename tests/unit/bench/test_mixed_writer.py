@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from tdserve.bench.child import Child
-from tdserve.bench.content import transitions
+from tdserve.bench.content import make_transitions
 from tdserve.bench.mixed_writer import BATCH_ROWS, POOL_ROWS
 from tdserve.bench.stage import Stage
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_writer_when_told_to_write_then_says_how_many_batches_were_acknowledged(stage: Stage) -> None:
-    replay = stage.client.create_replay("written", transitions(1)[0], POOL_ROWS)
+    replay = stage.client.create_replay("written", make_transitions(1)[0], POOL_ROWS)
     try:
         with closing(Child("tdserve.bench.mixed_writer", stage.address, "gloo", "written")) as writer:
             assert writer.receive() == {"ready": True}

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_watcher_when_a_version_is_published_then_has_it_and_tells_whether_it_is_the_right_one(stage: Stage) -> None:
-    tree = content.weights(3, 12_000)
+    tree = content.make_weights(3, 12_000)
     content.stamp(tree, 7)
     with closing(Watcher(stage.address, stage.options.transport)) as watcher:
         watcher.watch("watched", None)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
 
-from tdserve.cli.head import flat, nest_leaves
-from tdserve.cli.render import jsonable
+from tdserve.cli.head import iter_columns, nest_leaves
+from tdserve.cli.render import to_jsonable
 from tests.unit.structure.ragged import CASES
 
 
@@ -37,7 +37,7 @@ def content() -> TensorDict:
 
 
 def test_flat_when_content_has_every_kind_then_each_is_a_column_of_its_rows() -> None:
-    assert {tuple(column.cells(3)) for column in flat(content())} == {
+    assert {tuple(column.make_cells(3)) for column in iter_columns(content())} == {
         ("obs", "float32", "[0, 1]", "[2, 3]", "[4, 5]"),
         ("('next', 'shape')", "int64", "0", "1", "2"),
         ("text", "value", "'a'", "'b'", "'c'"),
@@ -49,17 +49,17 @@ def test_flat_when_content_has_every_kind_then_each_is_a_column_of_its_rows() ->
 
 
 def test_flat_when_batch_size_is_empty_then_there_is_one_value() -> None:
-    (column,) = flat(TensorDict({"a": torch.arange(3)}, []))
-    assert column.cells(1) == ["a", "int64", "[0, 1, 2]"]
+    (column,) = iter_columns(TensorDict({"a": torch.arange(3)}, []))
+    assert column.make_cells(1) == ["a", "int64", "[0, 1, 2]"]
 
 
 def test_flat_when_no_row_is_there_then_there_is_no_value() -> None:
-    (column,) = flat(TensorDict({"a": torch.zeros(0, 4)}, [0]))
-    assert column.cells(0) == ["a", "float32"]
+    (column,) = iter_columns(TensorDict({"a": torch.zeros(0, 4)}, [0]))
+    assert column.make_cells(0) == ["a", "float32"]
 
 
 def test_nested_when_given_columns_then_gives_dicts_in_dicts() -> None:
-    tree = nest_leaves(flat(content().select("text", ("next", "shape"), "tag")))
+    tree = nest_leaves(iter_columns(content().select("text", ("next", "shape"), "tag")))
     assert {**tree, "next": tree["next"]["shape"].tolist()} == {
         "next": [0, 1, 2],
         "text": ["a", "b", "c"],
@@ -70,13 +70,13 @@ def test_nested_when_given_columns_then_gives_dicts_in_dicts() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_flat_when_rows_differ_then_they_are_plain_lists_and_dicts(case: str) -> None:
     td = CASES[case]
-    columns = list(flat(td))
-    assert all(column.cells(td.batch_size[0] if td.batch_size else 1) for column in columns)
-    json.dumps(jsonable(nest_leaves(columns)))
+    columns = list(iter_columns(td))
+    assert all(column.make_cells(td.batch_size[0] if td.batch_size else 1) for column in columns)
+    json.dumps(to_jsonable(nest_leaves(columns)))
 
 
 def test_flat_when_a_part_is_ragged_then_it_is_one_column() -> None:
-    columns = {column.path: column.value for column in flat(CASES["histories beside others"])}
+    columns = {column.path: column.value for column in iter_columns(CASES["histories beside others"])}
     assert columns["h",] == [
         {"role": texts, "content": texts} for texts in (["turn 0", "turn 1"], ["turn 0", "turn 1", "turn 2"])
     ]

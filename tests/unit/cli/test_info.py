@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from tdserve.cli.info import fact_rows
+from tdserve.cli.info import make_fact_rows
 
 
 def test_facts_when_shown_then_bytes_and_moments_are_readable() -> None:
     facts = {"nbytes": 2048, "root_free_bytes": 1 << 30, "num_rows": 2048, "created_s": 0.0, "path": "stores/a\x1b"}
-    assert fact_rows(facts) == [
+    assert make_fact_rows(facts) == [
         ("nbytes", "2 KiB"),
         ("root_free_bytes", "1 GiB"),
         ("num_rows", "2048"),
@@ -20,7 +20,7 @@ def test_facts_when_shown_then_bytes_and_moments_are_readable() -> None:
 
 def test_facts_when_a_list_of_mappings_then_one_row_each() -> None:
     facts = {"workers": [{"pid": 1, "bytes_in": 1024}, {"pid": 2, "bytes_in": 0}], "extra": ["a.shape"], "none": []}
-    assert fact_rows(facts) == [
+    assert make_fact_rows(facts) == [
         ("workers[0]", "pid 1, bytes_in 1 KiB"),
         ("workers[1]", "pid 2, bytes_in 0 B"),
         ("extra", "['a.shape']"),
@@ -29,4 +29,4 @@ def test_facts_when_a_list_of_mappings_then_one_row_each() -> None:
 
 
 def test_facts_when_a_mapping_then_one_row() -> None:
-    assert fact_rows({"gloo": {"transfers_in": 3}}) == [("gloo", "transfers_in 3")]
+    assert make_fact_rows({"gloo": {"transfers_in": 3}}) == [("gloo", "transfers_in 3")]

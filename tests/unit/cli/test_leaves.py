@@ -12,7 +12,7 @@ SPEC = Spec(Node((10,), None, None, None, (("next", NEXT), ("flag", ValueLeaf((1
 
 
 def test_leaves_when_described_then_have_key_type_shape_and_bytes() -> None:
-    assert {leaf.cells() for leaf in describe_leaves(SPEC)} == {
+    assert {leaf.make_cells() for leaf in describe_leaves(SPEC)} == {
         ("next", "tensordict", "[10]", ""),
         ("('next', 'obs')", "float32", "[10, 84]", "3.28 KiB"),
         ("('next', 'text')", "value per row", "[10]", ""),
@@ -34,7 +34,7 @@ def test_leaves_when_node_is_a_tensorclass_then_type_is_its_name() -> None:
 def test_leaves_when_rows_differ_then_their_sizes_are_minus_one() -> None:
     tokens = ValueLeaf((10,), True, Ragged(Form.JAGGED, "int64", (-1, 2)))
     spec = Spec(Node((10,), None, None, None, (("t", tokens), ("h", Node((10,), None, None, None, (), inner=(-1,))))))
-    assert {leaf.cells() for leaf in describe_leaves(spec)} == {
+    assert {leaf.make_cells() for leaf in describe_leaves(spec)} == {
         ("t", "int64", "[10, -1, 2]", ""),
         ("h", "tensordict", "[10, -1]", ""),
     }

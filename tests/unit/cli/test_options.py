@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.cli.options import Endpoint, catalog_client, endpoint, read_token
+from tdserve.cli.options import Endpoint, make_endpoint, open_catalog_client, read_token
 from tests.unit.control.serving import Answering, serving
 
 
@@ -44,11 +44,11 @@ def test_endpoint_when_everything_is_a_variable_then_found(variables: pytest.Mon
     variables.setenv("TDSERVE_TOKEN_FILE", str(tmp_path / "token"))
     variables.setenv("TDSERVE_TRANSPORT", "shm")
     variables.setenv("TDSERVE_LOCAL_ROOT", "/data")
-    assert endpoint(None, None) == Endpoint("a:1", "from the file", "shm", "/data")
+    assert make_endpoint(None, None) == Endpoint("a:1", "from the file", "shm", "/data")
     variables.setenv("TDSERVE_TOKEN", "itself")
-    assert endpoint("b:2", None)[:2] == ("b:2", "itself")
-    assert endpoint("b:2", tmp_path / "token").token == "from the file"
-    with serving(Answering(), token="itself") as address, catalog_client(address, None) as client:
+    assert make_endpoint("b:2", None)[:2] == ("b:2", "itself")
+    assert make_endpoint("b:2", tmp_path / "token").token == "from the file"
+    with serving(Answering(), token="itself") as address, open_catalog_client(address, None) as client:
         assert client.get_server_stats().server_id == "test"
 
 
@@ -57,5 +57,5 @@ def test_endpoint_when_the_variables_file_is_missing_then_error_names_the_variab
 ) -> None:
     variables.setenv("TDSERVE_TOKEN_FILE", "/no/such/file")
     with pytest.raises(InvalidRequestError, match="/no/such/file") as caught:
-        endpoint(None, None)
+        make_endpoint(None, None)
     assert caught.value.argument == "TDSERVE_TOKEN_FILE"

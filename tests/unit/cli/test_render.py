@@ -16,14 +16,14 @@ from rich.table import Table
 
 from tdserve.cli.render import (
     MAX_CELL,
-    key_text,
-    nbytes_text,
-    one_line,
+    escape_unprintable,
+    format_cell,
+    format_key,
+    format_nbytes,
     print_json,
     print_table,
     print_whole,
-    printable,
-    value_text,
+    to_one_line,
 )
 
 
@@ -32,22 +32,22 @@ from tdserve.cli.render import (
     [("obs", "obs"), ("a b", "a b"), ("ü日", "ü日"), ("\x1b[0m", "\\x1b[0m"), ("\ud800", "\\ud800"), ("\x9b", "\\x9b")],
 )
 def test_printable_when_text_has_control_characters_then_escapes_only_those(text: str, shown: str) -> None:
-    assert printable(text) == shown
+    assert escape_unprintable(text) == shown
 
 
 @given(st.text(st.characters(codec=None)))
 def test_printable_when_given_any_text_then_result_is_printable_and_encodable(text: str) -> None:
-    assert printable(text).isprintable()
-    assert printable(text).encode().decode() == printable(text)
+    assert escape_unprintable(text).isprintable()
+    assert escape_unprintable(text).encode().decode() == escape_unprintable(text)
 
 
 def test_one_line_when_text_has_line_feeds_then_joins_them() -> None:
-    assert one_line("lost peer:\n  reason\r\n") == "lost peer: reason"
+    assert to_one_line("lost peer:\n  reason\r\n") == "lost peer: reason"
 
 
 def test_key_text_when_nested_then_differs_from_a_dotted_root_key() -> None:
-    assert key_text("next.obs") == "next.obs"
-    assert key_text(("next", "obs")) == "('next', 'obs')"
+    assert format_key("next.obs") == "next.obs"
+    assert format_key(("next", "obs")) == "('next', 'obs')"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_key_text_when_nested_then_differs_from_a_dotted_root_key() -> None:
     [(0, "0 B"), (999, "999 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (256 << 20, "256 MiB"), (5 << 50, "5.12e+03 TiB")],
 )
 def test_nbytes_text_when_shown_then_has_three_digits_and_a_unit(nbytes: int, shown: str) -> None:
-    assert nbytes_text(nbytes) == shown
+    assert format_nbytes(nbytes) == shown
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_nbytes_text_when_shown_then_has_three_digits_and_a_unit(nbytes: int, sh
     ],
 )
 def test_value_text_when_shown_then_is_short(value: Any, shown: str) -> None:
-    assert value_text(value) == shown
+    assert format_cell(value) == shown
 
 
 def test_value_text_when_value_is_huge_then_fits_a_cell_and_reads_only_its_corner() -> None:
     endless = torch.zeros(1).expand(1 << 40, 1 << 20)  # 2^60 elements over 4 bytes of memory
-    assert len(value_text(endless)) == MAX_CELL
+    assert len(format_cell(endless)) == MAX_CELL
 
 
 def test_print_json_when_values_are_not_json_then_says_them_otherwise(capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,7 +224,7 @@ def _clear(world: World, run: Loop, session: ClientSession) -> None:
 def _live_rows(world: World, run: Loop) -> object:
     entry = _entry(world, run, "r")
     table = entry.get_table()
-    return table.live_rows().tolist(), table.ring.inserts, _texts(entry, table.live_rows())
+    return table.list_live_rows().tolist(), table.ring.inserts, _texts(entry, table.list_live_rows())
 
 
 def _overwrite_row(world: World, run: Loop, session: ClientSession) -> None:
@@ -237,7 +237,7 @@ def _overwrite_row_in_place(world: World, run: Loop, session: ClientSession) -> 
 
 def _rows(world: World, run: Loop) -> object:
     entry = _entry(world, run, "r")
-    live = entry.get_table().live_rows().tolist()
+    live = entry.get_table().list_live_rows().tolist()
     is_lost = 1 not in live or entry.get_generation_values()[1] & 1  # odd until its writer is proved gone
     return LOST if is_lost else (live, mapped(entry).leaves["a",][live].tolist(), _texts(entry, np.array(live)))
 

@@ -111,14 +111,14 @@ def test_delete_when_a_client_overwrites_the_rows_then_they_do_not_come_back_aft
     async def scenario() -> None:
         world.reopen()
         again = world.stores.get("r").get_table()
-        assert again.live_rows().tolist() == sorted({0, 1, 2, 3} - set(gone))
+        assert again.list_live_rows().tolist() == sorted({0, 1, 2, 3} - set(gone))
         info = again.info()
         assert (info["num_reserved"], info["num_held"]) == (len(gone), 2 - len(gone))
         over = asyncio.Event()
         world.process_watch.watch(stopped.lock_name, over.set)
         stopped.let_go()
         await over.wait()
-        assert again.live_rows().tolist() == [0, 3]
+        assert again.list_live_rows().tolist() == [0, 3]
         assert (again.info()["num_reserved"], again.info()["num_holes"]) == (0, 2)
         await stopped.__aexit__(None, None, None)
 
@@ -142,7 +142,7 @@ def test_delete_when_a_client_overwrites_the_rows_then_nothing_of_it_is_left_whe
             await write
 
     run(scenario())
-    assert table.get_table().live_rows().tolist() == [0, 2, 3]
+    assert table.get_table().list_live_rows().tolist() == [0, 2, 3]
     assert records(world) == 0
 
 

@@ -32,7 +32,7 @@ def test_history_when_weighed_then_counts_utf8_and_eight_bytes_a_token() -> None
 
 
 def test_history_when_made_a_row_then_has_the_keys_of_a_batch() -> None:
-    row = HISTORIES[0].row()
+    row = HISTORIES[0].make_row()
     assert row.batch_size == torch.Size([])
     assert set(row.keys()) == set(make_batch(HISTORIES).keys())
     assert row["prompt"] == HISTORIES[0].prompt

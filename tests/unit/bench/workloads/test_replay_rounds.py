@@ -9,7 +9,7 @@ from tdserve.base.errors import CorruptDataError
 from tdserve.bench import content
 from tdserve.bench.measure import Pacing, Task
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.replay_rounds import pipelined_samples, single_samples
+from tdserve.bench.workloads.replay_rounds import make_pipelined_samples, make_single_samples
 from tdserve.bench.workloads.replays import open_rows
 
 pytestmark = pytest.mark.integration
@@ -21,11 +21,11 @@ def refuse(batch: TensorDictBase) -> None:
     raise CorruptDataError(path="test", expected="other rows", actual=str(len(batch)))
 
 
-@pytest.mark.parametrize("way", [single_samples, pipelined_samples])
+@pytest.mark.parametrize("way", [make_single_samples, make_pipelined_samples])
 def test_samples_when_a_round_is_done_then_every_one_is_timed_and_the_last_is_checked(
     stage: Stage, way: Callable[..., Task]
 ) -> None:
-    with open_rows(stage, "sampled", content.transitions(512), source_key="reward", capacity=512) as rows:
+    with open_rows(stage, "sampled", content.make_transitions(512), source_key="reward", capacity=512) as rows:
         task = way(rows.replay, 8, refuse)
         done = task.run_round(PACING)
         assert len(done.op_s) == 3
@@ -36,6 +36,6 @@ def test_samples_when_a_round_is_done_then_every_one_is_timed_and_the_last_is_ch
 
 def test_samples_when_something_is_done_after_each_then_gets_every_batch(stage: Stage) -> None:
     found: list[TensorDictBase] = []
-    with open_rows(stage, "sampled", content.transitions(512), source_key="reward", capacity=512) as rows:
-        pipelined_samples(rows.replay, 8, refuse, after_each=found.append).run_round(PACING)
+    with open_rows(stage, "sampled", content.make_transitions(512), source_key="reward", capacity=512) as rows:
+        make_pipelined_samples(rows.replay, 8, refuse, after_each=found.append).run_round(PACING)
     assert [len(batch) for batch in found] == [8, 8, 8]

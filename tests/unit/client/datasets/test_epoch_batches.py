@@ -28,7 +28,7 @@ def test_plan_when_batches_do_not_divide_a_chunk_then_each_place_comes_once() ->
     order = EncipheredOrder(3 * CHUNK_ROWS, seed=1, epoch=0)
     plan = EpochPlan(order, range(5, 3 * CHUNK_ROWS - 7), 1000)
     found = [row for batch in plan.iter_batches(0) for row in batch.tolist()]  # type: ignore[union-attr]
-    assert found == order.rows(5, 3 * CHUNK_ROWS - 7).tolist()
+    assert found == order.list_rows(5, 3 * CHUNK_ROWS - 7).tolist()
     lengths = [len(batch) for batch in plan.iter_batches(0)]  # type: ignore[arg-type]
     assert len(plan) == len(lengths)
     assert set(lengths[:-1]) == {1000}

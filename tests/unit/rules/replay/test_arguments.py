@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.arguments import finite_number
+from tdserve.rules.replay.arguments import to_finite_number
 
 
 @pytest.mark.parametrize(
@@ -14,17 +14,17 @@ from tdserve.rules.replay.arguments import finite_number
 )
 def test_finite_number_when_it_is_none_then_refused(value: Any) -> None:
     with pytest.raises(InvalidRequestError, match="not a finite number") as caught:
-        finite_number("alpha", value)
+        to_finite_number("alpha", value)
     assert caught.value.argument == "alpha"
     assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize("value", [2, 2.0, np.float32(2), np.int64(2)])
 def test_finite_number_when_given_in_other_types_then_the_same_float(value: Any) -> None:
-    number = finite_number("alpha", value)
+    number = to_finite_number("alpha", value)
     assert type(number) is float
     assert repr(number) == "2.0"
 
 
 def test_finite_number_when_it_is_minus_zero_then_zero() -> None:
-    assert repr(finite_number("alpha", -0.0)) == "0.0"
+    assert repr(to_finite_number("alpha", -0.0)) == "0.0"

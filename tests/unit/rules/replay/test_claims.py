@@ -56,7 +56,7 @@ def table() -> Table:
 def test_claim_when_rows_are_live_then_out_of_every_sample_until_they_are_committed(table: Table) -> None:
     reservation = table.claim(3)
     assert (reservation.rows.tolist(), reservation.evicted.tolist()) == ([0, 1, 2], [0, 1, 2])
-    assert (len(table), table.live_rows().tolist(), table.info()["num_reserved"]) == (5, [3, 4, 5, 6, 7], 3)
+    assert (len(table), table.list_live_rows().tolist(), table.info()["num_reserved"]) == (5, [3, 4, 5, 6, 7], 3)
     table.arrive(reservation.rows)
     assert (table.commit(reservation) == [4, 4, 4]).all()
     assert (len(table), table.info()["inserts"], table.info()["cursor"]) == (8, 11, 3)
@@ -146,5 +146,5 @@ def test_resume_when_rows_were_filled_before_a_restart_then_they_can_be_committe
     table.ring.resume(reservation)
     table.arrive(reservation.rows)
     table.commit(reservation)
-    assert table.live_rows().tolist() == [0, 1, 2]
+    assert table.list_live_rows().tolist() == [0, 1, 2]
     assert table.info()["num_reserved"] == 0

@@ -9,11 +9,11 @@ from tdserve.rules.replay.columns import RowColumns
 
 def test_array_when_first_needed_then_made_once_and_of_zeros() -> None:
     columns = RowColumns(5)
-    made = columns.array("x", np.int64)
+    made = columns.get_array("x", np.int64)
     assert (made.shape, made.dtype.name, made.tolist()) == ((5,), "int64", [0] * 5)
     made[3] = 7
-    assert columns.array("x", np.int64) is made
-    assert columns.array("wide", np.uint64, 2).shape == (5, 2)
+    assert columns.get_array("x", np.int64) is made
+    assert columns.get_array("wide", np.uint64, 2).shape == (5, 2)
 
 
 def test_columns_when_named_then_of_their_kinds() -> None:

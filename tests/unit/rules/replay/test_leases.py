@@ -88,7 +88,7 @@ class _AgainstADict(RuleBasedStateMachine):
             held = {row: owner for (whose, row), owner in self.model.items() if whose == consumer}
             assert np.flatnonzero(self.leases.holds(rows, consumer)).tolist() == sorted(held)
             for owner in _OWNERS:
-                mine = np.flatnonzero(self.leases.held_by(owner, rows, consumer)).tolist()
+                mine = np.flatnonzero(self.leases.find_held(owner, rows, consumer)).tolist()
                 assert mine == sorted(row for row, whose in held.items() if whose == owner)
         assert self.numbers == list(range(1, len(self.numbers) + 1))
         assert len(self.leases._leases) <= len(self.model)  # nothing is kept of leases that ended
@@ -122,14 +122,14 @@ def test_take_when_the_row_was_handed_out_anew_meanwhile_then_its_old_owner_is_r
     leases.grant(2, _rows([4]), "")
     with pytest.raises(WrongStateError):
         leases.take(1, _rows([4]), "")
-    assert leases.held_by(2, _rows([4]), "").all()
+    assert leases.find_held(2, _rows([4]), "").all()
 
 
 def test_holds_when_rows_are_beyond_all_that_was_held_then_false() -> None:
     leases = Leases()
     leases.grant(1, _rows([2]), "")
     assert leases.holds(_rows([2, 1000])).tolist() == [True, False]
-    assert leases.held_by(1, _rows([10_000, 2]), "").tolist() == [False, True]
+    assert leases.find_held(1, _rows([10_000, 2]), "").tolist() == [False, True]
     assert leases.holds(_rows([]), "").tolist() == []
 
 
@@ -151,7 +151,7 @@ def test_releasing_when_others_come_in_between_then_each_row_goes_back_once() ->
     leases.forget(_rows([2, 6]))
     assert [(consumer, rows.tolist()) for consumer, rows in pieces] == [("", [3]), ("a", [4, 5])]
     assert leases.num_leased == 1
-    assert leases.held_by(2, _rows([0]), "").all()
+    assert leases.find_held(2, _rows([0]), "").all()
 
 
 def test_releasing_when_leases_have_ended_then_nothing_is_kept_of_their_requests() -> None:

@@ -28,7 +28,7 @@ def test_can_insert_when_anything_then_true() -> None:
 
 
 def test_why_when_a_sample_waits_for_a_size_then_names_table_size_and_need() -> None:
-    text = MinSize(10).why_sample(_counts(3, inserts=7, samples=5), "replay", 32)
+    text = MinSize(10).explain_sample(_counts(3, inserts=7, samples=5), "replay", 32)
     for part in ("a sample of 32 rows", "'replay'", "size 3 of 100", "inserts 7", "samples 5", "MinSize(min_size=10)"):
         assert part in text
     assert "needs a size of 10," in text
@@ -191,7 +191,7 @@ def test_ratio_when_it_is_extreme_then_still_decides(ratio: float) -> None:
     limiter.check(10)
     assert limiter.can_sample(_counts(1), 1)
     assert limiter.can_insert(_counts(1), 1)
-    assert "SampleToInsertRatio" in limiter.why_sample(_counts(1, samples=10**9), "replay", 10**9)
+    assert "SampleToInsertRatio" in limiter.explain_sample(_counts(1, samples=10**9), "replay", 10**9)
 
 
 def test_check_sample_when_wider_than_the_window_then_refused_with_what_to_change() -> None:
@@ -215,25 +215,25 @@ def test_check_insert_when_not_even_the_first_could_pass_then_refused_with_what_
 
 
 def test_why_when_a_sample_waits_for_inserts_then_names_counts_ratio_and_bound() -> None:
-    text = SampleToInsertRatio(2, 10, 4).why_sample(_counts(12, samples=5), "replay", 8)
+    text = SampleToInsertRatio(2, 10, 4).explain_sample(_counts(12, samples=5), "replay", 8)
     for part in ("a sample of 8 rows", "'replay'", "size 12 of 100", "inserts 12", "samples 5", "ratio=2.0"):
         assert part in text
     assert "needs a size of 10 and inserts * ratio - samples, now 19, to be at least 16 afterwards," in text
 
 
 def test_why_when_an_insert_waits_for_samples_then_names_counts_ratio_and_bound() -> None:
-    text = SampleToInsertRatio(2, 10, 4).why_insert(_counts(11, reserved=1), "replay", 2)
+    text = SampleToInsertRatio(2, 10, 4).explain_insert(_counts(11, reserved=1), "replay", 2)
     for part in ("an insert of 2 rows", "'replay'", "size 11 of 100", "reserved 1", "inserts 11", "samples 0"):
         assert part in text
     assert "now 24 with what others write, to be at most 24 afterwards," in text
     assert "write fewer" not in text
-    assert "write fewer" in SampleToInsertRatio(2, 10, 4).why_insert(_counts(11), "replay", 5)
+    assert "write fewer" in SampleToInsertRatio(2, 10, 4).explain_insert(_counts(11), "replay", 5)
 
 
 def test_why_when_the_limiter_is_not_the_cause_then_says_who_is() -> None:
     for limiter in (MinSize(1), SampleToInsertRatio(1, 1, 50), Queue(50)):
-        assert "the sampler has too few rows" in limiter.why_sample(_counts(9), "replay", 8)
-        assert "others hold too many rows" in limiter.why_insert(_counts(9), "replay", 8)
+        assert "the sampler has too few rows" in limiter.explain_sample(_counts(9), "replay", 8)
+        assert "others hold too many rows" in limiter.explain_insert(_counts(9), "replay", 8)
 
 
 def test_queue_when_full_then_writers_wait_and_when_short_samplers() -> None:
@@ -242,9 +242,9 @@ def test_queue_when_full_then_writers_wait_and_when_short_samplers() -> None:
     assert not queue.can_insert(_counts(4, reserved=3), 4)
     assert queue.can_sample(_counts(4, reserved=3), 4)
     assert not queue.can_sample(_counts(4, reserved=3), 5)
-    assert "size 4 of 100" in queue.why_sample(_counts(4), "jobs", 5)
-    assert "needs a size of 5," in queue.why_sample(_counts(4), "jobs", 5)
-    assert "reserved rows included, of at most 6," in queue.why_insert(_counts(7), "jobs", 4)
+    assert "size 4 of 100" in queue.explain_sample(_counts(4), "jobs", 5)
+    assert "needs a size of 5," in queue.explain_sample(_counts(4), "jobs", 5)
+    assert "reserved rows included, of at most 6," in queue.explain_insert(_counts(7), "jobs", 4)
 
 
 def test_queue_when_a_request_exceeds_it_then_refused() -> None:

@@ -62,7 +62,7 @@ class _AgainstASet(RuleBasedStateMachine):
     @invariant()
     def is_the_same_set(self) -> None:
         assert len(self.live) == len(self.model)
-        assert self.live.rows().tolist() == sorted(self.model)
+        assert self.live.get_rows().tolist() == sorted(self.model)
         everything = np.arange(_CAPACITY)
         assert set(everything[self.live.contains(everything)].tolist()) == self.model
         if self.model:
@@ -94,7 +94,7 @@ def test_live_when_long_runs_come_and_go_then_as_a_set(seed: int) -> None:
         start = int(rng.integers(0, capacity - 1500))
         run = np.arange(start, start + int(rng.integers(400, 1500)))
         named = run if rng.random() < 0.7 else rng.permutation(run)[: len(run) // 2]
-        before = live.members_of(named)
+        before = live.select_members(named)
         assert before.tolist() == [row for row in named.tolist() if row in model]
         live.remove(before)
         model -= set(before.tolist())
@@ -103,7 +103,7 @@ def test_live_when_long_runs_come_and_go_then_as_a_set(seed: int) -> None:
         if rng.random() < 0.5:
             live.remove(named)
             model -= set(named.tolist())
-        assert live.rows().tolist() == sorted(model)
+        assert live.get_rows().tolist() == sorted(model)
         with pytest.raises(LocalProtocolError):
             live.remove(run if not model >= set(run.tolist()) else np.append(run, run[:1]))
         assert len(live) == len(model)
@@ -127,10 +127,10 @@ def test_draw_others_when_members_come_and_go_in_between_then_none_twice_and_eac
         drawn = live.draw_others(rng, 3, begun=0)
         live.remove(np.array([drawn[0], (drawn[0] + 1) % 10]))
         live.add(np.array([10, 11]))
-        left = set(live.rows().tolist())
+        left = set(live.get_rows().tolist())
         drawn = np.append(drawn, live.draw_others(rng, 2, begun=3))
         drawn = np.append(drawn, live.draw_others(rng, 2, begun=5))
         assert len(set(drawn.tolist())) == 7
-        assert set(live.rows().tolist()) == left
+        assert set(live.get_rows().tolist()) == left
         counts += np.bincount(drawn[:3], minlength=12)
     assert chi_square.statistic(counts[:10]) < chi_square.limit(10)

@@ -47,7 +47,7 @@ class _AgainstASortedList(RuleBasedStateMachine):
     @rule(data=st.data(), is_back=st.booleans())
     def take(self, data: st.DataObject, is_back: bool) -> None:
         num_rows = data.draw(st.integers(1, len(self.members)))
-        rows = self.ordered.newest(num_rows) if is_back else self.ordered.oldest(num_rows)
+        rows = self.ordered.find_newest(num_rows) if is_back else self.ordered.find_oldest(num_rows)
         self.ordered.remove(rows)
         self.members -= set(rows.tolist())
         self.away.append(rows.tolist())
@@ -74,19 +74,19 @@ class _AgainstASortedList(RuleBasedStateMachine):
         expected = sorted(self.members, key=lambda row: self.sequence[row], reverse=is_back)
         if is_back:
             expected = [row for row in expected if self.sequence[row] < beyond]
-            assert self.ordered.newest(num_rows, beyond=beyond).tolist() == expected[:num_rows]
+            assert self.ordered.find_newest(num_rows, beyond=beyond).tolist() == expected[:num_rows]
         else:
             expected = [row for row in expected if self.sequence[row] > beyond]
-            assert self.ordered.oldest(num_rows, beyond=beyond).tolist() == expected[:num_rows]
+            assert self.ordered.find_oldest(num_rows, beyond=beyond).tolist() == expected[:num_rows]
 
     @rule(data=st.data(), is_back=st.booleans())
     def look(self, data: st.DataObject, is_back: bool) -> None:
         num_rows = data.draw(st.integers(0, len(self.members)))
         expected = sorted(self.members, key=lambda row: self.sequence[row])
         if is_back:
-            assert self.ordered.newest(num_rows).tolist() == expected[::-1][:num_rows]
+            assert self.ordered.find_newest(num_rows).tolist() == expected[::-1][:num_rows]
         else:
-            assert self.ordered.oldest(num_rows).tolist() == expected[:num_rows]
+            assert self.ordered.find_oldest(num_rows).tolist() == expected[:num_rows]
 
     @invariant()
     def has_as_many(self) -> None:
@@ -95,8 +95,8 @@ class _AgainstASortedList(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         expected = sorted(self.members, key=lambda row: self.sequence[row])
-        assert self.ordered.newest(len(expected)).tolist() == expected[::-1]
-        assert self.ordered.oldest(len(expected)).tolist() == expected
+        assert self.ordered.find_newest(len(expected)).tolist() == expected[::-1]
+        assert self.ordered.find_oldest(len(expected)).tolist() == expected
 
 
 class _InShortChunks(_AgainstASortedList):
@@ -119,7 +119,7 @@ def test_add_when_rows_come_in_order_then_one_run() -> None:
     ordered = OrderedRows(np.arange(10_000))
     for start in range(0, 10_000, 32):
         ordered.add(np.arange(start, min(start + 32, 10_000)))
-        ordered.remove(ordered.oldest(8))
+        ordered.remove(ordered.find_oldest(8))
     assert repr(ordered) == "<OrderedRows 7496 in 1 runs>"
 
 
@@ -132,18 +132,18 @@ def test_add_when_rows_come_in_any_order_then_runs_stay_few(num_rows: int) -> No
         ordered.add(order[start : start + num_rows])
         most = max(most, _num_runs(ordered))
     assert 2 < most < 20
-    assert ordered.oldest(20_000).tolist() == list(range(20_000))
+    assert ordered.find_oldest(20_000).tolist() == list(range(20_000))
 
 
 def test_give_back_when_nobody_looked_meanwhile_then_no_new_run() -> None:
     ordered = OrderedRows(np.arange(1000))
     ordered.add(np.arange(1000))
     for _ in range(50):
-        rows = ordered.oldest(100)
+        rows = ordered.find_oldest(100)
         ordered.remove(rows)
         ordered.add(rows)
     assert _num_runs(ordered) == 1
-    assert ordered.oldest(3).tolist() == [0, 1, 2]
+    assert ordered.find_oldest(3).tolist() == [0, 1, 2]
 
 
 def test_remove_when_rows_go_where_nobody_looks_then_their_entries_do_not_pile_up() -> None:
@@ -156,7 +156,7 @@ def test_remove_when_rows_go_where_nobody_looks_then_their_entries_do_not_pile_u
         sequence[rows] = np.arange(start, start + 8)
         ordered.add(rows)
         # From the back only, while the oldest are overwritten.
-        assert ordered.newest(1).tolist() == [int(rows[-1])]
+        assert ordered.find_newest(1).tolist() == [int(rows[-1])]
     assert sum(len(run) for run in ordered._runs) <= 2 * capacity + 64
     assert sum(len(chunk.rows) for run in ordered._runs for chunk in run.chunks) <= 8 * capacity
 
@@ -173,7 +173,7 @@ def test_operations_when_the_table_is_long_then_none_takes_the_dead_entries_of_a
         sequence[rows] = np.arange(start, start + num_rows)
         ordered.add(rows)
         most_swept = max(most_swept, before + num_rows - ordered._num_entries)
-        assert ordered.newest(1).tolist() == [int(rows[-1])]
+        assert ordered.find_newest(1).tolist() == [int(rows[-1])]
     assert ordered._num_entries <= 2.5 * capacity
     assert 0 < most_swept <= 10 * num_rows
 
@@ -188,10 +188,10 @@ def test_give_back_when_the_row_was_overwritten_before_then_it_comes_once() -> N
         ordered.add(np.array([row]))
     expected = [0, 1, 2, 3, 4, 7, 8, 9, 5, 6]
     # Here the entries that the two rows had before are met.
-    assert ordered.oldest(10).tolist() == expected
+    assert ordered.find_oldest(10).tolist() == expected
     ordered.remove(np.array([5]))
     ordered.add(np.array([5]))
-    assert ordered.oldest(10).tolist() == expected
+    assert ordered.find_oldest(10).tolist() == expected
 
 
 def test_add_when_a_row_is_a_member_already_then_our_own_bug() -> None:
@@ -199,15 +199,15 @@ def test_add_when_a_row_is_a_member_already_then_our_own_bug() -> None:
     ordered.add(np.array([3, 4]))
     with pytest.raises(LocalProtocolError):
         ordered.add(np.array([5, 4]))
-    assert ordered.oldest(2).tolist() == [3, 4]
+    assert ordered.find_oldest(2).tolist() == [3, 4]
 
 
 def test_oldest_when_the_result_is_changed_then_the_set_is_not() -> None:
     ordered = OrderedRows(np.arange(10))
     ordered.add(np.arange(10))
-    ordered.oldest(4)[:] = 9
-    ordered.newest(4)[:] = 9
-    assert ordered.oldest(10).tolist() == list(range(10))
+    ordered.find_oldest(4)[:] = 9
+    ordered.find_newest(4)[:] = 9
+    assert ordered.find_oldest(10).tolist() == list(range(10))
 
 
 @pytest.mark.parametrize("num_rows", [64, 4_096])
@@ -221,5 +221,5 @@ def test_add_when_all_rows_go_and_come_back_in_the_order_of_a_ring_then_runs_sta
         for rows in steps:
             do(rows)
         assert _num_runs(ordered) <= 3
-    assert (sequence[ordered.oldest(capacity)] == np.arange(capacity)).all()
-    assert (sequence[ordered.newest(capacity)] == np.arange(capacity)[::-1]).all()
+    assert (sequence[ordered.find_oldest(capacity)] == np.arange(capacity)).all()
+    assert (sequence[ordered.find_newest(capacity)] == np.arange(capacity)[::-1]).all()

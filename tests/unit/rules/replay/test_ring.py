@@ -132,19 +132,19 @@ class _AgainstALoop(RuleBasedStateMachine):
     @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
     def hide(self, numbers: list[int]) -> None:
         rows = [row for row in numbers if row in self.held | self.left]
-        names = self.ring.names(np.array(rows, np.int64))
+        names = self.ring.get_names(np.array(rows, np.int64))
         self.ring.hide(np.array(rows, np.int64))
-        assert (self.ring.names(np.array(rows, np.int64)) == names).all()
+        assert (self.ring.get_names(np.array(rows, np.int64)) == names).all()
         self.hidden |= self.held & set(rows)
 
     @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
     def show(self, numbers: list[int]) -> None:
         rows = np.array([row for row in numbers if row in self.hidden], np.int64)
-        names, before = self.ring.names(rows), self.generations[rows]
+        names, before = self.ring.get_names(rows), self.generations[rows]
         self.ring.show(np.array([row for row in numbers if row in self.hidden | self.left], np.int64))
         assert (self.generations[rows] != before - 1).all()
         assert (self.generations[rows] & ((1 << 44) - 1) == names).all(), "still the same rows"
-        assert (self.ring.names(rows) == names).all()
+        assert (self.ring.get_names(rows) == names).all()
         self.hidden -= set(rows.tolist())
 
     @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
@@ -179,10 +179,10 @@ class _AgainstALoop(RuleBasedStateMachine):
     def agrees(self) -> None:
         live = sorted(self.live)
         readable = sorted(self.live | (self.held - self.hidden))
-        assert self.ring.live_rows().tolist() == readable
+        assert self.ring.list_live_rows().tolist() == readable
         assert np.flatnonzero((self.generations > 0) & (self.generations % 2 == 0)).tolist() == readable
-        assert self.ring.held_among(RowSet.run(0, _CAPACITY)).rows.tolist() == sorted(self.held)
-        assert self.ring.rows().tolist() == sorted(self.live | self.held)
+        assert self.ring.select_held(RowSet.run(0, _CAPACITY)).rows.tolist() == sorted(self.held)
+        assert self.ring.list_rows().tolist() == sorted(self.live | self.held)
         odd = {*self.owner, *self.holes, *self.hidden, *self.left}
         assert set(np.flatnonzero(self.generations % 2).tolist()) == odd
         assert (len(self.ring), self.ring.num_held) == (len(live) + len(self.held), len(self.held))

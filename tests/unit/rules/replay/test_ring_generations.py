@@ -11,7 +11,7 @@ def test_commit_when_a_row_is_filled_first_or_again_then_it_counts_from_the_firs
     for expected in ([1000, 0], [1000, 1000], [1002, 1000]):
         reservation = ring.reserve(1)
         assert reservation is not None
-        assert ring.committed_generations(reservation).tolist() == [expected[reservation.rows[0]]]
+        assert ring.compute_generations(reservation).tolist() == [expected[reservation.rows[0]]]
         ring.commit(reservation)
         assert generations.tolist() == expected
     given_up = ring.reserve(2)

@@ -25,7 +25,7 @@ def test_hold_when_a_part_of_a_row_is_written_then_no_writer_gets_it() -> None:
     assert ring.reserve(3) is None
     ring.let_go(row)
     assert generations.tolist() == [2 + (1 << 44), 3, 2, 2]
-    assert ring.live_rows().tolist() == [0, 2, 3]
+    assert ring.list_live_rows().tolist() == [0, 2, 3]
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])
@@ -51,14 +51,14 @@ def test_names_when_a_part_of_a_row_is_written_then_the_same_and_another_for_who
     ring, _ = make_ring(1)
     ring.commit(reserve(ring, 1))
     row = np.array([0])
-    name = ring.names(row).tolist()
+    name = ring.get_names(row).tolist()
     for step in (ring.hold, ring.hide, ring.show, ring.let_go):
         step(row)
-        assert ring.names(row).tolist() == name
+        assert ring.get_names(row).tolist() == name
     reservation = reserve(ring, 1)
-    assert ring.names(row).tolist() != name
+    assert ring.get_names(row).tolist() != name
     ring.commit(reservation)
-    assert ring.names(row).tolist() != name
+    assert ring.get_names(row).tolist() != name
 
 
 def test_let_go_when_a_row_was_written_very_often_then_it_is_still_the_same_row_and_its_generation_moves() -> None:
@@ -74,8 +74,8 @@ def test_let_go_when_a_row_was_written_very_often_then_it_is_still_the_same_row_
 def test_restore_when_rows_are_held_then_they_are_no_holes_and_even_ones_live() -> None:
     generations = np.array([3, 2, 3, 2], np.int64)
     ring = Ring.restore(4, generations, {}, held=np.array([0, 1]))
-    assert (ring.live_rows().tolist(), ring.num_held, ring.num_holes) == ([1, 3], 1, 1)
+    assert (ring.list_live_rows().tolist(), ring.num_held, ring.num_holes) == ([1, 3], 1, 1)
     assert reserve(ring, 1).rows.tolist() == [2]
     ring.show(np.array([0]))
     ring.let_go(np.array([0]))
-    assert ring.live_rows().tolist() == [0, 1, 3]
+    assert ring.list_live_rows().tolist() == [0, 1, 3]

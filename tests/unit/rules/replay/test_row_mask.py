@@ -23,13 +23,13 @@ def test_add_and_remove_when_rows_come_and_go_then_as_a_set(first: int) -> None:
     for rows in _BATCHES[first:] + _BATCHES[:first]:
         mask.add(rows)
         model |= set(rows.tolist())
-        assert mask.rows().tolist() == sorted(model)
+        assert mask.get_rows().tolist() == sorted(model)
         assert mask.contains(slice(0, 8)).tolist() == [row in model for row in range(8)]
     for rows in _BATCHES:
         mask.remove(rows)
         model -= set(rows.tolist())
         assert mask.select_members(np.arange(_CAPACITY)[::-1]).tolist() == sorted(model, reverse=True)
-    assert not mask.rows().size
+    assert not mask.get_rows().size
 
 
 def test_add_when_a_row_is_a_member_then_error_and_nothing_changed() -> None:
@@ -37,14 +37,14 @@ def test_add_when_a_row_is_a_member_then_error_and_nothing_changed() -> None:
     mask.add(np.array([1]))
     with pytest.raises(LocalProtocolError, match="made live again"):
         mask.add(np.array([0, 1]))
-    assert mask.rows().tolist() == [1]
+    assert mask.get_rows().tolist() == [1]
 
 
 def test_remove_when_rows_are_no_members_then_nothing_happens() -> None:
     mask = RowMask(4)
     mask.add(np.array([1, 2]))
     mask.remove(np.array([0, 2]))
-    assert mask.rows().tolist() == [1]
+    assert mask.get_rows().tolist() == [1]
 
 
 def test_contains_when_the_mask_changes_later_then_the_answer_stays() -> None:

@@ -188,7 +188,7 @@ def test_leave_when_rows_are_on_lease_then_nobody_holds_them_any_more(selectors:
 
 
 def test_get_when_grouped_then_whole_groups(columns: RowColumns, selectors: ConditionalSelectors) -> None:
-    columns.array("g", np.int64)[:] = np.arange(CAPACITY) // 2
+    columns.get_array("g", np.int64)[:] = np.arange(CAPACITY) // 2
     selector = selectors.get(SampleConditions(group="g", group_size=2))
     assert isinstance(selector, GroupSelector)
     assert (len(selector), selector.num_complete) == (6, 3)

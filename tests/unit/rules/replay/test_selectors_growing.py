@@ -57,7 +57,7 @@ class Others:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.columns = RowColumns(CAPACITY)
-        self.columns.array("g", np.int64)[:] = np.arange(CAPACITY) // 3
+        self.columns.get_array("g", np.int64)[:] = np.arange(CAPACITY) // 3
         self.columns.sequence[:] = self.rng.permutation(CAPACITY) + 1
         self.staleness = Staleness(self.columns, uid="p")
         self.selectors = ConditionalSelectors(
@@ -172,7 +172,7 @@ def test_growing_when_given_up_then_the_next_begins_anew() -> None:
 
 def test_growing_when_a_crash_has_left_what_another_consumer_had_then_it_is_not_its() -> None:
     columns = RowColumns(CAPACITY)
-    columns.array("consumed", np.uint64)[:] = 3
+    columns.get_array("consumed", np.uint64)[:] = 3
     selectors = ConditionalSelectors(Settings(sampler=Fifo()), columns, num_keys=1, consumers=["a"])
     selectors.enter(np.arange(6))
     assert members(selectors, SampleConditions(consumer="a")) == []

@@ -36,4 +36,4 @@ def test_search_when_a_thread_makes_it_while_rows_come_and_go_then_as_found_at_o
         for _ in view.finish_in_pieces(search):
             pass
         valid = model.slices(set(np.flatnonzero(view._is_member).tolist()), length, strict=strict)
-        assert view._starts[length].rows().tolist() == sorted(rows[0] for rows in valid)
+        assert view._starts[length].get_rows().tolist() == sorted(rows[0] for rows in valid)

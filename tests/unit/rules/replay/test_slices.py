@@ -90,7 +90,7 @@ class _AgainstLists(RuleBasedStateMachine):
 
     @rule(num=st.integers(2, 3), length=st.sampled_from(_LENGTHS))
     def ask_for_a_length(self, num: int, length: int) -> None:
-        self.model.selectors[num][0].starts(length)
+        self.model.selectors[num][0].list_starts(length)
 
     @rule(num=st.integers(0, 3), seed=st.integers(0, 2**32))
     def draw(self, num: int, seed: int) -> None:
@@ -116,7 +116,7 @@ class _AgainstLists(RuleBasedStateMachine):
             assert len(selector) == len(members)
             for length, starts in selector._starts.items():
                 valid = self.model.slices(members, length, strict=selector._setting.strict_length)
-                assert starts.rows().tolist() == sorted(rows[0] for rows in valid)
+                assert starts.get_rows().tolist() == sorted(rows[0] for rows in valid)
 
 
 class _AgainstListsInALargeTable(_AgainstLists):
@@ -168,9 +168,9 @@ def test_draw_when_the_ring_writes_over_a_trajectory_then_no_slice_crosses_the_w
     view = model.view(Slices(slice_len=4))
     model.write(0, [False] * 10)
     model.write(0, [False] * 3)
-    assert view.starts(4).tolist() == [3, 4, 5, 6, 7, 8, 9]  # row 9 goes on in row 0, and row 2 not in row 3
+    assert view.list_starts(4).tolist() == [3, 4, 5, 6, 7, 8, 9]  # row 9 goes on in row 0, and row 2 not in row 3
     model.write(1, [False] * 3)
-    assert view.starts(4).tolist() == [6, 7, 8, 9]
+    assert view.list_starts(4).tolist() == [6, 7, 8, 9]
     assert set(_cut(view.draw(4 * 100, rng=_rng()))) == {(6, 7, 8, 9), (7, 8, 9, 0), (8, 9, 0, 1), (9, 0, 1, 2)}
 
 
@@ -247,12 +247,12 @@ def test_starts_when_many_rows_come_and_go_at_once_then_as_one_by_one() -> None:
     views[0].remove(gone)
     for row in gone.tolist():
         views[1].remove(row_numbers([row]))
-    assert views[0].starts(7).tolist() == views[1].starts(7).tolist() != []
+    assert views[0].list_starts(7).tolist() == views[1].list_starts(7).tolist() != []
     back = gone[::-1][:1000]
     views[0].add(back)
     for row in back.tolist():
         views[1].add(row_numbers([row]))
-    assert views[0].starts(7).tolist() == views[1].starts(7).tolist() != []
+    assert views[0].list_starts(7).tolist() == views[1].list_starts(7).tolist() != []
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_add_when_a_row_is_a_member_then_refused_and_nothing_changed() -> None:
     with pytest.raises(LocalProtocolError):
         view.add(row_numbers([5, 2]))
     assert len(view) == 3
-    assert view.starts(2).tolist() == [0, 1]
+    assert view.list_starts(2).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -343,5 +343,5 @@ def test_starts_when_very_many_rows_of_writers_that_take_turns_come_and_go_then_
             view.add(rng.permutation(some))
         else:
             model.links.remove(some)
-    assert 0 < len(view.starts(length)) < num_rows
-    assert view.starts(length).tolist() == view._build(length).rows().tolist()
+    assert 0 < len(view.list_starts(length)) < num_rows
+    assert view.list_starts(length).tolist() == view._build(length).get_rows().tolist()

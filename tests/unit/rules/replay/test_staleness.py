@@ -30,13 +30,13 @@ def test_fits_when_lags_are_asked_for_then_counts_from_the_newest(subject: Stale
         [False, False, True],
         [True] * 3,
     ]
-    assert (subject.floor(3), subject.floor(9)) == (2, 0)
+    assert (subject.compute_floor(3), subject.compute_floor(9)) == (2, 0)
 
 
 def test_arrive_when_no_version_is_given_then_it_is_the_newest(subject: Staleness) -> None:
     subject.arrive(rows(5, 6), None)
     subject.enter(rows(5, 6))
-    assert subject.between(5).tolist() == [5, 6]
+    assert subject.find_between(5).tolist() == [5, 6]
 
 
 def test_pieces_when_rows_go_and_come_meanwhile_then_members_that_were_there_at_first(subject: Staleness) -> None:
@@ -44,7 +44,7 @@ def test_pieces_when_rows_go_and_come_meanwhile_then_members_that_were_there_at_
     subject.enter(rows(0))
     subject.arrive(rows(3, 4), rows(4, 2))
     subject.enter(rows(3))
-    found = subject.pieces(0, 5, piece_rows=2)
+    found = subject.iter_pieces(0, 5, piece_rows=2)
     assert next(found).tolist() == [0, 1]
     subject.enter(rows(4))
     subject.leave(rows(2))
@@ -56,19 +56,19 @@ def test_between_when_rows_come_and_go_then_each_member_once_and_oldest_first(su
     subject.enter(rows(2, 0))
     subject.arrive(rows(3), rows(1))
     subject.enter(rows(3))
-    assert (subject.between(0).tolist(), subject.count(0)) == ([3, 1, 0, 2], 4)
-    assert (subject.between(2, 4).tolist(), subject.count(2, 4)) == ([1, 0], 2)
-    assert (subject.between(3, 4).tolist(), subject.count(3, 4)) == ([], 0)
+    assert (subject.find_between(0).tolist(), subject.count(0)) == ([3, 1, 0, 2], 4)
+    assert (subject.find_between(2, 4).tolist(), subject.count(2, 4)) == ([1, 0], 2)
+    assert (subject.find_between(3, 4).tolist(), subject.count(3, 4)) == ([], 0)
 
 
 def test_lags_when_rows_leave_then_those_of_the_others(subject: Staleness) -> None:
-    assert subject.lags() == Lags(1, 5 - 8 / 3, 3)
+    assert subject.measure_lags() == Lags(1, 5 - 8 / 3, 3)
     subject.leave(rows(0, 1))
-    assert subject.lags() == Lags(1, 1.0, 1)
+    assert subject.measure_lags() == Lags(1, 1.0, 1)
     subject.follow("a", 3)  # as after a loss of power, which took versions that rows were made by
-    assert subject.lags() == Lags(0, 0.0, 0)
+    assert subject.measure_lags() == Lags(0, 0.0, 0)
     subject.leave(rows(2))
-    assert subject.lags() is None
+    assert subject.measure_lags() is None
 
 
 def test_follow_when_the_first_version_comes_then_rows_from_before_are_of_version_0() -> None:
@@ -76,23 +76,23 @@ def test_follow_when_the_first_version_comes_then_rows_from_before_are_of_versio
     subject.arrive(rows(0), None)
     subject.enter(rows(0))
     assert not subject.follow("a", 2)
-    assert subject.lags() == Lags(2, 2.0, 2)
+    assert subject.measure_lags() == Lags(2, 2.0, 2)
 
 
 def test_follow_when_the_policy_is_another_then_rows_are_of_an_unknown_version(subject: Staleness) -> None:
     assert not subject.follow("a", 6)
     assert subject.follow("b", 3)
-    assert (subject.lags(), subject.between(UNKNOWN, 0).tolist()) == (None, [0, 1, 2])
+    assert (subject.measure_lags(), subject.find_between(UNKNOWN, 0).tolist()) == (None, [0, 1, 2])
     assert not subject.fits(rows(0, 1, 2), 1000).any()
     assert not subject.follow("b", 4)
     subject.arrive(rows(4, 5), rows(3, UNKNOWN))
     subject.enter(rows(4, 5))
-    assert subject.lags() == Lags(1, 1.0, 1)
-    assert subject.versions(rows(0, 2, 4, 5)).tolist() == [UNKNOWN, UNKNOWN, 3, UNKNOWN]
+    assert subject.measure_lags() == Lags(1, 1.0, 1)
+    assert subject.get_versions(rows(0, 2, 4, 5)).tolist() == [UNKNOWN, UNKNOWN, 3, UNKNOWN]
     subject.leave(rows(0, 2))
-    assert (subject.between(UNKNOWN).tolist(), subject.count(UNKNOWN), subject.count(0)) == ([1, 5, 4], 3, 1)
+    assert (subject.find_between(UNKNOWN).tolist(), subject.count(UNKNOWN), subject.count(0)) == ([1, 5, 4], 3, 1)
     assert subject.follow("", 0)  # deleted
-    assert subject.lags() is None
+    assert subject.measure_lags() is None
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -119,11 +119,11 @@ def test_between_when_a_history_is_random_then_as_a_dict_says(seed: int) -> None
             del members[row]
         low = int(rng.integers(0, subject.newest + 1))
         high = low + int(rng.integers(0, 4))
-        found = subject.between(low, high)
+        found = subject.find_between(low, high)
         assert len(found) == len(set(found.tolist())) == subject.count(low, high)
         assert set(found.tolist()) == {row for row, version in members.items() if low <= version < high}
         known = list(members.values())
-        lags = subject.lags()
+        lags = subject.measure_lags()
         assert (lags is None) == (not known)
         if lags is not None:
             newest = subject.newest
@@ -139,13 +139,13 @@ def test_enter_when_a_version_stays_the_newest_for_long_then_its_bucket_does_not
         subject.leave(going)
         subject.enter(going)
     assert sum(len(rows) for _, rows in subject._buckets[0].chunks()) <= 4096
-    assert subject.count(0) == len(subject.between(0)) == 1000
+    assert subject.count(0) == len(subject.find_between(0)) == 1000
 
 
 def test_pieces_when_rows_are_moved_meanwhile_then_none_is_left_out() -> None:
     subject = Staleness(RowColumns(1000))
     subject.enter(np.arange(1000))
-    pieces = subject.pieces(0, 1, piece_rows=100)
+    pieces = subject.iter_pieces(0, 1, piece_rows=100)
     found = [next(pieces)]
     for _ in range(500):
         subject.leave(np.arange(900, 1000))

@@ -51,8 +51,8 @@ def test_sample_when_below_min_size_then_waits_and_says_why() -> None:
     table = small_table(min_size=3)
     table.commit(reserve(table, 2))
     assert table.plan_sample(1, rng=rng()) is None
-    assert "'replay' (size 2 of 8" in table.why_sample(1)
-    assert "needs a size of 3" in table.why_sample(1)
+    assert "'replay' (size 2 of 8" in table.explain_sample(1)
+    assert "needs a size of 3" in table.explain_sample(1)
     table.commit(reserve(table, 1))
     assert table.plan_sample(1, rng=rng()) is not None
 
@@ -109,7 +109,7 @@ def test_extend_when_the_writer_died_then_the_next_one_gets_the_rows() -> None:
     table = small_table(4)
     table.commit(reserve(table, 4))
     table.abort(reserve(table, 2))
-    assert table.live_rows().tolist() == [2, 3]
+    assert table.list_live_rows().tolist() == [2, 3]
     assert reserve(table, 2).rows.tolist() == [0, 1]
 
 
@@ -163,7 +163,7 @@ def test_restore_when_the_server_restarts_then_rows_and_counts_are_back() -> Non
     table.plan_sample(3, rng=rng())
     reserve(table, 2)
     again = Table.restore("replay", generations, table.settings, table.state())
-    assert again.live_rows().tolist() == [0, 1, 2, 3, 4]
+    assert again.list_live_rows().tolist() == [0, 1, 2, 3, 4]
     assert again.info() == {**table.info(), "num_reserved": 0, "num_holes": 2}
     assert reserve(again, 3).rows.tolist() == [5, 6, 7]
 
@@ -252,10 +252,10 @@ def test_delete_when_rows_go_then_each_once_and_the_next_writer_gets_them() -> N
     table = table_of(4)
     write(table, 4)
     assert delete(table, numbers(2, 0, 2)) == 2
-    assert table.live_rows().tolist() == [1, 3]
+    assert table.list_live_rows().tolist() == [1, 3]
     with pytest.raises(SelectionError):
         delete(table, numbers(1, 0))
-    assert table.live_rows().tolist() == [1, 3]
+    assert table.list_live_rows().tolist() == [1, 3]
     assert write(table, 2) == [0, 2]
 
 
@@ -307,11 +307,11 @@ def test_why_sample_when_keys_or_consumers_keep_rows_out_then_says_so() -> None:
     write(table, 2, keys=(0,))
     conditions = SampleConditions((1,), "a")
     assert table.plan_sample(1, rng=rng(), conditions=conditions) is None
-    assert table.why_sample(1, conditions) == (
+    assert table.explain_sample(1, conditions) == (
         "a sample of 1 rows of table 'replay', of whose 2 rows too few have all required keys "
         "and consumer 'a' has not had,"
     )
-    assert table.why_sample(1, conditions, names=["a", "b"]) == (
+    assert table.explain_sample(1, conditions, names=["a", "b"]) == (
         "a sample of 1 rows of table 'replay', of whose 2 rows too few have all required keys (b is missing in 2) "
         "and consumer 'a' has not had,"
     )
@@ -344,7 +344,7 @@ def test_plan_sample_when_rows_come_once_each_and_too_few_are_young_then_waits()
     assert sorted(planned(table, 2, conditions=conditions).rows.tolist()) == [2, 3]
     with pytest.raises(InvalidRequestError):
         table.plan_sample(9, rng=rng(), conditions=conditions)
-    assert "at most 0 versions old" in table.why_sample(3, conditions)
+    assert "at most 0 versions old" in table.explain_sample(3, conditions)
 
 
 def test_discard_when_rows_are_too_old_then_they_go_but_for_those_on_lease() -> None:

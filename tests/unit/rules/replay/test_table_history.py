@@ -381,7 +381,7 @@ class _AgainstAModel(RuleBasedStateMachine):
             return
         table = self.table
         there = sorted(number for number, row in self.rows.items() if not row.is_hidden)
-        assert set(table.live_rows().tolist()) == {n for n, row in self.rows.items() if not row.is_spent}
+        assert set(table.list_live_rows().tolist()) == {n for n, row in self.rows.items() if not row.is_spent}
         assert np.flatnonzero((self.generations > 0) & (self.generations % 2 == 0)).tolist() == there
         assert len(table) == len(self.rows)
         info = table.info()

@@ -52,7 +52,7 @@ def test_extend_when_the_queue_is_full_then_rows_on_lease_still_take_room() -> N
     write(table, 4)
     plan = planned(table, 2, owner=7)
     assert table.plan_extend(1) is None
-    assert "max_size=4" in table.why_extend(1)
+    assert "max_size=4" in table.explain_extend(1)
     acknowledge(table, 7, "", plan.rows)
     assert table.plan_extend(3) is None
     assert table.plan_extend(2) is not None
@@ -68,7 +68,7 @@ def test_acknowledge_when_rows_are_not_the_callers_then_refused_and_nothing_chan
         acknowledge(table, 7, "", numbers(*named))
     with pytest.raises((WrongStateError, SelectionError)):
         acknowledge(table, 8, "", numbers(-1))
-    assert table.live_rows().tolist() == [0, 1, 2, 3]
+    assert table.list_live_rows().tolist() == [0, 1, 2, 3]
     assert table.info()["num_leased"] == 4
 
 
@@ -143,7 +143,7 @@ def test_max_times_when_a_sample_was_sent_then_its_rows_go_and_else_they_come_ba
     assert len(table) == 4  # none goes before it was sent
     assert table.finish(sent)
     table.undo(failed)
-    assert table.live_rows().tolist() == [0, 1, 3]
+    assert table.list_live_rows().tolist() == [0, 1, 3]
     assert table.counts.samples == 1
     assert planned(table, 3).rows.tolist() == [0, 1, 3]
 
@@ -156,7 +156,7 @@ def test_max_times_when_the_row_was_overwritten_meanwhile_then_the_new_one_is_un
         assert write(table, 1) == [0]
         getattr(table, ends)(plan)
         assert table.columns.times_sampled[0] == 0
-        assert 0 in table.live_rows()
+        assert 0 in table.list_live_rows()
         assert 0 in planned(table, len(table)).rows
 
 
@@ -180,7 +180,7 @@ def test_max_times_when_a_row_is_on_its_way_out_then_nobody_may_write_to_it(ends
         delete(table, numbers(0))
     assert clear(table) == 1
     getattr(table, ends)(plan)
-    assert table.live_rows().tolist() == ([] if ends == "finish" else [0])
+    assert table.list_live_rows().tolist() == ([] if ends == "finish" else [0])
     assert len(table.selectors.get(PLAIN)) == len(table) == (0 if ends == "finish" else 1)
 
 

@@ -125,7 +125,7 @@ def test_extend_when_the_lowest_rows_are_held_then_waits_and_evicts_none() -> No
     files.write(4)
     files.hide(rows(0, 1))
     assert files.table.plan_extend(3) is None
-    assert files.table.live_rows().tolist() == [0, 1, 2, 3]
+    assert files.table.list_live_rows().tolist() == [0, 1, 2, 3]
     assert (len(files.table), files.table.ring.num_held) == (4, 2)
     files.let_go(rows(0, 1))
     assert files.table.plan_extend(3) is not None
@@ -149,7 +149,7 @@ def test_restore_when_rows_are_half_written_then_kept_from_all_until_the_write_i
     assert table.info()["num_held"] == 2
     assert table.plan_extend(3) is None
     files.let_go(rows(1, 2), (0,))
-    assert table.live_rows().tolist() == [0, 1, 2, 3]
+    assert table.list_live_rows().tolist() == [0, 1, 2, 3]
     assert set(files.drawn(50) or []) == {0, 1, 2, 3}
 
 
@@ -157,7 +157,7 @@ def test_restore_when_the_write_had_not_begun_then_the_rows_are_live() -> None:
     files = _Files(4)
     files.write(4)
     table = files.restart(held=rows(1, 2))
-    assert table.live_rows().tolist() == [0, 1, 2, 3]
+    assert table.list_live_rows().tolist() == [0, 1, 2, 3]
     assert table.info()["num_held"] == 0
 
 
@@ -287,7 +287,7 @@ def test_restore_when_rows_have_policy_versions_then_they_and_the_policy_are_kno
     assert (staleness.uid, staleness.num_discarded) == ("a", 1)
     table.selectors.follow("a", 5)
     assert set(files.drawn(50, conditions=conditions) or []) == {2}
-    assert staleness.lags() == (1, 1.5, 2)
+    assert staleness.measure_lags() == (1, 1.5, 2)
     files.restart().selectors.follow("b", 5)
     assert files.drawn(1, conditions=SampleConditions(max_lag=100)) is None
     assert files.write(2, policy_versions=rows(4, 5)) == [0, 3]

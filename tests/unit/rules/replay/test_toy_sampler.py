@@ -11,7 +11,7 @@ import pytest
 from tdserve.rules.replay import settings as replay_settings
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
-from tdserve.rules.replay.sample_columns import added_columns
+from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn
 from tdserve.rules.replay.settings import Settings
@@ -72,7 +72,7 @@ def test_settings_when_of_a_new_sampler_then_they_come_back_from_their_text() ->
     settings = Settings(sampler=Every(step=2))
     assert Settings.from_json(settings.to_json()) == settings
     assert settings.columns == ("priority",)
-    assert added_columns(settings) == ("priority",)
+    assert list_added_columns(settings) == ("priority",)
 
 
 def test_sample_when_by_a_new_sampler_then_drawn_by_it() -> None:

@@ -44,7 +44,7 @@ def test_has_when_no_row_was_written_then_none_and_of_no_keys_all() -> None:
 def test_columns_when_kept_then_another_object_knows_what_was_written() -> None:
     columns = RowColumns(4)
     WrittenKeys(columns, 65).reset(np.array([2]), [64])
-    assert columns.array("written", np.uint64, 2).shape == (4, 2)
+    assert columns.get_array("written", np.uint64, 2).shape == (4, 2)
     assert WrittenKeys(columns, 65).has(np.arange(4), [64]).tolist() == [False, False, True, False]
 
 

@@ -149,7 +149,7 @@ def test_extend_when_the_clients_process_is_still_there_then_nobody_gets_its_row
 
 def sampled_rows(entry: OpenedStore) -> list[int]:
     """Rows that are live."""
-    found: list[int] = entry.get_table().live_rows().tolist()
+    found: list[int] = entry.get_table().list_live_rows().tolist()
     return found
 
 

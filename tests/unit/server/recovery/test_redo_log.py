@@ -49,7 +49,7 @@ def test_record_when_rows_are_reserved_then_their_next_generations(world: World,
     reservation = entry.get_table().plan_extend(3)
     assert reservation is not None
     encoded = reservation.encoded if is_encoded else b""
-    generations = entry.get_table().ring.committed_generations(reservation)
+    generations = entry.get_table().ring.compute_generations(reservation)
     redo = RedoEntry(entry.record.uid, reservation.rows, generations, encoded)
     assert generations[0] % 2 == 0
     assert generations.tolist() == [generations[0]] * 3
@@ -66,8 +66,8 @@ def test_restore_when_killed_between_record_and_generations_then_rows_are_live(w
     reservation = table.plan_extend(3)
     assert reservation is not None
     with world.db.begin_transaction() as txn:
-        RedoEntry(entry.record.uid, reservation.rows, table.ring.committed_generations(reservation)).save(txn)
+        RedoEntry(entry.record.uid, reservation.rows, table.ring.compute_generations(reservation)).save(txn)
         world.stores.save_state(entry, txn, {**table.state(), "inserts": 3})
     world.reopen()
     restored = world.stores.get("r").get_table()
-    assert (len(restored), restored.live_rows().tolist()) == (3, [0, 1, 2])
+    assert (len(restored), restored.list_live_rows().tolist()) == (3, [0, 1, 2])

@@ -98,7 +98,7 @@ def test_delete_when_retried_then_answered_from_the_record(
     run(requests.serve(again, message))
     counts = control_pb2.TableCounts(rows=4, inserts=6)
     assert outbox(first).done() == outbox(again).done() == control_pb2.Done(num_rows=2, counts=counts)
-    assert entry.get_table().live_rows().tolist() == [0, 2, 3, 5]
+    assert entry.get_table().list_live_rows().tolist() == [0, 2, 3, 5]
     run(requests.serve(world.session(3), message))  # the same number of another client
     assert len(entry.get_table()) == 4
 
@@ -129,7 +129,7 @@ def test_change_when_killed_between_rows_and_record_then_what_was_consumed_does_
     assert world.answers.find_answer(world.session().client_id, 4) is None
     world.reopen()
     table = world.stores.get("r").get_table()
-    assert table.live_rows().tolist() == [0, 2, 3, 4, 5]
+    assert table.list_live_rows().tolist() == [0, 2, 3, 4, 5]
     assert table.ring.num_holes == 1
 
 
@@ -151,7 +151,7 @@ def test_acknowledge_when_the_session_does_not_hold_all_then_typed_error_and_unc
     run(world.changes.change(world.session(1), 2, control_pb2.ChangeRequest(store="r", give_back=leased(5))))
     with pytest.raises((WrongStateError, SelectionError)):
         change(world, run, 3, 1, acknowledge=asked)
-    assert entry.get_table().live_rows().tolist() == [0, 1, 2, 3, 4, 5]
+    assert entry.get_table().list_live_rows().tolist() == [0, 1, 2, 3, 4, 5]
     assert entry.get_table().info()["num_leased"] == 5
 
 
@@ -192,7 +192,7 @@ def test_change_when_it_cannot_be_then_typed_error_and_nothing_is_on_record(
 ) -> None:
     with pytest.raises(error):
         change(world, run, 2, **kind)
-    assert entry.get_table().live_rows().tolist() == [0, 1, 2, 3, 4, 5]
+    assert entry.get_table().list_live_rows().tolist() == [0, 1, 2, 3, 4, 5]
     assert not entry.write_lock.locked()
 
 

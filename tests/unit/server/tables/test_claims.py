@@ -108,7 +108,7 @@ def planned(entry: OpenedStore, num_rows: int) -> Reservation:
 def live(entry: OpenedStore) -> list[int]:
     """The rows that may be read."""
     entry.catch_up()
-    return [int(row) for row in entry.get_table().live_rows()]
+    return [int(row) for row in entry.get_table().list_live_rows()]
 
 
 def num_reserved(entry: OpenedStore) -> int:

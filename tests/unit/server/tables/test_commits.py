@@ -37,7 +37,7 @@ def test_commit_rows_when_committed_then_live_on_record_and_the_answer_of_a_retr
     assert decode_rows(done.indices).tolist() == [2], "of the last of several extends"
     assert world.answers.find_answer(CLIENT, 7) == done.SerializeToString()
     assert world.db.get("pending", b"beside") == b"it"
-    assert table.live_rows().tolist() == [0, 1, 2]
+    assert table.list_live_rows().tolist() == [0, 1, 2]
     world.reopen()
     assert world.stores.get("r").get_table().info()["inserts"] == 3
 

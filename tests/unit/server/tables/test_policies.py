@@ -79,7 +79,7 @@ def test_extend_when_versions_are_given_then_checked_and_kept(world: World, run:
     extend(world, run, made, rows(0), policy_versions=versions(2, 0, 1))
     extend(world, run, made, rows(3), request=2, policy_versions=versions(1))
     extend(world, run, made, rows(6, 1), request=3)
-    assert made.get_table().columns.array("policy_version", np.int64)[:7].tolist() == [2, 0, 1, 1, 1, 1, 2]
+    assert made.get_table().columns.get_array("policy_version", np.int64)[:7].tolist() == [2, 0, 1, 1, 1, 1, 2]
     for bad in (versions(3), versions(-1), versions(1, 1), control_pb2.RowColumn(data=b"\0\0")):
         with pytest.raises(InvalidRequestError, match="policy_version"):
             extend(world, run, made, rows(7, 1), request=4, policy_versions=bad)

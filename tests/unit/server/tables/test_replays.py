@@ -194,7 +194,7 @@ def test_extend_when_its_record_fails_then_nothing_is_live_and_the_rows_are_free
         with pytest.raises(CapacityError):
             extend(world, run, entry, rows(20), 2)
     table = entry.get_table()
-    assert (table.live_rows().tolist(), table.ring.num_reserved, table.ring.inserts) == ([0, 1], 0, 2)
+    assert (table.list_live_rows().tolist(), table.ring.num_reserved, table.ring.inserts) == ([0, 1], 0, 2)
     assert extend(world, run, entry, rows(30), 3) == [2, 3, 4]
     assert read(world, run, entry, [2]).inline
 

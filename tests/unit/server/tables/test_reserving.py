@@ -67,7 +67,7 @@ def test_extend_when_there_are_very_many_rows_then_others_are_served_in_between(
 ) -> None:
     assert run(turns_during(extend(world, entry, NUM_ROWS))) > 6
     table = entry.get_table()
-    assert table.live_rows().tolist() == list(range(NUM_ROWS))
+    assert table.list_live_rows().tolist() == list(range(NUM_ROWS))
     assert (np.diff(table.columns.sequence[:NUM_ROWS]) > 0).all()
     assert (table.inserts, table.ring.num_reserved, table.num_coming) == (NUM_ROWS, 0, 0)
 
@@ -84,7 +84,7 @@ def test_extend_when_it_is_cut_short_after_hundreds_of_parts_then_all_their_rows
     run(cut_short())
     assert table.ring.num_reserved == 0
     rows = decode_rows(run(extend(world, entry, NUM_ROWS, request=2)).indices)
-    assert sorted(rows.tolist()) == table.live_rows().tolist()
+    assert sorted(rows.tolist()) == table.list_live_rows().tolist()
     assert len(table) == NUM_ROWS
 
 
@@ -115,7 +115,7 @@ def test_extend_when_it_is_cut_short_while_it_is_shown_then_all_rows_are_there_a
     run(cut_short())
     world.reopen()
     restored = world.stores.get("r").get_table()
-    assert restored.live_rows().tolist() == list(range(NUM_ROWS))
+    assert restored.list_live_rows().tolist() == list(range(NUM_ROWS))
     assert restored.inserts == NUM_ROWS
     assert world.answers.find_answer(session.client_id, 7) is not None
     world.reopen()  # what completed it is on record no more
@@ -155,7 +155,7 @@ def test_extend_when_another_comes_while_it_is_shown_then_both_are_there_and_no_
 
     run(both())
     assert (len(table), table.inserts) == (NUM_ROWS + 3, NUM_ROWS + 3)
-    assert len(np.unique(table.columns.sequence[table.live_rows()])) == NUM_ROWS + 3
+    assert len(np.unique(table.columns.sequence[table.list_live_rows()])) == NUM_ROWS + 3
 
 
 def test_extend_when_others_come_while_it_gets_its_rows_then_they_wait_for_it(
@@ -188,13 +188,13 @@ def test_extend_when_rows_are_held_too_long_then_it_gives_back_what_it_had(
         task = await until(
             lambda: table.ring.num_reserved > 0, extend(world, entry, NUM_ROWS, request=3, timeout_s=0.3)
         )
-        table.hold(table.live_rows())
+        table.hold(table.list_live_rows())
         with pytest.raises(DeadlineExceededError):
             await task
 
     run(too_late())
     assert (table.ring.num_reserved, table.ring.num_holes) == (0, PIECE_ROWS)
-    table.let_go(table.ring.held_among(RowSet.run(0, CAPACITY)).rows)
+    table.let_go(table.ring.select_held(RowSet.run(0, CAPACITY)).rows)
     run(extend(world, entry, NUM_ROWS, request=4))
     assert len(table) == CAPACITY
 
@@ -227,7 +227,7 @@ def test_extend_when_a_group_is_asked_for_while_it_waits_then_its_rows_have_it_a
         await task
 
     run(scenario())
-    assert (table.columns.array(group_column(("a",)), np.int64)[:NUM_ROWS] == 3).all()
+    assert (table.columns.get_array(group_column(("a",)), np.int64)[:NUM_ROWS] == 3).all()
     assert not PLAIN_ARRIVAL.groups
 
 

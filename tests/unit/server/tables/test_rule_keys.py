@@ -46,7 +46,7 @@ def entry(world: World, run: Loop) -> OpenedStore:
 
 def column(entry: OpenedStore, *key: str) -> list[int]:
     """What rows are grouped by."""
-    found: list[int] = entry.get_table().columns.array(group_column(key), np.int64).tolist()
+    found: list[int] = entry.get_table().columns.get_array(group_column(key), np.int64).tolist()
     return found
 
 
@@ -72,7 +72,7 @@ def test_learn_when_rows_are_there_then_equal_values_get_equal_numbers(
 
 def test_learn_when_known_already_then_no_row_is_looked_at(world: World, run: Loop, entry: OpenedStore) -> None:
     run(RuleKeys().learn_group(entry, ("g",), world.session()))
-    entry.get_table().columns.array(group_column(("g",)), np.int64)[:] = 77
+    entry.get_table().columns.get_array(group_column(("g",)), np.int64)[:] = 77
     run(RuleKeys().learn_group(entry, ("g",), world.session()))
     assert column(entry, "g") == [77] * 8
 

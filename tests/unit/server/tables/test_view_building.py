@@ -56,7 +56,7 @@ def test_sample_when_rows_come_while_its_kind_is_learnt_then_they_are_among_them
     assert len(selector) == LONG_ROWS
     table = entry.get_table()
     key = next(key for key in table.selectors._selectors if key.group)
-    ids = table.columns.array(key.group, "int64")
+    ids = table.columns.get_array(key.group, "int64")
     assert ids[:32].tolist() == [5 * LONG_ROWS + each // 2 for each in range(32)]
     assert ids[32:].tolist() == [each // 2 for each in range(32, LONG_ROWS)]
 
