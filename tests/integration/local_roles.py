@@ -1,4 +1,4 @@
-"""What the children of a nursery do, each with a client of its own on the server's machine."""
+"""The roles of a nursery's children. Each child has its own client on the server's machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.integration.strikes import strike_in_copy, strike_in_opening, strike_
 Say = Callable[..., None]
 
 TIMEOUT_S = 60.0
-"""Of every call."""
+"""Timeout of every call."""
 
 NUM_ROWS = 8
 NUM_FLOATS = 500
@@ -34,13 +34,14 @@ _CLONE_NEWPID = 0x20000000
 
 
 def row(text: str = "") -> TensorDict:
-    """The structure of one row."""
+    """Returns the structure of one row."""
     td: TensorDict = rows(0, 1, text=text)[0]
     return td
 
 
 def rows(number: int, num_rows: int = NUM_ROWS, *, text: str = "") -> TensorDict:
-    """Rows that hold ``number`` everywhere, so that a torn one shows; with ``text``, also as a value that is none."""
+    """Returns rows that hold ``number`` everywhere, so that a torn row shows. With ``text`` they also have a non-tensor
+    value."""
     body = torch.full((num_rows, NUM_FLOATS), float(number), dtype=torch.float64)
     numbers = torch.full((num_rows,), number)
     td = TensorDict({"first": numbers, "body": body, "last": numbers.clone()}, [num_rows])
@@ -50,7 +51,7 @@ def rows(number: int, num_rows: int = NUM_ROWS, *, text: str = "") -> TensorDict
 
 
 def numbers_in(td: Any) -> list[int]:
-    """The number of each row; fails when one is torn."""
+    """Returns the number of each row; fails if a row is torn."""
     first = td["first"]
     assert torch.equal(td["last"], first), "a row is torn"
     assert bool((td["body"] == first[..., None].double()).all()), "a row is torn"
@@ -63,7 +64,7 @@ def numbers_in(td: Any) -> list[int]:
 
 
 def put(client: tdserve.Client, kind: str, name: str, content: TensorDict) -> object:
-    """One write."""
+    """Makes one write."""
     if kind == "extend":
         return client.replay(name).extend(content).tolist()
     if kind == "overwrite":
@@ -96,7 +97,7 @@ def write(
     nested: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> None:
-    """One write, struck or not."""
+    """Makes one write, interrupted by a signal if asked."""
     with tdserve.connect(address, transport=check_transport(transport), timeout_s=timeout_s) as client:
         say("connected", client.stats()["transport"])
         content = rows(number, num_rows, text=text)
@@ -115,7 +116,8 @@ def write(
 def claim(
     say: Say, address: str, name: str, num_extends: int, *, at: int = -1, signal_number: int = signal.SIGKILL
 ) -> None:
-    """Extends of the numbers from 1 on, the first few asked for and the others claimed; the last struck or not."""
+    """Extends by the numbers from 1 on. The first few extends are requested, the others claimed; the last one may be
+    interrupted by a signal."""
     with tdserve.connect(address, transport="shm", timeout_s=TIMEOUT_S) as client:
         replay = client.replay(name)
         for number in range(1, num_extends):
@@ -128,12 +130,13 @@ def claim(
 
 
 def is_claiming(replay: Any) -> bool:
-    """Whether a handle takes rows by itself."""
+    """Returns whether a handle takes rows by itself."""
     return replay._coalescer._claim_policy._claim is not None
 
 
 def leave_root(say: Say, address: str, root: str) -> None:
-    """Says how it is connected where it cannot see the server's files, or sees others in their place."""
+    """Prints how the client is connected in a mount namespace that hides the server's files or shows others in their
+    place."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS) or subprocess.run(["mount", "--make-rprivate", "/"], check=False).returncode:
         say("not allowed")
@@ -152,7 +155,7 @@ def leave_root(say: Say, address: str, root: str) -> None:
 
 
 def leave_pids(say: Say, address: str, name: str) -> None:
-    """Uses rows with non-tensor values in another namespace of processes, where their readers cannot be counted."""
+    """Uses rows with non-tensor values in another pid namespace, where the server cannot count their readers."""
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWPID):
         say("not allowed")
         return
@@ -176,8 +179,8 @@ def leave_pids(say: Say, address: str, name: str) -> None:
 
 
 def use_read_only(say: Say, address: str, uid: int) -> None:
-    """All that a client can do which may not write the files, and cannot."""
-    # Before, as who may: modules that are imported now may lie where the other user may not go.
+    """Tries everything that a client without write access to the files can do, and what it cannot do."""
+    # First, while it still has access: modules that are imported later may lie where the other user may not go.
     with tdserve.connect(address, transport="shm") as client:
         client.replay("r").sample(1)
         client.latest("w")
@@ -220,7 +223,7 @@ def use_read_only(say: Say, address: str, uid: int) -> None:
 
 
 def fork_with(say: Say, address: str) -> None:
-    """Forks in the middle of things; the child says what it cannot do, and lives on."""
+    """Forks in the middle of its work. The child prints what it cannot do, and lives on."""
     client = tdserve.connect(address, transport="shm", timeout_s=TIMEOUT_S)
     replay = client.replay("r")
     mapped = client.latest("w", copy=False)
@@ -250,7 +253,7 @@ def fork_with(say: Say, address: str) -> None:
 
 
 def copy_slowly(say: Say, address: str, name: str, is_sample: bool) -> None:
-    """A read that stands still when its first leaf was copied, and goes on later."""
+    """Reads and stops after the first leaf was copied; continues later."""
     with tdserve.connect(address, transport="shm", timeout_s=TIMEOUT_S) as client:
         handle: Any = client[name]
         say("before", *sorted(set(numbers_in(handle[:]))))
@@ -264,7 +267,7 @@ def copy_slowly(say: Say, address: str, name: str, is_sample: bool) -> None:
 
 
 def exchange(say: Say, address: str, *, writer: int, num_writes: int) -> None:
-    """Overwrites the same rows of a store and of a replay as others do, again and again."""
+    """Overwrites the same rows of a store and of a replay table again and again, as other processes do."""
     rng = random.Random(writer)
     with tdserve.connect(address, transport="shm", timeout_s=TIMEOUT_S) as client:
         store, replay = client["td"], client.replay("r")
@@ -281,7 +284,7 @@ def exchange(say: Say, address: str, *, writer: int, num_writes: int) -> None:
 
 
 def watch(say: Say, address: str, *, reader: int, until: int, transport: str) -> None:
-    """Reads them in every way until so many writes were done; every row must be whole. Says when it begins."""
+    """Reads rows in every way until so many writes were done; every row must be whole. Prints a line when it begins."""
     rng = random.Random(reader)
     with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
         store, replay = client["td"], client.replay("r")
@@ -304,7 +307,7 @@ def watch(say: Say, address: str, *, reader: int, until: int, transport: str) ->
 
 
 def map_version(say: Say, address: str, name: str) -> None:
-    """Maps the newest version, reads every byte of it, and says, when it is told to, what share of it is its own."""
+    """Maps the newest version and reads every byte of it. When asked, prints how much of the mapping is private."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     with tdserve.connect(address, transport="shm", timeout_s=TIMEOUT_S) as client:
         weights = client.latest(name, copy=False)
@@ -317,7 +320,7 @@ def map_version(say: Say, address: str, name: str) -> None:
 
 
 def pss_of(part: str) -> int:
-    """Bytes of this process's share of the files whose path has a part."""
+    """Returns this process's share, in bytes, of the mapped files whose path contains a part."""
     total, is_meant = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         fields = line.split()
@@ -329,7 +332,7 @@ def pss_of(part: str) -> int:
 
 
 def use_slowly(say: Say, address: str, kind: str, name: str) -> None:
-    """Uses a store for the first time, and stands still in the middle of mapping it."""
+    """Uses a store for the first time and stops in the middle of mapping it."""
     with tdserve.connect(address, transport="shm", timeout_s=TIMEOUT_S) as client:
         handle: Any = client[name]
         strike_in_opening(signal.SIGSTOP)
@@ -343,8 +346,8 @@ def use_slowly(say: Say, address: str, kind: str, name: str) -> None:
 
 
 def follow(say: Say, address: str, name: str, last: int, *, transport: str, copy: bool = True) -> None:
-    """Pulls every version that it is quick enough for, up to one; each must be whole, and above the one before. Says
-    which is the first, and at the end all."""
+    """Pulls every version that it can, up to a given one. Each must be whole and newer than the one before. Prints the
+    first one, and at the end all of them."""
     with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
         say("connected", client.stats()["transport"])
         seen: list[int] = [0]
@@ -361,7 +364,7 @@ def follow(say: Say, address: str, name: str, last: int, *, transport: str, copy
 
 
 def pull(say: Say, address: str, name: str, *, num_posted: int) -> None:
-    """One version over gloo; stops in the middle of it, when so many of its messages may come, until it is woken up."""
+    """Pulls one version over gloo. It stops in the middle, before a given number of messages, until it is woken up."""
     from tdserve.transport.gloo import GlooChannel
 
     channel: Any = GlooChannel
@@ -382,7 +385,7 @@ def pull(say: Say, address: str, name: str, *, num_posted: int) -> None:
 
 
 def publish_partly(say: Say, address: str, name: str, number: int, num_rows: int) -> None:
-    """Is killed in the middle of sending a version over gloo."""
+    """Publishes a version over gloo and is killed in the middle of sending it."""
     from tdserve.client.transfers import upload as _outgoing
 
     outgoing: Any = _outgoing

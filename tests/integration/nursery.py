@@ -1,4 +1,4 @@
-"""Client processes that start within milliseconds: a process imports torch once, and forks a child for every one.
+"""Client processes that start within milliseconds: one process imports torch, and forks a child for every client.
 
 ``Nursery`` is the test's end. The program, ``python -m tests.integration.nursery MODULE...``, reads orders, and runs
 each role, a function of one of the modules, in a child of its own; what a child says is a line with its number in
@@ -24,19 +24,19 @@ from tdserve.base.machine import die_with_parent
 from tests.integration.processes import REPOSITORY, START_TIMEOUT_S, alarm, state_of, wait_for
 
 ROLES = ("tests.integration.local_roles", "tests.integration.programs", "tests.integration.fleet")
-"""Modules whose functions children play, unless told."""
+"""Modules whose functions children run by default."""
 
 
 TIMEOUT_S = 60.0
-"""For what a child says: it may share two cores with a dozen others."""
+"""Timeout for a child's next line: it may share two cores with a dozen others."""
 
 
 class Child:
-    """A client process; a context manager, whose end is its.
+    """A client process. As a context manager it ends the process.
 
     Attributes:
-        pid: Its process.
-        has_ended: Whether its end was told; a process that it left behind may say more.
+        pid: Id of the process.
+        has_ended: Whether its end was reported; a process that it left behind may still print lines.
     """
 
     def __init__(self, nursery: Nursery, number: int) -> None:
@@ -46,18 +46,19 @@ class Child:
         self.pid = int(self.line().split()[1])
 
     def line(self, *, timeout_s: float = TIMEOUT_S) -> str:
-        """The next line that it says; ``"ended STATUS"`` is the last one (minus a signal's number for a killed one)."""
+        """Returns the next line that it prints. The last one is ``"ended STATUS"`` (minus the signal's number for a
+        killed process)."""
         return next_line([self], timeout_s=timeout_s)[1]
 
     def rest(self) -> list[str]:
-        """All further lines but the last."""
+        """Returns all further lines but the last."""
         lines = []
         while not self.has_ended:
             lines.append(self.line())
         return lines[:-1]
 
     def kill(self) -> None:
-        """Ends it with SIGKILL, and waits for that."""
+        """Ends it with SIGKILL and waits for its end."""
         self.signal(signal.SIGKILL)
         self.rest()
 
@@ -66,11 +67,11 @@ class Child:
         os.kill(self.pid, number)
 
     def wait_stopped(self) -> None:
-        """Returns when it stands still, by SIGSTOP."""
+        """Waits until SIGSTOP has stopped it."""
         wait_for(lambda: state_of(self.pid) == "T", f"a stop of process {self.pid}", timeout_s=TIMEOUT_S)
 
     def wait_killed(self) -> None:
-        """Returns when SIGKILL has ended it, without a further word."""
+        """Waits until SIGKILL has ended it; fails if it prints another line."""
         assert self.line() == f"ended {-signal.SIGKILL}"
 
     def __enter__(self) -> Child:
@@ -82,10 +83,10 @@ class Child:
 
 
 class Nursery:
-    """Starts client processes; a context manager, whose end is theirs.
+    """Starts client processes. As a context manager it ends them all.
 
     Args:
-        roles: Modules whose functions they play.
+        roles: Modules whose functions the children run.
     """
 
     def __init__(self, *roles: str) -> None:
@@ -96,10 +97,10 @@ class Nursery:
         self._said: list[deque[str]] = []
 
     def start(self, role: str, *arguments: Any, **named: Any) -> Child:
-        """A process that plays a role.
+        """Starts a process that runs a role.
 
         Args:
-            role: A function of the roles.
+            role: A function of the modules.
             *arguments, **named: As JSON knows them.
         """
         assert self._process.stdin is not None
@@ -109,7 +110,7 @@ class Nursery:
         return Child(self, len(self._said) - 1)
 
     def line_of(self, numbers: Sequence[int], *, timeout_s: float) -> tuple[int, str]:
-        """Who of some children has said something, and the first of what was not yet asked for."""
+        """Returns the first unread line of some children, with the child that printed it."""
         assert self._process.stdout is not None
         with alarm(timeout_s, f"a line of children {numbers}"):
             while not (speakers := [number for number in numbers if self._said[number]]):
@@ -131,7 +132,8 @@ class Nursery:
 
 
 def next_line(children: Sequence[Child], *, timeout_s: float) -> tuple[int, str]:
-    """The next line that one of some children of one nursery says, with its place among them; it is no failure."""
+    """Returns the next line that one of a nursery's children prints, with the child's position; the end of a child is
+    no failure."""
     number, line = children[0].nursery.line_of([child.number for child in children], timeout_s=timeout_s)
     assert not line.startswith("failed"), line.replace(" | ", "\n")
     place = next(place for place, child in enumerate(children) if child.number == number)
@@ -141,20 +143,20 @@ def next_line(children: Sequence[Child], *, timeout_s: float) -> tuple[int, str]
 
 @cache
 def shared() -> Nursery:
-    """The one of this test process, with all of ``ROLES``; ends with it."""
+    """Returns the nursery of this test process, with all of ``ROLES``; it ends with the process."""
     started = Nursery()
     atexit.register(started.__exit__)
     return started
 
 
 def say(child: int, *words: object) -> None:
-    """One line, written at once: those of the children do not mix."""
+    """Writes one line at once, so that the lines of several children do not mix."""
     os.write(1, (" ".join(map(str, (child, *words))) + "\n").encode())
 
 
 def main() -> None:
-    """See the module."""
-    # Imported before the forks, which is what this program is for; opens neither sockets nor threads.
+    """Runs the program that the module describes."""
+    # Imported before the forks, which is the purpose of this program; opens neither sockets nor threads.
     modules = [importlib.import_module(name) for name in sys.argv[1:]]
     roles = {name: play for module in reversed(modules) for name, play in vars(module).items()}
     running: dict[int, int] = {}
@@ -172,7 +174,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, on_child)
     for child, order in enumerate(sys.stdin):
         role, arguments, named = json.loads(order)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # its end is not told before its beginning
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # its end must not be reported before its beginning
         pid = os.fork()
         if not pid:
             _live(child, roles[role], arguments, named)
@@ -182,9 +184,9 @@ def main() -> None:
 
 
 def _live(child: int, play: Any, arguments: list[Any], named: dict[str, Any]) -> None:
-    """A child from its beginning to its end."""
+    """Runs a child from its beginning to its end."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background began with it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background begins with SIGINT ignored
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     die_with_parent()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -1,5 +1,5 @@
-"""Processes of the tests in this folder: started, watched through /proc, and waited for by their state, never by
-time."""
+"""Starts the processes of these tests and watches them through /proc. Waits look at the state of a process, never at a
+clock."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).parents[2]
 
 START_TIMEOUT_S = 60.0
-"""A process that imports torch: two seconds alone, many times that beside seven others on two cores."""
+"""A process that imports torch takes two seconds alone, and many times that beside seven others on two cores."""
 
 MAPPED_IPV4 = "0000000000000000FFFF0000"
-"""In front of an IPv4 address on an IPv6 socket: ::ffff:127.0.0.1 is reached over IPv4 only."""
+"""The prefix of an IPv4 address on an IPv6 socket: ::ffff:127.0.0.1 is reached over IPv4 only."""
 
 _State = TypeVar("_State")
 
 
 def wait_for(look: Callable[[], _State | None], what: str, *, timeout_s: float = 30.0) -> _State:
-    """The first result of ``look`` that is neither None nor False; fails the test when there is none in time."""
+    """Returns the first result of ``look`` that is neither None nor False. Fails the test if there is none in time."""
     deadline = time.monotonic() + timeout_s
     while True:
         state = look()
@@ -45,8 +45,8 @@ def wait_for(look: Callable[[], _State | None], what: str, *, timeout_s: float =
 
 
 def quiet_port() -> int:
-    """A TCP port of loopback that nobody uses, and that the system gives to nobody who asks for any: it can be bound
-    again after its server was killed, whatever other tests do meanwhile."""
+    """Returns a TCP port of loopback that nobody uses and that the system assigns to nobody. A killed server can bind
+    it again, whatever other tests do meanwhile."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     lowest = max(1024, first - 20_000)
     for port in random.SystemRandom().sample(range(lowest, max(first, lowest + 1_000)), 100):
@@ -57,12 +57,12 @@ def quiet_port() -> int:
 
 
 class Program:
-    """A module of this folder in a process of its own; it says what it does, line by line, on its output.
+    """A module of this folder in a process of its own. It prints a line for everything that it has done.
 
     Args:
-        arguments: Of the program.
+        arguments: Command-line arguments.
         prefix: A command that runs it, such as ``ip netns exec NAME``.
-        module: The program.
+        module: Name of the module.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Program:
         self.pid = self._process.pid
 
     def line(self, *, timeout_s: float = START_TIMEOUT_S) -> str:
-        """The next line that it prints; ``""`` when it has ended."""
+        """Returns the next line that it prints; ``""`` if it has ended."""
         assert self._process.stdout is not None
         with alarm(timeout_s, f"a line of process {self.pid}"):
             return self._process.stdout.readline().strip()
 
     def rest(self, *, timeout_s: float = START_TIMEOUT_S) -> list[str]:
-        """All further lines, when it has ended."""
+        """Waits for its end and returns all further lines."""
         assert self._process.stdout is not None
         with alarm(timeout_s, f"the end of process {self.pid}"):
             return self._process.stdout.read().splitlines()
@@ -89,11 +89,11 @@ class Program:
         os.kill(self.pid, number)
 
     def wait_stopped(self) -> None:
-        """Returns when it stands still, by SIGSTOP."""
+        """Waits until SIGSTOP has stopped it."""
         wait_for(lambda: state_of(self.pid) == "T", f"a stop of process {self.pid}", timeout_s=START_TIMEOUT_S)
 
     def wait_killed(self) -> None:
-        """Returns when SIGKILL has ended it."""
+        """Waits until SIGKILL has ended it."""
         assert self._process.wait(START_TIMEOUT_S) == -signal.SIGKILL
 
     def __enter__(self) -> Program:
@@ -110,7 +110,7 @@ class Program:
 
 @contextmanager
 def alarm(timeout_s: float, what: str) -> Iterator[None]:
-    """Ends a blocking read of this thread, which must be the main one."""
+    """Interrupts a blocking read of this thread, which must be the main thread."""
 
     def ring(number: int, frame: object) -> None:
         raise AssertionError(f"{what} did not come within {timeout_s} s")
@@ -125,7 +125,7 @@ def alarm(timeout_s: float, what: str) -> Iterator[None]:
 
 
 def state_of(pid: int) -> str | None:
-    """R, S, D, T (stopped), Z (ended, not yet reaped); None when there is no such process."""
+    """Returns R, S, D, T (stopped) or Z (ended, not yet reaped); None if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -133,12 +133,12 @@ def state_of(pid: int) -> str | None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, reaped or not."""
+    """Returns whether a process has ended, reaped or not."""
     return state_of(pid) in (None, "Z", "X")
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes that a process has started and that still run; of one that stands for a copy, the copy."""
+    """Lists the living children of a process. If the process only waits for a copy of itself, these are the copy's."""
     found = [copy for copy in [copy_for(pid)] if copy != pid]
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -149,25 +149,25 @@ def children_of(pid: int) -> list[int]:
 
 
 def fork_servers_of(pid: int) -> list[int]:
-    """The process that forks the data workers of a server, unless it has just died.
+    """Returns the process that forks a server's data workers; none if it has just died.
 
     Args:
-        pid: The server's control process.
+        pid: Id of the server's control process.
     """
     return [copy_for(child) for child in children_of(pid) if b"tdserve.worker.fork_server" in _command(child)]
 
 
 def workers_of(pid: int) -> list[int]:
-    """The data workers of a server.
+    """Lists the data workers of a server.
 
     Args:
-        pid: Its control process.
+        pid: Id of the server's control process.
     """
     return [worker for forking in fork_servers_of(pid) for worker in children_of(forking)]
 
 
 def ready_worker(client: tdserve.Client) -> dict[str, int]:
-    """What a server says of its only data worker, when that is up."""
+    """Returns what a server reports about its only data worker, once that is ready."""
 
     def look() -> dict[str, int] | None:
         (worker,) = client.stats()["workers"]
@@ -177,7 +177,7 @@ def ready_worker(client: tdserve.Client) -> dict[str, int]:
 
 
 def all_below(pid: int) -> list[int]:
-    """What a process has started, what that has started, and so on."""
+    """Lists all descendants of a process."""
     return [below for child in children_of(pid) for below in (child, *all_below(child))]
 
 
@@ -189,17 +189,17 @@ def _command(pid: int) -> bytes:
 
 
 def num_fds(pid: int) -> int:
-    """Open descriptors of a process."""
+    """Counts the open descriptors of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def num_threads(pid: int) -> int:
-    """Threads of a process."""
+    """Counts the threads of a process."""
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
 def open_files(pid: int) -> list[str]:
-    """What the descriptors of a process lead to; without those that it closes meanwhile."""
+    """Lists the targets of a process's descriptors, without descriptors that it closes meanwhile."""
     found = []
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -208,17 +208,18 @@ def open_files(pid: int) -> list[str]:
 
 
 def num_open_below(folder: Path) -> int:
-    """Descriptors of this process that lead into a folder: whatever else it opens and closes meanwhile."""
+    """Counts the descriptors of this process that lead into a folder, whatever else it opens and closes meanwhile."""
     return sum(file.startswith(f"{folder}/") for file in open_files(os.getpid()))
 
 
 def listening_addresses(pid: int) -> set[str]:
-    """IPv4 addresses, as hexadecimal digits of /proc/net, on which a process accepts TCP connections; IPv6 as it is."""
+    """Lists the IPv4 addresses on which a process accepts TCP connections, as hexadecimal digits of /proc/net; IPv6
+    addresses as they are."""
     return {address.partition(":")[0].removeprefix(MAPPED_IPV4) for address in _listening(pid)}
 
 
 def listening_ports(pid: int) -> set[int]:
-    """Ports on which a process accepts TCP connections."""
+    """Lists the ports on which a process accepts TCP connections."""
     return {int(address.partition(":")[2], 16) for address in _listening(pid)}
 
 
@@ -234,5 +235,5 @@ def _listening(pid: int) -> set[str]:
 
 
 def maps_file(pid: int, inode: int) -> bool:
-    """Whether a process maps a file, which may have lost its name."""
+    """Returns whether a process maps a file, which may have lost its name."""
     return any(line.split()[4] == str(inode) for line in Path(f"/proc/{pid}/maps").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""What clients do over gloo in the tests of faults, and ``python -m tests.integration.programs COMMAND ADDRESS``.
+"""Programs that clients run over gloo in the tests of faults: ``python -m tests.integration.programs COMMAND ADDRESS``.
 
 Each says what it has done, one line at a time. ``move`` can be told to send a signal to itself, or to any process, in
 the very middle of a transfer: when its channel is about to move data message number N. It and ``stream`` are children
@@ -23,42 +23,42 @@ from tdserve.transport.gloo import GlooChannel
 Say = Callable[..., None]
 
 TIMEOUT_S = 60.0
-"""Of every call."""
+"""Timeout of every call."""
 
 ROW_NBYTES = 1 << 20
 """Four rows make one data message."""
 
 NUM_ROWS = 16
-"""Of one write: 16 MiB, four messages."""
+"""Rows of one write: 16 MiB, four messages."""
 
 
 def row() -> TensorDict:
-    """The structure of one row: its content repeats one number, so that a torn row shows."""
+    """Returns the structure of one row. Its content repeats one number, so that a torn row shows."""
     return TensorDict({"number": torch.zeros((), dtype=torch.int64), "body": torch.zeros(ROW_NBYTES // 8).double()}, [])
 
 
 def rows(number: int, num_rows: int = NUM_ROWS) -> TensorDict:
-    """Rows that hold ``number`` everywhere."""
+    """Returns rows that hold ``number`` everywhere."""
     body = torch.full((num_rows, ROW_NBYTES // 8), float(number), dtype=torch.float64)
     return TensorDict({"number": torch.full((num_rows,), number), "body": body}, [num_rows])
 
 
 def numbers_in(td: Any) -> list[int]:
-    """The number of each row; fails when a row is not whole."""
+    """Returns the number of each row; fails if a row is torn."""
     assert (td["body"] == td["number"].double().unsqueeze(-1)).all(), "a row is torn"
     found: list[int] = td["number"].tolist()
     return found
 
 
 def write(client: tdserve.Client, kind: str, name: str, number: int) -> object:
-    """One write of 16 MiB."""
+    """Writes 16 MiB."""
     if kind == "extend":
         return client.replay(name).extend(rows(number)).tolist()
     return getattr(client, kind)(*((name, rows(number)) if kind == "publish" else (rows(number), name)))
 
 
 def read(client: tdserve.Client, kind: str, name: str) -> object:
-    """One read of 16 MiB: the numbers found."""
+    """Reads 16 MiB and returns the numbers found."""
     if kind == "sample":
         found = client.replay(name).sample(NUM_ROWS)
     elif kind == "latest":
@@ -71,7 +71,8 @@ def read(client: tdserve.Client, kind: str, name: str) -> object:
 
 
 def strike_at(message: int, number: int, pid: int, *, counts_mail: bool = False) -> None:
-    """Sends a signal when data message number ``message`` (from 1) of this process is about to move, once; 0: never."""
+    """Sends a signal, once, when data message number ``message`` (from 1) of this process is about to move; 0 is
+    never."""
     num_moved = 0
 
     def counted(move: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +91,7 @@ def strike_at(message: int, number: int, pid: int, *, counts_mail: bool = False)
 
 
 def worker_of(client: tdserve.Client) -> int:
-    """The process of the data worker that serves a client."""
+    """Returns the process of the data worker that serves a client."""
     stats = client.stats()
     (number,) = [each["worker"] for each in stats["sessions"] if each["session"] == stats["session"]]
     (pid,) = [worker["pid"] for worker in stats["workers"] if worker["worker"] == number]
@@ -110,8 +111,8 @@ def move(
     pid: int = 0,
     counts_mail: bool = False,
 ) -> None:
-    """One write, or one read; before data message ``at``, a signal to itself, to the data worker that serves it, or to
-    another process."""
+    """Makes one write or one read. Before data message ``at`` it sends a signal to itself, to the data worker that
+    serves it, or to another process."""
     with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
         say("connected")
         victim = worker_of(client) if at_worker else pid or os.getpid()
@@ -123,7 +124,7 @@ def move(
 def stream(
     say: Say, address: str, name: str, writer: int, num_writes: int, *, at: int = 0, signal_number: int = signal.SIGKILL
 ) -> None:
-    """Extends again and again; row ``writer * 1000 + i`` belongs to write i. Says each number once it is stored."""
+    """Extends again and again; row ``writer * 1000 + i`` belongs to write i. Prints each number once it is stored."""
     with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
         strike_at(at, signal_number, os.getpid())
         replay = client.replay(name)
@@ -134,25 +135,25 @@ def stream(
 
 
 def wait(say: Say, address: str, name: str, num_rows: int) -> None:
-    """A sample that waits until it is interrupted."""
+    """Samples, and waits until it is interrupted."""
     with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
         say("connected")
         replay = client.replay(name)
         try:
-            say("waits")  # inside: whoever reads it may interrupt at once
+            say("waits")  # inside the call: the test may interrupt as soon as it reads this
             replay.sample(num_rows, timeout_s=60.0)
         except KeyboardInterrupt:
             say("interrupted")
 
 
 def main() -> None:
-    """See the module."""
+    """Runs the command that the module describes."""
     command, address = sys.argv[1:]
     if command in ("own", "own-and-fork"):  # a process that owns a server: ``address`` is the root here
         server = tdserve.Server(address, port=0).start()
         print_line(server.address)
         if command == "own-and-fork" and os.fork() == 0:
-            server.shutdown()  # does nothing: it is not this process's
+            server.shutdown()  # does nothing, since the server is not this process's
             print_line(os.getpid())
         signal.pause()
     with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
@@ -161,13 +162,13 @@ def main() -> None:
 
 
 def print_line(*words: object) -> None:
-    """Says something."""
+    """Prints a line."""
     sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 
 
 def tour(client: tdserve.Client) -> None:
-    """Every kind of call once, with content that goes over the data transport."""
+    """Makes every kind of call once, with content that goes over the data transport."""
     replay = client.create_replay("tour-replay", like=row(), capacity=2 * NUM_ROWS)
     replay.extend(rows(7))
     client.publish("tour-weights", rows(8))
