@@ -1,4 +1,5 @@
-"""What is asked of a local tensordict and of a store alike: writes in every form, and all that acts in place.
+"""The calls that are made on a local tensordict and on a store alike: writes in every form, and all calls that act in
+place.
 
 ``IN_PLACE`` must name each method of the installed tensordict that ends with an underscore or takes ``inplace``,
 ``OUT`` each that takes ``out``, ``SET`` each property that can be assigned: a new one of a newer tensordict fails until
@@ -27,19 +28,19 @@ Call = Callable[[Any], Any]
 
 
 class Point(TensorClass):
-    """An instance with a field that holds nothing."""
+    """An instance with a field that is None."""
 
     x: torch.Tensor
     y: str | None = None
 
 
 class Face(NamedTuple):
-    """One form in which a tensordict is looked at.
+    """One form in which a tensordict is accessed.
 
     Attributes:
-        make: Gives the tensordict, equal ones at every call.
-        look: Gives what calls are made on.
-        keys: That are written.
+        make: Makes the tensordict; equal ones at every call.
+        look: Returns the object on which calls are made.
+        keys: Keys that are written.
         writes: How; the others differ by design: a view writes into its store what a copy of the keys would keep to
             itself, and a store takes dicts where instances and members of lazy stacks refuse them.
     """
@@ -51,22 +52,22 @@ class Face(NamedTuple):
 
 
 def dense() -> TensorDict:
-    """Tensors, a nested part, a value."""
+    """Returns tensors, a nested part and a value."""
     return TensorDict({"a": torch.zeros(4, 3), "b": {"c": torch.ones(4)}, "t": "x"}, [4])
 
 
 def point() -> Point:
-    """An instance."""
+    """Returns an instance."""
     return Point(torch.zeros(4), None, batch_size=[4])
 
 
 def holding() -> TensorDict:
-    """An instance in a tensordict."""
+    """Returns a tensordict that holds an instance."""
     return TensorDict({"a": torch.zeros(4, 3), "b": point()}, [4])
 
 
 def stack() -> LazyStackedTensorDict:
-    """Rows of one structure, stacked lazily."""
+    """Returns rows of one structure, stacked lazily."""
     rows = [TensorDict({"a": torch.zeros(3), "b": {"c": torch.tensor(1.0)}, "t": "x"}) for _ in range(4)]
     return lazy_stack(rows)
 
@@ -106,7 +107,7 @@ VALUES: dict[str, Any] = {
 }
 
 FEW_VALUES = ("number", "[4]", "[4, 1]", "[4, 3]", "tensordict", "tensordict without batch", "dict", "None", "str")
-"""Of these, for all faces but the first."""
+"""The values that are written through all faces but the first."""
 
 WRITES: dict[str, Callable[[Any, Any], Call]] = {
     "set": lambda key, value: lambda each: each.set(key, value),
@@ -120,7 +121,7 @@ WRITES: dict[str, Callable[[Any, Any], Call]] = {
     "[0] =": lambda key, value: lambda each: each.__setitem__(0, {key: value}),
     "attribute": lambda key, value: lambda each: setattr(each, key, value) if isinstance(key, str) else None,
 }
-"""A write of a value at a key."""
+"""Writes of a value at a key."""
 
 ALL_KEYS: dict[str, Callable[[Any], Call]] = {
     "[0] =": lambda value: lambda each: each.__setitem__(0, value),
@@ -129,10 +130,10 @@ ALL_KEYS: dict[str, Callable[[Any], Call]] = {
     "update_": lambda value: lambda each: each.update_(value),
     "masked_fill_": lambda value: lambda each: each.masked_fill_(torch.arange(4) % 2 == 0, value),
 }
-"""A write of a value to all there is."""
+"""Writes of a value to the whole tensordict."""
 
 NON_TENSOR_ROWS = ("set_at_", "[0] =", "[...] =")
-"""Numbers and arrays in rows of values: tensordict makes tensors of them, and announces for 0.17 that it will not."""
+"""Numbers and arrays written to rows of values: tensordict makes tensors of them, and announces that 0.17 will not."""
 
 
 def _with(name: str, *args: Any, **options: Any) -> Call:
@@ -179,7 +180,7 @@ IN_PLACE: dict[str, Call] = {
     "update": _with("update", {"a": torch.ones(4, 3)}, inplace=True),
     **{name: WITH_TENSORDICTS.get(name) or _with(name, *PLAIN.get(name, ())) for name in _UNDERSCORED.split()},
 }
-"""By name: a call in place, on what ``tensordict_examples.local_td`` gives."""
+"""Calls in place, by name; each is made on the result of ``tensordict_examples.local_td``."""
 
 OUT: dict[str, Callable[[Any], Call] | None] = {
     "apply": lambda out: _with("apply", _plus_one, out=out),
@@ -202,7 +203,7 @@ OUT: dict[str, Callable[[Any], Call] | None] = {
     "torch.where": lambda out: lambda each: torch.where(torch.arange(12).view(4, 3) < 2, each, each * 2, out=out),
     "torch.clamp": lambda out: lambda each: torch.clamp(each, 0.2, 0.5, out=out),
 }
-"""By name: what fills another tensordict."""
+"""Calls that fill another tensordict, by name."""
 
 SET: dict[str, Callable[[Any], Any]] = {
     "batch_size": lambda each: [4],
@@ -213,7 +214,7 @@ SET: dict[str, Callable[[Any], Any]] = {
     "names": lambda each: ["p", "q"],
     "shape": lambda each: [4],
 }
-"""By name: what a property is assigned."""
+"""Values that are assigned to properties, by name."""
 
 TORCH: dict[str, Call] = {
     "unsqueeze": lambda each: torch.unsqueeze(each, 0),
@@ -234,7 +235,7 @@ TORCH: dict[str, Call] = {
     "chunk": lambda each: torch.chunk(each, 2)[1],
     "tensor_split": lambda each: torch.tensor_split(each, 2)[1],
 }
-"""Functions of torch that give views: what is written into these is written into the store."""
+"""Functions of torch that return views; a write to such a view goes to the store."""
 
 TORCH_IN_PLACE: dict[str, Call] = {
     "abs_": torch.abs_,
@@ -246,7 +247,8 @@ TORCH_IN_PLACE: dict[str, Call] = {
 
 
 def named_by_tensordict(*parameters: str) -> set[str]:
-    """The public methods of the installed tensordict that take one of these, or end with an underscore."""
+    """Lists the public methods of the installed tensordict that take one of these arguments or end with an
+    underscore."""
     found = set()
     for name in dir(TensorDictBase):
         static = inspect.getattr_static(TensorDictBase, name)
@@ -259,7 +261,7 @@ def named_by_tensordict(*parameters: str) -> set[str]:
 
 
 def assigned_by_tensordict() -> set[str]:
-    """The public properties of the installed tensordict that can be assigned."""
+    """Lists the public properties of the installed tensordict that can be assigned."""
     static = {name: inspect.getattr_static(TensorDictBase, name) for name in dir(TensorDictBase) if name[0] != "_"}
     return {name for name, each in static.items() if isinstance(each, property) and each.fset is not None}
 

@@ -33,7 +33,7 @@ class Plain(TensorClass):
 
 @tensorclass
 class Decorated:
-    """Of the decorator."""
+    """With the decorator."""
 
     x: torch.Tensor
     y: str = "default"
@@ -41,7 +41,7 @@ class Decorated:
 
 @tensorclass(autocast=True)
 class DecoratedAutocast:
-    """Cast when it is read."""
+    """Values are cast when they are read."""
 
     integer: int
     word: str
@@ -49,7 +49,7 @@ class DecoratedAutocast:
 
 
 class Autocast(TensorClass["autocast"]):
-    """Cast when it is read."""
+    """Values are cast when they are read."""
 
     integer: int
     tensor: torch.Tensor
@@ -62,7 +62,7 @@ class AutocastKeyword(TensorClass, autocast=True):
 
 
 class Nocast(TensorClass["nocast"]):
-    """Numbers stay what they are."""
+    """Numbers stay as they are."""
 
     integer: int
     tensor: torch.Tensor
@@ -71,20 +71,20 @@ class Nocast(TensorClass["nocast"]):
 
 @tensorclass(nocast=True)
 class DecoratedNocast:
-    """Of the decorator."""
+    """With the decorator."""
 
     integer: int
 
 
 class TensorOnly(TensorClass["tensor_only"]):
-    """Nothing but tensors."""
+    """Tensors only."""
 
     x: torch.Tensor
     y: torch.Tensor
 
 
 class Frozen(TensorClass["frozen"]):
-    """Nothing is ever set."""
+    """A frozen class."""
 
     x: torch.Tensor
     word: str = "frozen"
@@ -97,7 +97,7 @@ class FrozenNocast(TensorClass["nocast", "frozen"]):
 
 
 class Shadow(TensorClass["shadow"]):
-    """Fields by names that tensordicts have for something else."""
+    """Fields whose names have another meaning in tensordicts."""
 
     data: torch.Tensor
     keys: torch.Tensor
@@ -105,13 +105,13 @@ class Shadow(TensorClass["shadow"]):
 
 
 class Base(TensorClass["autocast", "frozen"]):
-    """To be inherited; the documentation adds ``frozen`` in the subclass, which dataclasses refuse."""
+    """A base class. The documentation adds ``frozen`` in the subclass, which dataclasses refuse."""
 
     x: int
 
 
 class Sub(Base, frozen=True):
-    """More fields; what the base is, it is too."""
+    """A subclass with more fields and with the options of its base."""
 
     y: float
 
@@ -123,7 +123,7 @@ class Child(Plain):
 
 
 class Defaults(TensorClass):
-    """Fields that may be left away."""
+    """Optional fields."""
 
     x: torch.Tensor
     nothing: torch.Tensor | None = None
@@ -132,7 +132,7 @@ class Defaults(TensorClass):
 
 
 class Counted(TensorClass):
-    """Changes what it is given, once."""
+    """Changes its arguments once, when it is made."""
 
     x: torch.Tensor
     doubled: torch.Tensor | None = None
@@ -155,26 +155,26 @@ class Holder(TensorClass):
 
 
 class State(TypedTensorDict):
-    """Typed, and a tensordict."""
+    """A typed tensordict."""
 
     eta: torch.Tensor
     x: torch.Tensor
 
 
 class SubState(State):
-    """With a field more."""
+    """A typed tensordict with one field more."""
 
     z: torch.Tensor
 
 
 def plain(*batch_size: int) -> Any:
-    """An instance with one value for all."""
+    """An instance with one value for all rows."""
     return Plain(tensor=numbers(*batch_size), non_tensor="a string!", batch_size=list(batch_size))
 
 
 @kind("TensorClass")
 def instance() -> Any:
-    """As documented."""
+    """As in the documentation."""
     return plain(ROWS)
 
 
@@ -186,7 +186,7 @@ def instance_alone() -> Any:
 
 @kind("TensorClass with names and device")
 def instance_named() -> Any:
-    """All that a tensordict may have."""
+    """Everything that a tensordict may have."""
     return Plain(tensor=numbers(ROWS, 2), non_tensor="named", batch_size=[ROWS], names=["time"], device="cpu")
 
 
@@ -198,13 +198,13 @@ def instance_values() -> Any:
 
 @kind("tensorclass of the decorator")
 def decorated() -> Any:
-    """With its default."""
+    """With its default value."""
     return Decorated(x=numbers(ROWS), batch_size=[ROWS])
 
 
 @kind("autocast of the decorator")
 def decorated_autocast() -> Any:
-    """Numbers and words."""
+    """Numbers and strings."""
     return DecoratedAutocast(integer=3, word="word", batch_size=[ROWS])
 
 
@@ -234,13 +234,13 @@ def decorated_nocast() -> Any:
 
 @kind("tensor_only")
 def tensor_only() -> Any:
-    """Only tensors."""
+    """Tensors only."""
     return TensorOnly(x=numbers(ROWS), y=numbers(ROWS, 2), batch_size=[ROWS])
 
 
 @kind("frozen")
 def frozen() -> Any:
-    """Nothing is ever set."""
+    """A frozen instance."""
     return Frozen(x=numbers(ROWS), batch_size=[ROWS])
 
 
@@ -252,7 +252,7 @@ def frozen_nocast() -> Any:
 
 @kind("shadow")
 def shadow() -> Any:
-    """Fields by names of tensordict's own."""
+    """Fields with names of tensordict's own."""
     return Shadow(data=numbers(ROWS), keys=numbers(ROWS, 2), batch_size=[ROWS])
 
 
@@ -264,25 +264,25 @@ def subclass() -> Any:
 
 @kind("a subclass of a subclass")
 def grandchild() -> Any:
-    """One field more, and one that is None."""
+    """One field more, which is None."""
     return Child(tensor=numbers(ROWS), non_tensor="a", more=numbers(ROWS), batch_size=[ROWS])
 
 
 @kind("fields that are None or made")
 def defaults() -> Any:
-    """None of them given."""
+    """No optional field is given."""
     return Defaults(x=numbers(ROWS), batch_size=[ROWS])
 
 
 @kind("__post_init__")
 def counted() -> Any:
-    """Run once."""
+    """``__post_init__`` ran once."""
     return Counted(x=numbers(ROWS), batch_size=[ROWS])
 
 
 @kind("tensorclasses in one another")
 def holder() -> Any:
-    """Instances in instances, and what holds them."""
+    """Instances in instances, in tensordicts and in values."""
     return Holder(
         inner=plain(ROWS, 2),
         counted=counted(),
@@ -295,19 +295,19 @@ def holder() -> Any:
 
 @kind("tensorclasses in a tensordict")
 def in_tensordict() -> Any:
-    """Of several classes."""
+    """Instances of several classes."""
     return TensorDict({"plain": plain(ROWS), "nocast": nocast(), "frozen": frozen(), "shadow": shadow()}, [ROWS])
 
 
 @kind("locked tensorclass")
 def locked_instance() -> Any:
-    """All of it."""
+    """Locked as a whole."""
     return holder().lock_()
 
 
 @kind("lazy stack of instances of different shapes")
 def stacked_instances() -> Any:
-    """Each row an instance."""
+    """Each row is an instance."""
     rows = [Plain(tensor=numbers(size), non_tensor=f"row {size}", batch_size=[]) for size in (1, 2, 3, 4)]
     return lazy_stack(rows)
 
@@ -321,13 +321,13 @@ def stack_of_instances() -> Any:
 
 @kind("lazy stack of frozen instances")
 def stacked_frozen() -> Any:
-    """Nothing of them is ever set."""
+    """Frozen instances."""
     return lazy_stack([Frozen(x=numbers(size), word=f"row {size}", batch_size=[]) for size in (1, 2, 3, 4)])
 
 
 @kind("lazy stack of instances that hold instances")
 def stacked_holders() -> Any:
-    """Of different sizes, with and without some."""
+    """Instances of different sizes, some with optional fields."""
     rows = [
         Holder(inner=plain(size), counted=Counted(x=numbers(size), batch_size=[size]) if size % 2 else None)
         for size in (1, 2, 3, 4)
@@ -337,27 +337,27 @@ def stacked_holders() -> Any:
 
 @kind("lazy stack of instances in a tensordict")
 def stacked_in_tensordict() -> Any:
-    """As a node of it."""
+    """The stack is a node of a tensordict."""
     return TensorDict({"turns": stacked_instances(), "x": numbers(ROWS)}, [ROWS])
 
 
 @kind("tensorclass around a lazy stack")
 def around_stack() -> Any:
-    """Its rows are of a stack."""
+    """An instance around a stack."""
     rows = [TensorDict({"tensor": numbers(size), "non_tensor": NonTensorData("a")}) for size in (1, 2, 3, 4)]
     return Plain.from_tensordict(lazy_stack(rows))
 
 
 @kind("tensorclass of non-tensor stacks")
 def value_stack_instance() -> Any:
-    """A value per row in a field."""
+    """A field with one value per row."""
     values = NonTensorStack(*(NonTensorData(word) for word in "abcd"))
     return Plain(tensor=numbers(ROWS), non_tensor=values, batch_size=[ROWS])
 
 
 @kind("TypedTensorDict")
 def typed() -> Any:
-    """Of tensordict 0.15."""
+    """A typed tensordict, as of tensordict 0.15."""
     return State(eta=numbers(ROWS), x=numbers(ROWS, 2), batch_size=[ROWS])
 
 
@@ -370,12 +370,12 @@ def typed_sub() -> Any:
 
 @kind("UnbatchedTensor")
 def unbatched() -> Any:
-    """One for the whole batch."""
+    """One value for the whole batch."""
     return TensorDict({"table": UnbatchedTensor(numbers(3, 4)), "b": numbers(ROWS, 3)}, [ROWS])
 
 
 @kind("UnbatchedTensor in a lazy stack")
 def unbatched_in_stack() -> Any:
-    """In each row, beside what differs."""
+    """One value in each row, beside entries that differ."""
     rows = [TensorDict({"table": UnbatchedTensor(numbers(2)), "x": numbers(size)}) for size in (1, 2, 3, 4)]
     return lazy_stack(rows)

@@ -21,20 +21,20 @@ from tests.conformance.kind import ROWS, by_tensordict, kind, numbers
 
 
 class Agent(TensorClass):
-    """What an agent sees; not everyone sees everything."""
+    """The observations of an agent; not every agent has every key."""
 
     x: torch.Tensor
     y: torch.Tensor | None = None
 
 
 class Sight(TypedTensorDict):
-    """Typed, and a tensordict."""
+    """A typed tensordict."""
 
     x: torch.Tensor
 
 
 def row(size: int, **more: Any) -> TensorDict:
-    """A row with a tensor of its own size."""
+    """Returns a row with a tensor of its own size."""
     return TensorDict({"x": numbers(size, start=size), "y": torch.tensor(float(size)), **more})
 
 
@@ -59,52 +59,52 @@ def stack_keys() -> Any:
 
 @kind("lazy stack of different dtypes and kinds")
 def stack_dtypes() -> Any:
-    """Rows that hold different things at one key."""
+    """Rows with different types of content at one key."""
     entries = [torch.ones(2), torch.ones(2, dtype=torch.int64), "text", TensorDict({"a": torch.ones(1)})]
     return lazy_stack([TensorDict({"x": entry}) for entry in entries])
 
 
 @kind("lazy stack with a named dimension")
 def stack_named() -> Any:
-    """The dimension of its rows has a name, those of the rows too."""
+    """The dimension of the rows has a name, and so have the rows' own dimensions."""
     rows = [TensorDict({"x": numbers(2, size)}, [2], names=["agent"]) for size in (1, 2, 3, 4)]
     return LazyStackedTensorDict(*rows, stack_dim=0, stack_dim_name="time")
 
 
 @kind("lazy stack along dimension 1")
 def stack_dim_1() -> Any:
-    """Its rows are columns."""
+    """Stacked along dimension 1, so that the rows are columns of the stack."""
     rows = [TensorDict({"x": numbers(ROWS, size)}, [ROWS], names=["time"]) for size in (1, 2, 3)]
     return LazyStackedTensorDict(*rows, stack_dim=1, stack_dim_name="agent")
 
 
 @kind("lazy stack along dimension 2 of different keys", has_rows=False)
 def stack_dim_2() -> Any:
-    """Behind two dimensions, and its members differ."""
+    """Stacked along dimension 2; the members differ."""
     members = [TensorDict({f"x{i}": numbers(ROWS, 2, i + 1)}, [ROWS, 2]) for i in range(2)]
     return LazyStackedTensorDict(*members, stack_dim=2)
 
 
 @kind("lazy stack of lazy stacks")
 def stack_nested() -> Any:
-    """Members are stacks of different shapes themselves."""
+    """The members are themselves stacks of different shapes."""
     return lazy_stack([lazy_stack([row(size), row(size + 1)]) for size in range(ROWS)])
 
 
 @kind("lazy stack in a tensordict")
 def stack_in_dense() -> Any:
-    """A node of a tensordict."""
+    """A stack as a node of a tensordict."""
     return TensorDict({"plain": numbers(ROWS), "stack": stack_shapes(), "other": stack_keys()}, [ROWS])
 
 
 @kind("lazy stack along dimension 1 in a tensordict")
 def stack_dim_1_in_dense() -> Any:
-    """A node that has a dimension more than what it is in."""
+    """A node with one dimension more than the tensordict that holds it."""
     return TensorDict({"plain": numbers(ROWS), "stack": stack_dim_1()}, [ROWS])
 
 
 def agents(batch_size: list[int], dim: int, names: list[str] | None = None) -> Any:
-    """A stack of members with keys of their own, and one in common."""
+    """Returns a stack of members with keys of their own and one common key."""
     inner = batch_size[:dim] + batch_size[dim + 1 :]
     members = [
         TensorDict(
@@ -124,13 +124,13 @@ def agents(batch_size: list[int], dim: int, names: list[str] | None = None) -> A
 
 @kind("lazy stack along dimension 1 of different keys in a tensordict")
 def agents_along_1() -> Any:
-    """Below one batch dimension: a member for each agent."""
+    """Below one batch dimension, with a member for each agent."""
     return TensorDict({"x": numbers(ROWS), "agents": agents([ROWS, 3], 1)}, [ROWS])
 
 
 @kind("lazy stack along dimension 2 of different keys in a tensordict")
 def agents_along_2() -> Any:
-    """Below two batch dimensions, and deeper."""
+    """Below two batch dimensions, and nested deeper."""
     names = ["time", "step", "agent"]
     nested = TensorDict({"agents": agents([ROWS, 2, 3], 2, names)}, [ROWS, 2], names=names[:2])
     return TensorDict({"x": numbers(ROWS, 2), "nested": nested}, [ROWS, 2], names=names[:2])
@@ -138,18 +138,18 @@ def agents_along_2() -> Any:
 
 @kind("lazy stack along the first of two batch dimensions, of different keys")
 def agents_along_0() -> Any:
-    """What is stacked are the rows, each of them dense."""
+    """The stack is along the rows, each of which is dense."""
     return TensorDict({"x": numbers(ROWS, 2), "agents": agents([ROWS, 2], 0)}, [ROWS, 2])
 
 
 @kind("lazy stack along the second of two batch dimensions, of different keys")
 def agents_along_second() -> Any:
-    """And with a dimension behind it."""
+    """The same with another dimension behind it."""
     return TensorDict({"x": numbers(ROWS, 2), "agents": agents([ROWS, 2, 3], 1)}, [ROWS, 2])
 
 
 def of_every_kind(batch_size: list[int], dim: int) -> Any:
-    """A stack of members that hold, or are, what elements by themselves do not tell."""
+    """Returns a stack whose members hold, or are, everything that elements by themselves do not show."""
     inner = batch_size[:dim] + batch_size[dim + 1 :]
 
     def words(*sizes: int) -> Any:
@@ -191,29 +191,30 @@ def every_kind_along_2() -> Any:
 
 @kind("lazy stack along the second of two batch dimensions, of members of every kind")
 def every_kind_along_second() -> Any:
-    """What is stacked are columns of the batch."""
+    """The stack is along the columns of the batch."""
     return TensorDict({"x": numbers(ROWS, 9), "members": of_every_kind([ROWS, 9], 1)}, [ROWS, 9])
 
 
 @kind("lazy stack along the first of two batch dimensions, of members of every kind")
 def every_kind_along_0() -> Any:
-    """What is stacked are the rows."""
+    """The stack is along the rows."""
     return TensorDict({"x": numbers(ROWS, 2), "members": of_every_kind([ROWS, 2], 0)}, [ROWS, 2])
 
 
 def seen() -> list[Any]:
-    """Instances that differ in what they hold."""
+    """Instances that differ in their entries."""
     return [Agent(x=numbers(ROWS, size), y=numbers(ROWS) if size > 1 else None, batch_size=[ROWS]) for size in (1, 2)]
 
 
 @kind("tensorclass around a lazy stack along dimension 1 in a tensordict")
 def instances_along_1() -> Any:
-    """What ``lazy_stack`` makes of instances."""
+    """The result of ``lazy_stack`` of instances."""
     return TensorDict({"agents": lazy_stack(seen(), 1)}, [ROWS])
 
 
 def rows_of_stacked(td: Any, index: Any) -> Any:
-    """Rows in which a stack of instances is one still: tensordict's own indexing makes an instance around a stack."""
+    """Returns rows in which a stack of instances remains one: tensordict's own indexing makes an instance around a
+    stack."""
     with by_tensordict():
         rows = td[index]
     agents = rows["agents"]
@@ -226,7 +227,7 @@ def rows_of_stacked(td: Any, index: Any) -> Any:
 
 @kind("LazyStackedTensorDict of instances along dimension 1 in a tensordict", local=rows_of_stacked)
 def stack_of_instances_along_1() -> Any:
-    """Its members are instances."""
+    """The members are instances."""
     return TensorDict({"agents": LazyStackedTensorDict(*seen(), stack_dim=1)}, [ROWS])
 
 
@@ -239,25 +240,25 @@ def sighted(batch_size: list[int], dim: int) -> Any:
 
 @kind("LazyStackedTensorDict of instances along the first of two batch dimensions", local=rows_of_stacked)
 def stack_of_instances_along_first() -> Any:
-    """What is stacked are the rows."""
+    """The stack is along the rows."""
     return TensorDict({"x": numbers(ROWS, 2), "agents": sighted([ROWS, 2], 0)}, [ROWS, 2])
 
 
 @kind("LazyStackedTensorDict of instances along the second of two batch dimensions", local=rows_of_stacked)
 def stack_of_instances_along_second() -> Any:
-    """What is stacked are columns of the batch."""
+    """The stack is along the columns of the batch."""
     return TensorDict({"x": numbers(ROWS, 2), "agents": sighted([ROWS, 2], 1)}, [ROWS, 2])
 
 
 @kind("LazyStackedTensorDict of instances behind two batch dimensions", local=rows_of_stacked)
 def stack_of_instances_behind() -> Any:
-    """Each element has all of them."""
+    """Each element has all of the members."""
     return TensorDict({"x": numbers(ROWS, 2), "agents": sighted([ROWS, 2, 3], 2)}, [ROWS, 2])
 
 
 @kind("lazy stack of TypedTensorDicts along the first of two batch dimensions")
 def stack_of_typed() -> Any:
-    """What is stacked are the rows."""
+    """The stack is along the rows."""
     members = [Sight(x=numbers(2, size), batch_size=[2]) for size in range(1, ROWS + 1)]
     return TensorDict({"x": numbers(ROWS, 2), "agents": lazy_stack(members)}, [ROWS, 2])
 
@@ -276,7 +277,7 @@ def stack_keys_locked() -> Any:
 
 @kind("lazy stack with a locked row")
 def stack_locked_row() -> Any:
-    """Locked in part."""
+    """Only one row is locked."""
     rows = [row(size) for size in (2, 1, 0, 3)]
     rows[1].lock_()
     return lazy_stack(rows)
@@ -284,7 +285,7 @@ def stack_locked_row() -> Any:
 
 @kind("a dense stack")
 def stack_dense() -> Any:
-    """What ``maybe_dense_stack`` makes of rows that fit."""
+    """The result of ``maybe_dense_stack`` of rows that fit."""
     return maybe_dense_stack([row(2) for _ in range(ROWS)])
 
 
@@ -297,7 +298,7 @@ def jagged() -> Any:
 
 @kind("jagged with lengths")
 def jagged_lengths() -> Any:
-    """With holes."""
+    """With holes between the components."""
     nested = torch.nested.nested_tensor_from_jagged(
         numbers(10), offsets=torch.tensor([0, 2, 5, 8, 10]), lengths=torch.tensor([1, 3, 2, 2])
     )
@@ -305,7 +306,7 @@ def jagged_lengths() -> Any:
 
 
 def components(td: Any, index: Any) -> Any:
-    """Torch cannot index what is nested and strided; rows of it are stacked anew."""
+    """Returns the components of nested tensors. Torch cannot index strided ones, so rows of them are stacked again."""
     parts = td["x"].unbind()
     if isinstance(index, int):
         return TensorDict({"x": parts[index]}, [])
@@ -321,7 +322,7 @@ def strided_nested() -> Any:
 
 @kind("nested tensors in a lazy stack")
 def nested_in_stack() -> Any:
-    """Each row holds one."""
+    """Each row holds a nested tensor."""
     parts = [[numbers(1), numbers(size)] for size in (1, 2, 3, 4)]
     rows = [TensorDict({"x": torch.nested.nested_tensor(part, layout=torch.jagged)}, [2]) for part in parts]
     return LazyStackedTensorDict(*rows, stack_dim=0)
@@ -329,6 +330,6 @@ def nested_in_stack() -> Any:
 
 @kind("strided nested tensors in a lazy stack")
 def strided_in_stack() -> Any:
-    """Each row holds one."""
+    """Each row holds a strided nested tensor."""
     parts = [[numbers(1), numbers(size)] for size in (1, 2, 3, 4)]
     return LazyStackedTensorDict(*(TensorDict({"x": torch.nested.nested_tensor(part)}, [2]) for part in parts))

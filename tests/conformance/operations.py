@@ -1,4 +1,5 @@
-"""What is done with a store, a table or weights of every kind: each operation by name, and what it must give."""
+"""The operations that are tried with a store, a table or weights of every kind: each by name, with the result that it
+must give."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ PLACES: tuple[tuple[Any, Any], ...] = (
     ([2, 0], [1, 3]),
     (torch.arange(ROWS) == 1, slice(2, 3)),
 )
-"""Rows that are written, and of which rows of the example."""
+"""Rows that are written, each with the rows of the example that replace them."""
 
 
 class Trial:
-    """One kind under trial by one client; its stores have names that begin with ``name``."""
+    """One kind under trial by one client. The names of its stores begin with ``name``."""
 
     def __init__(self, client: tdserve.Client, name: str, kind: Kind) -> None:
         self.client = client
@@ -36,39 +37,39 @@ class Trial:
 
     @cached_property
     def store(self) -> Any:
-        """A store that ``init_remote`` made, and that operations leave as it was."""
+        """A store that ``init_remote`` made. Operations leave it as it was."""
         self.client.init_remote(self.kind.make(), self.name)
         return self.client[self.name]
 
     def fresh(self, what: str) -> str:
-        """A name for a store of an operation's own."""
+        """Returns a name for a store that only one operation uses."""
         return f"{self.name}-{what}"
 
     @property
     def expected(self) -> Any:
-        """What comes back of a whole example."""
+        """Returns what a read of a whole example must return."""
         return self.kind.expected(self.kind.make())
 
     def row_of(self, td: Any, number: int) -> Any:
-        """One row of what was read."""
+        """Returns one row of what was read."""
         with by_tensordict():
             return td[number] if self.kind.local is None else self.kind.local(td, number)
 
     def rows(self, index: Any) -> Any:
-        """Rows as a table keeps them, which keeps content only: no locks, nothing that requires grad."""
+        """Returns rows as a table keeps them. A table keeps content only: no locks, nothing that requires grad."""
         td = self.kind.rows(index)
         with by_tensordict():
             return unlocked(td.detach())
 
 
 class Operation(NamedTuple):
-    """One of them.
+    """One operation.
 
     Attributes:
-        attempt: Does it, and fails unless what comes is what is expected.
-        column: Of the guide's table.
-        on_rows: Whether it is for kinds that have rows.
-        needs: A transport without which it is refused.
+        attempt: Runs it; fails if the result is not the expected one.
+        column: Its column in the guide's table.
+        on_rows: Whether it applies only to kinds with rows.
+        needs: The transport without which it is refused.
     """
 
     attempt: Callable[[Trial], None]
@@ -78,7 +79,7 @@ class Operation(NamedTuple):
 
 
 OPERATIONS: dict[str, Operation] = {}
-"""Every one by its name."""
+"""Every operation by its name."""
 
 
 def operation(
@@ -94,18 +95,18 @@ def operation(
 
 
 def check_same(found: Any, expected: Any, where: str) -> None:
-    """Fails with the first difference, and where it was looked for."""
+    """Fails with the first difference and the place of the comparison."""
     text = difference(found, expected)
     assert text is None, f"{where}: {text}"
 
 
 def unlocked(td: Any) -> Any:
-    """Itself, to be changed."""
+    """Returns the same tensordict, unlocked."""
     return td.unlock_() if td.is_locked else td
 
 
 def published(td: Any) -> Any:
-    """What of a tensordict is content: plain tensors, in plain tensordicts instead of TensorDictParams."""
+    """Returns the content of a tensordict: plain tensors, in plain tensordicts instead of TensorDictParams."""
     if not is_tensorclass(td):
         with by_tensordict():
             td = (td._param_td if isinstance(td, TensorDictParams) else td).data
@@ -113,7 +114,7 @@ def published(td: Any) -> Any:
 
 
 def without_class(td: Any) -> Any:
-    """An instance as the TensorDict that has its keys; others as they are."""
+    """Converts an instance to the TensorDict that has its keys; returns anything else unchanged."""
     if isinstance(td, TypedTensorDict):
         return td._source
     if not is_tensorclass(td):
@@ -127,7 +128,7 @@ def without_class(td: Any) -> Any:
 
 @operation("whole")
 def init_remote(trial: Trial) -> None:
-    """Read in every way that there is."""
+    """Creates a store and reads it in every way."""
     store = trial.store
     check_same(trial.client.from_remote_init(trial.name), trial.expected, "from_remote_init")
     check_same(store.to_tensordict(), trial.expected, "to_tensordict")
@@ -135,7 +136,7 @@ def init_remote(trial: Trial) -> None:
 
 @operation("whole")
 def memmap(trial: Trial) -> None:
-    """The family of ``memmap``."""
+    """Calls the family of ``memmap``."""
     name = trial.fresh("memmap")
     trial.client.memmap(trial.kind.make(), name)
     check_same(trial.client.load_memmap(name), trial.expected, "load_memmap")
@@ -143,19 +144,19 @@ def memmap(trial: Trial) -> None:
 
 @operation("whole")
 def send(trial: Trial) -> None:
-    """Content anew, and into what is there."""
+    """Sends content again, and receives it into existing tensors."""
     name = trial.fresh("send")
     trial.client.init_remote(trial.kind.make(), name)
     version = trial.client.send(trial.kind.make(), name)
     check_same(trial.client.from_remote_init(name), trial.expected, "sent")
-    into = unlocked(trial.expected)  # what is ragged takes the place of what was there, which a lock forbids
+    into = unlocked(trial.expected)  # ragged entries replace the existing ones, which a lock forbids
     assert trial.client.recv(into, name) == version
     check_same(into, unlocked(trial.expected), "recv")
 
 
 @operation("whole")
 def out(trial: Trial) -> None:
-    """Filled in place."""
+    """Fills existing tensors in place."""
     assert trial.store is not None
     into = unlocked(trial.expected)
     assert trial.client.from_remote_init(trial.name, out=into) is into
@@ -164,47 +165,47 @@ def out(trial: Trial) -> None:
 
 @operation("part (`keys=`)")
 def keys(trial: Trial) -> None:
-    """One entry of the root after the other."""
+    """Reads the entries of the root one after the other."""
     assert trial.store is not None
     for key in list(without_class(trial.expected).keys()):
         expected = trial.expected
-        with by_tensordict():  # what is stored packed is selected from
+        with by_tensordict():  # packed entries are selected from
             found = trial.client.from_remote_init(trial.name, keys=[key])
         assert type(found) is type(expected) or isinstance(expected, TensorDictParams)
-        if isinstance(expected, TensorDictParams):  # which refuse to be selected from when they are locked
+        if isinstance(expected, TensorDictParams):  # these cannot be selected from while they are locked
             expected.unlock_()
         with by_tensordict():
-            part = without_class(expected).select(key, strict=False)  # of an instance it runs ``__post_init__``
+            part = without_class(expected).select(key, strict=False)  # for an instance it runs ``__post_init__``
         check_same(without_class(found), part, f"keys {key!r}")
 
 
 @operation("part (`keys=`)")
 def write_keys(trial: Trial) -> None:
-    """One entry of the root after the other, over the same."""
+    """Writes the entries of the root one after the other, over equal ones."""
     name = trial.fresh("keys")
     trial.client.init_remote(trial.kind.make(), name)
     handle = trial.client[name]
     for key in list(without_class(trial.expected).keys()):
         if handle.spec.root.inner is not None or handle.spec.root.stack_dim is not None:
-            continue  # what rows of different structures or sizes have is written as a whole
+            continue  # entries whose rows differ in structure or size are written as a whole
         value = without_class(trial.kind.make()).get(key)
         handle.set_(key, value)
         handle.update_({key: value})
-        with suppress(tdserve.LockedError):  # as of a local one that is locked somewhere
+        with suppress(tdserve.LockedError):  # like a local tensordict that is locked somewhere
             handle.update({key: value})
         check_same(handle.to_tensordict(), trial.expected, f"over {key!r}")
 
 
 @operation("rows: read", on_rows=True)
 def read_rows(trial: Trial) -> None:
-    """As tensordict's own indexing."""
+    """Reads rows as tensordict's own indexing does."""
     for index in INDICES:
         check_same(trial.store[index], trial.kind.rows(index), f"rows {index}")
 
 
 @operation("rows: write", on_rows=True)
 def write_rows(trial: Trial) -> None:
-    """Some rows of the example in place of others, by every sort of index."""
+    """Overwrites rows by other rows of the example, with every kind of index."""
     for number, (place, source) in enumerate(PLACES):
         name = trial.fresh(f"write-{number}")
         trial.client.init_remote(trial.kind.make(), name)
@@ -217,8 +218,8 @@ def write_rows(trial: Trial) -> None:
 
 @operation("rows: write", on_rows=True)
 def write_elements(trial: Trial) -> None:
-    """An element in place of another, where rows have more dimensions than one; and a read of each alone."""
-    if len(trial.store.spec.batch_size) < 2:  # rows of stacks by themselves are written whole
+    """Overwrites single elements where rows have more than one dimension, and reads each element."""
+    if len(trial.store.spec.batch_size) < 2:  # rows of stacks can only be written whole
         return
     name = trial.fresh("elements")
     trial.client.init_remote(trial.kind.make(), name)
@@ -232,7 +233,7 @@ def write_elements(trial: Trial) -> None:
 
 @operation("replay, queue", on_rows=True)
 def replay(trial: Trial) -> None:
-    """Rows that were extended, by their numbers and drawn."""
+    """Extends a table; reads the rows by number and samples them."""
     table = trial.client.create_replay(trial.fresh("replay"), trial.kind.rows(0), 2 * ROWS, ragged=trial.kind.ragged)
     index = table.extend(trial.kind.make())
     assert index.tolist() == list(range(ROWS))
@@ -246,7 +247,7 @@ def replay(trial: Trial) -> None:
 
 @operation("replay, queue", on_rows=True)
 def queue(trial: Trial) -> None:
-    """Rows that were taken, in their order."""
+    """Extends a queue and takes the rows in order."""
     table = trial.client.create_queue(trial.fresh("queue"), trial.kind.rows(0), 2 * ROWS)
     table.extend(trial.kind.make())
     with table.take(ROWS) as found:
@@ -255,14 +256,14 @@ def queue(trial: Trial) -> None:
 
 
 def check_drawn(found: Any, expected: Any, where: str) -> None:
-    """Of a row that has more keys than its class: it is a TensorDict."""
+    """Compares a sampled row. If it has more keys than its class, it is a TensorDict."""
     with by_tensordict():
         check_same(found.exclude("index", "generation"), without_class(expected), where)
 
 
 @operation("weights")
 def publish(trial: Trial) -> None:
-    """Weights are content only."""
+    """Publishes weights, which are content only."""
     name = trial.fresh("weights")
     trial.client.publish(name, trial.kind.make())
     found = trial.client.latest(name)
@@ -275,7 +276,7 @@ def publish(trial: Trial) -> None:
 
 @operation("live values")
 def share_non_tensor(trial: Trial) -> None:
-    """Values that are read anew at each look, and a snapshot of them."""
+    """Reads values that are read again at each access, and a snapshot of them."""
     name = trial.fresh("live")
     handle = trial.client.memmap(trial.kind.make(), name, share_non_tensor=True)
     check_same(handle.to_tensordict(), trial.expected, "to_tensordict")
@@ -286,5 +287,5 @@ def share_non_tensor(trial: Trial) -> None:
 
 @operation("`map()`", needs="shm")
 def map_(trial: Trial) -> None:
-    """The store's own memory, which is locked."""
+    """Maps the store's own memory, which is locked."""
     check_same(trial.store.map(), trial.expected.lock_(), "map")

@@ -1,4 +1,4 @@
-"""The exam of every transport: a class gives a fixture ``connect`` and inherits all that a channel must do.
+"""The tests that every transport must pass: a class provides a fixture ``connect`` and inherits the tests.
 
 What is sent is compared with what arrives byte by byte. A receive is posted before its send is waited for: a transport
 may hold a send until then, or may not.
@@ -32,28 +32,29 @@ Ends = tuple[Channel, Channel]
 Connect = Callable[[], Ends]
 
 TIMEOUT_S = 20.0
-"""For what must happen; far above what it takes."""
+"""Timeout for what must happen; far more than it takes."""
 
 SHORT_S = 0.05
-"""For what must not happen."""
+"""Wait for what must not happen."""
 
 HALF_S = 2.0
-"""For what comes half: that half is to arrive on a busy machine too."""
+"""Wait for half of a message, which must arrive on a busy machine too."""
 
 SIZES = [1, 63, 64, 4097, 1 << 20, 10_000_000]
 
 
 def content(nbytes: int, seed: int = 0) -> torch.Tensor:
-    """Bytes that another seed does not give."""
+    """Returns bytes that differ for every seed."""
     return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
 class TransportSuite:
-    """What holds of every channel. A subclass gives ``connect``: it returns two connected ends, any number of times."""
+    """The requirements of every channel. A subclass provides ``connect``, which returns two connected ends, any number
+    of times."""
 
     @pytest.fixture
     def ends(self, connect: Connect) -> Iterator[Ends]:
-        """One pair, closed afterwards."""
+        """One pair of ends, closed afterwards."""
         pair = connect()
         yield pair
         for end in pair:
@@ -225,7 +226,7 @@ class TransportSuite:
     def test_layout_when_sent_then_every_leaf_arrives(
         self, ends: Ends, source: str, sink: str, is_posted: bool
     ) -> None:
-        # Row sinks are for writes, which have no trailing columns; whoever posts everything at once has none either.
+        # Row sinks are for writes, which have no trailing columns; neither have callers that post everything at once.
         has_trailing = sink in ("flat", "leaves") and not is_posted
         layout = Layout.from_spec(SPEC, (MARK,) if has_trailing else ())
         pool = BufferPool()
@@ -269,7 +270,7 @@ class TransportSuite:
                 receiving.result(TIMEOUT_S)
 
 
-# ---------------------------------------------------------------- one structure, and all that gives or takes it
+# ---------------------------------------------------------------- one structure, with all its sources and sinks
 
 NUM_ROWS = 3
 CAPACITY = 7
@@ -299,7 +300,7 @@ SPEC = Spec(
 
 
 class Taker(NamedTuple):
-    """A sink, and how to read what it has taken: one tensor per slot."""
+    """A sink, with a function that reads its content: one tensor per slot."""
 
     sink: Sink
     read: Callable[[], list[torch.Tensor]]
@@ -307,7 +308,7 @@ class Taker(NamedTuple):
 
 @cache
 def columns(layout: Layout) -> list[torch.Tensor]:
-    """What every source gives: random bytes, one tensor per slot."""
+    """Returns the content of every source: random bytes, one tensor per slot."""
     found = []
     for number, slot in enumerate(layout.slots):
         raw = content(slot.nbytes, number)

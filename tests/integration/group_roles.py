@@ -1,4 +1,4 @@
-"""What members of a group do, each in a process of its own."""
+"""The roles of a group's members, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from tests.integration.processes import wait_for
 Say = Callable[..., None]
 
 TIMEOUT_S = 30.0
-"""Of what is to succeed."""
+"""Timeout of calls that succeed."""
 
 LOST_TIMEOUT_S = 5.0
-"""Of a call in which a member dies."""
+"""Timeout of calls in which a member dies."""
 
 NUM_LARGE = 2_000_000
-"""Floats of the large leaf: 8 MB, two messages."""
+"""Number of floats in the large leaf: 8 MB, two messages."""
 
 
 def content(number: int, *, num_large: int = NUM_LARGE) -> TensorDict:
-    """A tensordict that holds ``number`` everywhere: small and large leaves, nested ones, a value."""
+    """Returns a tensordict that holds ``number`` everywhere: small and large leaves, nested ones, a value."""
     td = TensorDict({"first": torch.full((5,), number), "n": {"large": torch.full((num_large,), float(number))}})
     td["text"] = f"text {number}"
     return td
 
 
 def number_in(td: Any) -> int:
-    """Its number; fails when it is torn."""
+    """Returns the number in a tensordict; fails if it is torn."""
     number = int(td["first"][0])
     assert bool((td["first"] == number).all()), "torn"
     assert bool((td["n", "large"] == float(number)).all()), "torn"
@@ -49,7 +49,7 @@ def number_in(td: Any) -> int:
 
 
 def strike_in_wait(at: int, signal_number: int) -> None:
-    """From here on, the wait of this number for bytes of a group is one in which this process gets a signal."""
+    """Sends a signal to this process in the wait for bytes of a group that has this number, counted from now."""
     plain, num_waits = GroupWire.wait, 0
 
     def wait(self: GroupWire, works: Sequence[LinkWork]) -> None:
@@ -63,7 +63,7 @@ def strike_in_wait(at: int, signal_number: int) -> None:
 
 
 def survive(say: Say, address: str, name: str, size: int, rounds: int, *, transport: str = "gloo") -> None:
-    """Broadcasts in an epoch with a member that dies in it, goes on without it, again and again."""
+    """Broadcasts in an epoch in which a member dies, and goes on in the next one without it, again and again."""
     with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
         group = client.group(name, size)
         say("together")
@@ -85,7 +85,7 @@ def survive(say: Say, address: str, name: str, size: int, rounds: int, *, transp
 
 
 def fall(say: Say, address: str, name: str, size: int, number: int, *, at: int, transport: str = "gloo") -> None:
-    """Is admitted to a group, and dies in a broadcast."""
+    """Joins a group and dies in a broadcast."""
     with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
         group = client.group(name, size)
         strike_in_wait(at, signal.SIGKILL)
@@ -94,7 +94,8 @@ def fall(say: Say, address: str, name: str, size: int, number: int, *, at: int, 
 
 
 def wait_in_vain(say: Say, address: str, name: str, size: int, rank: int, *, transport: str) -> None:
-    """Waits for a broadcast of the last rank, which dies instead; rank 1 begins it when it knows that already."""
+    """Waits for a broadcast of the last rank, which dies before it. Rank 1 begins the call after it has learned of
+    that."""
     with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
         group = client.group(name, size, rank)
         say("together")
@@ -112,7 +113,7 @@ def wait_in_vain(say: Say, address: str, name: str, size: int, rank: int, *, tra
 
 
 def take_half(say: Say, address: str, name: str, *, num_bytes: int) -> None:
-    """Receives from a member that dies in the middle of it."""
+    """Receives from a member that dies in the middle of sending."""
     with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
         group = client.group(name, 2, 0)
         td = TensorDict({"x": torch.zeros(num_bytes, dtype=torch.uint8)})
@@ -125,7 +126,7 @@ def take_half(say: Say, address: str, name: str, *, num_bytes: int) -> None:
 
 
 def give_half(say: Say, address: str, name: str, *, num_bytes: int) -> None:
-    """Sends what its sockets do not take at once, and dies."""
+    """Sends more than its sockets take at once, and dies."""
     with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
         group = client.group(name, 2, 1)
         for descriptor in os.listdir("/proc/self/fd"):
@@ -141,7 +142,7 @@ def _broadcast(group: Group, number: int, *, src: int, timeout_s: float) -> None
 
 
 def _is_over(group: Group) -> bool:
-    """Whether every later call says so too."""
+    """Returns whether every later call raises the same error."""
     try:
         group.barrier(timeout_s=LOST_TIMEOUT_S)
     except tdserve.PeerLostError:
@@ -152,11 +153,11 @@ def _is_over(group: Group) -> bool:
 def stand(
     say: Say, address: str, name: str, size: int, rank: int, *, transport: str = "gloo", at: int = 0, timeout_s: float
 ) -> None:
-    """Broadcasts until the epoch is over, and says how that was found out; goes on with one member less, then with all.
+    """Broadcasts until the epoch is over, and prints how that was noticed. Goes on with one member less, then with all.
 
     Args:
-        at: Number of the wait in which it stops itself; 0: it goes on.
-        timeout_s: Of every call.
+        at: Number of the wait in which it stops itself; 0: never.
+        timeout_s: Timeout of every call.
     """
     with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
         group = client.group(name, size, rank)

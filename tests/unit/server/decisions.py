@@ -1,4 +1,4 @@
-"""Changes of every kind in a world, what they leave behind, and ends of the process or of the disk in their middle."""
+"""Changes of every kind in a world, their results, and failures of the process or of the disk in the middle of them."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from tests.unit.server.local_peer import LocalPeer, mapped
 from tests.unit.server.world import Loop, World, content_of
 
 REQUEST = 7
-"""Number of the change."""
+"""Request number of the change."""
 
 LOST = "lost"
-"""What is read of rows that were half overwritten."""
+"""Stands for the content of rows that were half overwritten."""
 
 TEXTS = NonTensorStack("p", "q", "r", "s")
 TD = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "b": torch.zeros(4, 2), "s": TEXTS, "t": TEXTS}, [4])
 ROW = TensorDict({"a": torch.tensor(5), "b": torch.full((2,), 5.0), "s": "v", "t": "w"}, [])
-"""What overwrites a row of it."""
+"""The row that overwrites one of the store."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,12 @@ class Kind:
     """One kind of change.
 
     Attributes:
-        prepare: What is there before.
-        change: Does it, over a session, under ``REQUEST``.
-        look: What anybody sees of it.
+        prepare: Creates what the change needs.
+        change: Makes the change over a session, under the number ``REQUEST``.
+        look: Returns what any client sees of it.
         is_answered: Whether its answer is kept for a retry.
-        is_repeatable: Whether to do it again does no harm, so that it may be seen before its answer is on record.
+        is_repeatable: Whether a second run of it does no harm, so that it may be visible before its answer is on
+            record.
     """
 
     prepare: Callable[[World, Loop], object]
@@ -67,7 +68,7 @@ class Kind:
 
 
 def _nothing(world: World, run: Loop) -> None:
-    """There is nothing before."""
+    """Prepares nothing."""
 
 
 def _store(world: World, run: Loop) -> None:
@@ -106,7 +107,7 @@ def _numbers(world: World, run: Loop) -> object:
 
 
 def _texts(entry: OpenedStore, rows: NDArray[np.int64] | None) -> object:
-    """The values of rows; of all for None. One that is missing is damaged data."""
+    """Returns the values of rows, or of all for None; a missing value is damaged data."""
     columns = read_columns(mapped(entry), [path for path, _ in entry.spec.values], rows)
     return [[bytes(value) for value in column.values] for column in columns]
 
@@ -194,7 +195,7 @@ def _latest(world: World, run: Loop) -> object:
 
 
 def _make_rows(start: int) -> TensorDict:
-    """Rows of a table, with values."""
+    """Returns rows of a table, with values."""
     td = replaying.rows(start)
     td["s"], td["t"] = (NonTensorStack(*(f"{name} {start + number}" for number in range(3))) for name in "st")
     return td
@@ -277,7 +278,7 @@ KINDS = {
 
 
 class Killed:
-    """A world as it is found by a server that is started after this one was killed just now; a context manager."""
+    """A world as the next server finds it, after the current one was killed; a context manager."""
 
     def __init__(self, world: World, path: Path) -> None:
         self._path = path
@@ -285,7 +286,7 @@ class Killed:
         shutil.copytree(world.root.path, path, ignore=shutil.ignore_patterns("lock.mdb"))
 
     def look(self, run: Loop, kind: Kind, client_id: bytes) -> tuple[object, bool]:
-        """What the next server shows when it has repaired what it found; whether it would answer a retry."""
+        """Returns what the next server shows after it has repaired the root, and whether it would answer a retry."""
 
         async def start() -> World:
             world = World(self._path, self._worker)
@@ -305,14 +306,14 @@ class Killed:
 
 
 async def let_go(world: World) -> None:
-    """Has the worker, which knows stores by their uid alone, open them anew where they lie in this world."""
+    """Makes the worker, which identifies stores by uid alone, open them again where they lie in this world."""
     for record in world.stores.catalog:
         await drop_store([world.worker], record.uid)
 
 
 @contextmanager
 def watching_others(monkeypatch: pytest.MonkeyPatch, on_step: Callable[[], None]) -> Iterator[None]:
-    """A block in which ``on_step`` is called before and behind what the worker, or a thread, is to do."""
+    """Calls ``on_step`` before and after everything that the worker or a thread has to do in this block."""
     submit_order, to_thread = DataWorker.submit, asyncio.to_thread
 
     def submit(worker: DataWorker, *arguments: Any, **named: Any) -> asyncio.Future[worker_pb2.Worked]:
@@ -335,7 +336,7 @@ def watching_others(monkeypatch: pytest.MonkeyPatch, on_step: Callable[[], None]
 
 @contextmanager
 def watching_writes(monkeypatch: pytest.MonkeyPatch, on_write: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-    """A block in which each transaction of the catalog is done by ``on_write``, which gets what does it."""
+    """Lets ``on_write`` run each transaction of the catalog in this block; it gets the function that runs it."""
     write = CatalogDB._write
     with monkeypatch.context() as patch:
         patch.setattr(CatalogDB, "_write", lambda db, changes: on_write(lambda: write(db, changes)))
@@ -343,10 +344,10 @@ def watching_writes(monkeypatch: pytest.MonkeyPatch, on_write: Callable[[Callabl
 
 
 def session_of(world: World) -> ClientSession:
-    """Whose change it is."""
+    """Returns the session that makes the change."""
     return world.session_of(control_pb2.Hello(client_id=make_client_id(), transport="gloo"), 1)
 
 
 def is_on_record(world: World, client_id: bytes) -> bool:
-    """Whether a retry of the change would be answered and not done again."""
+    """Returns whether a retry of the change would be answered and not run again."""
     return world.answers.find_answer(client_id, REQUEST) is not None

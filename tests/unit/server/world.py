@@ -1,4 +1,4 @@
-"""The parts of a control process on a root of their own, joined to one real data worker; clients are outboxes."""
+"""The parts of a control process on a root of their own, with one real data worker. Clients are outboxes."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Loop:
         self.loop = asyncio.new_event_loop()
 
     def __call__(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Runs a coroutine to its end, which must come."""
+        """Runs a coroutine to its end; fails if it does not end in time."""
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, TIMEOUT_S))
 
 
 class Outbox:
-    """What gRPC gives for a stream, kept in memory."""
+    """Stands for the stream of gRPC; keeps its messages in memory."""
 
     def __init__(self) -> None:
         self.messages: list[control_pb2.ServerMessage] = []
@@ -68,7 +68,7 @@ class Outbox:
         self._written.set()
 
     async def next(self) -> None:
-        """Waits until there is a message that was not taken out."""
+        """Waits for the next message that was not taken yet."""
         while not self.messages:
             self._written.clear()
             await self._written.wait()
@@ -77,14 +77,14 @@ class Outbox:
         return "ipv4:127.0.0.1:1"
 
     def done(self) -> control_pb2.Done:
-        """The one answer, which is Done."""
+        """Returns the only answer, which is a Done."""
         (message,) = self.messages
         assert message.HasField("done"), message
         self.messages.clear()
         return message.done
 
     def error(self) -> TDServeError:
-        """The one answer, which is Failure."""
+        """Returns the only answer, which is a Failure."""
         (message,) = self.messages
         assert message.HasField("failure"), message
         self.messages.clear()
@@ -100,7 +100,7 @@ class World:
         self.open()
 
     def open(self) -> None:
-        """As after a start."""
+        """Opens the parts as after a start."""
         self.root = Root.acquire(self.path)
         self.db = CatalogDB(self.root.catalog_folder)
         self.process_watch = ProcessWatch(self.root.sessions_folder)
@@ -115,21 +115,21 @@ class World:
         self.stores.restore()
 
     def close(self) -> None:
-        """As after a stop."""
+        """Closes the parts as at a stop."""
         self.db.close()
         self.root.release()
 
     def reopen(self) -> None:
-        """As after a restart."""
+        """Closes and opens the parts as at a restart."""
         self.close()
         self.open()
 
     def session(self, number: int = 1) -> ClientSession:
-        """An open session of a client of its own; ``outbox`` gives what it is told."""
+        """Opens a session for a client of its own; ``outbox`` returns its messages."""
         return self.session_of(control_pb2.Hello(client_id=make_client_id(), transport="gloo"), number)
 
     def session_of(self, hello: control_pb2.Hello, number: int) -> ClientSession:
-        """An open session of the client that says this hello."""
+        """Opens a session for the client that sends this hello."""
         return ClientSession(
             number,
             hello,
@@ -141,21 +141,21 @@ class World:
         )
 
     async def create(self, name: str, td: Any, **fields: Any) -> OpenedStore:
-        """A tensordict store of this structure, visible, of zeros."""
+        """Creates a visible tensordict store of this structure, filled with zeros."""
         fields = {"kind": control_pb2.STORE_KIND_TENSORDICT, **fields}
         request = control_pb2.CreateStoreRequest(name=name, spec=codec.encode(capture(td).spec), **fields)
         await self.creation.create(request)
         return self.stores.get(name) if not request.loading else self.stores.get_loading(name, request.session)
 
     async def create_replay(self, name: str, like: Any, capacity: int, *, min_size: int = 1) -> OpenedStore:
-        """A replay of rows like this one."""
+        """Creates a replay table for rows like this one."""
         settings = Settings(limiter=MinSize(min_size)).to_json()
         kind = control_pb2.STORE_KIND_REPLAY
         return await self.create(name, like, kind=kind, capacity=capacity, settings=settings)
 
 
 async def outside(call: Callable[[], Any]) -> Any:
-    """Calls something as the event loop does, outside any task; also its first turn after that is over."""
+    """Calls a function as the event loop does, outside any task, and lets the loop take one more turn afterwards."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
 
@@ -170,7 +170,8 @@ async def outside(call: Callable[[], Any]) -> Any:
 
 
 async def turns_during(work: Coroutine[Any, Any, Any]) -> int:
-    """How often another callback of the event loop gets its turn while something is under way, which must succeed."""
+    """Returns how often another callback of the event loop runs while a coroutine is under way; the coroutine must
+    succeed."""
     task, num_turns = asyncio.ensure_future(work), 0
     while not task.done():
         await asyncio.sleep(0)
@@ -180,14 +181,14 @@ async def turns_during(work: Coroutine[Any, Any, Any]) -> int:
 
 
 def outbox(session: ClientSession) -> Outbox:
-    """Where the session's answers go."""
+    """Returns the outbox with the session's answers."""
     link: Any = session.link
     box: Outbox = link._context
     return box
 
 
 def content_of(td: Any, fingerprint: bytes | None = None, *, is_packed: bool = False) -> control_pb2.Content:
-    """A tensordict as inline content; the fingerprint is that of the store, by default that of ``td``."""
+    """Encodes a tensordict as inline content. The fingerprint is the store's, by default that of ``td``."""
     captured = capture(td)
     layout, contents = write_layout(captured.spec, is_packed=is_packed), copy_contents(captured)
     return control_pb2.Content(
@@ -199,7 +200,7 @@ def content_of(td: Any, fingerprint: bytes | None = None, *, is_packed: bool = F
 
 
 def columns_of(layout: Layout, inline: bytes) -> dict[str, torch.Tensor]:
-    """Inline content by the last key of each column."""
+    """Decodes inline content into its columns, by the last key of each."""
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     unpack(inline, layout.messages, FlatEnd(buffer))
     return {slot.path[-1]: column for slot, column in zip(layout.slots, make_views(layout, buffer), strict=True)}
