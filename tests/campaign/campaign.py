@@ -1,4 +1,5 @@
-"""A campaign: clients of every kind at work, one process after another killed, and the end held against the history.
+"""A campaign: clients of every kind work, one process after another is killed, and the final content is compared with
+the histories.
 
 ``python -m tests.campaign.campaign --kills 200 --seed 1`` prints its counts, and ends with 1 when anything was lost,
 doubled or torn. The same seed kills in the same order; what is under way at each kill is chance, which is the point.
@@ -35,18 +36,19 @@ from tests.integration.processes import (
 
 VICTIMS = ("control", "worker", "fork server", "client", "server")
 TRANSPORTS = ("gloo", "shm", "gloo", "shm")
-"""Of the clients that work at the same time."""
+"""Transports of the clients that work at the same time."""
 
 RECOVERY_S = 150.0
-"""Until everybody goes on after a kill: a worker and a client import torch beside seven busy processes on two cores."""
+"""Time within which every client continues after a kill: a worker and a client import torch beside seven busy processes
+on two cores."""
 
 
 class Campaign:
     """A server and its clients.
 
     Args:
-        folder: An empty one.
-        seed: Of the order of kills.
+        folder: An empty folder.
+        seed: Decides the order of kills.
     """
 
     def __init__(self, folder: Path, *, seed: int) -> None:
@@ -59,7 +61,7 @@ class Campaign:
         self.kills: Counter[str] = Counter()
 
     def run(self, num_kills: int) -> Report:
-        """Kills so often, lets the clients end, restarts the server once more and compares."""
+        """Makes this many kills, lets the clients end, restarts the server once more and compares."""
         self._server.start()
         try:
             with self._server.client(transport="gloo") as client:
@@ -86,7 +88,8 @@ class Campaign:
             self._server.shutdown()
 
     def _start_client(self, place: int) -> subprocess.Popen[str]:
-        """A client in one of the places; a place's clients follow one another, each with the other transport."""
+        """Starts a client in one of the places. The clients of a place follow one another and alternate between
+        transports."""
         self._num_clients += 1
         transport = TRANSPORTS[(place + self._num_clients) % len(TRANSPORTS)]
         arguments = [self._server.address, transport, self._histories, self._num_clients, place * NUM_SLOTS // 4]
@@ -111,14 +114,14 @@ class Campaign:
             return
         below = all_below(self._server.pid)
         for pid in [self._server.pid, *(below if victim == "server" else ())]:
-            with suppress(ProcessLookupError):  # with its parent
+            with suppress(ProcessLookupError):  # dies with its parent
                 os.kill(pid, signal.SIGKILL)
-        # of control, that it can be reaped: its first thread may be gone before the others are
+        # waits until control can be reaped: its first thread may end before the others
         wait_for(lambda: not self._server.is_alive and all(map(is_gone, below)), "the end of the server")
         self._server.start()
 
     def _await_progress(self) -> None:
-        """Until every thread of every client has done something since, and a little longer, which differs."""
+        """Waits until every thread of every client has made progress since, and for a random moment more."""
         before = self._sizes()
         wait_for(lambda: self._have_grown(before), "progress of all clients", timeout_s=RECOVERY_S)
         before, num_bytes = self._sizes(), self._random.randint(1, 30_000)
@@ -149,14 +152,14 @@ class Campaign:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kills a client, unless it has ended."""
+    """Kills a client if it has not ended."""
     process.kill()
     with process:  # closes its pipes
         process.wait()
 
 
 def main() -> int:
-    """Runs a campaign in a temporary folder. Returns 1 when something was wrong; the folder stays then."""
+    """Runs a campaign in a temporary folder. Returns 1 if there was a fault; then the folder stays."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)

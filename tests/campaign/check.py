@@ -1,4 +1,5 @@
-"""Holds what a server has at the end against what its clients were told: nothing acknowledged lost, nothing doubled."""
+"""Compares the final content of a server with the histories of its clients: no acknowledged write may be lost or
+doubled."""
 
 from __future__ import annotations
 
@@ -12,29 +13,29 @@ from tests.campaign.history import Call, History, read_histories
 from tests.campaign.stores import KEYS, QUEUE, SLOTS, TABLES, check_part, identify_rows, read_slot_values
 
 LEASE_ERRORS = ("SelectionError", "WrongStateError", "PeerLostError")
-"""What ``ack`` says of rows whose lease ended with the session: they stand in the queue again."""
+"""Errors of ``ack`` for rows whose lease ended with the session: these rows are back in the queue."""
 
 
 @dataclass
 class Report:
-    """What was compared, and what is wrong.
+    """The counts and faults of a comparison.
 
     Attributes:
-        counts: How much was compared, by name.
-        faults: What must not be, in words.
+        counts: Number of compared things, by name.
+        faults: The faults, as text.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
     def expect(self, holds: bool, fault: str) -> None:
-        """Notes a fault unless it holds."""
+        """Records a fault if a condition does not hold."""
         if not holds:
             self.faults.append(fault)
 
 
 def check(client: tdserve.Client, folder: Path) -> Report:
-    """Compares the histories in a folder with what a client sees now."""
+    """Compares the histories in a folder with what a client reads now."""
     report = Report()
     for path in sorted(folder.glob("fault-*.txt")):
         report.faults.append(f"{path.name}: {path.read_text()[-1500:]}")
@@ -111,14 +112,15 @@ def _apply(call: Call, last: dict[int, int], pending: dict[int, set[int]]) -> No
 def _check_slot(
     report: Report, when: str, slot: int, value: int | None, last: dict[int, int], pending: dict[int, set[int]]
 ) -> None:
-    """A slot has the value that was acknowledged last, or one whose writer was told nothing."""
+    """Checks that a slot has the value that was acknowledged last, or one whose writer received no answer."""
     report.counts["sights of slots"] += 1
     allowed = {last[slot], *pending[slot]} | ({None} if pending[slot] else set())
     report.expect(value in allowed, f"{when}: slot {slot} has {value}, acknowledged was {last[slot]}")
 
 
 def _check_keys(report: Report, client: tdserve.Client, folder: Path) -> None:
-    """Each part is where the calls that were acknowledged have left it, or where one that was cut short wanted it."""
+    """Checks that each part is where the acknowledged calls have left it, or where one that was cut short would have
+    moved it."""
     allowed: dict[int, set[str]] = {}
     into = {"add": "made", "rename": "named", "remove": "gone"}
     for history in read_histories(folder, "alter"):
@@ -171,7 +173,7 @@ def _check_weights(report: Report, client: tdserve.Client, folder: Path) -> None
 
 def _check_queue(report: Report, client: tdserve.Client, folder: Path) -> None:
     queue = client.queue(QUEUE)
-    queue.close()  # from then on what is left is handed out to the last row
+    queue.close()  # from then on the remaining rows are handed out one by one to the last
     left: Counter[int] = Counter()
     with suppress(tdserve.EndOfStreamError):
         while True:

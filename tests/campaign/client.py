@@ -1,4 +1,4 @@
-"""One client of a campaign, as a process: a thread for each thing that clients do, all through one connection.
+"""One client of a campaign, as a process: it has a thread for each kind of call, all over one connection.
 
 ``python -m tests.campaign.client ADDRESS TRANSPORT FOLDER NUMBER SLOTS``; it goes on until its standard input closes.
 """
@@ -36,23 +36,24 @@ from tests.campaign.stores import (
 )
 
 TIMEOUT_S = 90.0
-"""Of every call: longer than any restart of the server on a busy machine."""
+"""Timeout of every call, longer than any restart of the server on a busy machine."""
 
 NUM_PARTS = 3
-"""Parts of the store of changing keys that a client leaves there."""
+"""Parts that a client leaves in the store whose keys change."""
 
 PAUSE_S = 0.005
-"""Between two calls of a thread, as of an actor that steps its environment: the stores shall not overflow."""
+"""Pause between two calls of a thread, as of an actor that steps its environment, so that the stores do not
+overflow."""
 
 
 class CampaignClient:
-    """What the threads share.
+    """The state that the threads share.
 
     Args:
-        client: Of the server.
-        folder: For the histories.
-        number: Of this process, unlike any other's.
-        first_slot, num_slots: The rows that it alone overwrites.
+        client: A client of the server.
+        folder: Folder of the histories.
+        number: Number of this process, different for every process.
+        first_slot, num_slots: The rows that only this client overwrites.
     """
 
     def __init__(self, client: tdserve.Client, folder: Path, *, number: int, first_slot: int, num_slots: int) -> None:
@@ -64,19 +65,19 @@ class CampaignClient:
         self.random = random.Random(number)
 
     def run(self, role: str, act: Callable[[Recorder, int], None]) -> None:
-        """Acts until it is over: ``act`` gets the history and a number that grows."""
+        """Acts until the campaign ends: calls ``act`` with the history and a number that grows."""
         recorder = Recorder(self.folder / f"{role}-{self.number:05d}.jsonl")
         for count in itertools.count():
             if self.is_over.wait(PAUSE_S):
                 return
             try:
                 act(recorder, count)
-            except tdserve.TDServeError as error:  # of a read: writes are recorded with what became of them
+            except tdserve.TDServeError as error:  # fields of a read: a write is recorded with its outcome
                 if not error.retryable:
                     raise
 
     def call(self, recorder: Recorder, make: Callable[[], Any], **fields: Any) -> Any:
-        """One call with its record; None when it fails."""
+        """Makes one call and records it; returns None if it fails."""
         recorder.write("call", **fields)
         try:
             answer = make()
@@ -101,7 +102,7 @@ class CampaignClient:
         return act
 
     def overwrite(self, recorder: Recorder, count: int) -> None:
-        """Overwrites some of its slots, and reads back one of them."""
+        """Overwrites some of its slots and reads one of them."""
         store = self.client[SLOTS]
         first = self.random.choice(self.slots)
         last = min(first + self.random.randint(1, 4), self.slots.stop)
@@ -133,7 +134,7 @@ class CampaignClient:
             self.call(recorder, lambda: store.del_(f"named {oldest}"), what="remove", value=oldest)
 
     def publish(self, recorder: Recorder, count: int) -> None:
-        """Publishes a version whose content tells who made it."""
+        """Publishes a version whose content names its publisher."""
         name, identity = f"policy-{self.slots.start}", self.number * 1_000_000 + count
         weights = TensorDict({"w": torch.full((2_000,), float(identity), dtype=torch.float64)}, [])
         self.call(
@@ -144,7 +145,7 @@ class CampaignClient:
         )
 
     def follower(self, name: str) -> Callable[[Recorder, int], None]:
-        """Records what versions it sees, in order."""
+        """Records the versions that it sees, in order."""
         newest = 0
 
         def act(recorder: Recorder, _: int) -> None:
@@ -179,7 +180,7 @@ class CampaignClient:
         self.call(recorder, lambda: queue.ack(rows, timeout_s=TIMEOUT_S), jobs=rows["job"].tolist())
 
     def create(self, recorder: Recorder, count: int) -> None:
-        """Makes a store, looks at it, and deletes most of them; some names come again and again."""
+        """Creates stores, reads them and deletes most of them; some names are used again and again."""
         name = f"made-{self.number}-{count % 5}"
         if count >= 5:
             self.call(recorder, lambda: self.client.delete(name), name=name, what="delete")
@@ -187,7 +188,7 @@ class CampaignClient:
         self.call(recorder, lambda: self.client.init_remote(made, name), name=name, what="create", count=count)
 
     def roles(self) -> dict[str, Callable[[Recorder, int], None]]:
-        """What is done, by its name."""
+        """Returns the activities by name."""
         return {
             **{f"extend-{name}": self.extender(name) for name in ("claimed", "asked", "chats")},
             "overwrite": self.overwrite,
@@ -201,7 +202,7 @@ class CampaignClient:
 
 
 def _run(shared: CampaignClient, role: str, act: Callable[[Recorder, int], None]) -> None:
-    """A thread's outermost frame: what nobody expected is written down, and found by the check."""
+    """Runs a thread. An unexpected error is recorded, and the check reports it."""
     try:
         shared.run(role, act)
     except BaseException:  # noqa: BLE001 (the check reports it)

@@ -1,4 +1,5 @@
-"""What clients of a campaign called and what they were told, on disk line by line: it survives the client's own end."""
+"""The calls of a campaign's clients and their outcomes, written to disk line by line, so that they survive the
+client."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from typing import Any
 
 
 class Recorder:
-    """Appends events to a file. What was written is there after ``kill -9`` of the process. Threads: one.
+    """Appends events to a file. What was written survives ``kill -9`` of the process. Threads: one.
 
     Args:
-        path: Of the file; made when missing.
+        path: Path of the file, which is created if it does not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,11 +28,11 @@ class Recorder:
 
 @dataclass
 class Call:
-    """A call of one client, and what became of it.
+    """A call of one client and its outcome.
 
     Attributes:
-        fields: What was asked for.
-        answer: What the client was told; None when it was told nothing, or of a failure.
+        fields: The arguments.
+        answer: The answer; None if there was none, or a failure.
         failure: The error, as ``"Class: message"``.
     """
 
@@ -41,22 +42,22 @@ class Call:
 
     @property
     def is_acknowledged(self) -> bool:
-        """Whether the client was told that it was done."""
+        """Whether the client received a successful answer."""
         return self.answer is not None
 
 
 @dataclass
 class History:
-    """One thread of one client: its calls and sights in order."""
+    """The calls and observations of one thread of one client, in order."""
 
     path: Path
     calls: list[Call] = field(default_factory=list)
     sights: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    """Number of calls before it, and what was seen."""
+    """Each observation, with the number of calls before it."""
 
     @classmethod
     def read(cls, path: Path) -> History:
-        """The history in a file; a last line that was cut short is left out."""
+        """Reads the history in a file, without a last line that was cut short."""
         history = cls(path)
         for event in _events(path):
             kind = event.pop("event")
@@ -78,5 +79,5 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_histories(folder: Path, role: str) -> list[History]:
-    """The histories of a role, those of earlier clients first."""
+    """Reads the histories of a role, those of earlier clients first."""
     return [History.read(path) for path in sorted(folder.glob(f"{role}-*.jsonl"))]

@@ -1,4 +1,4 @@
-"""The stores of a campaign, and what their rows hold: content that tells whose it is, and whether it is whole."""
+"""The stores of a campaign and the content of their rows, which shows its writer and whether it is whole."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from tensordict import NonTensorStack, TensorDict, TensorDictBase
 import tdserve
 
 TABLES = ("claimed", "asked", "chats")
-"""A plain ring, which local clients fill by claims; one for which every client asks; one with values."""
+"""A plain ring that local clients fill by claims, one for which every extend is requested, and one with values."""
 
 CAPACITY = 400_000
 NUM_SLOTS = 64
-"""Rows of the store that is overwritten."""
+"""Number of rows in the store that is overwritten."""
 
 SLOTS = "slots"
 KEYS = "keys"
-"""Store whose keys change, whole tensordicts at a time."""
+"""Name of the store whose keys change by whole tensordicts."""
 
 QUEUE = "jobs"
 BODY = 24
-"""Numbers in a row's body, all made from its identity: a torn row shows."""
+"""Numbers in a row's body, all computed from the row's identity, so that a torn row shows."""
 
 
 def open_tables(client: tdserve.Client) -> dict[str, tdserve.ReplayHandle]:
-    """The tables, made by whoever comes first."""
+    """Opens the tables; the first client creates them."""
     like = {name: make_rows(name, 0, 0, 1)[0] for name in TABLES}
     return {
         "claimed": client.create_replay("claimed", like=like["claimed"], capacity=CAPACITY, exists_ok=True),
@@ -36,12 +36,12 @@ def open_tables(client: tdserve.Client) -> dict[str, tdserve.ReplayHandle]:
 
 
 def open_queue(client: tdserve.Client) -> tdserve.QueueHandle:
-    """The queue, made by whoever comes first."""
+    """Opens the queue; the first client creates it."""
     return client.create_queue(QUEUE, like=TensorDict({"job": torch.tensor(0)}, []), max_size=2_000, exists_ok=True)
 
 
 def make_rows(table: str, writer: int, first: int, num_rows: int) -> TensorDict:
-    """Rows ``first`` and following of a writer."""
+    """Returns row ``first`` and those that follow of a writer."""
     number = torch.arange(first, first + num_rows)
     body = (number + 1_000_003 * writer)[:, None] + torch.arange(BODY)
     rows = TensorDict({"writer": torch.full((num_rows,), writer), "number": number, "body": body}, [num_rows])
@@ -51,7 +51,7 @@ def make_rows(table: str, writer: int, first: int, num_rows: int) -> TensorDict:
 
 
 def identify_rows(table: str, rows: TensorDictBase) -> list[tuple[int, int]]:
-    """Writer and number of each row.
+    """Returns writer and number of each row.
 
     Raises:
         AssertionError: A row is not what its writer made.
@@ -67,14 +67,14 @@ def identify_rows(table: str, rows: TensorDictBase) -> list[tuple[int, int]]:
 
 
 def make_slots(value: int, num_rows: int) -> TensorDict:
-    """Rows of the store that is overwritten, all with one value."""
+    """Returns rows of the store that is overwritten, all with one value."""
     return TensorDict(
         {"value": torch.full((num_rows,), value), "body": torch.full((num_rows, BODY), value)}, [num_rows]
     )
 
 
 def read_slot_values(rows: TensorDictBase) -> list[int]:
-    """The values of slots.
+    """Returns the values of slots.
 
     Raises:
         AssertionError: A row is torn.
@@ -86,11 +86,11 @@ def read_slot_values(rows: TensorDictBase) -> list[int]:
 
 
 def make_part(value: int) -> TensorDict:
-    """A nested tensordict that comes, is renamed and goes as one, with a tensor and a value."""
+    """Returns a nested tensordict with a tensor and a value, which is added, renamed and removed as a whole."""
     return TensorDict({"number": torch.full((3,), value), "text": str(value)}, [3])
 
 
 def check_part(part: TensorDictBase, value: int) -> None:
-    """Raises AssertionError unless it is what ``make_part`` gave."""
+    """Raises AssertionError if a part differs from the result of ``make_part``."""
     assert part["number"].tolist() == [value] * 3, f"part {value} has numbers {part['number'].tolist()}"
     assert part["text"] == str(value), f"part {value} has the text {part['text']!r}"

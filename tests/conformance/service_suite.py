@@ -1,4 +1,5 @@
-"""The exam of the service over a transport: a class gives fixtures ``connect`` and ``transport`` and inherits the rest.
+"""The tests that the service must pass over every transport: a class provides ``connect`` and ``transport`` and
+inherits the tests.
 
 Small content rides in messages, large content over the transport; both must mean the same.
 """
@@ -31,16 +32,16 @@ TIMEOUT_S = 30.0
 SHORT_S = 0.05
 
 SMALL, LARGE = 3, 40_000
-"""Rows: some hundred bytes, and 10 MB in several messages."""
+"""Numbers of rows: some hundred bytes, and 10 MB in several messages."""
 
 FEW, MANY = 100, 5_000
-"""Values of a kilobyte: of few rows they make one message of their own, of many several."""
+"""Numbers of values of a kilobyte: few make one message, many make several."""
 
 _numbers = itertools.count()
 
 
 def rows(num_rows: int, start: int = 0) -> TensorDict:
-    """Rows that tell which they are, in every leaf; above ``LARGE`` both leaves travel alone."""
+    """Returns rows that show their number in every leaf; above ``LARGE`` each leaf has messages of its own."""
     number = torch.arange(start, start + num_rows)
     wide = number[:, None].expand(-1, 60).float().contiguous()
     nested = TensorDict({"flag": number % 2 == 0, "wide": wide}, [num_rows])
@@ -48,25 +49,25 @@ def rows(num_rows: int, start: int = 0) -> TensorDict:
 
 
 def text(number: int) -> str:
-    """A kilobyte that tells a number."""
+    """Returns a kilobyte of text that contains a number."""
     return f"{number} ".ljust(1000, "x")
 
 
 def texts(num_rows: int, start: int = 0) -> TensorDict:
-    """Rows with a value each that tells which row it is."""
+    """Returns rows with a value each that contains the row's number."""
     number = torch.arange(start, start + num_rows)
     values = NonTensorStack(*(NonTensorData(text(each)) for each in number.tolist()))
     return TensorDict({"number": number, "text": values}, [num_rows])
 
 
 def assert_texts(found: TensorDict, numbers: list[int]) -> None:
-    """Just these rows of ``texts``."""
+    """Checks that a batch has exactly these rows of ``texts``."""
     assert found["number"].tolist() == numbers
     assert found.get("text").tolist() == [text(number) for number in numbers]
 
 
 def assert_equal(found: TensorDict, expected: TensorDict) -> None:
-    """Same keys, same batch size, same content."""
+    """Checks that keys, batch size and content are equal."""
     assert found.batch_size == expected.batch_size
     assert set(found.keys(True, True)) == set(expected.keys(True, True))
     assert bool((found == expected).all())
@@ -74,7 +75,7 @@ def assert_equal(found: TensorDict, expected: TensorDict) -> None:
 
 @pytest.mark.integration
 class ServiceSuite:
-    """What holds of the service over every transport.
+    """The requirements of the service over every transport.
 
     A subclass gives ``connect``, which returns a fresh client of one server that may have other stores, and
     ``transport``, the name that statistics show.
@@ -88,7 +89,7 @@ class ServiceSuite:
 
     @pytest.fixture
     def name(self) -> str:
-        """Of a store that nobody has."""
+        """A name that no store has."""
         return f"store-{next(_numbers)}"
 
     # ------------------------------------------------------------ tensordicts
@@ -393,7 +394,7 @@ class ServiceSuite:
         client.from_remote_init(name)
 
         def counts() -> dict[str, int] | None:
-            """As they are when it was counted, a moment after it has arrived."""
+            """Returns the counts after a transfer was counted, which happens a moment after its content arrived."""
             found: dict[str, int] = client.stats()["transports"][transport]
             return found if found["transfers_out"] > before["transfers_out"] else None
 

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # tensordict's classes take more than their annotations say.
-"""Random trees of every kind of tensordict, held in one another."""
+"""Random trees in which tensordicts of every kind hold one another."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ ROOT_DEPTH = 2
 
 
 class Frozen(TensorClass["frozen"]):
-    """Nothing of it is ever set."""
+    """A frozen class."""
 
     x: torch.Tensor
     note: str | None = None
 
 
 class Cast(TensorClass["nocast"]):
-    """Holds whatever it is given."""
+    """A class that accepts any content."""
 
     x: Any
     number: int = 3
 
 
 class State(TypedTensorDict):
-    """Typed, and a tensordict."""
+    """A typed tensordict."""
 
     x: torch.Tensor
 
 
 @st.composite
 def trees(draw: st.DrawFn) -> Any:
-    """One of any kind, of zero to two batch dimensions, in part or as a whole locked."""
+    """Draws a tensordict of any kind with up to two batch dimensions, locked in part, as a whole or not."""
     batch_size = tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
     td = draw(nodes(batch_size, ROOT_DEPTH))
     return td.lock_() if draw(st.integers(0, 4)) == 0 else td
@@ -58,7 +58,7 @@ def trees(draw: st.DrawFn) -> Any:
 
 @st.composite
 def trees_around_stacks(draw: st.DrawFn) -> Any:
-    """A tensordict around a lazy stack of members of any kind, along any dimension that it has."""
+    """Draws a tensordict around a lazy stack of members of any kind, along any of its dimensions."""
     batch_size = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)))
     more = draw(st.lists(st.integers(1, 3), max_size=1, min_size=2 - len(batch_size)))
     stack = draw(stacks((*batch_size, *more), ROOT_DEPTH, is_unlike=True))
@@ -69,7 +69,7 @@ def trees_around_stacks(draw: st.DrawFn) -> Any:
 
 @st.composite
 def nodes(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
-    """A node of any kind."""
+    """Draws a node of any kind."""
     kinds = ["dense", "dense", "class", "typed", *(["stack", "stack"] if batch_size and depth else [])]
     kind = draw(st.sampled_from(kinds))
     if kind == "stack":
@@ -82,12 +82,12 @@ def nodes(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
 
 @st.composite
 def dense(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
-    """A TensorDict of leaves and nodes of any kind."""
+    """Draws a TensorDict of leaves and nodes of any kind."""
     td = TensorDict({}, batch_size, names=draw(st.none() | st.just([*"ab"[: len(batch_size)]])))
     for key in draw(st.lists(keys, max_size=3, unique=True)):
         if depth and draw(st.booleans()):
             below = draw(nodes(batch_size, depth - 1))
-            # what is around a typed one locks it only if it was not locked before
+            # a wrapper around a typed tensordict locks it only if it was unlocked before
             is_locked = draw(st.integers(0, 5)) == 0 and not isinstance(below, State)
             td.set(key, below.lock_() if is_locked else below)
         else:
@@ -99,7 +99,7 @@ def dense(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
 
 @st.composite
 def leaves(draw: st.DrawFn, batch_size: tuple[int, ...]) -> Any:
-    """A leaf of any kind."""
+    """Draws a leaf of any kind."""
     kinds = ["tensor", "tensor", "value", "unbatched", "grad"]
     kinds += ["alike"] if batch_size else []
     kinds += ["jagged", "strided"] if len(batch_size) == 1 else []
@@ -130,7 +130,7 @@ def leaves(draw: st.DrawFn, batch_size: tuple[int, ...]) -> Any:
 
 
 def alike(batch_size: tuple[int, ...], value: Any) -> Any:
-    """A value for each row, and all the same."""
+    """Returns one value per row, all equal."""
     if not batch_size:
         return NonTensorData(data=value)
     return NonTensorStack(*[alike(batch_size[1:], value) for _ in range(batch_size[0])])
@@ -138,7 +138,7 @@ def alike(batch_size: tuple[int, ...], value: Any) -> Any:
 
 @st.composite
 def stacks(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int, *, is_unlike: bool = False) -> Any:
-    """A lazy stack along any dimension, of members that differ in keys, shapes and kinds, or in shapes alone."""
+    """Draws a lazy stack along any dimension. Its members differ in keys, shapes and kinds, or only in shapes."""
     dim = draw(st.integers(0, len(batch_size) - 1))
     inner = batch_size[:dim] + batch_size[dim + 1 :]
     if not is_unlike and draw(st.booleans()):
@@ -147,14 +147,14 @@ def stacks(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int, *, is_unlik
         ]
     else:
         members = [draw(members_of(inner, depth - 1)) for _ in range(batch_size[dim])]
-    # below others its name would have to be theirs
+    # inside other stacks its dimension name would have to be theirs
     name = draw(st.sampled_from([None, "time"])) if depth == ROOT_DEPTH and not is_unlike else None
     return LazyStackedTensorDict(*members, stack_dim=dim, stack_dim_name=name)
 
 
 @st.composite
 def members_of(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
-    """What may be stacked with others, in part locked: a TensorDict, one of parameters, or another stack."""
+    """Draws members of a stack, some of them locked: TensorDicts, TensorDictParams or other stacks."""
     kinds = ["dense", "dense", "dense", "params", *(["stack"] if batch_size and depth else [])]
     kind = draw(st.sampled_from(kinds))
     if kind == "params":
@@ -166,7 +166,7 @@ def members_of(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
 
 @st.composite
 def instances(draw: st.DrawFn, batch_size: tuple[int, ...]) -> Any:
-    """A tensorclass instance of one of several flavours."""
+    """Draws a tensorclass instance of one of several flavours."""
     kind = draw(st.sampled_from([Inner, Frozen, Cast]))
     leaf = draw(tensors(batch_size))
     if kind is Inner:
@@ -178,7 +178,7 @@ def instances(draw: st.DrawFn, batch_size: tuple[int, ...]) -> Any:
 
 @st.composite
 def params(draw: st.DrawFn, batch_size: tuple[int, ...]) -> Any:
-    """TensorDictParams, of parameters, and of buffers where there are no floats."""
+    """Draws TensorDictParams of parameters, and of buffers where there are no floats."""
     weights = torch.rand(*batch_size, draw(st.integers(0, 3)))
     numbers = torch.arange(2).expand(*batch_size, 2).clone()
     found = TensorDictParams(TensorDict({"w": weights, "n": TensorDict({"b": numbers}, batch_size)}, batch_size))

@@ -1,4 +1,4 @@
-"""One compose project of the tests of this folder, and single containers beside it: started, looked at, struck."""
+"""One compose project for the tests of this folder, and single containers beside it: started, inspected, killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).parents[2]
 IMAGE = "tdserve:e2e"
 
 COMMAND_TIMEOUT_S = 120.0
-"""For one command to the engine, beside a busy machine."""
+"""Timeout of one command to the engine on a busy machine."""
 
 
 def docker(
@@ -22,14 +22,14 @@ def docker(
     settings: dict[str, str] | None = None,
     timeout_s: float = COMMAND_TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs ``docker``, in the top folder.
+    """Runs ``docker`` in the top folder.
 
     Args:
-        arguments: Behind ``docker``.
-        stdin: What it reads.
-        check: A failure is the test's.
-        settings: Variables of its environment.
-        timeout_s: Its limit.
+        arguments: Arguments of ``docker``.
+        stdin: Its standard input.
+        check: Whether a failure of the command fails the test.
+        settings: Environment variables.
+        timeout_s: Time limit.
     """
     done = subprocess.run(
         ["docker", *arguments],
@@ -46,13 +46,13 @@ def docker(
 
 
 def inspect(container: str) -> dict[str, Any]:
-    """What the engine knows of a container."""
+    """Returns the engine's description of a container."""
     found: dict[str, Any] = json.loads(docker("inspect", container).stdout)[0]
     return found
 
 
 def logs(container: str) -> str:
-    """All that a container has printed, over its restarts."""
+    """Returns everything that a container has printed, over all its restarts."""
     done = docker("logs", container)
     return done.stdout + done.stderr
 
@@ -61,8 +61,8 @@ class Stack:
     """A compose project.
 
     Args:
-        name: Of the project.
-        files: Compose files, from the top folder.
+        name: Name of the project.
+        files: Compose files, relative to the top folder.
         settings: Variables that the files read.
     """
 
@@ -79,28 +79,28 @@ class Stack:
         return docker(*command, stdin=stdin, check=check, settings=self._settings, timeout_s=timeout_s)
 
     def container(self, service: str, number: int = 1) -> str:
-        """Name of a container, whether it runs or not."""
+        """Returns the name of a container, whether it runs or not."""
         return f"{self.name}-{service}-{number}"
 
     def info(self, store: str) -> dict[str, Any] | None:
-        """What the server says of a store; None while it does not answer, or has none of this name."""
+        """Returns the server's description of a store; None if the server does not answer or has no such store."""
         done = self.compose("exec", "-T", "server", "tdserve", "info", store, "--json", check=False)
         found: dict[str, Any] | None = json.loads(done.stdout) if done.returncode == 0 else None
         return found
 
     def version(self) -> int:
-        """Newest version of the policy; 0 while the server does not answer."""
+        """Returns the newest version of the policy; 0 while the server does not answer."""
         info = self.info("policy")
         return 0 if info is None else int(info["version"])
 
     def python(self, program: str, *, service: str = "actor", check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Runs a program in a container of its own, made as those of a service are."""
+        """Runs a program in a container of its own, configured like those of a service."""
         return self.compose(
             "run", "--rm", "-T", "--no-deps", "--entrypoint", "python", service, "-", stdin=program, check=check
         )
 
     def kill(self, service: str, number: int = 1) -> None:
-        """SIGKILL to a container's first process, as the kernel sends it.
+        """Sends SIGKILL to a container's first process, as the kernel does.
 
         ``docker kill`` counts as an order to stay away: no restart policy brings such a container back.
         """

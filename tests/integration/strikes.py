@@ -1,4 +1,4 @@
-"""Signals that a client program sends itself in the very middle of what it does in shared memory.
+"""Signals that a client program sends to itself in the middle of an access to shared memory.
 
 A writer is struck when it is about to touch leaf number N of the mapped store (from 0; rows have three), or behind the
 last one, when nothing was acknowledged yet. Of a version, the file of which is filled at once: 0 before it is made, 1
@@ -19,7 +19,7 @@ from tdserve.store.versions import VersionFile
 from tdserve.transport import sources_sinks
 
 BEHIND = 3
-"""Where a strike comes when all leaves of a row were touched."""
+"""The place of a strike after all leaves of a row were touched."""
 
 claims: Any = _claims
 placing: Any = _placing
@@ -28,7 +28,7 @@ versions: Any = VersionFile
 
 
 def strike(number: int) -> None:
-    """Sends a signal to this process, which this thread gets: another one would let it go on for a moment."""
+    """Sends a signal to the calling thread: if another thread received it, this one would continue for a moment."""
     signal.pthread_kill(threading.get_ident(), number)
 
 
@@ -41,13 +41,13 @@ class Struck:
         self.num_touched = 0
 
     def touch(self) -> None:
-        """Another leaf is about to be touched."""
+        """Call it before another leaf is touched."""
         if self.num_touched == self.at:
             strike(self.number)
         self.num_touched += 1
 
     def watched(self, store: Any) -> Any:
-        """A mapped store that tells of every leaf."""
+        """Wraps a mapped store so that every access to a leaf is counted."""
         return _WatchedStore(store, self)
 
 
@@ -82,7 +82,7 @@ class _WatchedLeaves:
 
 
 def strike_in_place(at: int, number: int) -> None:
-    """Strikes when the content of the next writes is put in place, once."""
+    """Strikes, once, while the content of the next writes is put in place."""
     put_rows, put_selection, put_version = placing.put_rows, placing.put_selection, placing.put_version
     fill_rows = claims.fill_rows
     create, seal = versions.create, versions.seal
@@ -137,7 +137,7 @@ def strike_in_opening(number: int) -> None:
 
 
 def strike_in_copy(number: int) -> None:
-    """Strikes, once, in the middle of the next read: when a leaf was copied, and nothing was checked yet."""
+    """Strikes, once, in the middle of the next read, after the first leaf was copied and before the check."""
     is_struck = False
 
     def once() -> None:

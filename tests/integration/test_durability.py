@@ -1,5 +1,4 @@
-"""What is there after the control process was killed with SIGKILL and started again on the same root: all that was
-said."""
+"""Everything that was acknowledged is there after SIGKILL of the control process and a restart on the same root."""
 
 from __future__ import annotations
 
@@ -36,21 +35,21 @@ CAPACITY = 20_000
 ANSWERS_CAPACITY = 100
 
 MAX_LOST_WRITES = 4
-"""Whose rows were granted when a server was killed, and one whose rows are half overwritten."""
+"""Writes whose rows were granted when a server was killed, and one whose rows are half overwritten."""
 """64 rows are 1 MiB, one message over the data transport; one row rides inside the request."""
 
 NUM_LONG = 2000
-"""Bytes of a store whose rows, listed one by one, make a request that is too long for a mail."""
+"""Size of a store, in bytes, whose rows, listed one by one, make a request too long for the control channel."""
 
 
 def rows(number: int, num_rows: int) -> TensorDict:
-    """Rows that hold one number everywhere, so that a torn one shows."""
+    """Returns rows that hold one number everywhere, so that a torn row shows."""
     body = torch.full((num_rows, ROW_ITEMS), number, dtype=torch.int32)
     return TensorDict({"number": torch.full((num_rows,), number), "body": body}, [num_rows])
 
 
 def numbers_in(td: Any) -> list[int]:
-    """The number of each row; fails when a row is torn."""
+    """Returns the number of each row; fails if a row is torn."""
     assert (td["body"] == td["number"].unsqueeze(-1)).all(), "a row is torn"
     found: list[int] = td["number"].tolist()
     return found
@@ -58,14 +57,14 @@ def numbers_in(td: Any) -> list[int]:
 
 @pytest.fixture(scope="module")
 def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
-    """One for all tests of this file: each uses stores of its own."""
+    """One server for all tests of this file; each test uses stores of its own."""
     with Crashing(tmp_path_factory.mktemp("crashing")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def client(crashing: Crashing) -> Iterator[tdserve.Client]:
-    """A client that lives through every restart, and reconnects by itself."""
+    """A client that lives through every restart and reconnects by itself."""
     with crashing.server.client(transport="gloo", timeout_s=60.0) as connected:
         yield connected
 
@@ -90,7 +89,7 @@ def test_writes_when_control_is_killed_again_and_again_then_each_is_stored_once_
         for writer in writers.values():
             writer.goes_on()
         said = {name: writer.end() for name, writer in writers.items()}
-    # The clients retried what had not been answered, so all is there, and nothing twice.
+    # The clients retried every unanswered request, so everything is there, and nothing twice.
     check_newest(Counter(numbers_in(large[:])), said["large"], 64)
     check_newest(Counter(numbers_in(small[:])), said["small"], 1)
     assert set(numbers_in(client.from_remote_init("state"))) == {said["state"][-1]}
@@ -101,7 +100,8 @@ def test_writes_when_control_is_killed_again_and_again_then_each_is_stored_once_
 
 
 def check_newest(found: Counter[int], said: list[int], num_rows: int) -> None:
-    """That every acknowledged write is there once and whole, but those that a fast machine has overwritten by now."""
+    """Checks that every acknowledged write is there once and whole, except those that a fast machine has overwritten by
+    now."""
     is_all = len(said) * num_rows <= CAPACITY
     kept = said if is_all else said[-(CAPACITY // num_rows - MAX_LOST_WRITES) :]
     assert {number: found[number] for number in kept} == dict.fromkeys(kept, num_rows)
@@ -110,7 +110,7 @@ def check_newest(found: Counter[int], said: list[int], num_rows: int) -> None:
 
 
 def generations_of(crashing: Crashing, client: tdserve.Client, name: str) -> Generations:
-    """The numbers of a store's rows, as the server's processes map them."""
+    """Returns the generations of a store's rows, as the server's processes map them."""
     description = client.describe(name)
     return Generations.open(crashing.root / "stores" / name / FILE_NAME, uid=description.uid, writable=True)
 
@@ -124,7 +124,7 @@ def test_commit_when_a_crash_came_before_its_generations_then_it_is_completed(
     generations = generations_of(crashing, client, "redo")
     crashing.kill()
     before = generations.values[10:20].tolist()
-    generations.values[10:20] = 1  # what they were between the commit on record and its last step
+    generations.values[10:20] = 1  # their state between the commit on record and its last step
     crashing.start()
     assert Counter(numbers_in(replay[:])) == {1: 10, 2: 10}
     assert generations.values[10:20].tolist() == before
@@ -139,7 +139,7 @@ def test_rows_when_control_was_killed_before_their_commit_then_they_are_free(
     generations = generations_of(crashing, client, "holes")
     client.create_replay("later", like=rows(0, 1)[0], capacity=10).extend(rows(1, 1))
     crashing.kill()
-    generations.values[10:20] = 1  # reserved, and then nobody came back
+    generations.values[10:20] = 1  # reserved by a session that never came back
     crashing.start()
     assert numbers_in(replay[:]) == [1] * 10
     assert replay.extend(rows(2, 10)).tolist() == list(range(10, 20))
@@ -154,7 +154,7 @@ def test_write_when_control_is_killed_while_it_is_applied_then_it_is_whole_after
     assert generations.values.tolist() == before
     worker = client.stats()["workers"][0]["pid"]
     os.kill(worker, signal.SIGSTOP)  # so that it stays between the journal and the end
-    # So long an index does not fit into a mail, which would pass through the worker: it goes to control directly.
+    # Such a long index does not fit into the control channel through the worker: it goes to control directly.
     everywhere = torch.randperm(NUM_LONG)
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(client["journal"].set_at_, "x", torch.full((NUM_LONG,), 2, dtype=torch.uint8), everywhere)
@@ -199,7 +199,7 @@ def test_create_when_it_names_a_session_of_before_the_restart_then_no_new_sessio
 
 
 class HandMade:
-    """A session by hand, whose requests have the numbers that a test wants."""
+    """A session made by hand, whose requests have numbers that the test chooses."""
 
     def __init__(self, address: str, client_id: bytes) -> None:
         self.connection = ControlConnection(address)
@@ -209,7 +209,7 @@ class HandMade:
         )
 
     def extend(self, name: str, number: int, *, request: int) -> bytes:
-        """One row, inside the request; the row numbers it got, as they were sent."""
+        """Extends by one row inside the request; returns the row numbers as they were sent."""
         captured = capture(rows(number, 1))
         fingerprint = capture(rows(number, 1)[0]).spec.prepend((ANSWERS_CAPACITY,)).fingerprint
         content = content_of(captured, fingerprint=fingerprint)

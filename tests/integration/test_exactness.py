@@ -1,5 +1,5 @@
-"""Many writers and samplers at once: no row is torn, lost or duplicated, draws are as likely as they should be, and a
-limiter's bounds hold at every moment. ``pytest tests/integration --full-size`` runs all 16 x 1,000 extends."""
+"""Many writers and samplers at once: no row is torn, lost or duplicated, each row is drawn as often as it should be,
+and a limiter's bounds hold at every moment. ``pytest tests/integration --full-size`` runs all 16 x 1,000 extends."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 NUM_WRITERS, NUM_SAMPLERS, NUM_ROWS, NUM_SAMPLED = 16, 4, 32, 256
 FULL_EXTENDS = 1000
 INLINE_FLOATS, CHANNEL_FLOATS = 16, 260
-"""Of a row: extends of 32 rows ride in messages, or go over the data transport."""
+"""Floats of a row: extends of 32 such rows are sent inline, or over the data transport."""
 
 
 @pytest.fixture
 def scale(pytestconfig: pytest.Config) -> float:
-    """By how much the numbers of extends are multiplied."""
+    """Factor for the number of extends."""
     return 1.0 if pytestconfig.getoption("--full-size", default=False) else 0.25
 
 
 class Load:
-    """16 writers and 4 samplers of one table, and what they have seen.
+    """16 writers and 4 samplers of one table, and what the samplers have read.
 
     Args:
-        folder: For what the samplers have seen.
+        folder: Folder for the samplers' results.
     """
 
     def __init__(self, client: tdserve.Client, replay: Any, folder: Path, *, num_extends: int, num_floats: int) -> None:
@@ -54,11 +54,11 @@ class Load:
         self.fleet = Fleet(client, *writers, *samplers)
 
     def wait_inserted(self, num_rows: int) -> None:
-        """Until so many rows are there."""
+        """Waits until the table has this many inserts."""
         wait_for(lambda: self.replay.info()["inserts"] >= num_rows, f"the insert of {num_rows} rows", timeout_s=300.0)
 
     def finish(self) -> None:
-        """Until all have done what they had to."""
+        """Waits until all have finished."""
 
         def is_over(fleet: Fleet) -> bool:
             return all(fleet.said)
@@ -74,7 +74,8 @@ class Load:
         assert all(number[0] > 0 for number in sampled)
 
     def seen(self) -> NDArray[np.int64]:
-        """Row number, generation and id of every row that was sampled. Fails when two saw different rows at a place."""
+        """Returns row number, generation and id of every sampled row. Fails if two samplers read different rows at a
+        place."""
         seen = np.unique(np.concatenate([np.load(path) for path in self._paths]), axis=0)
         assert len(np.unique(seen[:, :2], axis=0)) == len(seen), "one place, two rows"
         assert len(np.unique(seen[:, 2])) == len(seen), "one row, two places"
@@ -82,7 +83,7 @@ class Load:
 
 
 def content_of(replay: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Numbers and ids of all live rows. Fails when one is torn."""
+    """Returns the numbers and ids of all live rows; fails if a row is torn."""
     num_rows = len(replay)
     places, ids = [], []
     for start in range(0, num_rows, 4096):
@@ -93,7 +94,7 @@ def content_of(replay: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def all_ids(num_each: int) -> NDArray[np.int64]:
-    """Of all writers' rows, sorted."""
+    """Returns the ids of all writers' rows, sorted."""
     return np.concatenate([writer * MAX_NUMBERS + np.arange(num_each) for writer in range(NUM_WRITERS)])
 
 
@@ -157,7 +158,7 @@ NUM_CELLS = 64
 
 
 def drawn(client: tdserve.Client, name: str) -> NDArray[np.int64]:
-    """How often four clients together draw each row."""
+    """Returns how often four clients together draw each row."""
     task = ("count", {"name": name, "num_rows": 500, "num_samples": 100, "num_cells": NUM_CELLS})
     with Fleet(client, task, task, task, task) as fleet:
         fleet.wait_all("counted")
@@ -202,7 +203,7 @@ def test_ratio_when_writers_and_samplers_run_free_then_stays_within_its_error_bu
     limiter = tdserve.SampleToInsertRatio(ratio, min_size=min_size, error_buffer=buffer)
     num_inserts = 2 * num_each * 32
     num_calls = int(ratio * (num_inserts - min_size)) // 3 // 48
-    # As many rows as come: one that is overwritten while it is sampled is drawn, and counted, once more.
+    # A row that is overwritten while it is sampled is replaced by another draw, which counts too.
     replay = client.create_replay(name, example(4), num_inserts, limiter=limiter)
     writing = {"name": name, "num_calls": num_each, "num_rows": 32}
     sampling = ("keep_ratio", {"name": name, "writer": -1, "num_calls": num_calls, "num_rows": 48})

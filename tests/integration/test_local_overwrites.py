@@ -1,4 +1,5 @@
-"""Rows that a local client was overwriting when it died say so to every reader, until they are written again."""
+"""Rows that a local client was overwriting when it died raise an error for every reader until they are written
+again."""
 
 from __future__ import annotations
 
@@ -23,13 +24,14 @@ from tests.integration.strikes import BEHIND, placing
 pytestmark = pytest.mark.integration
 
 BEFORE, LOST, AFTER = 1, 2, 3
-"""What a store holds before the fault, what the client wrote that the fault befell, and what another wrote later."""
+"""The content before the fault, the content that the dying client wrote, and the content that another client wrote
+later."""
 
 SHORT_S = 0.3
-"""For what must not happen."""
+"""Wait for what must not happen."""
 
 TOTAL = 2 * NUM_ROWS
-"""Rows of a store, of which the first half are overwritten."""
+"""Rows of a store, of which the first half is overwritten."""
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +42,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
 
 @pytest.fixture(params=["shm", "gloo"])
 def client(request: pytest.FixtureRequest, server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """A client that nothing happens to."""
+    """A client that survives every test."""
     with server.client(transport=request.param, timeout_s=20.0) as made:
         yield made
 
 
 def check_lost(handle: Any, name: str) -> None:
-    """The first half is unreadable, the second whole."""
+    """Checks that the first half is unreadable and the second whole."""
     for index in (slice(None), slice(0, NUM_ROWS), 3, torch.tensor([TOTAL - 1, 0])):
         with pytest.raises(tdserve.CorruptDataError, match=name):
             handle[index]
@@ -61,7 +63,7 @@ def test_set_when_its_client_is_killed_in_the_middle_then_the_rows_are_lost_unti
 ) -> None:
     name = f"killed-{client.transport}-{at}-{text}"
     handle = client.memmap(rows(BEFORE, TOTAL, text=text), name)
-    assert numbers_in(handle[0]) == [BEFORE]  # what this client knows, and has mapped, must not mislead it
+    assert numbers_in(handle[0]) == [BEFORE]  # this client's cached structure and mappings must not mislead it
     before = client.describe(name).version
     with nursery.start("write", server.address, "overwrite", name, LOST, at=at, text=text) as writer:
         assert writer.line() == "connected shm"
@@ -82,7 +84,7 @@ def test_set_when_its_client_is_killed_in_the_middle_then_the_rows_are_lost_unti
 
 
 def nested(number: int, num_rows: int = NUM_ROWS, *, text: str = "") -> TensorDict:
-    """Rows of a replay, whose content is written over by its key."""
+    """Returns rows of a replay table with a nested part, which is overwritten by its key."""
     return TensorDict({"content": rows(number, num_rows, text=text)}, [num_rows])
 
 
@@ -96,7 +98,7 @@ def test_set_at_when_its_client_is_killed_in_the_middle_then_the_rows_are_gone_a
         assert writer.line() == "connected shm"
         writer.wait_killed()
     assert numbers_in(replay[:]["content"]) == numbers_in(replay[1:]["content"]) == [BEFORE] * NUM_ROWS
-    # rows that are written over count as reserved until nobody can write into them any more
+    # overwritten rows count as reserved until their writer can write no more
     wait_for(lambda: replay.info()["reserved_rows"] == 0, "the end of the rows that were lost")
     assert numbers_in(replay[:]["content"]) == [BEFORE] * NUM_ROWS
     assert set(numbers_in(replay.sample(50)["content"])) == {BEFORE}
@@ -119,7 +121,7 @@ def test_set_when_its_client_stands_still_in_the_middle_then_others_wait_for_it_
             handle.set_at_("body", torch.zeros(1).double(), 0, timeout_s=SHORT_S)
         with pytest.raises(tdserve.DeadlineExceededError):
             client.from_remote_init(name, timeout_s=SHORT_S)
-        handle[NUM_ROWS:] = rows(AFTER)  # a write that waited in vain blocks nobody
+        handle[NUM_ROWS:] = rows(AFTER)  # a write that waited in vain blocks no other
         writer.signal(signal.SIGCONT)
         assert writer.line() == "connected shm"
         assert writer.line() == "done stored"
@@ -148,7 +150,7 @@ def test_set_when_the_server_is_killed_while_its_client_stands_still_then_only_i
                 check_lost(handle, handle.name)
                 with pytest.raises(tdserve.DeadlineExceededError, match="stopped"):
                     handle.set_at_("body", torch.zeros(1).double(), 0, timeout_s=SHORT_S)
-            replay.extend(nested(AFTER))  # not over the rows of the writer that may go on
+            replay.extend(nested(AFTER))  # must not overwrite the rows of a writer that may go on
             assert numbers_in(replay[:]["content"]) == [AFTER] * NUM_ROWS
             assert replay.info()["reserved_rows"] == NUM_ROWS
             for writer in (killed, of_replay):
@@ -185,7 +187,7 @@ def test_set_when_several_wait_for_the_same_rows_then_one_after_the_other_gets_t
             left = [second, third]
             while left:
                 stopped = wait_for(lambda: _stopped(left) or None, "the next turn")
-                client.describe(name)  # what the server let others do when it let this one, it has said by now
+                client.describe(name)  # the server has answered by now whatever it allowed when it allowed this
                 assert _stopped(left) == stopped, "two write the same rows"
                 left.remove(stopped[0])
                 stopped[0].signal(signal.SIGCONT)
@@ -196,7 +198,7 @@ def test_set_when_several_wait_for_the_same_rows_then_one_after_the_other_gets_t
 
 
 class Gate:
-    """Holds a write in the middle of its copying, until it is opened."""
+    """Holds a write in the middle of its copying until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_reached = Event()
@@ -239,5 +241,5 @@ def test_close_when_another_thread_is_overwriting_then_that_ends_first_and_no_ot
 
 
 def _stopped(writers: list[Child]) -> list[Child]:
-    """Those that stand still."""
+    """Lists the processes that are stopped."""
     return [each for each in writers if state_of(each.pid) == "T"]

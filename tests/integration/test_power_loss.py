@@ -1,4 +1,4 @@
-"""What is there after a loss of power that left any of the pages that were written since the last sync."""
+"""The content after a loss of power, for any subset of the pages that were written since the last sync."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.integration.processes import is_gone, wait_for
 pytestmark = pytest.mark.integration
 
 ITEMS = 1500
-"""A row is nearly three pages: it can be torn."""
+"""Size of a row, nearly three pages, so that it can be torn."""
 
 NUM_ROWS = 40
 
 
 def rows(first: int, num_rows: int = NUM_ROWS) -> TensorDict:
-    """Rows of one number each, which a string tells too, so that a torn one shows."""
+    """Returns rows with one number each, which a string repeats, so that a torn row shows."""
     numbers = torch.arange(first, first + num_rows)
     texts = [f"{number:05d}" * 100 for number in numbers.tolist()]
     xs = numbers[:, None].repeat(1, ITEMS)
@@ -43,7 +43,7 @@ def rows(first: int, num_rows: int = NUM_ROWS) -> TensorDict:
 
 
 def numbers_of(found: Any) -> list[int]:
-    """The number of each row; fails when one is torn."""
+    """Returns the number of each row; fails if a row is torn."""
     x = found["x"]
     assert (x == x[..., :1]).all(), "a row is torn"
     numbers: list[int] = x[:, 0].tolist()
@@ -52,7 +52,7 @@ def numbers_of(found: Any) -> list[int]:
 
 
 class Moments(NamedTuple):
-    """Copies of one root: at its last full sync, and in the end."""
+    """Copies of one root: at its last full sync and at the end."""
 
     early: Path
     late: Path
@@ -79,7 +79,7 @@ def moments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moments]:
 
 
 def write_synced(client: tdserve.Client) -> None:
-    """What must be there whatever comes."""
+    """Writes content that must survive."""
     row = rows(0, 1)[0]
     client.create_replay("table", like=row, capacity=100).extend(rows(0))
     queue = client.create_queue("queue", like=row, max_size=100)
@@ -97,10 +97,10 @@ def write_synced(client: tdserve.Client) -> None:
 
 
 def write_unsynced(client: tdserve.Client, remote: tdserve.Client) -> None:
-    """What may be lost, but for what stores of durability "disk" acknowledge."""
+    """Writes content that may be lost, except in stores of durability "disk"."""
     table = client.replay("table")
     table.extend(rows(100))
-    table.extend(rows(200))  # the oldest twenty go
+    table.extend(rows(200))  # overwrites the oldest twenty
     remote.queue("queue").extend(rows(100))
     with client.queue("queue").take(5):
         pass
@@ -120,7 +120,7 @@ def write_unsynced(client: tdserve.Client, remote: tdserve.Client) -> None:
 
 
 SYNCED = ("synced/", "run.json", "stores/disk table/", "stores/disk rows/")
-"""What the last write that was acknowledged by a store of durability "disk" has brought to the disk."""
+"""Files that the last acknowledged write to a store of durability "disk" has brought to the disk."""
 
 
 def any_of(seed: int) -> Choose:
@@ -144,11 +144,11 @@ STATES: dict[str, Choose] = {
 }
 
 SERVED = ("everything", "content and no generations", "every second page")
-"""A server is started for these; for all of them, its files are looked at as the server leaves them."""
+"""Cases for which a server is started; for all other cases the test reads the files."""
 
 
 def composed(moments: Moments, target: Path, reached: Choose) -> Path:
-    """A root of which what was synced has reached the disk, and of the rest as much as is said."""
+    """Composes a root: synced content has reached the disk, and as much of the rest as the case says."""
     compose(
         moments.early,
         moments.late,
@@ -165,7 +165,7 @@ def test_recover_when_the_power_was_lost_then_rows_that_count_are_whole_and_thos
     folder = composed(moments, tmp_path / "root", {**STATES, **ANY}[state])
     root = Root.acquire(folder)
     try:
-        for _ in range(2):  # a crash in the middle: once more
+        for _ in range(2):  # a crash in the middle: repaired once more
             recover(root)
             whole = {name: whole_rows(folder, name) for name in ("table", "queue", "disk table", "rows", "disk rows")}
             assert set(range(20, NUM_ROWS)) <= set(whole["table"]) <= set(range(NUM_ROWS))
@@ -180,7 +180,7 @@ def test_recover_when_the_power_was_lost_then_rows_that_count_are_whole_and_thos
 
 
 def whole_rows(root: Path, name: str) -> list[int]:
-    """Numbers of the rows that count after a repair, each of which must be whole."""
+    """Returns the numbers of the rows that exist after a repair; each must be whole."""
     folder = root / "stores" / name
     generations = np.fromfile(folder / "generation.memmap", "<i8", offset=4096)[:-1]
     found = np.flatnonzero((generations & 1 == 0) & (generations > 0))
@@ -205,7 +205,7 @@ def test_server_when_the_power_was_lost_then_what_was_synced_is_there_and_nothin
         check_tables(client)
         check_rows(client)
         check_weights(client)
-        if "later" in client:  # its rows had not reached the disk, but that there is such a store
+        if "later" in client:  # its rows had not reached the disk, but the store's existence had
             with pytest.raises(tdserve.CorruptDataError, match="when the power was lost"):
                 client["later"].to_tensordict()
             client.delete("later")
@@ -237,7 +237,8 @@ def check_rows(client: tdserve.Client) -> None:
 
 
 def check_rewritable(client: tdserve.Client, name: str, *, damaged: range, expected: list[int]) -> None:
-    """What was written since is as before, or damaged until it is written again; the rest is as it was."""
+    """Checks that unsynced content is as it was or damaged until it is written again, and that the rest is as it
+    was."""
     store = client[name]
     for row in range(NUM_ROWS):
         try:

@@ -1,4 +1,4 @@
-"""A session of a data worker and, at its other ends, a control process that keeps what is reported and a client."""
+"""A session of a data worker. A control process that keeps reports, and a client, are at its other ends."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from tests.unit.transport.bonds import SECRET
 TIMEOUT_S = 20.0
 UID = "0123456789abcdef" * 2
 INLINE_BYTES = 1000
-"""Of an answer that the worker gives alone."""
+"""Size of an answer that the worker sends inline."""
 
 
 class StoredTensorDict:
     """A store's files, filled from a tensordict; non-tensor values are put by orders.
 
     Attributes:
-        ref: How orders name it.
+        ref: The reference to the store in orders.
         leaves: Its mapped tensors by path.
-        generations: As control has them.
+        generations: Generations of the rows, as control maps them.
     """
 
     def __init__(self, folder: FilePath, td: Any, *, uid: str = UID) -> None:
@@ -65,18 +65,18 @@ class StoredTensorDict:
 
 
 def plain_store(folder: FilePath) -> StoredTensorDict:
-    """Six rows of small tensors and nothing else."""
+    """Creates six rows of small tensors."""
     return StoredTensorDict(folder, TensorDict({"small": torch.arange(6)}, [6]))
 
 
 def mixed_store(folder: FilePath) -> StoredTensorDict:
-    """Six rows: small ones, and one leaf of 6 MB."""
+    """Creates six rows of small tensors and one leaf of 6 MB."""
     td = TensorDict({"small": torch.arange(6), "large": torch.rand(6, 250_000), "n": {"v": "text"}}, [6])
     return StoredTensorDict(folder, td)
 
 
 class Peer:
-    """Gives a session orders and takes its reports; ``channel`` is the client's end of its channel."""
+    """Gives orders to a session and receives its reports; ``channel`` is the client's end of its channel."""
 
     def __init__(self, *, transfer_timeout_s: float = TIMEOUT_S) -> None:
         self.reports: SimpleQueue[worker_pb2.Report] = SimpleQueue()
@@ -95,11 +95,11 @@ class Peer:
         self.channel: GlooChannel
 
     def open_channel(self, number: int = 0) -> None:
-        """Both ends, as after a rendezvous."""
+        """Opens both ends, as after a rendezvous."""
         self.channel = self._connect(is_mail=False, number=number)
 
     def open_mail(self) -> Mail:
-        """The same for mail; the client's end. What comes there is in ``mails``."""
+        """Opens the control channel and returns the client's end; its messages are collected in ``mails``."""
         channel = self._connect(is_mail=True)
         mail = Mail(channel, on_message=self.mails.put, on_lost=lambda error: None, name="client-mail")
         mail.begin()
@@ -117,11 +117,11 @@ class Peer:
         return self._last_order
 
     def next_report(self) -> worker_pb2.Report:
-        """The oldest report that was not taken; none of a rendezvous."""
+        """Returns the oldest report that was not taken, without those of a rendezvous."""
         return self.reports.get(timeout=TIMEOUT_S)
 
     def done(self, **body: Any) -> worker_pb2.Worked:
-        """Has an order carried out."""
+        """Has an order carried out and returns its report."""
         number = self.put(worker_pb2.Order(**body))
         report = self.next_report()
         assert report.order == number
@@ -129,7 +129,7 @@ class Peer:
         return report.done
 
     def error(self, **body: Any) -> TDServeError:
-        """Has an order carried out that fails."""
+        """Has an order carried out that fails; returns the error."""
         number = self.put(worker_pb2.Order(**body))
         report = self.next_report()
         assert report.order == number
@@ -137,7 +137,7 @@ class Peer:
         return decode_failure(report.failure)
 
     def close(self) -> None:
-        """Ends both."""
+        """Closes both ends."""
         self.session.close()
         self.session.lane._thread.join(TIMEOUT_S)
 
@@ -169,7 +169,7 @@ class Peer:
 
 
 def sampling(store: StoredTensorDict, rows: list[int], *, tag: int = 0) -> worker_pb2.Order:
-    """An order for rows of a store, over the channel."""
+    """Returns an order for rows of a store, over the channel."""
     order = worker_pb2.Order(tag=tag, is_accepted=True)  # it tells of no values
     order.send_rows.store.CopyFrom(store.ref)
     order.send_rows.rows = encode_rows(np.array(rows, np.int64))
@@ -178,7 +178,7 @@ def sampling(store: StoredTensorDict, rows: list[int], *, tag: int = 0) -> worke
 
 
 def receive(peer: Peer, sizes: tuple[int, ...], tag: int) -> list[torch.Tensor]:
-    """What the worker sends to the client."""
+    """Receives what the worker sends to the client."""
     buffers = [torch.zeros(nbytes, dtype=torch.uint8) for nbytes in sizes]
     for buffer in buffers:
         peer.channel.recv(buffer, tag).wait(TIMEOUT_S)
