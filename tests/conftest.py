@@ -1,4 +1,4 @@
-"""What every test shares: markers are declared in pyproject.toml; here is what they and the environment mean."""
+"""Fixtures and hooks of all tests. pyproject.toml declares the markers; this file implements them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ settings.load_profile("tdserve")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, object]:
-    """What imports torch to fork data workers does so once for a whole run; see ``tests.lent``."""
+    """Starts a process that imports torch once for a whole run and forks data workers; see ``tests.lent``."""
     if not hasattr(session.config, "workerinput"):  # one for all processes of a run
         folder = TemporaryDirectory(prefix="tdserve-lent-")
         lending = ExitStack()
@@ -35,7 +35,7 @@ def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, obje
 
 @pytest.fixture(scope="module")
 def own_fork_servers() -> Iterator[None]:
-    """Servers borrow nothing: what forks their workers is their own child, as everywhere else."""
+    """Servers borrow nothing: the process that forks their workers is their own child, as in production."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(DOOR_VARIABLE)
         yield
@@ -43,14 +43,14 @@ def own_fork_servers() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's ``TDSERVE_*`` settings do not reach the tests."""
+    """Hides a developer's ``TDSERVE_*`` settings from the tests."""
     for name in [name for name in os.environ if name.startswith("TDSERVE_")]:
         monkeypatch.delenv(name)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What was imported and collected, two million objects, stays to the end: no collection of garbage looks at it.
+    """Excludes the two million objects of imports and collection from garbage collection.
 
     Otherwise each of the many that tests ask for would take a second.
     """
@@ -65,7 +65,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """``e2e`` tests come last: they take the longest, and say the least about where a fault is."""
+    """Runs ``e2e`` tests last: they take longest and locate faults least."""
     for item in items:
         once = item.get_closest_marker("once")
         if once is not None and isinstance(item, pytest.Function) and once.args[0] not in _transports_of(item):
@@ -78,7 +78,7 @@ def _transports_of(item: pytest.Function) -> set[object]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips a ``gpu`` test where there is none. torch is imported for those tests only."""
+    """Skips a ``gpu`` test on a machine without GPU. torch is imported for those tests only."""
     if item.get_closest_marker("gpu") is None:
         return
     import torch

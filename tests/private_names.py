@@ -1,4 +1,4 @@
-"""The house rule on private names of torch and tensordict: they are in few modules, each with its reason.
+"""The house rule on private names of torch and tensordict: only a few modules use them, each name with its reason.
 
 Source in, findings out, as of the scanners in ``house``.
 """
@@ -49,7 +49,8 @@ def private_name_faults(modules: Sequence[Module]) -> list[str]:
 
 
 def private_attributes(module: Module) -> Iterator[tuple[str, int]]:
-    """Private attributes of other objects than ``self``: reached by a dot, or named for ``getattr`` and its like."""
+    """Yields private attributes of objects other than ``self``: accessed with a dot, or named in calls such as
+    ``getattr``."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
@@ -61,7 +62,8 @@ def private_attributes(module: Module) -> Iterator[tuple[str, int]]:
 
 
 def all_private_names(module: Module) -> set[str]:
-    """Every private name of others that a home uses: imported, attributes, and methods that it overrides."""
+    """Lists every private name of other packages that a home uses: imports, attributes, and methods that it
+    overrides."""
     names = {name for name, _ in private_attributes(module)}
     names |= {part for found, _ in foreign_names(module) for part in found.split(".") if is_private(part)}
     return names | {
@@ -79,7 +81,7 @@ def is_private(name: str) -> bool:
 
 
 def _definitions(module: Module) -> Iterator[str]:
-    """Names of the functions, classes, variables and attributes that a module makes."""
+    """Lists the functions, classes, variables and attributes that a module defines."""
     for node in ast.walk(module.tree):
         if isinstance(node, (*Function, ast.ClassDef)):
             yield node.name

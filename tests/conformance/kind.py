@@ -1,4 +1,4 @@
-"""The table of kinds of tensordicts, which the modules ``kinds_*`` fill; ``kinds`` has all of it.
+"""The table of kinds of tensordicts. The modules ``kinds_*`` fill it; ``kinds`` imports all of them.
 
 An example is made anew by every call.
 """
@@ -20,7 +20,8 @@ _HANDLING: list[bool] = []
 
 @contextmanager
 def by_tensordict() -> Iterator[None]:
-    """Whatever tensordict does in here to an instance runs no ``__post_init__``: its own indexing does, once more."""
+    """Marks a block in which tensordict makes instances, so that no ``__post_init__`` counts: its own indexing runs it
+    once more."""
     _HANDLING.append(True)
     try:
         yield
@@ -29,24 +30,24 @@ def by_tensordict() -> Iterator[None]:
 
 
 def is_by_tensordict() -> bool:
-    """Whether this is asked by an instance that tensordict itself makes of another."""
+    """Returns whether tensordict itself is making an instance of another one now."""
     return bool(_HANDLING)
 
 
 def itself(td: Any) -> Any:
-    """The same."""
+    """Returns its argument."""
     return td
 
 
 class Kind(NamedTuple):
-    """How one kind is tried.
+    """How one kind is tested.
 
     Attributes:
-        make: Gives an example, equal ones at every call.
-        expected: What a whole read of a store gives that was made of an example.
-        has_rows: Whether its first batch dimension numbers ``ROWS`` rows.
-        ragged: What is declared of such a row, as of ``create_replay``.
-        local: Makes of an example what tensordict itself can index, where it cannot index the example.
+        make: Makes an example; equal ones at every call.
+        expected: Returns what a read of a whole store returns that was made of an example.
+        has_rows: Whether its first batch dimension has ``ROWS`` rows.
+        ragged: What is declared ragged, as of ``create_replay``.
+        local: Converts an example to one that tensordict can index, where it cannot index the example.
     """
 
     make: Callable[[], Any]
@@ -56,7 +57,7 @@ class Kind(NamedTuple):
     local: Callable[[Any, Any], Any] | None = None
 
     def rows(self, index: Any) -> Any:
-        """What rows of a store are that was made of an example: as tensordict's own indexing gives them, unlocked."""
+        """Returns what a read of rows returns: the result of tensordict's own indexing, unlocked."""
         td = self.expected(self.make())
         if td.is_locked:
             td.unlock_()
@@ -88,5 +89,5 @@ def kind(
 
 
 def numbers(*shape: int, start: float = 0.0) -> torch.Tensor:
-    """Numbers that are all different."""
+    """Returns numbers that are all different."""
     return torch.arange(start, start + torch.Size(shape).numel()).reshape(shape)

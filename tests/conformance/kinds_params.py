@@ -1,4 +1,4 @@
-"""Kinds that are more than content: parameters, modules, what requires grad."""
+"""Kinds with more than content: parameters, modules, tensors that require grad."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conformance.kinds_stacks import jagged
 
 
 def network() -> torch.nn.Module:
-    """With parameters, buffers that are trained with and some that are not, and integers."""
+    """Returns a network with parameters, with buffers of which some require grad, and with integers."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Embedding(4, 2))
 
@@ -32,7 +32,7 @@ def requires_grad() -> Any:
 
 
 def detached(td: Any) -> Any:
-    """What is computed comes back as a leaf."""
+    """The result of a computation is read as a leaf."""
     return td.detach().requires_grad_()
 
 
@@ -53,38 +53,38 @@ def parameters() -> Any:
 
 @kind("TensorDictParams", has_rows=False)
 def params() -> Any:
-    """Parameters, and buffers where they are no floats."""
+    """Parameters, and buffers for tensors that are not floats."""
     return TensorDictParams(TensorDict({"w": numbers(2, 3), "n": {"i": torch.arange(3), "b": torch.ones(1)}}))
 
 
 @kind("TensorDictParams with rows")
 def params_rows() -> Any:
-    """Rows of it are plain."""
+    """Rows of it are plain tensors."""
     return TensorDictParams(TensorDict({"w": numbers(ROWS, 3), "n": {"b": numbers(ROWS)}}, [ROWS]))
 
 
 @kind("TensorDictParams that convert nothing", has_rows=False)
 def params_no_convert() -> Any:
-    """What is no parameter is a buffer."""
+    """Tensors that are not parameters become buffers."""
     return TensorDictParams(TensorDict({"w": torch.nn.Parameter(torch.ones(2)), "b": torch.ones(2)}), no_convert=True)
 
 
 @kind("TensorDictParams of TensorDictParams, locked and in eval mode", has_rows=False)
 def params_locked() -> Any:
-    """All that one of them can be."""
+    """Locked in every way."""
     found = TensorDictParams(TensorDictParams(TensorDict({"w": torch.ones(2), "text": "a"})), lock=True)
     return found.eval()
 
 
 @kind("TensorDictParams in a tensordict", has_rows=False)
 def params_nested() -> Any:
-    """Twice, in locked and in unlocked nodes."""
+    """TensorDictParams in a locked and in an unlocked node."""
     return TensorDict({"actor": params(), "x": torch.ones(2), "locked": TensorDict({"critic": params()}).lock_()})
 
 
 @kind("TensorDictParams in a locked tensordict", has_rows=False)
 def params_in_locked() -> Any:
-    """Locked from outside."""
+    """The lock is of the tensordict around it."""
     return TensorDict({"actor": params(), "x": torch.ones(2)}).lock_()
 
 
@@ -116,26 +116,26 @@ def from_modules_as_module() -> Any:
 
 @kind("from_modules as a lazy stack")
 def from_modules_lazy() -> Any:
-    """Members are the parameters of each."""
+    """The members are the parameters of each module."""
     torch.manual_seed(0)
     return TensorDict.from_modules(*(torch.nn.Linear(2, 3) for _ in range(ROWS)), lazy_stack=True)
 
 
 @kind("parameters in a lazy stack of different shapes")
 def params_in_stack() -> Any:
-    """Each row has one of its own size."""
+    """Each row has parameters of its own size."""
     return lazy_stack([TensorDict({"w": torch.nn.Parameter(numbers(size))}) for size in (1, 2, 3, 4)])
 
 
 @kind("TensorDictParams in a lazy stack")
 def params_stacked() -> Any:
-    """Members of a stack."""
+    """The members of a stack are TensorDictParams."""
     return LazyStackedTensorDict(*(TensorDictParams(TensorDict({"w": numbers(2)})) for _ in range(ROWS)), stack_dim=0)
 
 
 @kind("jagged that requires grad")
 def jagged_grad() -> Any:
-    """A nested tensor, detached from what it was made of."""
+    """A nested tensor, detached from the tensors that it was made of."""
     td = jagged()
     td["x"].requires_grad_()
     return td

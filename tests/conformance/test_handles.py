@@ -1,4 +1,4 @@
-"""A handle does what a local tensordict does, or refuses by an error of its own and has changed nothing.
+"""A handle does what a local tensordict does, or refuses with an error of its own and changes nothing.
 
 No call acts on a copy in silence: what a local tensordict would hold afterwards the store holds.
 """
@@ -42,7 +42,7 @@ _numbers = itertools.count()
 
 
 class Named(TensorClass):
-    """An instance with a field that handles have an attribute of the name of."""
+    """An instance with a field whose name is an attribute of handles."""
 
     spec: torch.Tensor
 
@@ -55,7 +55,7 @@ def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
 
 
 class Pair:
-    """A local tensordict and a store of the same content, made anew when a call has changed them."""
+    """A local tensordict and a store of the same content, made again after a call has changed them."""
 
     def __init__(self, client: tdserve.Client, face: Face) -> None:
         self._client = client
@@ -63,7 +63,7 @@ class Pair:
         self._store: Any = None
 
     def fault(self, call: Call) -> str | None:
-        """Why the two differ after a call, in what they hold, return, or raise."""
+        """Returns how the two differ after a call, in content, result or error."""
         td, before = self._face.make(), self._face.make()
         if self._store is None:
             name = f"pair-{next(_numbers)}"
@@ -86,7 +86,7 @@ class Pair:
 
 
 def faults(client: tdserve.Client, face: Face, calls: dict[str, Call]) -> list[str]:
-    """What is wrong with calls, each on a pair of its own content."""
+    """Returns the faults of calls, each made on a pair of its own."""
     pair = Pair(client, face)
     found = {title: pair.fault(call) for title, call in calls.items()}
     return [f"{title}: {text}" for title, text in found.items() if text is not None]
@@ -131,7 +131,7 @@ def test_call_when_in_place_then_the_store_has_it_or_refuses(client: tdserve.Cli
 
 @pytest.mark.filterwarnings("ignore")
 def test_call_when_it_fills_a_store_then_the_store_has_it_or_refuses(client: tdserve.Client) -> None:
-    """Called on the store itself, and on a local tensordict."""
+    """Calls that fill a tensordict are made on the store and on a local tensordict."""
     calls: dict[str, Call] = {}
     for name, make in OUT.items():
         if make is not None:
@@ -143,7 +143,7 @@ def test_call_when_it_fills_a_store_then_the_store_has_it_or_refuses(client: tds
 
 @pytest.mark.parametrize("name", [name for name in OUT if name.startswith("torch.")])
 def test_function_when_out_is_a_store_then_that_is_filled_and_returned(client: tdserve.Client, name: str) -> None:
-    """What torch gives to tensordict reaches the store, it is not refused."""
+    """A tensordict that torch accepts as ``out`` may be a store: it is filled, not refused."""
     td, store = local_td(), _stored(client, local_td())
     make = OUT[name]
     assert make is not None

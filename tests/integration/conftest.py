@@ -1,4 +1,5 @@
-"""A real server for the tests of this folder: processes of its own, one for the whole session, or a fresh one."""
+"""Real servers for the tests of this folder, each with processes of its own: one for the whole session, or a fresh
+one."""
 
 from __future__ import annotations
 
@@ -15,37 +16,37 @@ from tests.integration.nursery import Nursery, shared
 from tests.unit.structure.strategies import difference
 
 FreshServer = Callable[..., tdserve.Server]
-"""Makes and starts a server: ``fresh_server()`` on a new root, ``fresh_server(root)`` on one that was used before."""
+"""Starts a server: ``fresh_server()`` on a new root, ``fresh_server(root)`` on a used one."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``pytest tests/integration --full-size``: the tests of exactness move all the rows that they are made for."""
+    """Adds ``--full-size``, with which the tests of exactness move all the rows that they are made for."""
     parser.addoption("--full-size", action="store_true", help="eight times as many rows in test_exactness.py")
 
 
 def example(num_rows: int = 4) -> TensorDict:
-    """Small rows of two leaves."""
+    """Returns small rows with two leaves."""
     number = torch.arange(num_rows)
     return TensorDict({"x": number[:, None] + torch.zeros(num_rows, 3), "n": {"y": number.clone()}}, [num_rows])
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """A server that all tests share; each takes store names of its own."""
+    """A server that all tests share; each test uses store names of its own."""
     with tdserve.Server(tmp_path_factory.mktemp("shared"), port=0) as started:
         yield started
 
 
 @pytest.fixture(scope="session", params=["gloo", "shm"])
 def client(request: pytest.FixtureRequest, server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """A client of the shared server, over either transport."""
+    """A client of the shared server, over each transport."""
     with server.client(transport=request.param, timeout_s=20.0) as connected:
         yield connected
 
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest, client: tdserve.Client) -> Iterator[str]:
-    """A store name that no other test has; what lies under it goes after the test."""
+    """A store name that no other test has; stores below it are deleted after the test."""
     own = f"{request.node.originalname}-{request.node.nodeid.encode().hex()[-16:]}-{id(request.node):x}"[-150:]
     yield own
     if own in client:
@@ -54,7 +55,7 @@ def name(request: pytest.FixtureRequest, client: tdserve.Client) -> Iterator[str
 
 @pytest.fixture
 def fresh_server(tmp_path: Path) -> Iterator[FreshServer]:
-    """Starts servers for one test; all of them are ended with it."""
+    """Starts servers for one test and ends them after it."""
     started: list[tdserve.Server] = []
 
     def start(root: Path | None = None, **settings: Any) -> tdserve.Server:
@@ -69,7 +70,8 @@ def fresh_server(tmp_path: Path) -> Iterator[FreshServer]:
 
 @pytest.fixture
 def store(client: tdserve.Client, name: str) -> Iterator[Any]:
-    """A store of ``example()``, the same after the test: nothing bad was written, and the server serves on."""
+    """A store of ``example()``. It must be unchanged after the test, so that nothing bad was written and the server
+    still works."""
     handle = client.memmap(example(), name)
     version = client.describe(name).version
     yield handle
@@ -79,7 +81,7 @@ def store(client: tdserve.Client, name: str) -> Iterator[Any]:
 
 @pytest.fixture
 def replay(client: tdserve.Client, name: str) -> Iterator[Any]:
-    """A ring of eight with the rows of ``example()``, the same after the test."""
+    """A ring of eight with the rows of ``example()``. It must be unchanged after the test."""
     handle = client.create_replay(name, example()[0], 8)
     handle.extend(example())
     yield handle
@@ -89,5 +91,5 @@ def replay(client: tdserve.Client, name: str) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def nursery() -> Nursery:
-    """Where client processes come from that must start quickly."""
+    """Starts client processes quickly."""
     return shared()

@@ -1,4 +1,4 @@
-"""Many client processes that start within a second: children of the nursery, which play ``tests.integration.roles``."""
+"""Many client processes that start within a second: children of the nursery that play ``tests.integration.roles``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.integration.processes import START_TIMEOUT_S
 
 
 class Fleet:
-    """Client processes, one per task; a context manager, whose end is theirs.
+    """Client processes, one per task. As a context manager it ends them.
 
     Args:
-        server: Its address, for children that use gloo; or a client, whose transport they take.
-        tasks: A role of ``tests.integration.roles`` and its arguments, each.
+        server: Address of the server, for children that use gloo; or a client, whose transport they use.
+        tasks: The role of ``tests.integration.roles`` and the arguments of each child.
 
     Attributes:
         said: Lines of each child so far.
-        pids: Process of each child.
+        pids: Process id of each child.
     """
 
     def __init__(self, server: str | tdserve.Client, *tasks: tuple[str, dict[str, Any]]) -> None:
@@ -33,7 +33,7 @@ class Fleet:
         self.pids = [child.pid for child in self._children]
 
     def wait(self, is_reached: Callable[[Fleet], bool], *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Reads on until a state is reached. Fails the test when the children end, or one of them fails, before."""
+        """Reads lines until a state is reached. Fails if the children end, or one of them fails, before."""
         while not is_reached(self):
             assert not all(child.has_ended for child in self._children), f"all have ended, and had said {self.said}"
             number, line = nursery.next_line(self._children, timeout_s=timeout_s)
@@ -41,7 +41,7 @@ class Fleet:
                 self.said[number].append(line)
 
     def wait_all(self, word: str, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until every child has said something that begins with a word."""
+        """Waits until every child has printed a line that begins with a word."""
 
         def is_reached(fleet: Fleet) -> bool:
             return all(any(line.split()[0] == word for line in lines) for lines in fleet.said)
@@ -49,19 +49,19 @@ class Fleet:
         self.wait(is_reached, timeout_s=timeout_s)
 
     def words(self, child: int, word: str) -> list[str]:
-        """What stands behind a word in the lines of a child that begin with it."""
+        """Returns the rest of a child's lines that begin with a word."""
         return [line.partition(" ")[2] for line in self.said[child] if line.split()[0] == word]
 
     def numbers(self, child: int, word: str) -> list[int]:
-        """All numbers of such lines, in order."""
+        """Returns all numbers in such lines, in order."""
         return [int(number) for rest in self.words(child, word) for number in rest.split()]
 
     def kill(self, child: int) -> None:
-        """SIGKILL to a child."""
+        """Sends SIGKILL to a child."""
         os.kill(self.pids[child], signal.SIGKILL)
 
     def end(self) -> None:
-        """SIGKILL to all children; what they have said before is there afterwards."""
+        """Sends SIGKILL to all children and reads their remaining lines."""
         for child in range(len(self.pids)):
             self.kill(child)
         for lines, killed in zip(self.said, self._children, strict=True):
@@ -76,6 +76,6 @@ class Fleet:
 
 
 def sail(say: Callable[..., None], address: str, transport: str, role: str, arguments: dict[str, Any]) -> None:
-    """What a child does, in the nursery's own words."""
+    """Runs a child's role."""
     roles.transport = check_transport(transport)
     roles.ROLES[role](address, say, **arguments)

@@ -1,4 +1,4 @@
-"""How long the event loop of a real server is busy at a time: the CPU of its own thread in each callback.
+"""Measures how long a real server's event loop is busy at a time, by the CPU time of its thread in each callback.
 
 The server runs in this program, which looks at every callback of its loop and notes the longest in a mapped file. It
 is CPU that is measured, not time on the clock: another process that takes the core lengthens no callback.
@@ -24,19 +24,19 @@ from tdserve.server import main as server_main
 from tests.integration.processes import REPOSITORY, START_TIMEOUT_S
 
 COSTS = struct.Struct("<d?")
-"""What the mapped file holds: seconds, and whether a callback is running."""
+"""Content of the mapped file: seconds, and whether a callback is running."""
 
 
 NUM_TRIES = 3
-"""The best of them counts: a callback may have to wait for memory, whatever it does."""
+"""The best of these tries counts: any callback may have to wait for memory."""
 
 
 class WatchedServer:
-    """A server whose loop is watched.
+    """A server whose event loop is measured.
 
     Args:
-        root: Of the server.
-        scratch: A folder for what is noted.
+        root: Root folder of the server.
+        scratch: Folder for the mapped file.
     """
 
     def __init__(self, root: Path, scratch: Path, **settings: Any) -> None:
@@ -64,16 +64,17 @@ class WatchedServer:
         self.address = line.removeprefix(server_main.READY_PREFIX).strip()
 
     def client(self, **arguments: Any) -> tdserve.Client:
-        """A new client of it."""
+        """Opens a new client."""
         return tdserve.connect(self.address, **arguments)
 
     def begin(self) -> None:
-        """Forgets the longest callback so far."""
+        """Resets the measurement."""
         self._costs[:] = COSTS.pack(0.0, False)
 
     @property
     def worst_s(self) -> float:
-        """The longest callback since ``begin``, together with the one that is running: it may have sent the answer."""
+        """Returns the time of the longest callback since ``begin``, including one that is running: it may have sent the
+        answer."""
         worst_s, is_running = COSTS.unpack(self._costs[:])
         while is_running:
             os.sched_yield()
@@ -81,7 +82,7 @@ class WatchedServer:
         return float(worst_s)
 
     def close(self) -> None:
-        """Ends it."""
+        """Shuts the server down."""
         os.close(self._lifeline_fd)
         self._process.wait(START_TIMEOUT_S)
         if self._process.stdout is not None:
@@ -96,7 +97,8 @@ class WatchedServer:
 
 
 def long_ones(server: WatchedServer, calls: dict[str, Callable[[], object]], limit_s: float) -> dict[str, float]:
-    """The calls that keep the loop busy for longer, each of three times, and for how many milliseconds at best."""
+    """Lists the calls that keep the loop busy for longer in each of three tries, with the milliseconds of the best
+    try."""
     found = {}
     for name, call in calls.items():
         costs = []
@@ -112,7 +114,7 @@ def long_ones(server: WatchedServer, calls: dict[str, Callable[[], object]], lim
 
 
 def measure_callbacks(costs: str) -> None:
-    """From here on each callback is measured."""
+    """Starts to measure every callback."""
     with open(costs, "r+b") as file:
         noted = mmap.mmap(file.fileno(), COSTS.size)
     run = asyncio.Handle._run

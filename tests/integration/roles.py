@@ -1,4 +1,4 @@
-"""What the children of a fleet do, each with a client of its own."""
+"""The roles of a fleet's children. Each child has a client of its own."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.integration.checked_rows import checked_ids, checked_rows
 Say = Callable[..., None]
 
 transport: TransportName = "gloo"
-"""Of every client here; set by the program that runs them."""
+"""Transport of every client here; set by the program that runs the roles."""
 
 TIMEOUT_S = 90.0
-"""Of every call: a data worker may be killed, and twenty processes share two cores."""
+"""Timeout of every call: a data worker may be killed, and twenty processes share two cores."""
 
 
 def extend(address: str, say: Say, *, name: str, writer: int, num_extends: int, num_rows: int, num_floats: int) -> None:
-    """Writes checked rows and says how many were acknowledged."""
+    """Writes checked rows and prints how many were acknowledged."""
     with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         replay = client.replay(name)
         for start in range(0, num_extends * num_rows, num_rows):
@@ -34,7 +34,7 @@ def extend(address: str, say: Say, *, name: str, writer: int, num_extends: int, 
 
 
 def sample(address: str, say: Say, *, name: str, num_rows: int, until: int, path: str) -> None:
-    """Samples until so many rows were inserted; keeps which row was seen where, and fails when one is torn."""
+    """Samples until the table has this many inserts. Keeps which row was read where; fails if a row is torn."""
     with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         replay = client.replay(name)
         seen: dict[tuple[int, int], int] = {}
@@ -52,7 +52,7 @@ def sample(address: str, say: Say, *, name: str, num_rows: int, until: int, path
 
 
 def count(address: str, say: Say, *, name: str, num_rows: int, num_samples: int, num_cells: int) -> None:
-    """Says how often each row was drawn."""
+    """Prints how often each row was drawn."""
     with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         replay = client.replay(name)
         counts = np.zeros(num_cells, np.int64)
@@ -62,7 +62,7 @@ def count(address: str, say: Say, *, name: str, num_rows: int, num_samples: int,
 
 
 def keep_ratio(address: str, say: Say, *, name: str, writer: int, num_calls: int, num_rows: int) -> None:
-    """Writes (``writer`` from 0) or samples (-1) as fast as the limiter lets it."""
+    """Writes (``writer`` from 0) or samples (-1) as fast as the limiter allows."""
     with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         replay = client.replay(name)
         for call in range(num_calls):
@@ -74,7 +74,7 @@ def keep_ratio(address: str, say: Say, *, name: str, writer: int, num_calls: int
 
 
 def drain(address: str, say: Say, *, name: str, num_rows: int) -> None:
-    """Takes rows of a queue until its end, and says which of them it has consumed."""
+    """Takes rows of a queue until its end, and prints which of them it has consumed."""
     with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         queue = client.queue(name)
         say("begins")
@@ -92,7 +92,7 @@ def drain(address: str, say: Say, *, name: str, num_rows: int) -> None:
 
 
 def hold(address: str, say: Say, *, name: str, num_rows: int, consumer: str = "") -> None:
-    """Takes rows and keeps them, unacknowledged, for ever."""
+    """Takes rows and never acknowledges them."""
     with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         table: Any = client.replay(name) if consumer else client.queue(name)
         more = {"consumer": consumer} if consumer else {}
@@ -101,7 +101,7 @@ def hold(address: str, say: Say, *, name: str, num_rows: int, consumer: str = ""
 
 
 def epoch(address: str, say: Say, *, name: str, num_rows: int, num_samples: int) -> None:
-    """Says which rows were sampled."""
+    """Prints which rows were sampled."""
     with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         replay = client.replay(name)
         for _ in range(num_samples):
@@ -110,7 +110,7 @@ def epoch(address: str, say: Say, *, name: str, num_rows: int, num_samples: int)
 
 
 def overwrite(address: str, say: Say, *, name: str, first: int, num_rows: int, size: int) -> None:
-    """Writes one leaf of the same rows again and again, a greater number each time, and says which are stored."""
+    """Overwrites one leaf of the same rows again and again with growing numbers, and prints the acknowledged ones."""
     with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         table = client.replay(name)
         for number in itertools.count(1):

@@ -1,4 +1,4 @@
-"""The demo as a user runs it: it learns, it can be looked into, and whatever ends it, nothing stays behind."""
+"""The demo as a user runs it: it learns, other terminals can watch it, and nothing stays behind however it ends."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 100.0
 SETTLE_TIMEOUT_S = 20.0
 NOT_OURS = {"torchinductor_root", f"torchinductor_{os.environ.get('USER', 'root')}"}
-"""Made by ``import tensordict`` in any process."""
+"""Files that ``import tensordict`` creates in any process."""
 
 
 def shared_memory() -> set[str]:
-    """Names of the shared-memory objects of this machine; folders there are somebody's temporary files."""
+    """Lists the shared-memory objects of this machine, without folders, which are other processes' temporary files."""
     return {entry.name for entry in os.scandir("/dev/shm") if not entry.is_dir()}
 
 
 def is_mapped(name: str) -> bool:
-    """Whether a living process uses the shared-memory object: then it is somebody else's, ours are gone."""
+    """Returns whether a living process uses the shared-memory object: then it is another process's, since ours are
+    gone."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             if f"/dev/shm/{name}" in maps.read_text():
                 return True
         except OSError:
-            continue  # the process ended meanwhile
+            continue  # the process has ended meanwhile
     return False
 
 
 class Demo(MarkedProgram):
-    """``tdserve demo``, and what it leaves."""
+    """``tdserve demo``, with what it leaves behind."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.out = folder / "out"
@@ -53,7 +54,7 @@ class Demo(MarkedProgram):
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The JSON file that it wrote."""
+        """Returns the JSON file that it wrote."""
         figures: dict[str, Any] = json.loads((self.out / "figures.json").read_text())
         return figures
 
@@ -79,7 +80,7 @@ class Demo(MarkedProgram):
         return found[1]
 
     def leftovers(self) -> dict[str, Any]:
-        """What is still there of it: processes, temporary files, shared memory.
+        """Returns what is left of it: processes, temporary files, shared memory.
 
         Somebody else's process may have ended just now, whose semaphores go a moment later.
         """
@@ -131,7 +132,7 @@ def test_demo_when_the_time_is_up_then_ends_by_itself(start: Callable[..., Demo]
 
 
 def look_into(address: str) -> None:
-    """What a second terminal sees."""
+    """Runs the commands of a second terminal."""
     with tdserve.connect(address) as client:
         assert client.stores() == ["episodes", "policy", "transitions"]
         rows = client.replay("transitions")[:8]

@@ -1,4 +1,4 @@
-"""What the others see when a client or a data worker is killed, or stopped, in the middle of a transfer: nothing."""
+"""A client or data worker that is killed or stopped in the middle of a transfer disturbs no other client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tests.integration.programs import NUM_ROWS, numbers_in, row, rows
 pytestmark = pytest.mark.integration
 
 BEFORE, LOST, AFTER = 1, 2, 3
-"""What a store holds before the fault, what the client wrote that the fault befell, and what another wrote later."""
+"""The content before the fault, the content that the dying client wrote, and the content that another client wrote
+later."""
 
 WRITES = ("extend", "send", "publish", "init_remote")
 READS = ("sample", "from_remote_init", "latest")
@@ -27,7 +28,8 @@ READS = ("sample", "from_remote_init", "latest")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """Several data workers, so that a dead one's clients go on at once; a stopped client is given up after 4 s."""
+    """A server with several data workers, so that a dead worker's clients go on at once. A stopped client is given up
+    after 4 s."""
     settings: dict[str, Any] = {"num_workers": 3, "transfer_timeout_s": 4.0}
     with tdserve.Server(tmp_path_factory.mktemp("faults"), port=0, **settings) as started:
         pid = started.pid
@@ -38,14 +40,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
 
 @pytest.fixture(scope="module")
 def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """A client that nothing happens to; all workers are up."""
+    """A client that survives every test; all workers are ready."""
     with server.client(transport="gloo", timeout_s=60.0) as connected:
         wait_for_workers(connected)
         yield connected
 
 
 def wait_for_workers(client: tdserve.Client) -> None:
-    """Returns when all data workers are up."""
+    """Waits until all data workers are ready."""
     wait_for(
         lambda: all(worker["is_ready"] for worker in client.stats()["workers"]),
         "the start of all data workers",
@@ -54,7 +56,7 @@ def wait_for_workers(client: tdserve.Client) -> None:
 
 
 def prepare(client: tdserve.Client, kind: str, name: str) -> None:
-    """The store that a write of this kind goes to, with what it holds before."""
+    """Creates the store for a write of this kind, with its first content."""
     if kind in ("extend", "sample"):
         client.create_replay(name, like=row(), capacity=3 * NUM_ROWS).extend(rows(BEFORE))
     elif kind in ("publish", "latest"):
@@ -64,7 +66,7 @@ def prepare(client: tdserve.Client, kind: str, name: str) -> None:
 
 
 def found_in(client: tdserve.Client, kind: str, name: str) -> set[int]:
-    """The numbers that a store holds; empty when there is no store. Fails when a row is torn."""
+    """Returns the numbers in a store, none if it does not exist. Fails if a row is torn."""
     if name not in client:
         return set()
     if kind == "extend":
@@ -77,7 +79,7 @@ def found_in(client: tdserve.Client, kind: str, name: str) -> set[int]:
 
 
 def write_again(client: tdserve.Client, kind: str, name: str) -> Any:
-    """The same kind of write, by a client that lives."""
+    """Makes the same kind of write by a living client."""
     if kind == "extend":
         return client.replay(name).extend(rows(AFTER))
     if kind == "publish":
@@ -86,7 +88,7 @@ def write_again(client: tdserve.Client, kind: str, name: str) -> Any:
 
 
 def restarts(client: tdserve.Client) -> int:
-    """How often a data worker of the server has died."""
+    """Returns how often a data worker of the server has died."""
     return sum(worker["num_restarts"] for worker in client.stats()["workers"])
 
 
@@ -181,7 +183,7 @@ def test_read_when_its_data_worker_is_killed_in_the_middle_then_its_retry_brings
 
 
 def wait_for_spare_worker(client: tdserve.Client) -> None:
-    """Returns when there is a data worker that serves nobody: the next client gets one of those."""
+    """Waits until a data worker has no session: the next client gets one of those."""
     mine = client.stats()["session"]
 
     def look() -> bool:

@@ -1,4 +1,5 @@
-"""Who has no token gets nothing at a gloo port: he is refused, and what he breaks is over soon and loses nothing."""
+"""A peer without the token gets nothing at a gloo port: it is refused, and the connection that it breaks is replaced
+soon, without loss."""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ pytestmark = pytest.mark.integration
 TOKEN = "a token"
 NUM_TAKEN = 120
 NUM_TRIES = 5
-"""A connection of another client may take the place of the one that was to be struck."""
+"""Number of tries: another client's connection may take the place of the attacked one."""
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tdserve.Server]:
-    """With a token."""
+    """A server with a token."""
     token_file = tmp_path / "token"
     token_file.write_text(TOKEN)
     with tdserve.Server(tmp_path / "root", port=0, token_file=token_file, transfer_timeout_s=5.0) as started:
@@ -37,18 +38,19 @@ def server(tmp_path: Path) -> Iterator[tdserve.Server]:
 
 @pytest.fixture
 def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """Somebody who has the token, and patience."""
+    """A client with the token and a long timeout."""
     with server.client(token=TOKEN, transport="gloo", timeout_s=60.0) as connected:
         yield connected
 
 
 def order_of(port: int) -> int:
-    """Of two ends at one address the one listens whose port comes first in this order, as gloo has it."""
+    """Returns the sort key of a port: of two ends at one address the one whose port is first in gloo's order
+    listens."""
     return socket.htons(port)
 
 
 def have_port_above(port: int) -> None:
-    """Gives this process a gloo port that makes the end at another one listen."""
+    """Gives this process a gloo port with which the end at another port listens."""
     for _ in range(5_000):
         proven._devices.clear()
         if order_of(device_of_this_process()[0]) > order_of(port):
@@ -96,7 +98,7 @@ def test_connect_when_a_stranger_has_the_next_numbers_then_the_client_gets_in_an
 
 
 def spoil(line: Line) -> None:
-    """Sends what gloo takes for a fault of its own, which ends the process."""
+    """Sends bytes that gloo takes for a fault of its own, which ends the process."""
     line.send(PREAMBLE.pack(PREAMBLE.size + 8, CONTENT, 999, 0, 8, 0) + b"\0" * 8)
 
 

@@ -1,4 +1,4 @@
-"""Rows of every mixture of leaves of which every part is left for later, however they are written."""
+"""Rows with any combination of leaves, any part of which is written later, in every way of writing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = ("number", "image", "tokens", "prompt", "call")
 """Dense leaves, a ragged one, and values of any kind."""
 
 WAYS = ("as one batch", "one by one", "at once", "by a writer")
-"""How rows are written; each part of the leaves in one of these ways, the next part in the next."""
+"""Ways of writing rows. Each part of the leaves is written in one of these ways, the next part in the next."""
 
 TRANSPORTS: list[TransportName] = ["gloo", "shm"]
 
@@ -27,12 +27,12 @@ NUM_ROWS = 4
 
 
 def jagged(components: list[torch.Tensor]) -> torch.Tensor:
-    """Tensors of several lengths, as one leaf."""
+    """Returns tensors of several lengths as one leaf."""
     return torch.nested.nested_tensor(components, layout=torch.jagged)
 
 
 def rows(tag: int, *keys: str, num_rows: int = NUM_ROWS) -> TensorDict:
-    """Rows that differ in every leaf by their number and ``tag``."""
+    """Returns rows that differ in every leaf by their number and ``tag``."""
     numbers = [10 * tag + number for number in range(num_rows)]
     leaves = {
         "number": torch.tensor(numbers),
@@ -45,14 +45,14 @@ def rows(tag: int, *keys: str, num_rows: int = NUM_ROWS) -> TensorDict:
 
 
 def like() -> TensorDict:
-    """One row."""
+    """Returns one row."""
     values = {"prompt": "", "call": NonTensorData({"number": 0})}
     tokens = torch.zeros(1, dtype=torch.int64)
     return TensorDict({"number": torch.tensor(0), "image": torch.zeros(3), "tokens": tokens, **values}, [])
 
 
 def content(td: Any, *keys: str) -> list[tuple[Any, ...]]:
-    """What rows have at some keys, to compare; in the order of their content."""
+    """Returns the content of rows at some keys, sorted, to compare."""
     columns = []
     for key in keys or KEYS:
         value = td[key]
@@ -64,7 +64,7 @@ def content(td: Any, *keys: str) -> list[tuple[Any, ...]]:
 
 
 def write(table: Any, how: str, tag: int, *keys: str) -> torch.Tensor:
-    """Writes ``rows`` in one of the ways that there are; returns their numbers."""
+    """Writes ``rows`` in one of these ways; returns their numbers."""
     td = rows(tag, *keys)
     if how == "one by one":
         return torch.cat([table.extend(td[number : number + 1]) for number in range(NUM_ROWS)])
@@ -82,13 +82,13 @@ def write(table: Any, how: str, tag: int, *keys: str) -> torch.Tensor:
 
 
 def parts() -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every part of the leaves that rows may bring, not none and not all; with a way to write them."""
+    """Yields every part of the leaves that rows may have at first, not none and not all, with a way to write it."""
     found = [part for size in range(1, len(KEYS)) for part in combinations(KEYS, size)]
     return zip(found, cycle(WAYS), strict=False)
 
 
 def set_late(table: Any, index: torch.Tensor, tag: int, given: tuple[str, ...]) -> None:
-    """Writes what was left for later."""
+    """Writes the leaves that were left for later."""
     for key in KEYS:
         if key not in given:
             table.set_at_(key, rows(tag)[key], index)
@@ -102,7 +102,7 @@ def test_replay_when_leaves_come_later_then_rows_are_drawn_for_what_they_have_an
     judges: TransportName = "gloo" if writes == "shm" else "shm"
     with server.client(transport=writes) as actor, server.client(transport=judges) as judge:
         for given, how in parts():
-            # A ring of two writes: what comes last lies where rows that were whole have lain before.
+            # A ring of two writes: late leaves go to rows that were complete before.
             replay = actor.create_replay(name, like(), 2 * NUM_ROWS, sampler=tdserve.Fifo(), ragged=["tokens"])
             write(replay, how, 0)
             write(replay, how, 1, *given)

@@ -1,4 +1,5 @@
-"""What is sent again after its answer was lost, over any number of other requests, sessions and restarts: done once."""
+"""Requests that are sent again after their answer was lost are carried out once, whatever requests, sessions and
+restarts come between."""
 
 from __future__ import annotations
 
@@ -25,32 +26,32 @@ pytestmark = pytest.mark.integration
 T = TypeVar("T")
 
 MANY = 300
-"""More than a server once remembered of a client."""
+"""More requests than a server once remembered for a client."""
 
 FEW = 8
-"""Extends after which a writer claims its rows; as many again, of which the server is not told."""
+"""Extends after which a writer claims its rows. Then it makes as many again, of which the server is not notified."""
 
 
 @pytest.fixture(scope="module")
 def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
-    """One for all tests of this file: each uses stores of its own."""
+    """One server for all tests of this file; each test uses stores of its own."""
     with Crashing(tmp_path_factory.mktemp("retries")) as made:
         yield made
 
 
 def rows(*numbers: int) -> TensorDict:
-    """Rows that say which they are."""
+    """Returns rows that contain their number."""
     return TensorDict({"number": torch.tensor(numbers)}, [len(numbers)])
 
 
 def numbers_in(table: Any) -> list[int]:
-    """What a table holds, in order."""
+    """Returns the numbers in a table, in order."""
     found: list[int] = table[:]["number"].tolist()
     return found
 
 
 def kill_worker(crashing: Crashing) -> None:
-    """Ends the sessions of all clients but local ones."""
+    """Ends the sessions of all but local clients."""
     with crashing.server.client(transport="gloo") as client:
         (worker,) = client.stats()["workers"]
         os.kill(worker["pid"], signal.SIGKILL)
@@ -126,12 +127,12 @@ def test_extends_when_many_handles_wait_then_no_more_are_under_way_than_a_client
 
 @dataclass
 class Deaf:
-    """A client that can be cut off just before it hears an answer.
+    """A client that can be cut off just before it receives an answer.
 
     Attributes:
-        other: Another, which cannot.
-        cutting: Stands between it and the server.
-        pool: Runs its calls.
+        other: Another client, which is not cut off.
+        cutting: The proxy between the client and the server.
+        pool: Threads for its calls.
     """
 
     client: tdserve.Client
@@ -148,7 +149,7 @@ class Deaf:
 
 @pytest.fixture
 def deaf(crashing: Crashing) -> Iterator[Deaf]:
-    """Whose calls are sent again for a minute."""
+    """A client whose calls are retried for a minute."""
     with (
         Cutting(crashing.server.address) as cutting,
         ThreadPoolExecutor(1) as pool,

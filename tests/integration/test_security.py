@@ -1,4 +1,4 @@
-"""Who may reach a server, and what a malicious peer can do: lose its own session, and nothing else."""
+"""Access to a server, and what a malicious peer can do: lose its own session, and nothing else."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from tests.integration.processes import listening_addresses, wait_for
 pytestmark = pytest.mark.integration
 
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
-"""127.0.0.1 and ::1 as /proc/net writes them."""
+"""127.0.0.1 and ::1 as in /proc/net."""
 
 ROW = TensorDict({"x": torch.zeros(4096)}, [])
 BATCH = ROW.expand(64).clone()
 CAPACITY = 1000
 STORED_FINGERPRINT = capture(ROW).spec.prepend((CAPACITY,)).fingerprint
-"""Of the table of such rows."""
+"""Fingerprint of the table with such rows."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """Attacked by every test here, and alive after each."""
+    """A server that every test here attacks, and that must be alive after each."""
     with tdserve.Server(tmp_path_factory.mktemp("attacked"), port=0, transfer_timeout_s=2.0) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """A client that means well."""
+    """A well-behaved client."""
     with server.client(transport="gloo", timeout_s=30.0) as connected:
         connected.create_replay("replay", like=ROW, capacity=CAPACITY).extend(BATCH)
         connected.init_remote(BATCH, "store")
@@ -55,7 +55,7 @@ def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
 
 @pytest.fixture(autouse=True)
 def _others_go_on(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each attack: the same control process, and a client whose calls work."""
+    """Checks after each attack that the control process is the same and that another client's calls work."""
     if "attacker" not in request.fixturenames:
         yield
         return
@@ -82,33 +82,33 @@ class Attacker:
         )
 
     def answer(self, request: int = 1, **body: Any) -> tdserve.TDServeError | control_pb2.ServerMessage:
-        """Sends a request; its answer, or the error that it or the session ended in."""
+        """Sends a request; returns its answer, or the error in which it or the session ended."""
         try:
             return self.session.send(request, **body).wait(20.0, "an attack")
         except tdserve.TDServeError as error:
             return error
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the session."""
         self.session.close()
         self.connection.close()
 
 
 @pytest.fixture
 def attacker(server: tdserve.Server, client: tdserve.Client) -> Iterator[Attacker]:
-    """A session that means ill."""
+    """A malicious session."""
     made = Attacker(server)
     yield made
     made.close()
 
 
 def content(batch: Any = BATCH, *, inline: bool = False) -> control_pb2.Content:
-    """An honest content of an extend."""
+    """Returns valid content of an extend."""
     return content_of(capture(batch), fingerprint=STORED_FINGERPRINT, is_inline=inline)
 
 
 def extend(**changes: Any) -> control_pb2.ExtendRequest:
-    """An extend by 64 rows."""
+    """Returns an extend by 64 rows."""
     given: dict[str, Any] = {"store": "replay", "num_rows": 64, "content": content(), "timeout_s": 5.0, **changes}
     return control_pb2.ExtendRequest(**given)
 
@@ -165,7 +165,7 @@ def test_session_when_the_first_message_is_not_hello_then_refused(server: tdserv
 
 
 def hello(**changes: Any) -> control_pb2.ClientMessage:
-    """A Hello."""
+    """Returns a Hello."""
     given: dict[str, Any] = {
         "protocol_version": PROTOCOL_VERSION,
         "client_id": b"c" * 16,
@@ -193,7 +193,7 @@ def test_hello_when_it_cannot_be_served_then_a_typed_failure(
 
 
 def with_sizes(*sizes: int) -> control_pb2.Content:
-    """Content that announces other messages than its layout has."""
+    """Returns content that announces other messages than its layout has."""
     lie = content()
     del lie.message_nbytes[:]
     lie.message_nbytes.extend(sizes)
@@ -201,7 +201,7 @@ def with_sizes(*sizes: int) -> control_pb2.Content:
 
 
 def deep_selection() -> content_pb2.Selection:
-    """More index items than a store can have dimensions."""
+    """Returns a selection with more index items than a store can have dimensions."""
     return content_pb2.Selection(items=[content_pb2.IndexItem(at=0)] * 100_000)
 
 
@@ -361,7 +361,7 @@ def test_read_when_others_have_moved_secrets_then_none_of_them_lies_between_its_
 
 
 def memory_of(leaf: torch.Tensor) -> list[int]:
-    """All bytes of the buffer in which a leaf has come, those around it included."""
+    """Returns all bytes of the buffer in which a leaf arrived, including those around it."""
     storage: Any = leaf.untyped_storage()
     found: list[int] = storage.tolist()
     return found

@@ -1,4 +1,4 @@
-"""A client on the server's machine, in a world: its lock, its end of the socket, and what it is told there."""
+"""A client on the server's machine, in a world: its lock, its end of the socket, and the messages that it receives."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ WAIT_S = 20.0
 
 
 class LocalPeer:
-    """To be entered on the event loop.
+    """A local client; enter it on the event loop.
 
     Args:
-        world: Whose server it talks to.
-        number: Of its session.
-        is_read_only: It holds no lock then.
-        lacks_values: As it says of itself.
+        world: The world with its server.
+        number: Session number.
+        is_read_only: Whether it has no write access; then it holds no lock.
+        lacks_values: Whether its Hello reports that it cannot read values.
 
     Attributes:
-        session: As the server has it.
-        local: The same.
+        session: The server's session.
+        local: The session's local client.
     """
 
     session: ClientSession
@@ -59,7 +59,7 @@ class LocalPeer:
 
     @property
     def lock_name(self) -> str:
-        """Of the file that it holds."""
+        """Name of the lock file that it holds."""
         return self._invitation.lock_name
 
     async def __aenter__(self) -> LocalPeer:
@@ -105,7 +105,7 @@ class LocalPeer:
         self._socket.close()
 
     async def receive(self) -> control_pb2.ServerMessage:
-        """The next message of the server."""
+        """Returns the next message from the server."""
         while not self._messages:
             data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self._socket, 1 << 16), WAIT_S)
             assert data, "the server has let go"
@@ -113,37 +113,37 @@ class LocalPeer:
         return self._messages.pop(0)
 
     async def is_let_go(self) -> bool:
-        """Whether the server has ended the connection, and has said nothing more."""
+        """Returns whether the server has closed the connection without a further message."""
         return not self._messages and await asyncio.get_running_loop().sock_recv(self._socket, 1 << 16) == b""
 
     async def accepted(self) -> control_pb2.Accepted:
-        """What it is let do."""
+        """Returns the message that permits its write."""
         message = await self.receive()
         assert message.HasField("accepted"), message
         return message.accepted
 
     def done(self, request: int = 1, **fields: Any) -> None:
-        """It has done what it was let do, or will not."""
+        """Reports that the permitted work is done, or will not be."""
         self.local.on_written(request, control_pb2.Written(**fields))
 
     async def leave(self) -> None:
-        """Its session ends; its process goes on."""
+        """Ends the session; its process goes on."""
         self.session.ended.set()
         await self.session.finish(5.0)
 
     async def leave_in(self, write: asyncio.Task[control_pb2.Done]) -> None:
-        """As ``leave``, in the middle of a write, which fails with the session."""
+        """Ends the session in the middle of a write, which fails with it."""
         await self.leave()
         with pytest.raises(PeerLostError):
             await write
 
     def let_go(self) -> None:
-        """Its process is gone."""
+        """Ends its process."""
         if self._lock is not None:
             self._lock.release()
 
 
 def mapped(entry: OpenedStore) -> MappedStore:
-    """The files of a store as a client maps them."""
+    """Returns the files of a store as a client maps them."""
     stores = OpenStores(writes_values=False)
     return stores.get(entry.make_ref(WorkerSpecCache(lambda: None)), entry.spec)

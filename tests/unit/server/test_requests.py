@@ -35,7 +35,7 @@ def replay(world: World, run: Loop) -> OpenedStore:
 
 
 def extending(request: int, fingerprint: bytes) -> control_pb2.ClientMessage:
-    """Extends the replay by three rows."""
+    """Returns an extend of the table by three rows."""
     asked = control_pb2.ExtendRequest(store="r", num_rows=3, content=content_of(ROWS, fingerprint), timeout_s=5.0)
     return control_pb2.ClientMessage(request=request, extend=asked)
 
@@ -75,7 +75,7 @@ def test_change_when_its_client_asks_for_it_no_more_then_refused_and_nothing_is_
 
 
 def sampling(request: int, **fields: Any) -> control_pb2.ClientMessage:
-    """Asks for five rows of the replay."""
+    """Returns a sample of five rows of the table."""
     asked = control_pb2.SampleRequest(**{"store": "r", "num_rows": 5, "timeout_s": 0.01, **fields})
     return control_pb2.ClientMessage(request=request, sample=asked)
 
@@ -156,7 +156,7 @@ def test_request_when_its_number_is_under_way_then_it_begins_when_that_has_ended
 
     async def scenario() -> ClientSession:
         session = world.session()
-        session.begin(1)  # an attempt that the client has given up, and whose end is not noticed here
+        session.begin(1)  # an attempt that the client has given up; its end is not noticed here
         messages = extending(1, fingerprint), sampling(1, num_rows=1)
         tasks = [asyncio.create_task(requests.serve(session, message)) for message in messages]
         for _ in range(5):
@@ -229,7 +229,7 @@ def test_request_when_cancelled_right_behind_it_then_aborted_all_the_same(
 
 
 def leasing(request: int) -> control_pb2.ClientMessage:
-    """Asks for two rows on lease."""
+    """Returns a sample of two rows on lease."""
     asked = control_pb2.SampleRequest(store="q", num_rows=2, timeout_s=20.0, is_lease=True)
     return control_pb2.ClientMessage(request=request, sample=asked)
 

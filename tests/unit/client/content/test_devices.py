@@ -29,14 +29,14 @@ class Frame(TensorClass):
 
 
 class LateCopy:
-    """A copy that happens when somebody waits for it, and not before."""
+    """A copy that happens when a caller waits for it, and not before."""
 
     def __init__(self, device: LateDevice, target: torch.Tensor, staged: torch.Tensor) -> None:
         self._device = device
         self._work: Callable[[], object] | None = lambda: target.copy_(staged)
 
     def query(self) -> bool:
-        """Whether it is over."""
+        """Returns whether the copy is done."""
         return self._work is None
 
     def synchronize(self) -> None:
@@ -45,20 +45,20 @@ class LateCopy:
             self._device.under_way.pop(0).run()
 
     def run(self) -> None:
-        """Makes it."""
+        """Makes this copy."""
         assert self._work is not None
         self._work()
         self._work = None
 
 
 class LateDevice:
-    """Memory of this process as a device that copies as late as it may: whoever fills a slot too early, or takes a
-    result without joining, has the wrong content.
+    """Memory of this process as a device that copies as late as allowed. A caller that fills a slot too early, or uses
+    a result without joining, gets wrong content.
 
     Attributes:
-        num_slots: Staging memory that was made.
+        num_slots: Number of staging buffers that were allocated.
         under_way: Copies that are not made yet, in order.
-        joined: Memory whose copies somebody's later work comes after.
+        joined: Memory that was joined: later work comes after the copies to it.
     """
 
     device = torch.device("cpu")
@@ -69,16 +69,16 @@ class LateDevice:
         self.joined: list[torch.Tensor] = []
 
     def allocate_staging(self, nbytes: int) -> torch.Tensor:
-        """Full of rubbish."""
+        """Returns memory full of garbage."""
         self.num_slots += 1
         return torch.full((nbytes,), 0xEE, dtype=torch.uint8)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Full of rubbish."""
+        """Returns memory full of garbage."""
         return torch.full((nbytes,), 0xDD, dtype=torch.uint8)
 
     def copy(self, target: torch.Tensor, staged: torch.Tensor) -> LateCopy:
-        """Remembers it."""
+        """Remembers a copy."""
         self.under_way.append(LateCopy(self, target, staged))
         return self.under_way[-1]
 
@@ -89,7 +89,7 @@ class LateDevice:
 
 
 def content(scale: int = 1) -> TensorDict:
-    """Leaves of many kinds: nested, empty, a view, of odd sizes, complex and conjugate, bool, half."""
+    """Returns leaves of many kinds: nested, empty, a view, of odd sizes, complex and conjugate, bool, half."""
     leaves = {
         "pixels": torch.arange(3 * 7 * 5 * scale).view(3, -1).to(torch.uint8),
         "view": torch.arange(12.0).view(4, 3).T,
@@ -106,7 +106,7 @@ def content(scale: int = 1) -> TensorDict:
 
 
 def on_cpu(td: TensorDict) -> Any:
-    """What an upload of it should be, whose device is this one's memory."""
+    """Returns the expected result of an upload; the device's memory is this process's."""
     return td.apply(lambda leaf: leaf.resolve_conj(), device=torch.device("cpu"))
 
 
@@ -189,10 +189,10 @@ def test_upload_when_there_is_nothing_to_copy_then_nothing_is_asked_of_the_devic
 
 
 class PunctualDevice(LateDevice):
-    """Copies at once: for threads, of which nobody knows the order."""
+    """Copies at once, for tests with threads, whose order is undefined."""
 
     def copy(self, target: torch.Tensor, staged: torch.Tensor) -> LateCopy:
-        """Makes it."""
+        """Makes the copy."""
         copied = LateCopy(self, target, staged)
         copied.run()
         return copied
@@ -220,7 +220,7 @@ def test_uploads_when_many_threads_share_them_then_each_has_its_own_content() ->
 
 
 class NoMemory(LateDevice):
-    """A device without staging memory, the first time."""
+    """A device whose first allocation of staging memory fails."""
 
     def allocate_staging(self, nbytes: int) -> torch.Tensor:
         """Fails once."""

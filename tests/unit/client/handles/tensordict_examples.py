@@ -1,4 +1,4 @@
-"""An example call of every public method of tensordict, for comparing a store with a local one."""
+"""An example call of every public method of tensordict, to compare a store with a local tensordict."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Call = Callable[[Any], Any]
 
 
 def local_td() -> TensorDict:
-    """The content of the store: positive floats below two, on which all of arithmetic works."""
+    """Returns the content of the store: positive floats below two, for which all of arithmetic is defined."""
     numbers = torch.arange(12.0).view(4, 3) / 10 + 0.05
     return TensorDict({"a": numbers.clone(), "n": {"b": numbers + 0.01}}, [4, 3], names=["x", "y"])
 
 
 def doubled() -> TensorDict:
-    """Another tensordict of the same structure."""
+    """Returns another tensordict of the same structure."""
     return local_td() * 2
 
 
 def mask() -> torch.Tensor:
-    """Every other element."""
+    """Returns a mask of every other element."""
     return torch.arange(12).view(4, 3) % 2 == 0
 
 
@@ -40,7 +40,7 @@ def _plus_one(x: Any) -> Any:
 
 
 def _packed(x: torch.Tensor) -> torch.Tensor:
-    """With ordinary strides along dimensions of size 1 too."""
+    """Gives a tensor ordinary strides, along dimensions of size 1 too."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
@@ -88,7 +88,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "unflatten": (0, (2, 2)),
     "view": (-1,),
 }
-"""Arguments; of a name that stands nowhere, none."""
+"""Arguments of methods; a method that is not listed takes none."""
 
 
 def _given(name: str, *makers: Callable[[], Any]) -> Call:
@@ -111,10 +111,10 @@ WITH_TENSORDICTS: dict[str, Call] = {
     "update_at_": lambda each: each.update_at_(doubled()[0], 0),
     "where": lambda each: each.where(mask(), doubled()),
 }
-"""What takes more than plain arguments."""
+"""Calls that need more than plain arguments."""
 
 FILES = ("memmap", "save", "dumps", "to_h5")
-"""Methods whose argument is a path that does not exist yet."""
+"""Methods whose argument is the path of a new file."""
 
 
 class _Small(torch.nn.Module):
@@ -132,12 +132,12 @@ def _with_parameters(params: Any) -> torch.nn.Module:
 
 
 def names() -> list[str]:
-    """Every public name of the installed TensorDictBase."""
+    """Lists every public name of the installed TensorDictBase."""
     return [name for name in dir(TensorDictBase) if not name.startswith("_")]
 
 
 def example(name: str, folder: Path) -> Call:
-    """The example call of a method, or the look at a property."""
+    """Returns the example call of a method, or the access to a property."""
     if isinstance(inspect.getattr_static(TensorDictBase, name), property):
         return lambda each: getattr(each, name)
     if name in WITH_TENSORDICTS:
@@ -148,7 +148,7 @@ def example(name: str, folder: Path) -> Call:
 
 
 def outcome(call: Call, each: Any) -> Any:
-    """What a call returns, or the exception that it raises."""
+    """Returns the result of a call, or the exception that it raises."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the deprecated ones are called too
@@ -158,7 +158,8 @@ def outcome(call: Call, each: Any) -> Any:
 
 
 def fault(local: Any, remote: Any) -> str | None:
-    """Why two results are not the same; None when they are. Errors are the same if one could be caught as the other."""
+    """Returns why two results differ; None if they are equal. Two errors are equal if a caller could catch one as the
+    other."""
     if isinstance(local, Exception) or isinstance(remote, Exception):
         families = (KeyError, IndexError, AttributeError, TypeError, ImportError, (RuntimeError, ValueError))
         is_same = any(isinstance(local, family) and isinstance(remote, family) for family in families)

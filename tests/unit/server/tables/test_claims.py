@@ -1,4 +1,4 @@
-"""Claims as the server follows them; the client's end is its file and what it sends."""
+"""Claims as the server follows them. The client's side is a claim file and its messages."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def peer(world: World, run: Loop) -> Iterator[LocalPeer]:
 
 @pytest.fixture
 def writer(claiming: Claiming, peer: LocalPeer, entry: OpenedStore, world: World) -> Claimant:
-    """The same, let claim rows."""
+    """The same client, which may claim rows."""
     return Claimant(claiming, peer, entry, world)
 
 
 class Claimant:
-    """A client that was let claim rows.
+    """A client that may claim rows.
 
     Attributes:
-        first_row: Where its rows begin.
+        first_row: First row of its claim.
         file: Its claim file.
     """
 
@@ -75,50 +75,50 @@ class Claimant:
         self._entry = entry
 
     def claim(self, num_rows: int) -> int:
-        """Takes rows, to fill them; returns the first."""
+        """Claims rows to fill; returns the first one."""
         first = self.file.claim(num_rows)
         assert first is not None
         return self.first_row + first
 
     def extend(self, request: int, start: int, num_rows: int = 3) -> bool:
-        """A whole extend; returns whether the server is to be told."""
+        """Makes a whole extend; returns whether the server must be notified."""
         begin = self.claim(num_rows)
         self._entry.get_generation_values()[begin : begin + num_rows] |= 1
         fill_rows(mapped(self._entry), Places(begin), [capture(rows(start, num_rows))])
         return self.file.write(request, num_rows)
 
     def tell(self, *, abandons: bool = False) -> None:
-        """Says that it has filled rows, or will not."""
+        """Reports that it has filled rows, or that it will not."""
         said = control_pb2.Claimed(uid=self._entry.record.uid, num=self._num, abandons=abandons)
         self._claiming.on_claimed(self._peer.session, said)
 
 
 def wish(entry: OpenedStore, *, num_rows: int = 1, num_wished: int = WINDOW) -> control_pb2.ExtendRequest:
-    """What a client has just asked for, that would rather claim rows."""
+    """Returns an extend request of a client that prefers to claim rows."""
     return control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, wished_claim=num_wished)
 
 
 def planned(entry: OpenedStore, num_rows: int) -> Reservation:
-    """Rows for another writer."""
+    """Reserves rows for another writer."""
     reservation = entry.get_table().plan_extend(num_rows)
     assert reservation is not None
     return reservation
 
 
 def live(entry: OpenedStore) -> list[int]:
-    """The rows that may be read."""
+    """Returns the rows that may be read."""
     entry.catch_up()
     return [int(row) for row in entry.get_table().list_live_rows()]
 
 
 def num_reserved(entry: OpenedStore) -> int:
-    """Rows that somebody may be filling."""
+    """Returns the number of rows that a writer may be filling."""
     entry.catch_up()
     return int(entry.get_table().info()["num_reserved"])
 
 
 async def settled(entry: OpenedStore) -> None:
-    """Returns when nobody can fill rows any more."""
+    """Waits until no row can be filled any more."""
     deadline = Deadline.after(20.0)
     while num_reserved(entry):
         assert not deadline.expired
@@ -126,7 +126,7 @@ async def settled(entry: OpenedStore) -> None:
 
 
 def restarted(world: World, name: str) -> OpenedStore:
-    """A table as it is after a restart of the server."""
+    """Opens a table as after a restart of the server."""
     world.reopen()
     Claiming(world.stores, world.answers, traffic=world.traffic).restore()
     return world.stores.get(name)
@@ -285,7 +285,7 @@ def test_catch_up_when_a_writer_goes_on_then_one_answer_of_the_claim_is_kept(
 
 
 def last_answer(world: World, client_id: bytes, request: int) -> control_pb2.Done:
-    """What a retry of an extend would be told."""
+    """Returns the answer that a retry of an extend would get."""
     answer = world.answers.find_answer(client_id, request)
     assert answer is not None
     return control_pb2.Done.FromString(answer)
@@ -308,7 +308,7 @@ def test_extend_when_filled_rows_cannot_be_committed_then_refused_until_they_are
 
 
 def full(*_: object, **__: object) -> None:
-    """What a commit does when the catalog is full."""
+    """Makes commits fail as if the catalog were full."""
     raise CapacityError(what="the catalog", asked=1, free=0)
 
 

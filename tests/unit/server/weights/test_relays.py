@@ -31,7 +31,7 @@ RIGHT, WRONG = b"12345678", b"87654321"
 
 
 class Trees:
-    """One weights store, whose server sends a version to one puller at a time."""
+    """One weights store whose server sends a version to one puller at a time."""
 
     def __init__(self, world: World) -> None:
         self.traffic = Traffic()
@@ -42,7 +42,7 @@ class Trees:
         self.sessions = [world.session(number) for number in range(6)]
 
     def publish(self, *, nbytes: int = SPEC.nbytes) -> VersionRecord:
-        """The next version."""
+        """Publishes the next version."""
         versions = self.entry.get_versions()
         versions.commit(versions.begin(fingerprint=SPEC.fingerprint), 0.0, nbytes=nbytes)
         self.relays.announce(self.entry)
@@ -52,7 +52,7 @@ class Trees:
     async def place(
         self, number: int, *failed: int, timeout_s: float = 20.0, was_connected: bool = True, dtype: int = 0
     ) -> Placement:
-        """Where a session gets the newest version."""
+        """Returns the source from which a session gets the newest version."""
         version = self.entry.get_versions().newest
         assert version is not None
         links = [control_pb2.FailedLink(link=link, was_connected=was_connected) for link in failed]
@@ -63,11 +63,11 @@ class Trees:
         return placed
 
     def report(self, number: int, **said: int) -> None:
-        """What a session's client tells."""
+        """Delivers a report of a session's client."""
         self.relays.on_report(self.sessions[number], control_pb2.RelayReport(**said))  # type: ignore[arg-type]
 
     async def root(self) -> Placement:
-        """The first session has a version whole, from the server, and keeps it."""
+        """Gives the first session a whole version from the server, which it keeps."""
         placed = await self.place(1)
         assert (placed.relay, placed.keeps) == (SERVER, True)
         with self.relays.track_sending(self.entry, placed):
@@ -77,13 +77,13 @@ class Trees:
         return placed
 
     async def taken(self, number: int, link: int, checksums: bytes = RIGHT, *, timeout_s: float = 20.0) -> None:
-        """A session shows what came."""
+        """Reports that a session has received its version."""
         asked = control_pb2.TakenRequest(link=link, checksums=checksums, timeout_s=timeout_s)
         await self.relays.check_taken(self.sessions[number], 9, asked)
 
 
 async def receive(session: ClientSession) -> control_pb2.ServerMessage:
-    """The next message of a session."""
+    """Returns the next message of a session."""
     box = outbox(session)
     await asyncio.wait_for(box.next(), 20.0)
     return box.messages.pop(0)
