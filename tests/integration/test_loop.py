@@ -187,6 +187,7 @@ def test_loop_when_writers_of_long_trajectories_take_turns_then_no_call_keeps_it
             "extend": lambda: table.extend(rows[:256]),
             "extend by very many rows": lambda: table.extend(rows),
             "sample": lambda: table.sample(16_000),
+            "sample one slice": lambda: table.sample(1000),
             "delete some rows": lambda: table.delete(table.extend(rows[:256])),
         }
         assert long_ones(watched, calls, limit_s) == {}

@@ -18,7 +18,7 @@ from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import LiveRows, Rows
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn
-from tdserve.rules.replay.trajectories import Trajectories
+from tdserve.rules.replay.trajectories import MAX_ALONE, Trajectories
 
 _NONE = -1
 
@@ -28,9 +28,6 @@ _MAX_LENGTHS = 4
 # A step of a walk costs as much as so many more rows in it; a pass over the table costs a step per row for each binary
 # digit of the length. Measured.
 _ROWS_OF_STEP = 100
-
-# So few rows are walked from one by one, at a tenth of the cost of a step for all of them.
-_MAX_ALONE = 8
 
 # From so many stretches on, those that follow each other are joined.
 _MIN_STRETCHES = 16
@@ -478,7 +475,7 @@ class SliceSelector:
     def _walk(self, links: Rows, rows: Rows, num_steps: int) -> Rows:
         """Returns the members along the links from each row, itself not included: ``[step, row]``, -1 from the first
         gap on. There are fewer steps if all end earlier, but at least one."""
-        if len(rows) <= _MAX_ALONE:
+        if len(rows) <= MAX_ALONE:
             return self._walk_alone(links, rows, num_steps)
         found: Rows = np.empty((num_steps, len(rows)), np.int64)
         for step in range(num_steps):

@@ -20,6 +20,9 @@ _NONE = -1
 
 _ID_BITS = 64
 
+MAX_ALONE = 8
+"""So few rows are walked from one by one, which takes a tenth of the time of a step for all of them."""
+
 
 class Trajectories:
     """Links between the rows of a table, in both directions.
@@ -162,11 +165,25 @@ class Trajectories:
     def follow(self, starts: Rows, length: int) -> Rows:
         """Returns the rows from each start on, itself included: ``[len(starts), length]``, -1 behind the end of a
         trajectory."""
+        if len(starts) <= MAX_ALONE:
+            return self._follow_alone(starts, length)
         found = np.empty((length, len(starts)), np.int64)
         found[0] = starts
         for step in range(1, length):
             np.take(self.after, found[step - 1], out=found[step], mode="wrap")
         return np.ascontiguousarray(found.T)
+
+    def _follow_alone(self, starts: Rows, length: int) -> Rows:
+        """Does what :meth:`follow` does, for one start after the other."""
+        after = self.after.data  # which is indexed faster than an array
+        found = np.empty((len(starts), length), np.int64)
+        for number, row in enumerate(starts.tolist()):
+            walk = []
+            for _ in range(length):
+                walk.append(row)
+                row = after[row]
+            found[number] = walk
+        return found
 
     def _move_tails(self, writer: int, ids: Rows, rows: Rows, is_open: NDArray[np.bool_]) -> Rows:
         """Opens trajectories of a writer with these last rows, or closes them; returns their last rows so far, -1 where

@@ -116,6 +116,14 @@ def test_follow_when_writers_take_turns_row_by_row_then_each_finds_its_own() -> 
     assert trajectories.follow(_rows([]), 2).shape == (0, 2)
 
 
+def test_follow_when_there_are_many_starts_then_as_from_each_alone() -> None:
+    _, trajectories = _made(40)
+    trajectories.append(np.arange(40), writer=1, ids=np.arange(40) % 3, ends=np.arange(40) % 7 == 0)
+    starts = np.arange(40)
+    alone = np.concatenate([trajectories.follow(starts[row : row + 1], 6) for row in range(40)])
+    assert trajectories.follow(starts, 6).tolist() == alone.tolist()
+
+
 def test_append_when_ids_mix_in_a_batch_then_each_goes_on_where_it_was() -> None:
     _, trajectories = _made()
     ids = np.array([-1, 2, -1, 2, 3])
