@@ -68,10 +68,13 @@ def test_toy_when_another_is_asked_for_or_none_then_that_one(server: tdserve.Ser
             assert client.stats()["transport"] == expected
 
 
-@pytest.mark.usefixtures("_registered")
-def test_toy_when_the_server_does_not_have_it_then_refused_by_name(tmp_path: Path) -> None:
-    with tdserve.Server(tmp_path / "root") as other, pytest.raises(NotSupportedError, match="transport 'toy'"):
-        other.client(transport="toy")
+def test_toy_when_the_server_does_not_have_it_then_refused_by_name(
+    server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CHANNEL_TRANSPORTS, "other toy", TOY)
+    monkeypatch.setattr(config, "TRANSPORTS", (*config.TRANSPORTS, "other toy"))
+    with pytest.raises(NotSupportedError, match="transport 'other toy'"):
+        server.client(transport="other toy")
 
 
 @pytest.mark.usefixtures("_registered")
