@@ -41,7 +41,7 @@ from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
 from tdserve.worker.lane import Lane
-from tdserve.worker.transfers import answer, check_inline, is_sent_at_once, spool_values, take
+from tdserve.worker.transfers import check_inline, is_sent_at_once, receive_write, send_read, spool_values
 
 
 def receive_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
@@ -54,7 +54,7 @@ def receive_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     spec = lane.context.stores.get_spec(wanted.version.fingerprint)
     file = VersionFile.create(wanted.version.path, spec, recycles=wanted.version.recycles or None)
     layout = write_layout(spec, is_packed=True)
-    worked = take(lane, order, wanted.content, layout, VersionEnd(file.content, spec, spec, layout))
+    worked = receive_write(lane, order, wanted.content, layout, VersionEnd(file.content, spec, spec, layout))
     if wanted.content.values:
         file.write_values(wanted.content.values)
     file.seal()
@@ -81,7 +81,7 @@ def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
         else:
             source = VersionEnd(file.content, spec, sent, layout, TrailingColumns(layout, _select_all).get_column)
         inline, fills_last_after_sends = wanted.inline, False  # a version's file does not change
-        return answer(
+        return send_read(
             lane, order, layout, source, values=values, inline=inline, fills_last_after_sends=fills_last_after_sends
         )
 
@@ -112,7 +112,7 @@ def send_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     elements = spread(rows, math.prod(store.spec.batch_size[1:]))
     values = read_values(store, [path for path, _ in store.spec.values], elements)
     source = make_rows_source(store, layout, rows, expected, added)
-    return answer(lane, order, layout, source, values=values, inline=wanted.inline, sends_values=wanted.sends_values)
+    return send_read(lane, order, layout, source, values=values, inline=wanted.inline, sends_values=wanted.sends_values)
 
 
 def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
@@ -128,7 +128,7 @@ def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
         worked = _take_and_store(lane, order, store, layout, sink)
     else:
         with spool_values(wanted.content, wanted.spool) as values:
-            worked = take(lane, order, wanted.content, layout, sink, values=values)
+            worked = receive_write(lane, order, wanted.content, layout, sink, values=values)
     if keys:
         written = {slot.path for slot in layout.slots}
         for path in store.leaves.keys() - written:  # the previous row's content must not be readable there
@@ -145,7 +145,7 @@ def _take_and_store(
     wanted, context = order.receive_rows, lane.context
     write_messages(layout, wanted.content.values_nbytes, wanted.content.message_nbytes)  # before memory is allocated
     buffer = context.pool.take(wanted.content.values_nbytes)
-    worked = take(lane, order, wanted.content, layout, sink, values=FlatEnd(buffer))
+    worked = receive_write(lane, order, wanted.content, layout, sink, values=FlatEnd(buffer))
     order.is_accepted = False  # the channel is in step again: the values may fail on their own
     with context.values_lock:
         put_values(store, wanted.put_values, before=buffer.numpy().tobytes())
@@ -181,7 +181,9 @@ def send_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     values = read_values(store, [path for path, _ in plan.spec.values], plan.elements)
     is_inline = not expected and sum(plan.layout.message_nbytes) <= wanted.inline_bytes
     order.is_accepted = order.is_accepted or bool(expected)  # until here nothing was sent, and it may be sent void
-    return answer(lane, order, plan.layout, source, values=values, inline=is_inline, sends_values=wanted.sends_values)
+    return send_read(
+        lane, order, plan.layout, source, values=values, inline=is_inline, sends_values=wanted.sends_values
+    )
 
 
 def receive_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
@@ -191,7 +193,9 @@ def receive_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     layout = _make_layout(store, wanted.selection, decode_paths(wanted.keys))
     staged = FlatEnd(_map_staging(wanted.staging, layout)) if wanted.staging else None
     with spool_values(wanted.content, wanted.spool) as values:
-        return take(lane, order, wanted.content, layout, staged or LeafEnd(store.get_leaves(layout)), values=values)
+        return receive_write(
+            lane, order, wanted.content, layout, staged or LeafEnd(store.get_leaves(layout)), values=values
+        )
 
 
 def apply_staged(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:

@@ -22,7 +22,7 @@ MAX_POSTED_BYTES = 512 * 1024
 """Content up to this size is sent without waiting for the client to take it."""
 
 
-def answer(
+def send_read(
     lane: Lane,
     order: worker_pb2.Order,
     layout: Layout,
@@ -84,7 +84,7 @@ def _send(
     )
 
 
-def take(
+def receive_write(
     lane: Lane,
     order: worker_pb2.Order,
     content: control_pb2.Content,

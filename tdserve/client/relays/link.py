@@ -132,7 +132,7 @@ def pass_on(channel: Channel, kept: Kept) -> None:
     channel.wait_all([thanked], STALL_S)
 
 
-def take(channel: Channel, layout: Layout, buffer: torch.Tensor, *, on_arrived: Callable[[int], None]) -> None:
+def receive(channel: Channel, layout: Layout, buffer: torch.Tensor, *, on_arrived: Callable[[int], None]) -> None:
     """Receives a version into a flat buffer, and acknowledges it.
 
     Args:

@@ -28,7 +28,7 @@ from tdserve.client.content.devices import begin, resolve_device
 from tdserve.client.session.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
 from tdserve.client.session.session import Session
 from tdserve.client.tables.row_annotations import ask_newest_version, find_oldest_version
-from tdserve.client.tables.sampling import Asked, Query, ask, replace_torn, take
+from tdserve.client.tables.sampling import Asked, Query, ask, receive_sample, replace_torn
 
 REQUESTS_UNDER_WAY = 2
 """While the rows of one request are received, those of the next are gathered; each asks for half of what may be
@@ -251,7 +251,9 @@ def _fetch(order: _Order, progress: _Progress) -> None:
             request, asked, deadline = under_way.popleft()
             try:
                 is_over = order.closed.is_set
-                rows = take(client, session, request, asked, query=order.query, deadline=deadline, is_over=is_over)
+                rows = receive_sample(
+                    client, session, request, asked, query=order.query, deadline=deadline, is_over=is_over
+                )
                 whole = replace_torn(client, order.query, rows, deadline, num_rows=order.num_rows)
                 batches = whole.split(order.num_rows)
             except BaseException:
@@ -307,7 +309,7 @@ def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Asked,
     for request, asked, _ in under_way:
         try:
             deadline = Deadline.after(1.0)
-            take(client, session, request, asked, query=order.query, deadline=deadline, is_over=lambda: True)
+            receive_sample(client, session, request, asked, query=order.query, deadline=deadline, is_over=lambda: True)
         except (PeerLostError, ConnectError, ClosedError):
             session.close()  # content may still come that nobody would receive
         except TDServeError:

@@ -33,7 +33,7 @@ class LastCounts:
     def __init__(self, rows: int, inserts: int) -> None:
         self.newest = TableCounts(rows, inserts)
 
-    def take(self, done: control_pb2.Done) -> None:
+    def update(self, done: control_pb2.Done) -> None:
         """Keeps the counts of an answer, if it has them."""
         if done.HasField("counts"):
             self.newest = TableCounts(done.counts.rows, done.counts.inserts)

@@ -187,7 +187,7 @@ class ExtendCoalescer:
             if claim_request is not None:
                 self._claim_policy.take_answer(claim_request, done)
                 self._advance()  # parts that have waited for the answer
-        self._counts.take(done)
+        self._counts.update(done)
         return _decode_indices(done)
 
     def claim(self, captured: Captured) -> torch.Tensor | UnknownOutcome | None:
@@ -300,7 +300,7 @@ class ExtendCoalescer:
         elif error is not None:
             _fail(parts, error)
         else:
-            self._counts.take(done.result())
+            self._counts.update(done.result())
             indices = _decode_indices(done.result())
             begin = 0
             for part in parts:

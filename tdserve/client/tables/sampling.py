@@ -241,7 +241,7 @@ def _expect_messages(session: Session, query: Query, total: int) -> tuple[int, .
     return message_nbytes if sum(message_nbytes) > session.mover.inline_bytes else ()
 
 
-def take(
+def receive_sample(
     client: SessionClient,
     session: Session,
     request: int,
@@ -295,7 +295,7 @@ def draw_whole_rows(
 def _draw(client: SessionClient, query: Query, num_rows: int, num_batches: int, deadline: Deadline) -> Sampled:
     def attempt(session: Session, request: int, deadline: Deadline) -> Sampled:
         asked = ask(client, session, request, query, num_rows, num_batches=num_batches, deadline=deadline)
-        return take(client, session, request, asked, query=query, deadline=deadline)
+        return receive_sample(client, session, request, asked, query=query, deadline=deadline)
 
     return client.call(attempt, deadline)
 

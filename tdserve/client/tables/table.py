@@ -97,7 +97,7 @@ class TableHandle(ByAddress):
 
     def __len__(self) -> int:
         """Returns the number of live rows; costs as much as a small read. ``counts`` sends no request."""
-        self._counts.take(ask_counts(self._client, self.name, self._client.deadline(None)))
+        self._counts.update(ask_counts(self._client, self.name, self._client.deadline(None)))
         return self._counts.newest.rows
 
     def counts(self) -> TableCounts:
@@ -257,7 +257,7 @@ class TableHandle(ByAddress):
 
     def _change(self, timeout_s: float | None, **body: Any) -> control_pb2.Done:
         done = change(self._client, self.name, self._client.deadline(timeout_s), **body)
-        self._counts.take(done)
+        self._counts.update(done)
         return done
 
     def close(self, *, timeout_s: float | None = None) -> None:

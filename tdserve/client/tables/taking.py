@@ -24,7 +24,7 @@ from tdserve.client.content.devices import to_device
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
 from tdserve.client.tables.changes import change, to_generations, to_row_numbers
-from tdserve.client.tables.sampling import Query, Sampled, ask, take
+from tdserve.client.tables.sampling import Query, Sampled, ask, receive_sample
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import encode_few_bytes
 from tdserve.v1 import control_pb2
@@ -52,7 +52,7 @@ def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Dead
     def attempt(session: Session, request: int, deadline: Deadline) -> Sampled:
         try:
             asked = ask(client, session, request, query, num_rows, num_batches=1, deadline=deadline)
-            rows = take(client, session, request, asked, query=query, deadline=deadline)
+            rows = receive_sample(client, session, request, asked, query=query, deadline=deadline)
         except TDServeError:
             session.cancel(request)  # they may have been granted, and then nobody knows which they are
             raise

@@ -12,7 +12,7 @@ from tdserve.base.errors import DeadlineExceededError, TDServeError
 from tdserve.client.content.columns import Received, make_views
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.relays.kept import Kept, compute_checksums
-from tdserve.client.relays.link import take
+from tdserve.client.relays.link import receive
 from tdserve.client.relays.relay import SessionRelays
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Pending
@@ -168,7 +168,7 @@ def take_relayed(
         was_connected = True
         kept = relays.keep(number, layout, pool) if accepted.keeps else None
         buffer = pool.take(layout.nbytes) if kept is None else kept.buffer
-        take(channel, layout, buffer, on_arrived=on_arrived)
+        receive(channel, layout, buffer, on_arrived=on_arrived)
         relays.close_link(link)
         verify(control_pb2.TakenRequest(link=number, checksums=compute_checksums(layout, buffer, spec)))
         is_right = True

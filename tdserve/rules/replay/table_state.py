@@ -62,7 +62,7 @@ class TableState:
         make_column: MakeColumn = make_in_memory,
         num_keys: int = 1,
     ) -> None:
-        self._take(name, Ring(capacity, generations), generations, settings, {}, make_column, num_keys, NO_ROWS)
+        self._initialise(name, Ring(capacity, generations), generations, settings, {}, make_column, num_keys, NO_ROWS)
 
     @classmethod
     def restore(
@@ -89,10 +89,10 @@ class TableState:
             held=kept,
             first_generation=first_generation,
         )
-        table._take(name, ring, generations, settings, state, make_column, num_keys, kept)
+        table._initialise(name, ring, generations, settings, state, make_column, num_keys, kept)
         return table
 
-    def _take(
+    def _initialise(
         self,
         name: str,
         ring: Ring,

@@ -26,7 +26,7 @@ from tdserve.server.tables.counts import make_counts
 from tdserve.server.tables.discarding import Discarding
 from tdserve.server.tables.policies import check_max_lag, follow
 from tdserve.server.tables.rule_keys import RuleKeys
-from tdserve.server.tables.view_building import ViewBuilding
+from tdserve.server.tables.selector_building import SelectorBuilding
 from tdserve.server.turns import run_in_turns
 from tdserve.v1 import control_pb2
 
@@ -57,7 +57,7 @@ class _SampleCall:
     max_lag: int | None
     deadline: Deadline
     discarding: Discarding
-    view_building: ViewBuilding
+    selector_building: SelectorBuilding
     rng: np.random.Generator
     draws_at_once: bool = False
 
@@ -78,8 +78,8 @@ class _SampleCall:
         return TREE_PIECE_ROWS // 2 if self.conditions.consumer else TREE_PIECE_ROWS
 
     async def make_ready(self) -> None:
-        """Waits until there is a selector for it. Errors as of ``ViewBuilding.wait_ready``."""
-        await self.view_building.wait_ready(self.session, self.entry, self.conditions, self.num_rows, self.deadline)
+        """Waits until there is a selector for it. Errors as of ``SelectorBuilding.wait_ready``."""
+        await self.selector_building.wait_ready(self.session, self.entry, self.conditions, self.num_rows, self.deadline)
 
     def plan(self) -> SamplePlan | None:
         """Draws all batches, or one as soon as there is one: a limiter may never let several through; None to wait."""
@@ -89,7 +89,7 @@ class _SampleCall:
         """Draws the first rows of some batches; None if that must wait."""
         if not self.discarding.refresh(self.entry, self.max_lag):
             return None
-        if not self.view_building.refresh(self.entry, self.conditions, self.num_rows):
+        if not self.selector_building.refresh(self.entry, self.conditions, self.num_rows):
             return None
         return self.entry.get_table().plan_sample(
             self.num_rows,
@@ -118,7 +118,7 @@ class Samples:
     def __init__(self, stores: Stores, *, rule_keys: RuleKeys) -> None:
         self._stores = stores
         self._rule_keys = rule_keys
-        self._view_building = ViewBuilding()
+        self._selector_building = SelectorBuilding()
         self._discarding = Discarding(stores)
         self._rng = np.random.default_rng()
         self._settling: set[asyncio.Task[None]] = set()
@@ -155,7 +155,7 @@ class Samples:
             max_lag,
             deadline,
             self._discarding,
-            self._view_building,
+            self._selector_building,
             self._rng,
         )
         await self._discarding.finish(session, entry, max_lag)

@@ -10,7 +10,7 @@ import torch
 from tdserve.base.errors import ConnectError, DeadlineExceededError, PeerLostError
 from tdserve.client.relays import link as links
 from tdserve.client.relays.kept import Kept
-from tdserve.client.relays.link import CONTENT_TAG, PULLER_RANK, RELAY_RANK, Link, pass_on, take
+from tdserve.client.relays.link import CONTENT_TAG, PULLER_RANK, RELAY_RANK, Link, pass_on, receive
 from tdserve.transport.loopback import LoopbackChannel
 from tests.unit.client.relays.test_kept import LAYOUT
 from tests.unit.transport.bonds import SECRET
@@ -70,7 +70,7 @@ def test_link_when_both_ends_connect_then_a_version_goes_over_it_and_both_know(t
         passing = threads.submit(pass_on, channels[0], kept)
         found = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
         arrived: list[int] = []
-        take(channels[1], LAYOUT, found, on_arrived=arrived.append)
+        receive(channels[1], LAYOUT, found, on_arrived=arrived.append)
         passing.result(20.0)
         assert sum(arrived) == NUM_MESSAGES
         for message in LAYOUT.messages:
@@ -103,7 +103,7 @@ def test_pass_on_when_the_version_still_comes_then_waits_for_each_message(thread
     kept = Kept(LAYOUT, content())
     passing = threads.submit(pass_on, ends[0], kept)
     found = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
-    taking = threads.submit(take, ends[1], LAYOUT, found, on_arrived=lambda count: None)
+    taking = threads.submit(receive, ends[1], LAYOUT, found, on_arrived=lambda count: None)
     for _ in range(NUM_MESSAGES):
         assert not passing.done()
         kept.add_arrived(1)
@@ -129,7 +129,7 @@ def test_pass_on_when_nothing_comes_or_nobody_takes_it_then_error_in_time() -> N
 @pytest.mark.usefixtures("short")
 def test_take_when_nothing_comes_then_error_in_time() -> None:
     with pytest.raises(DeadlineExceededError):
-        take(
+        receive(
             LoopbackChannel.make_pair()[1],
             LAYOUT,
             torch.empty(LAYOUT.nbytes, dtype=torch.uint8),

@@ -10,7 +10,7 @@ import torch
 from tdserve.base.errors import ClosedError, PeerLostError
 from tdserve.client.relays import link as links
 from tdserve.client.relays.kept import compute_checksums
-from tdserve.client.relays.link import take as receive
+from tdserve.client.relays.link import receive
 from tdserve.v1 import control_pb2
 from tests.unit.client.relays.relaying import LAYOUT, POOL, SPEC, Office, content, office
 from tests.unit.transport.bonds import SECRET

@@ -13,7 +13,7 @@ from tensordict import NonTensorData, TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, NotSupportedError, StoreNotFoundError, TransferAbortedError
-from tdserve.client.tables.sampling import Query, Sampled, ask, replace_torn, take
+from tdserve.client.tables.sampling import Query, Sampled, ask, receive_sample, replace_torn
 from tdserve.structure.capture import capture
 from tests.unit.client.flat_content import rows_content
 
@@ -65,7 +65,7 @@ class Drawing:
 
     def take(self, is_over: Callable[[], bool] = lambda: False) -> Sampled:
         """The rows."""
-        return take(
+        return receive_sample(
             self.client,
             self.session,
             self.request,

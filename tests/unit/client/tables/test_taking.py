@@ -20,7 +20,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.client.tables import taking
-from tdserve.client.tables.sampling import take
+from tdserve.client.tables.sampling import receive_sample
 from tests.integration.processes import wait_for
 
 
@@ -185,12 +185,12 @@ def test_take_when_what_comes_is_nonsense_then_the_rows_are_there_for_others(
     client: tdserve.Client, queue: tdserve.QueueHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def garble(*asked: Any, **fields: Any) -> Any:
-        take(*asked, **fields)
+        receive_sample(*asked, **fields)
         raise RemoteProtocolError(expected="rows", received="garbage")
 
     session = client.session(Deadline.after(20.0))
     with monkeypatch.context() as patch:
-        patch.setattr(taking, "take", garble)
+        patch.setattr(taking, "receive_sample", garble)
         with pytest.raises(RemoteProtocolError):
             queue.take(2, ack=False)
     wait_for(lambda: num_leased(queue) == 0, "the return of the rows")

@@ -16,7 +16,7 @@ from tdserve.server.turns import drop_references, run_in_turns
 from tdserve.server.waiting import retrieve_exception
 
 
-class ViewBuilding:
+class SelectorBuilding:
     """Builds selectors in tasks. If a sample gives up, for example at its deadline, the next one finds the work
     continued.
 
@@ -34,7 +34,7 @@ class ViewBuilding:
         name = entry.record.uid, conditions, num_rows
         if name not in self._under_way:
             building = _build(entry, conditions, num_rows)
-            task = asyncio.get_running_loop().create_task(building, name="tdserve-view-building")
+            task = asyncio.get_running_loop().create_task(building, name="tdserve-selector-building")
             self._under_way[name] = task
             task.add_done_callback(lambda _: self._end(name))
             task.add_done_callback(lambda _: entry.changed.wake())

@@ -67,7 +67,7 @@ def test_sample_when_it_gives_up_meanwhile_then_the_next_finds_what_was_done(
     asked = sampling(6, consumer="a", timeout_s=1e-9)
     with pytest.raises(DeadlineExceededError, match="first sample of its kind"):
         run(world.samples.sample(world.session(), 1, asked))
-    (task,) = world.samples._view_building._under_way.values()
+    (task,) = world.samples._selector_building._under_way.values()
     assert len(sample(world, run, entry, 6, consumer="a", timeout_s=20.0)["a"]) == 6
     assert task.done()
 
