@@ -55,7 +55,7 @@ def explain_not_shared(machine: str) -> str:
     """
     if machine.lower() in _ORDERED_MACHINES:
         return ""
-    return f"this machine is {machine or 'of a kind that cannot be told'}; rows are shared in memory on x86-64 only"
+    return f"this machine is {machine or 'of an unknown kind'}; rows are shared in memory on x86-64 only"
 
 
 def read_pid_namespace() -> str:

@@ -30,15 +30,15 @@ def _file(name: str, parameter: str, text: str) -> Callable[[Command], Command]:
 @click.option("--seed", type=int, default=DEFAULTS.seed, help="Fixes actors' and learner's randomness.")
 @click.option("--max-seconds", type=float, default=DEFAULTS.max_seconds, help="End then, solved or not.")
 @click.option("--env", default=DEFAULTS.env, help="A gymnasium environment, discrete actions.")
-@click.option("--target", type=float, help="Mean return that counts as solved; the environment's own unless told.")
+@click.option("--target", type=float, help="Mean return that counts as solved; by default the environment's own.")
 @click.option("--actors", "num_actors", type=int, default=DEFAULTS.num_actors, help="Actor processes.")
 @click.option("--out", type=click.Path(path_type=Path), default=DEFAULTS.out, help="Folder for figures.")
-@click.option("--root", type=click.Path(path_type=Path), help="The server's root, kept; a temporary one unless told.")
-@_file("--json", "json_path", "The figures; figures.json in the folder unless told.")
-@_file("--png", "png_path", "The learning curve; learning-curve.png in the folder unless told.")
+@click.option("--root", type=click.Path(path_type=Path), help="The server's root, kept; by default a temporary one.")
+@_file("--json", "json_path", "The figures; by default figures.json in the folder.")
+@_file("--png", "png_path", "The learning curve; by default learning-curve.png in the folder.")
 @click.option("--role", type=click.Choice(ROLES), help="Be only this part, as a container is.")
 @click.option("--address", metavar="HOST:PORT", help="The role's server; $TDSERVE_ADDRESS otherwise, or the one here.")
-@click.option("--index", type=int, help="Number of this actor, from 0; the host name's unless told.")
+@click.option("--index", type=int, help="Number of this actor, from 0; by default the host name's.")
 @click.option(
     "--linger",
     "linger_s",

@@ -12,14 +12,14 @@ from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner
 from tdserve.client.handles.key_list import KeyList
-from tdserve.client.handles.keys import NO_DEFAULT, as_path, check_path
+from tdserve.client.handles.keys import NO_DEFAULT, check_path, to_path
 from tdserve.client.handles.live_values import with_live_leaves
 from tdserve.client.handles.schema_calls import AlterableHandle
-from tdserve.client.handles.schema_changes import first_unknown
-from tdserve.client.handles.skeletons import Skeleton, skeleton_of
+from tdserve.client.handles.schema_changes import find_unknown
+from tdserve.client.handles.skeletons import Skeleton, get_skeleton
 from tdserve.client.handles.store_client import StoreClient
-from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, keep_keys
-from tdserve.client.handles.view import StoreView, bare
+from tdserve.client.handles.tensordict_calls import TensorDictCalls, keep_keys, to_local
+from tdserve.client.handles.view import StoreView, unwrap_leaf
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.structure_text import format_repr
@@ -136,13 +136,15 @@ class StoreHandle(AlterableHandle):
 
         Any other index reads rows of everything.
         """
-        path = as_path(index)
+        path = to_path(index)
         if path is not None:
             leaf = self._store.read_small_leaf(path)
             if leaf is not None:
                 return leaf
             entry = self._store.retry(lambda: self.spec.find(path, store=self.name))
-            return bare(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path, NO_DEFAULT)
+            return (
+                unwrap_leaf(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path, NO_DEFAULT)
+            )
         below = None
         if self.spec.root.inner:  # batch dimensions that only the elements have
             index, below = split_index(index, len(self.spec.batch_size), len(self.batch_size))
@@ -181,7 +183,7 @@ class StoreHandle(AlterableHandle):
 
         If the store has none of the keys of ``td``, they are added, as in tensordict; the other rows are zero.
         """
-        path = as_path(index)
+        path = to_path(index)
         if path is not None:
             self.set(path, value)
             return
@@ -190,7 +192,7 @@ class StoreHandle(AlterableHandle):
             self.update_at_(value, index)
         except SpecMismatchError:
             # No key is added to another store of this name: the caller may not mean that one.
-            if self.uid != uid or not self._add_rows(index, as_local(value)):
+            if self.uid != uid or not self._add_rows(index, to_local(value)):
                 raise
 
     def get(self, key: str | Path, default: Any = None, *, pad: Pad = None, timeout_s: float | None = None) -> Any:
@@ -277,7 +279,7 @@ class StoreHandle(AlterableHandle):
             self._store.write_rows(..., chosen, manner=Manner.COPY, timeout_s=timeout_s)
             return self
         except SpecMismatchError as error:
-            unknown = first_unknown(self.spec, chosen)
+            unknown = find_unknown(self.spec, chosen)
             if unknown is None:
                 raise
             raise KeyNotFoundError(store=self.name, key=show(unknown)) from error
@@ -316,7 +318,7 @@ class StoreHandle(AlterableHandle):
         return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
 
     def _skeleton(self) -> Skeleton:
-        return skeleton_of(self.spec)
+        return get_skeleton(self.spec)
 
     def _then(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if kwargs.get("inplace") and name == "select":

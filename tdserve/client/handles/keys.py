@@ -11,7 +11,7 @@ NO_DEFAULT: Any = object()
 """Stands for a default that was not given."""
 
 
-def as_path(index: Any) -> Path | None:
+def to_path(index: Any) -> Path | None:
     """Returns a key as a path; None for what is no key. Tuples within a tuple are one path, as in tensordict."""
     if isinstance(index, str):
         return (index,)
@@ -19,13 +19,13 @@ def as_path(index: Any) -> Path | None:
         return None
     if all(isinstance(part, str) for part in index):
         return index
-    parts = [as_path(part) for part in index]
+    parts = [to_path(part) for part in index]
     return None if None in parts else tuple(key for part in parts if part is not None for key in part)
 
 
 def check_path(key: Any, *, argument: str = "key") -> Path:
     """Returns a key as a path. Raises InvalidRequestError for what is no key."""
-    path = as_path(key)
+    path = to_path(key)
     if path is None:
         raise InvalidRequestError(argument=argument, reason=f"{key!r} is neither a str nor a tuple of str")
     return path

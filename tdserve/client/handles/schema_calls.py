@@ -11,9 +11,9 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, NotSupportedError, WrongStateError
 from tdserve.client.handles.coerce import Manner, is_unset_field
-from tdserve.client.handles.keys import NO_DEFAULT, as_path, check_path
-from tdserve.client.handles.schema_changes import addition, check_fields, split
-from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local
+from tdserve.client.handles.keys import NO_DEFAULT, check_path, to_path
+from tdserve.client.handles.schema_changes import capture_addition, check_fields, split
+from tdserve.client.handles.tensordict_calls import TensorDictCalls, to_local
 from tdserve.client.transfers.read_selection import read_selection, require_content
 from tdserve.store.format import ROWS
 from tdserve.structure.altering import Renaming
@@ -65,7 +65,7 @@ class AlterableHandle(TensorDictCalls):
             if not self._store.has(path):
                 if item is not None or not is_unset_field(self.spec.root, path):
                     is_field = self.spec.root.tensorclass is not None and len(path) == 1  # may be a dict
-                    self._store.add({path: as_local(item)}, timeout_s, is_value=is_field and isinstance(item, dict))
+                    self._store.add({path: to_local(item)}, timeout_s, is_value=is_field and isinstance(item, dict))
                 return
             if not inplace:
                 self._store.check_unlocked(path[:-1])
@@ -137,8 +137,8 @@ class AlterableHandle(TensorDictCalls):
             keys_to_update: Only these keys, and what is below them.
             **values: More entries, by key.
         """
-        given = _chosen(as_local(input_dict_or_td), keys_to_update)
-        given = {**dict(given.items()), **as_local(values)} if values else given
+        given = _chosen(to_local(input_dict_or_td), keys_to_update)
+        given = {**dict(given.items()), **to_local(values)} if values else given
 
         def write() -> None:
             known, fresh = split(self.spec, given)
@@ -311,7 +311,7 @@ class AlterableHandle(TensorDictCalls):
         if not (_is_plain(self.spec) and _is_plain(found.spec)):
             return self._overwritten(td, timeout_s)
         entries: dict[Path, Any] = {(key,): get_entry(td, (key,)) for key, _ in found.spec.root.entries}
-        content = addition(self.spec, entries, store=self.name, allow_pickle=True)
+        content = capture_addition(self.spec, entries, store=self.name, allow_pickle=True)
         mine: list[Path] = [(key,) for key, _ in self.spec.root.entries]
         self._store.alter(
             content=content,
@@ -368,7 +368,7 @@ class AlterableHandle(TensorDictCalls):
             raise NotSupportedError(feature="make_memmap() with the shapes of a nested tensor", reason=reason)
         path = self._checked_new(key, "make_memmap()", timeout_s)
         zero = torch.zeros((), dtype=dtype or torch.get_default_dtype())
-        content = addition(self.spec, {path: zero.expand(tuple(shape))}, store=self.name)
+        content = capture_addition(self.spec, {path: zero.expand(tuple(shape))}, store=self.name)
         self.add_zeros(content.spec, timeout_s=timeout_s)
         return self._make_leaf(path, timeout_s)
 
@@ -476,7 +476,7 @@ def _chosen(values: Any, keys: Sequence[str | Path] | None) -> Any:
     wanted = [check_path(key) for key in keys]
     found: dict[Any, Any] = {}
     for key, value in values.items():
-        path = as_path(key) or ()
+        path = to_path(key) or ()
         if any(path[: len(each)] == each for each in wanted):
             found[key] = value
             continue

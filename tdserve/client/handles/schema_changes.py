@@ -93,7 +93,7 @@ def _alter_without_content(
     return client.call(attempt, deadline, request=client.requests.begin_write(deadline))
 
 
-def addition(
+def capture_addition(
     spec: Spec, entries: Mapping[Path, Any], *, store: str, allow_pickle: bool = False, is_value: bool = False
 ) -> Captured:
     """Prepares values for keys that a store does not have, in the form that tensordict gives them.
@@ -157,12 +157,14 @@ def split(spec: Spec, values: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
     return known, fresh
 
 
-def first_unknown(spec: Spec, values: Any) -> Path | None:
+def find_unknown(spec: Spec, values: Any) -> Path | None:
     """Returns a key of ``values`` that the store does not have; None if it has them all."""
     return next(iter(split(spec, values)[1]), None) if hasattr(values, "items") else None
 
 
-def union(spec: Spec, known: Mapping[Path, Any], fresh: Captured, *, store: str, allow_pickle: bool) -> Captured:
+def merge_captures(
+    spec: Spec, known: Mapping[Path, Any], fresh: Captured, *, store: str, allow_pickle: bool
+) -> Captured:
     """Merges new content with new values of existing entries, which must fit there.
 
     Raises:

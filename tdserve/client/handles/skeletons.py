@@ -37,32 +37,32 @@ class Skeleton(NamedTuple):
     sources: TensorDict
     paths: tuple[Path, ...]
 
-    def paths_at(self, key: Path) -> list[Path]:
+    def list_paths(self, key: Path) -> list[Path]:
         """Lists the stored paths to read for an entry: ``()`` for everything, none for an entry without leaves.
 
         Args:
             key: Of an entry of the skeleton; ``()`` for all of it.
         """
-        found = self.source_of(key) if key else self.sources
+        found = self.find_source(key) if key else self.sources
         numbers = _numbers(found) if isinstance(found, TensorDict) else [int(found)]
         return list(_cover(self.stored.root, (), {self.paths[number] for number in numbers}))
 
-    def leaves(self) -> Iterator[tuple[Path, Path]]:
+    def iter_leaves(self) -> Iterator[tuple[Path, Path]]:
         """Yields each leaf's key and its stored path."""
         for key in self.sources.keys(True, True):
             path = key if isinstance(key, tuple) else (key,)
-            yield path, self.paths[int(self.source_of(path))]
+            yield path, self.paths[int(self.find_source(path))]
 
-    def hollow(self, key: Path = ()) -> list[Path]:
+    def list_hollow_nodes(self, key: Path = ()) -> list[Path]:
         """Lists nodes at or below a key that are empty here and do not exist in the store: nothing is read for them."""
-        found = self.source_of(key) if key else self.sources
+        found = self.find_source(key) if key else self.sources
         return list(_hollow(found, key)) if isinstance(found, TensorDict) else []
 
-    def spec(self) -> Spec:
+    def make_spec(self) -> Spec:
         """Returns the structure as a spec."""
         return Spec(self._node(self.td, self.sources))
 
-    def source_of(self, key: Path) -> Any:
+    def find_source(self, key: Path) -> Any:
         """Returns the number of a leaf's stored path, or those of all leaves of a node."""
         return self.sources.get(key)
 
@@ -89,7 +89,7 @@ class Skeleton(NamedTuple):
         return ValueLeaf(tuple(getattr(item, "batch_size", ())), False)
 
 
-def skeleton_of(spec: Spec) -> Skeleton:
+def get_skeleton(spec: Spec) -> Skeleton:
     """Returns the skeleton of a store, cached with its structure.
 
     Raises:

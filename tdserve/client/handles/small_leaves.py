@@ -12,7 +12,7 @@ from tdserve.structure.nodes import TensorKind, TensorLeaf
 from tdserve.structure.tree import Path, Spec
 
 
-def small_leaf(client: SessionClient, name: str, spec: Spec, path: Path) -> torch.Tensor | None:
+def read_small_leaf(client: SessionClient, name: str, spec: Spec, path: Path) -> torch.Tensor | None:
     """Returns a copy of a leaf as of one moment; None if it is no leaf, or must be read in the general way.
 
     Args:

@@ -14,8 +14,8 @@ from tdserve.client.datasets.dataset import read_into_shared_memory
 from tdserve.client.handles.coerce import Manner
 from tdserve.client.handles.mapping import map_store
 from tdserve.client.handles.overwriting import overwrite
-from tdserve.client.handles.schema_changes import addition, alter, union
-from tdserve.client.handles.small_leaves import small_leaf
+from tdserve.client.handles.schema_changes import alter, capture_addition, merge_captures
+from tdserve.client.handles.small_leaves import read_small_leaf
 from tdserve.client.session.by_address import ByAddress
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
@@ -128,9 +128,9 @@ class StoreClient(ByAddress):
     ) -> None:
         """Adds entries, and writes ``known``, new values of existing entries, in the same change."""
         allow_pickle = self._client.allow_pickle
-        content = addition(self.spec, fresh, store=self.name, allow_pickle=allow_pickle, is_value=is_value)
+        content = capture_addition(self.spec, fresh, store=self.name, allow_pickle=allow_pickle, is_value=is_value)
         if known:
-            content = union(self.spec, known, content, store=self.name, allow_pickle=allow_pickle)
+            content = merge_captures(self.spec, known, content, store=self.name, allow_pickle=allow_pickle)
         self.alter(content=content, replaces=(*replaces, *(known or ())), timeout_s=timeout_s)
 
     def alter(
@@ -163,7 +163,7 @@ class StoreClient(ByAddress):
     def read_small_leaf(self, path: Path) -> torch.Tensor | None:
         """Reads a leaf in the cheapest way; None if that is not possible."""
         check_real("reading a store")
-        return small_leaf(self._client, self.name, self.spec, path)
+        return read_small_leaf(self._client, self.name, self.spec, path)
 
     def read(
         self,

@@ -20,9 +20,9 @@ from tdserve.client.handles.tensordict_names import (
     OUT_OF_PROCESSES,
     REFUSED,
     Kind,
-    argument_of,
+    find_argument,
+    find_kind,
     is_property,
-    kind_of,
     wants_inplace,
 )
 from tdserve.client.handles.view_calls import ViewCalls, is_view_call, rename_argument
@@ -269,7 +269,7 @@ class TensorDictCalls(ViewCalls):
         timeout_s: float | None = None,
     ) -> Any:
         """Does the same as ``update_at_``."""
-        return self.update_at_(as_local(tensordict), idx, timeout_s=timeout_s)
+        return self.update_at_(to_local(tensordict), idx, timeout_s=timeout_s)
 
     def masked_fill_(self, mask: torch.Tensor, value: Any, *, timeout_s: float | None = None) -> Any:
         """Fills the rows where a mask is true with a number, in every tensor, with one write."""
@@ -328,7 +328,7 @@ class TensorDictCalls(ViewCalls):
         self.set(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        kind = kind_of(name)
+        kind = find_kind(name)
         if kind is None and not name.startswith("_") and self._is_field(name):
             return self._field(name)
         if kind is None and hasattr(TensorDictBase, name):
@@ -389,7 +389,7 @@ class TensorDictCalls(ViewCalls):
                 "write what it returns without that: update_ what fits, del_ and set what has another shape or dtype"
             )
             raise NotSupportedError(feature=f"{name}(inplace=True) on a store", reason=reason)
-        out = argument_of(name, "out", args, kwargs)
+        out = find_argument(name, "out", args, kwargs)
         if isinstance(out, TensorDictCalls) and name in OUT_OF_PROCESSES:
             reason = "other processes write into it: give it a memory-mapped tensordict, and write that with update_"
             raise NotSupportedError(feature=f"{name}(out=) of a store", reason=reason)
@@ -397,7 +397,7 @@ class TensorDictCalls(ViewCalls):
 
     def _rewrite(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """Performs an in-place call on a local copy, and writes the copy back."""
-        args, kwargs = as_local(args), as_local(kwargs)
+        args, kwargs = to_local(args), to_local(kwargs)
         td = self.to_tensordict(timeout_s=timeout_s)
         result = getattr(td, name)(*args, **kwargs)
         self.update_at_(td, ..., timeout_s=timeout_s)
@@ -427,10 +427,10 @@ def _unassignable(name: str) -> NotSupportedError:
 def _call_and_fill(out: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: Callable[..., Any]) -> Any:
     """Performs a call with local arguments; writes back what the call fills, if that is a store or view."""
     if not isinstance(out, TensorDictCalls):
-        return call(*as_local(args), **as_local(dict(kwargs)))
+        return call(*to_local(args), **to_local(dict(kwargs)))
     copy = out.to_tensordict()
-    args = tuple(copy if item is out else as_local(item) for item in args)
-    options = {key: copy if item is out else as_local(item) for key, item in kwargs.items()}
+    args = tuple(copy if item is out else to_local(item) for item in args)
+    options = {key: copy if item is out else to_local(item) for key, item in kwargs.items()}
     result = call(*args, **options)
     out.update_(copy)
     return out if result is copy else result
@@ -448,18 +448,18 @@ class _Arrays(dict[str, Any]):
 MutableMapping.register(TensorDictCalls)  # as for tensordicts: TensorDict(store) checks for it
 
 
-def as_local(value: Any) -> Any:
+def to_local(value: Any) -> Any:
     """Replaces handles and views among arguments by local tensordicts."""
     if isinstance(value, TensorDictCalls):
         return value.to_tensordict()
     if type(value) in (list, tuple):
-        return type(value)(map(as_local, value))
-    return {key: as_local(item) for key, item in value.items()} if type(value) is dict else value
+        return type(value)(map(to_local, value))
+    return {key: to_local(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def keep_keys(values: Any, keys: Sequence[str | Path] | None) -> Any:
     """Returns the values to write at ``keys_to_update``, as far as they exist."""
-    values = as_local(values)
+    values = to_local(values)
     if keys is None:
         return values
     if not is_tensor_collection(values):

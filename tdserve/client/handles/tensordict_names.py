@@ -1,7 +1,7 @@
 """How a store answers each of tensordict's methods: one table of what works, and of what is refused and why.
 
 Every public name of ``TensorDictBase`` is answered. A handle has methods of its own for some; each other name is in one
-of the sets here, or reads the content and runs on the copy (:func:`kind_of`). Other names raise AttributeError.
+of the sets here, or reads the content and runs on the copy (:func:`find_kind`). Other names raise AttributeError.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ _PUBLIC = frozenset(name for name in dir(TensorDictBase) if not name.startswith(
 _STATIC = {name: inspect.getattr_static(TensorDictBase, name) for name in _PUBLIC}
 
 
-def kind_of(name: str) -> Kind | None:
+def find_kind(name: str) -> Kind | None:
     """Returns how a name is answered; None if no tensordict has it."""
     if name not in _PUBLIC:
         return None
@@ -142,11 +142,11 @@ def is_property(name: str) -> bool:
 
 def wants_inplace(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Returns whether a call passes ``inplace=True``, by position or by name."""
-    given = None if name in _FOR_ANOTHER else argument_of(name, "inplace", args, kwargs)
+    given = None if name in _FOR_ANOTHER else find_argument(name, "inplace", args, kwargs)
     return given is not None and given is not False
 
 
-def argument_of(name: str, argument: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+def find_argument(name: str, argument: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
     """Returns what a call passes for an argument, by position or by name; None if nothing."""
     method = _STATIC.get(name)
     if argument in kwargs or not args or not callable(method):

@@ -12,11 +12,11 @@ from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatc
 from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner, broadcast, is_none, is_unset_field
-from tdserve.client.handles.keys import NO_DEFAULT, as_path, check_path
+from tdserve.client.handles.keys import NO_DEFAULT, check_path, to_path
 from tdserve.client.handles.overwriting import check_whole_rows
-from tdserve.client.handles.skeletons import Skeleton, skeleton_of
+from tdserve.client.handles.skeletons import Skeleton, get_skeleton
 from tdserve.client.handles.store_client import StoreClient
-from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, keep_keys
+from tdserve.client.handles.tensordict_calls import TensorDictCalls, keep_keys, to_local
 from tdserve.client.handles.tensordict_names import REFUSED
 from tdserve.client.handles.view_steps import (
     INDEX_STEP,
@@ -28,7 +28,7 @@ from tdserve.client.handles.view_steps import (
     Grid,
     Step,
     compose_index,
-    grid_of,
+    make_grid,
     narrow_dims,
     num_elements,
     spread,
@@ -60,11 +60,11 @@ class StoreView(TensorDictCalls):
         steps: tuple[Step, ...] = (),
     ) -> None:
         self._store = store
-        self._shape = skeleton_of(store.spec) if skeleton is None else skeleton
+        self._shape = get_skeleton(store.spec) if skeleton is None else skeleton
         self._dims: tuple[Dim, ...] = tuple(map(range, store.spec.batch_size)) if dims is None else dims
         self._steps = steps
-        self._spec = self._shape.spec()
-        self._has_hollow = bool(steps) and bool(self._shape.hollow())
+        self._spec = self._shape.make_spec()
+        self._has_hollow = bool(steps) and bool(self._shape.list_hollow_nodes())
 
     @property
     def spec(self) -> Spec:
@@ -88,7 +88,7 @@ class StoreView(TensorDictCalls):
 
         Any other index reads rows of everything.
         """
-        path = as_path(index)
+        path = to_path(index)
         if path is None:
             below = None
             inner = self._store.spec.root.inner
@@ -98,7 +98,7 @@ class StoreView(TensorDictCalls):
             found = self._fetch((), index)
             return found if below is None else found[below]
         entry = self.get(path, NO_DEFAULT)
-        return bare(entry) if isinstance(self.spec.find(path), ValueLeaf) else entry
+        return unwrap_leaf(entry) if isinstance(self.spec.find(path), ValueLeaf) else entry
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Reads a whole batch in one call, as a ``DataLoader`` does; as of a store."""
@@ -159,7 +159,7 @@ class StoreView(TensorDictCalls):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Replaces a leaf or nested part (``view["key"] = tensor``) or rows of everything (``view[3] = td``)."""
-        path = as_path(index)
+        path = to_path(index)
         if path is None:
             self.update_at_(value, index)
         else:
@@ -184,11 +184,11 @@ class StoreView(TensorDictCalls):
 
     def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], StoreView]:
         check_whole_rows(index, self.spec, path, store=self.name)
-        return lambda: self._write({path: as_local(value)}, index, Manner.ROWS, timeout_s)
+        return lambda: self._write({path: to_local(value)}, index, Manner.ROWS, timeout_s)
 
     def _write_whole(self, path: Path, value: Any, manner: Manner, timeout_s: float | None) -> StoreView:
         self.spec.find(path, store=self.name)
-        return self._write({path: as_local(value)}, ..., manner, timeout_s)
+        return self._write({path: to_local(value)}, ..., manner, timeout_s)
 
     def update_(
         self,
@@ -223,7 +223,7 @@ class StoreView(TensorDictCalls):
     def _then(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StoreView:
         if kwargs.get("inplace"):
             raise NotSupportedError(feature=f"{name}(inplace=True) on a store", reason=REFUSED["pop"])
-        step = Step(name, as_local(args), dict(kwargs))
+        step = Step(name, to_local(args), dict(kwargs))
         td = step.check(self._shape.td, store=self.name)
         sources = step.apply(self._shape.sources) if name in KEY_STEPS else self._shape.sources
         return StoreView(self._store, self._shape._replace(td=td, sources=sources), self._dims, (*self._steps, step))
@@ -249,9 +249,9 @@ class StoreView(TensorDictCalls):
         """Reads rows of an entry, or of everything, with the nodes above it."""
         batch_size = self._shape.td.batch_size
         selection = encode(index, batch_size=batch_size, store=self.name)
-        keys = self._shape.paths_at(path)
+        keys = self._shape.list_paths(path)
         if not keys:
-            found = _index_rows(self._shape.td.select(*self._shape.hollow(path)), selection)
+            found = _index_rows(self._shape.td.select(*self._shape.list_hollow_nodes(path)), selection)
             return found if self.device is None else found.to(self.device)
         keys = [] if keys == [()] else keys
         place = self._place(selection, self._store.spec.select(keys) if keys else self._store.spec)
@@ -266,7 +266,7 @@ class StoreView(TensorDictCalls):
         elif self._is_arranged and is_tensor_collection(td):
             names = select_names(self._shape.td.names, batch_size, selection)
             td.names = names if names is None else [*names]
-        if self._has_hollow and (hollow := self._shape.hollow(path)):
+        if self._has_hollow and (hollow := self._shape.list_hollow_nodes(path)):
             td = td.unlock_() if td.is_locked else td
             for node in hollow:
                 td.set(node, get_entry(self._fetch(node, index, device=device), node))
@@ -290,7 +290,7 @@ class StoreView(TensorDictCalls):
 
     def _grid(self, selection: Selection) -> Grid:
         """Returns which elements of the remaining dimensions are selected."""
-        grid = grid_of(self._dims, self._steps)
+        grid = make_grid(self._dims, self._steps)
         found: Grid = grid[to_torch_index(selection, tuple(grid.shape))].numpy()
         return found
 
@@ -301,7 +301,7 @@ class StoreView(TensorDictCalls):
             raise NotSupportedError(
                 feature="writing into an expanded view", reason="its rows are there more than once; write the store"
             )
-        stored = dict(self._shape.leaves())
+        stored = dict(self._shape.iter_leaves())
         found: dict[Path, Any] = {}
         for path, value in self._leaves_of(values, (), selection.compute_batch_size(batch_size), manner):
             if path not in stored or stored[path] in self._store.spec.packed:
@@ -355,7 +355,7 @@ class StoreView(TensorDictCalls):
         return SpecMismatchError(store=self.name, key=show(path) if path else "", expected=expected, actual=actual)
 
 
-def bare(entry: Any) -> Any:
+def unwrap_leaf(entry: Any) -> Any:
     """Returns a non-tensor leaf as ``TensorDict.__getitem__`` does: the value, or the list of values."""
     if isinstance(entry, NonTensorData):
         return entry.data

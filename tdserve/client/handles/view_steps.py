@@ -101,10 +101,10 @@ def compose_index(dims: Sequence[Dim], selection: Selection) -> tuple[Item, ...]
         elif is_mask(item):
             for positions in np.nonzero(item):
                 span = next_range()
-                found.append(_positions(span)[positions])
+                found.append(_list_positions(span)[positions])
         elif isinstance(item, np.ndarray):
             span = next_range()
-            found.append(_positions(span)[item])
+            found.append(_list_positions(span)[item])
         else:
             span = next_range()
             found.append(_item(span[item]))
@@ -116,7 +116,7 @@ def num_elements(dims: Sequence[Dim]) -> int:
     return math.prod(len(dim) for dim in dims if isinstance(dim, range))
 
 
-def grid_of(dims: Sequence[Dim], steps: Sequence[Step]) -> torch.Tensor:
+def make_grid(dims: Sequence[Dim], steps: Sequence[Step]) -> torch.Tensor:
     """Returns the number of the element at each position after all steps."""
     sizes = [len(dim) for dim in dims if isinstance(dim, range)]
     td: Any = TensorDict({"at": torch.arange(num_elements(dims)).reshape(sizes)}, sizes)
@@ -130,10 +130,10 @@ def spread(dims: Sequence[Dim], grid: Grid) -> tuple[Item, ...]:
     """Returns the index of a store that selects these elements; the result has the shape of the grid."""
     sizes = [len(dim) for dim in dims if isinstance(dim, range)]
     parts = list(np.unravel_index(grid, sizes)) if sizes else []
-    return tuple(dim if isinstance(dim, int) else _positions(dim)[parts.pop(0)] for dim in dims)
+    return tuple(dim if isinstance(dim, int) else _list_positions(dim)[parts.pop(0)] for dim in dims)
 
 
-def _positions(span: range) -> Grid:
+def _list_positions(span: range) -> Grid:
     return np.arange(span.start, span.stop, span.step, dtype=np.int64)
 
 

@@ -29,8 +29,8 @@ KEY = "tdserve.examples.collectors"
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m tdserve.examples.collectors")
-    parser.add_argument("--collectors", type=int, metavar="N", help=f"processes, {NUM_COLLECTORS} unless told")
-    parser.add_argument("--address", metavar="HOST:PORT", help="a server; one is started unless told")
+    parser.add_argument("--collectors", type=int, metavar="N", help=f"processes; {NUM_COLLECTORS} by default")
+    parser.add_argument("--address", metavar="HOST:PORT", help="a server; by default one is started")
     parser.add_argument("--versions", type=int, default=40, metavar="N", help="policies until the end")
     parser.add_argument("--max-seconds", type=float, default=60.0, metavar="S", help="ends it before")
     options = parser.parse_args(arguments)

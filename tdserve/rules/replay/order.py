@@ -28,11 +28,11 @@ class Fifo(Sampler):
     is_ordered: ClassVar[bool] = True
     is_ring: ClassVar[bool] = True
 
-    def selector(self, columns: RowColumns, capacity: int) -> OrderSelector:
+    def make_selector(self, columns: RowColumns, capacity: int) -> OrderSelector:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return OrderSelector(columns, capacity, is_newest_first=False)
 
-    def evictor(self, columns: RowColumns, capacity: int) -> None:
+    def make_evictor(self, columns: RowColumns, capacity: int) -> None:
         """Returns None: the ring itself is this rule."""
 
 
@@ -45,7 +45,7 @@ class Lifo(Sampler):
     columns: ClassVar[tuple[str, ...]] = ("sequence",)
     is_ordered: ClassVar[bool] = True
 
-    def selector(self, columns: RowColumns, capacity: int) -> OrderSelector:
+    def make_selector(self, columns: RowColumns, capacity: int) -> OrderSelector:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return OrderSelector(columns, capacity, is_newest_first=True)
 

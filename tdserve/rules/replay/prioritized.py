@@ -52,7 +52,7 @@ class Prioritized(Sampler):
         for argument in ("alpha", "beta", "eps"):
             object.__setattr__(self, argument, to_finite_number(argument, getattr(self, argument)))
 
-    def selector(self, columns: RowColumns, capacity: int) -> PrioritizedSelector:
+    def make_selector(self, columns: RowColumns, capacity: int) -> PrioritizedSelector:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return PrioritizedSelector(self, columns, capacity)
 

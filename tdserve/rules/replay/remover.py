@@ -47,7 +47,7 @@ class Remover(Protocol):
     columns: ClassVar[tuple[str, ...]]
     is_ring: ClassVar[bool]
 
-    def evictor(self, columns: RowColumns, capacity: int) -> Evictor | None:
+    def make_evictor(self, columns: RowColumns, capacity: int) -> Evictor | None:
         """Returns the evictor, without rows yet; None if the ring itself is that rule."""
 
 
@@ -59,7 +59,7 @@ class LowestPriority:
     columns: ClassVar[tuple[str, ...]] = ("priority",)
     is_ring: ClassVar[bool] = False
 
-    def evictor(self, columns: RowColumns, capacity: int) -> LowestEvictor:
+    def make_evictor(self, columns: RowColumns, capacity: int) -> LowestEvictor:
         """See :class:`Remover`."""
         return LowestEvictor(columns, capacity)
 

@@ -67,13 +67,13 @@ class Sampler(ABC):
         """Whether a sample has no row twice."""
         return self.is_ordered or self.keeps_epoch
 
-    def unit(self, num_rows: int, capacity: int) -> int:
+    def compute_unit(self, num_rows: int, capacity: int) -> int:
         """Returns how many rows of a sample of ``num_rows`` are drawn together at least; the sample has a whole number
         of these units. Errors as of the selector's draw."""
         return 1 if self.is_independent or self.is_distinct else num_rows
 
     @abstractmethod
-    def selector(self, columns: RowColumns, capacity: int) -> Selector:
+    def make_selector(self, columns: RowColumns, capacity: int) -> Selector:
         """Returns an empty selector; a table may have several of one sampler."""
 
 
@@ -87,7 +87,7 @@ class Uniform(Sampler):
     kind: ClassVar[str] = "uniform"
     is_independent: ClassVar[bool] = True
 
-    def selector(self, columns: RowColumns, capacity: int) -> UniformSelector:
+    def make_selector(self, columns: RowColumns, capacity: int) -> UniformSelector:
         """See :class:`Sampler`."""
         return UniformSelector(capacity)
 

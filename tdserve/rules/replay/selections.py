@@ -91,7 +91,7 @@ class ConditionalSelectors:
         # Of selectors with members that are too old, the version from which on they may have some.
         self._oldest: dict[SampleConditions, int] = {}
         self.dropped: list[Selector] = []
-        self._plain = self._selectors[PLAIN] = settings.sampler.selector(columns, columns.capacity)
+        self._plain = self._selectors[PLAIN] = settings.sampler.make_selector(columns, columns.capacity)
 
     def __len__(self) -> int:
         """Returns the number of selectors."""
@@ -375,7 +375,7 @@ class ConditionalSelectors:
         if conditions.group:
             ids = self._columns.get_array(conditions.group, np.int64)
             return GroupSelector(self._columns, ids, conditions.group_size)
-        return self._settings.sampler.selector(self._columns, self._columns.capacity)
+        return self._settings.sampler.make_selector(self._columns, self._columns.capacity)
 
     @property
     def _consumed(self) -> NDArray[np.uint64]:

@@ -80,7 +80,7 @@ class Slices(Sampler):
         if self.end_key is not None and self.trajectory_key is not None:
             raise InvalidRequestError(argument="end_key", reason="give either end_key or trajectory_key")
         for argument in ("end_key", "trajectory_key"):
-            object.__setattr__(self, argument, _as_key(argument, getattr(self, argument)))
+            object.__setattr__(self, argument, _check_key(argument, getattr(self, argument)))
         if not isinstance(self.strict_length, bool):
             raise InvalidRequestError(argument="strict_length", reason=f"{self.strict_length!r} is not a bool")
 
@@ -107,7 +107,7 @@ class Slices(Sampler):
         """
         self._check_length("slice_len", self.slice_len or 1, capacity)
 
-    def length(self, num_rows: int, capacity: int) -> int:
+    def compute_length(self, num_rows: int, capacity: int) -> int:
         """Returns the rows of each slice in a sample of ``num_rows``.
 
         Raises:
@@ -121,11 +121,11 @@ class Slices(Sampler):
         self._check_length("n", length, capacity)
         return length
 
-    def unit(self, num_rows: int, capacity: int) -> int:
+    def compute_unit(self, num_rows: int, capacity: int) -> int:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`: a slice."""
-        return self.length(num_rows, capacity)
+        return self.compute_length(num_rows, capacity)
 
-    def selector(self, columns: RowColumns, capacity: int) -> SliceSelector:
+    def make_selector(self, columns: RowColumns, capacity: int) -> SliceSelector:
         """Returns the selector, without rows at first.
 
         Raises:
@@ -139,7 +139,7 @@ class Slices(Sampler):
             raise InvalidRequestError(argument=argument, reason=reason)
 
 
-def _as_key(argument: str, key: str | Sequence[str] | None) -> tuple[str, ...] | None:
+def _check_key(argument: str, key: str | Sequence[str] | None) -> tuple[str, ...] | None:
     if key is None:
         return None
     parts = (key,) if isinstance(key, str) else key
@@ -260,7 +260,7 @@ class SliceSelector:
         Raises:
             InvalidRequestError: As of :meth:`Slices.length`. Nothing was changed.
         """
-        length = self._setting.length(total or num_rows, self._capacity)
+        length = self._setting.compute_length(total or num_rows, self._capacity)
         return self.draw_slices(num_rows // length, length, rng=rng)
 
     def draw_slices(self, num_slices: int, length: int, *, rng: np.random.Generator) -> Drawn | None:
@@ -316,7 +316,7 @@ class SliceSelector:
 
     def _length_of(self, num_rows: int) -> int:
         """Returns the length of slices in a sample; nothing is longer than the table, so all such lengths are one."""
-        return min(self._setting.length(num_rows, self._capacity), self._capacity + 1)
+        return min(self._setting.compute_length(num_rows, self._capacity), self._capacity + 1)
 
     def _starts_of(self, length: int) -> _Starts:
         """Returns the starts of a length, and makes it the most recently used."""

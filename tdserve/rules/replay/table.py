@@ -456,7 +456,7 @@ class Table(TableState):
         batch_rows, begun = terms.batch_rows, -num_missing % terms.batch_rows
         if not begun and batch_rows <= max_drawn:
             return batch_rows, min(max_drawn, num_missing) // batch_rows, 0
-        unit = terms.conditions.group_size or self.settings.sampler.unit(batch_rows, self.ring.capacity)
+        unit = terms.conditions.group_size or self.settings.sampler.compute_unit(batch_rows, self.ring.capacity)
         return min(max(max_drawn // unit, 1) * unit, batch_rows - begun), 1, begun
 
     def _check_lease(self, conditions: SampleConditions, num_rows: int) -> None:

@@ -123,7 +123,7 @@ class TableState:
         self._changed_settings = str(state.get("settings", ""))
         self._highest = float(state.get("highest_priority", 1.0))
         self._needs = frozenset(settings.columns)
-        self._evictor = settings.remover.evictor(self.columns, ring.capacity)
+        self._evictor = settings.remover.make_evictor(self.columns, ring.capacity)
         live = ring.list_live_rows()
         if "priority" in self._needs and len(live):  # updates are only in the column, not on record
             self._highest = max(self._highest, float(self.columns.priority[live].max()))

@@ -41,7 +41,7 @@ class WithoutReplacement(Sampler):
         if self.seed is not None:
             object.__setattr__(self, "seed", check_integer("seed", self.seed, 0))
 
-    def selector(self, columns: RowColumns, capacity: int) -> EpochSelector:
+    def make_selector(self, columns: RowColumns, capacity: int) -> EpochSelector:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return EpochSelector(capacity, seed=self.seed)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.client.handles.keys import as_path, check_path
+from tdserve.client.handles.keys import check_path, to_path
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from tdserve.client.handles.keys import as_path, check_path
     ],
 )
 def test_as_path_when_it_is_a_key_then_its_parts(index: Any, path: tuple[str, ...] | None) -> None:
-    assert as_path(index) == path
+    assert to_path(index) == path
 
 
 def test_checked_path_when_it_is_no_key_then_refused() -> None:

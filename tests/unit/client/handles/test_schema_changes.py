@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictParams
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
-from tdserve.client.handles.schema_changes import addition, alter, first_unknown, split, union
+from tdserve.client.handles.schema_changes import alter, capture_addition, find_unknown, merge_captures, split
 from tdserve.structure.altering import Alteration, Renaming
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec
@@ -37,7 +37,7 @@ SPEC = capture(TD).spec
     ],
 )
 def test_addition_when_merged_then_the_structure_that_tensordict_makes(key: tuple[str, ...], value: Any) -> None:
-    content = addition(SPEC, {key: value}, store="x")
+    content = capture_addition(SPEC, {key: value}, store="x")
     expected = TD.clone().set(key, value)
     assert Alteration(added=content.spec).apply(SPEC).spec == capture(expected, is_exact=True).spec
     assert {*content.tensors, *content.values} == {path for path, _ in (*content.spec.tensors, *content.spec.values)}
@@ -55,11 +55,11 @@ def test_addition_when_merged_then_the_structure_that_tensordict_makes(key: tupl
 )
 def test_addition_when_it_does_not_fit_then_refused_by_key(key: tuple[str, ...], value: Any) -> None:
     with pytest.raises(SpecMismatchError, match=f"'x', key .*{key[0]}"):
-        addition(SPEC, {key: value}, store="x")
+        capture_addition(SPEC, {key: value}, store="x")
 
 
 def test_addition_when_one_value_is_meant_then_it_is_not_looked_into() -> None:
-    content = addition(SPEC, {("z",): [1, 2, 3]}, store="x", is_value=True)
+    content = capture_addition(SPEC, {("z",): [1, 2, 3]}, store="x", is_value=True)
     assert content.values == {("z",): [1, 2, 3]}
     assert not content.spec.values[0][1].per_row
 
@@ -73,8 +73,8 @@ def test_split_when_values_are_nested_then_leaf_by_leaf_as_far_as_the_store_has_
 
 
 def test_union_when_existing_leaves_come_along_then_in_the_structure_they_have() -> None:
-    fresh = addition(SPEC, {("n", "c"): torch.ones(3, 2)}, store="x")
-    content = union(
+    fresh = capture_addition(SPEC, {("n", "c"): torch.ones(3, 2)}, store="x")
+    content = merge_captures(
         SPEC, {("a",): [7, 7, 7], ("n", "b"): torch.ones(3, 2), ("t",): "x"}, fresh, store="x", allow_pickle=False
     )
     keys = {("a",), ("n", "b"), ("n", "c"), ("t",)}
@@ -83,12 +83,12 @@ def test_union_when_existing_leaves_come_along_then_in_the_structure_they_have()
     assert altered.spec.find(("a",)) == SPEC.find(("a",))
     assert content.tensors["a",].tolist() == [7.0] * 3
     with pytest.raises(SpecMismatchError):
-        union(SPEC, {("a",): torch.ones(3, 9)}, fresh, store="x", allow_pickle=False)
+        merge_captures(SPEC, {("a",): torch.ones(3, 9)}, fresh, store="x", allow_pickle=False)
 
 
 def test_alter_when_asked_for_then_done_together(client: tdserve.Client, name: str) -> None:
     client.init_remote(TD, name)
-    content = addition(SPEC, {("z",): torch.arange(3), ("s",): "text"}, store=name)
+    content = capture_addition(SPEC, {("z",): torch.arange(3), ("s",): "text"}, store=name)
     deadline = Deadline.after(20.0)
     alter(
         client, name, content=content, removed=[("a",)], renamed=[Renaming(("n", "b"), ("n", "c"))], deadline=deadline
@@ -103,9 +103,9 @@ def test_alter_when_asked_for_then_done_together(client: tdserve.Client, name: s
 
 
 def test_first_unknown_when_a_key_is_not_the_stores_then_that() -> None:
-    assert first_unknown(SPEC, {"a": 1, "n": {"b": 2, "q": 3}, "z": 4}) == ("n", "q")
-    assert first_unknown(SPEC, TD) is None
-    assert first_unknown(SPEC, 3) is None
+    assert find_unknown(SPEC, {"a": 1, "n": {"b": 2, "q": 3}, "z": 4}) == ("n", "q")
+    assert find_unknown(SPEC, TD) is None
+    assert find_unknown(SPEC, 3) is None
 
 
 @tensorclass

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from tdserve.client.handles.skeletons import skeleton_of
+from tdserve.client.handles.skeletons import get_skeleton
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec
 from tests.unit.structure.strategies import Inner, tensordicts
@@ -33,36 +33,36 @@ def spec() -> Spec:
 
 
 def test_skeleton_when_made_then_has_the_structure_and_no_content(spec: Spec) -> None:
-    skeleton = skeleton_of(spec)
+    skeleton = get_skeleton(spec)
     assert (skeleton.td.batch_size, skeleton.td.names) == ((2,), ["x"])
     assert skeleton.td["n", "b"].is_meta
     assert (skeleton.td["n", "b"].shape, skeleton.td["n", "b"].dtype) == ((2, 3), torch.uint8)
     assert type(skeleton.td["rec"]) is Inner
-    assert skeleton_of(spec) is skeleton
+    assert get_skeleton(spec) is skeleton
 
 
 def test_paths_when_asked_then_the_fewest_that_have_it_all(spec: Spec) -> None:
-    skeleton = skeleton_of(spec)
-    assert skeleton.paths_at(()) == [()]
-    assert skeleton.paths_at(("n",)) == [("n",)]
-    assert skeleton.paths_at(("n", "b")) == [("n", "b")]
-    assert skeleton.paths_at(("odd", "p")) == [("odd",)]
-    assert skeleton.paths_at(("empty",)) == [("empty",)]
+    skeleton = get_skeleton(spec)
+    assert skeleton.list_paths(()) == [()]
+    assert skeleton.list_paths(("n",)) == [("n",)]
+    assert skeleton.list_paths(("n", "b")) == [("n", "b")]
+    assert skeleton.list_paths(("odd", "p")) == [("odd",)]
+    assert skeleton.list_paths(("empty",)) == [("empty",)]
     some = skeleton._replace(sources=skeleton.sources.exclude(("n", "t"), "rec"))
-    assert sorted(some.paths_at(())) == [("each",), ("empty",), ("lazy",), ("n", "b"), ("odd",)]
-    assert skeleton._replace(sources=skeleton.sources.select()).paths_at(()) == []
+    assert sorted(some.list_paths(())) == [("each",), ("empty",), ("lazy",), ("n", "b"), ("odd",)]
+    assert skeleton._replace(sources=skeleton.sources.select()).list_paths(()) == []
 
 
 def test_hollow_when_all_leaves_of_a_node_are_gone_then_that_node(spec: Spec) -> None:
-    skeleton = skeleton_of(spec)
-    assert skeleton.hollow() == []
+    skeleton = get_skeleton(spec)
+    assert skeleton.list_hollow_nodes() == []
     some = skeleton._replace(sources=skeleton.sources.select("n").exclude(("n", "b"), ("n", "t")))
-    assert some.hollow() == some.hollow(("n",)) == [("n",)]
-    assert some._replace(sources=skeleton.sources).hollow(("n", "b")) == []
+    assert some.list_hollow_nodes() == some.list_hollow_nodes(("n",)) == [("n",)]
+    assert some._replace(sources=skeleton.sources).list_hollow_nodes(("n", "b")) == []
 
 
 def test_spec_when_nothing_was_done_then_tells_the_same_of_leaves(spec: Spec) -> None:
-    found = skeleton_of(spec).spec()
+    found = get_skeleton(spec).make_spec()
     for path in [("n", "b"), ("n", "t"), ("rec", "z"), ("each",), ("lazy", "r")]:
         assert found.find(path) == spec.find(path)
     assert found.keys(True) == spec.keys(True)
@@ -70,8 +70,8 @@ def test_spec_when_nothing_was_done_then_tells_the_same_of_leaves(spec: Spec) ->
 
 
 def test_spec_when_arranged_then_tells_of_that(spec: Spec) -> None:
-    skeleton = skeleton_of(spec)
-    found = skeleton._replace(td=skeleton.td.unsqueeze(0)).spec()
+    skeleton = get_skeleton(spec)
+    found = skeleton._replace(td=skeleton.td.unsqueeze(0)).make_spec()
     assert found.batch_size == (1, 2)
     assert [leaf.batch_size for _, leaf in found.values] == [(1, 2)] * len(found.values)
     assert [leaf.ragged for path, leaf in found.values if path == ("lazy", "r")] == [
@@ -80,9 +80,9 @@ def test_spec_when_arranged_then_tells_of_that(spec: Spec) -> None:
 
 
 def test_leaves_when_listed_then_each_with_what_is_stored(spec: Spec) -> None:
-    skeleton = skeleton_of(spec)
+    skeleton = get_skeleton(spec)
     flat = skeleton._replace(sources=skeleton.sources.flatten_keys("."))
-    assert dict(flat.leaves())[("n.b",)] == ("n", "b")
+    assert dict(flat.iter_leaves())[("n.b",)] == ("n", "b")
 
 
 STEPS: dict[str, Callable[[Any], Any]] = {
@@ -99,7 +99,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 @settings(max_examples=60, deadline=None)
 @given(td=tensordicts())
 def test_skeleton_when_of_any_tensordict_then_steps_do_to_it_what_they_do_to_that(td: Any) -> None:
-    skeleton = skeleton_of(spec_of(td))
+    skeleton = get_skeleton(spec_of(td))
     for step in STEPS.values():
         try:
             expected = step(td)

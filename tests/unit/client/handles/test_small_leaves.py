@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tdserve
 from tdserve.base.errors import ClosedError, KeyNotFoundError, NotSupportedError, StoreNotFoundError
-from tdserve.client.handles.small_leaves import small_leaf
+from tdserve.client.handles.small_leaves import read_small_leaf
 from tdserve.client.local.reads import MAX_CLONED_BYTES
 from tdserve.data.opened import MappedStore
 
@@ -42,7 +42,7 @@ def opened(handle: tdserve.StoreHandle) -> MappedStore:
 
 def read(handle: tdserve.StoreHandle, *path: str) -> torch.Tensor | None:
     """Without asking anybody."""
-    return small_leaf(handle._store.client, handle.name, handle.spec, path)
+    return read_small_leaf(handle._store.client, handle.name, handle.spec, path)
 
 
 def same(found: torch.Tensor, expected: torch.Tensor) -> bool:

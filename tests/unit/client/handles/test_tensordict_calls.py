@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 import tdserve
-from tdserve.client.handles.tensordict_names import CONSTANTS, REFUSED, Kind, kind_of
+from tdserve.client.handles.tensordict_names import CONSTANTS, REFUSED, Kind, find_kind
 from tests.unit.client.handles.tensordict_examples import Call, doubled, example, fault, local_td, mask, names, outcome
 from tests.unit.structure.strategies import difference
 
@@ -67,9 +67,9 @@ def test_method_when_it_is_not_compared_then_it_is_there(store: Any, method: str
 
 
 def test_refused_when_listed_then_tensordict_has_the_name_and_the_advice_says_something() -> None:
-    assert [name for name in REFUSED if kind_of(name) is not Kind.REFUSED] == []
+    assert [name for name in REFUSED if find_kind(name) is not Kind.REFUSED] == []
     assert [name for name, reason in REFUSED.items() if len(reason) < 20] == []
-    assert [name for name in CONSTANTS if kind_of(name) is not Kind.STRUCTURE] == []
+    assert [name for name in CONSTANTS if find_kind(name) is not Kind.STRUCTURE] == []
 
 
 def test_name_when_no_tensordict_has_it_then_attribute_error(store: Any) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.client.handles.tensordict_names import ASSIGNED, Kind, argument_of, is_property, kind_of, wants_inplace
+from tdserve.client.handles.tensordict_names import ASSIGNED, Kind, find_argument, find_kind, is_property, wants_inplace
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from tdserve.client.handles.tensordict_names import ASSIGNED, Kind, argument_of,
     ],
 )
 def test_kind_when_asked_then_as_the_table_says(name: str, kind: Kind | None) -> None:
-    assert kind_of(name) is kind
+    assert find_kind(name) is kind
 
 
 def test_property_when_asked_then_told_from_methods() -> None:
@@ -41,9 +41,9 @@ def test_inplace_when_said_in_any_way_then_found() -> None:
 
 def test_argument_when_given_in_any_way_then_found() -> None:
     out = object()
-    assert argument_of("gather", "out", (0, 1, out), {}) is argument_of("gather", "out", (), {"out": out}) is out
-    assert argument_of("gather", "out", (0, 1), {}) is None
-    assert argument_of("gather", "out", (0, 1, 2, 3, 4, 5, 6), {}) is None
+    assert find_argument("gather", "out", (0, 1, out), {}) is find_argument("gather", "out", (), {"out": out}) is out
+    assert find_argument("gather", "out", (0, 1), {}) is None
+    assert find_argument("gather", "out", (0, 1, 2, 3, 4, 5, 6), {}) is None
 
 
 def test_property_when_it_can_be_assigned_then_tensordict_has_it() -> None:

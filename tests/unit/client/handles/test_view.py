@@ -13,7 +13,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
-from tdserve.client.handles.keys import as_path
+from tdserve.client.handles.keys import to_path
 from tdserve.client.handles.store_client import StoreClient
 from tdserve.client.handles.view import StoreView
 from tests.unit.client.handles.tensordict_examples import Call, fault, outcome
@@ -74,7 +74,7 @@ def test_view_when_read_in_any_way_then_as_of_the_local_one(shared: Any, call: C
     faults = {
         which: fault(outcome(at(index), local), outcome(at(index), remote))
         for which, index in INDICES.items()
-        if local.batch_size or as_path(index)  # without dimensions errors are of another kind
+        if local.batch_size or to_path(index)  # without dimensions errors are of another kind
     }
     assert {which: found for which, found in faults.items() if found is not None} == {}
 

@@ -12,7 +12,7 @@ from tdserve.client.handles.view_steps import (
     INDEX_STEP,
     Step,
     compose_index,
-    grid_of,
+    make_grid,
     narrow_dims,
     num_elements,
     spread,
@@ -82,7 +82,7 @@ def test_narrowed_when_again_then_of_what_is_left() -> None:
 def test_grid_when_arranged_then_spread_finds_the_elements() -> None:
     dims = (range(1, 5), 2, range(5))
     steps = [Step("select", ("a",), {}), Step("permute", (1, 0), {}), Step(INDEX_STEP, (slice(1, 3),), {})]
-    grid = grid_of(dims, steps)
+    grid = make_grid(dims, steps)
     expected = ROWS[1:5, 2].permute(1, 0)[1:3]
     assert torch.equal(ROWS[tuple(map(torch.as_tensor, spread(dims, grid.numpy())))], expected)
 

@@ -32,7 +32,7 @@ class Model:
         self.sequence = 0
 
     def view(self, setting: Slices) -> SliceSelector:
-        selector = setting.selector(self.columns, self.capacity)
+        selector = setting.make_selector(self.columns, self.capacity)
         self.selectors.append((selector, set(self.live)))
         selector.add(row_numbers(self.live))
         return selector

@@ -15,7 +15,7 @@ def _selector(sampler: Fifo | Lifo, capacity: int = 20) -> OrderSelector:
     """Of a ring that has been round once: row 5 is the oldest."""
     columns = RowColumns(capacity)
     columns.sequence[:] = (np.arange(capacity) - 5) % capacity
-    return sampler.selector(columns, capacity)
+    return sampler.make_selector(columns, capacity)
 
 
 def _drawn(selector: OrderSelector, num_rows: int) -> list[int] | None:

@@ -15,7 +15,7 @@ from tests import chi_square
 def _selector(sampler: Prioritized, priorities: Any, rows: Rows | None = None) -> PrioritizedSelector:
     columns = RowColumns(len(priorities))
     columns.priority[:] = priorities
-    selector = sampler.selector(columns, len(priorities))
+    selector = sampler.make_selector(columns, len(priorities))
     selector.add(np.arange(len(priorities)) if rows is None else rows)
     return selector
 
@@ -27,7 +27,7 @@ def test_draw_when_priorities_differ_then_rows_come_as_often_as_the_formula_says
     # On the way there are rows that go, come back, and change.
     columns = RowColumns(400)
     columns.priority[:] = 77.0
-    selector = sampler.selector(columns, 400)
+    selector = sampler.make_selector(columns, 400)
     selector.add(np.arange(400))
     selector.remove(np.arange(0, 400, 3))
     columns.priority[:] = priorities
@@ -83,7 +83,7 @@ def test_draw_when_beta_is_one_then_weighted_rows_count_as_if_uniform() -> None:
 
 def test_draw_when_all_weights_are_zero_then_none() -> None:
     columns = RowColumns(10)
-    selector = Prioritized(eps=0).selector(columns, 10)
+    selector = Prioritized(eps=0).make_selector(columns, 10)
     rng = np.random.default_rng(0)
     assert selector.draw(1, rng=rng) is None
     selector.add(np.arange(5))
@@ -122,7 +122,7 @@ def test_selectors_when_one_loses_a_row_then_the_other_keeps_it() -> None:
     columns = RowColumns(4)
     columns.priority[:] = 1.0
     sampler = Prioritized()
-    first, second = sampler.selector(columns, 4), sampler.selector(columns, 4)
+    first, second = sampler.make_selector(columns, 4), sampler.make_selector(columns, 4)
     for selector in (first, second):
         selector.add(np.arange(4))
     first.remove(np.array([0, 1, 2]))

@@ -11,7 +11,7 @@ from tdserve.rules.replay.remover import Fifo, LowestPriority, Remover
 def test_fifo_when_asked_for_an_evictor_then_the_ring_is_the_rule() -> None:
     assert Fifo is order.Fifo
     remover: Remover = Fifo()
-    assert remover.evictor(RowColumns(5), 5) is None
+    assert remover.make_evictor(RowColumns(5), 5) is None
 
 
 def test_lowest_priority_when_compared_then_equal_as_settings_must_be() -> None:
@@ -24,7 +24,7 @@ def test_lowest_priority_when_compared_then_equal_as_settings_must_be() -> None:
 def test_lowest_when_rows_and_priorities_change_then_as_sorted(seed: int) -> None:
     rng = np.random.default_rng(seed)
     columns = RowColumns(300)
-    evictor = LowestPriority().evictor(columns, 300)
+    evictor = LowestPriority().make_evictor(columns, 300)
     members: set[int] = set()
     for _ in range(100):
         rows = rng.choice(300, rng.integers(0, 40), replace=False)
@@ -49,7 +49,7 @@ def test_lowest_when_rows_and_priorities_change_then_as_sorted(seed: int) -> Non
 
 
 def test_lowest_when_priorities_are_zero_then_rows_are_there_all_the_same() -> None:
-    evictor = LowestPriority().evictor(RowColumns(100), 100)
+    evictor = LowestPriority().make_evictor(RowColumns(100), 100)
     evictor.add(np.array([7, 3, 99]))
     assert sorted(evictor.lowest(5).tolist()) == [3, 7, 99]
     assert len(evictor) == 3

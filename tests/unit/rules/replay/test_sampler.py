@@ -17,7 +17,7 @@ ROW_SAMPLERS: list[Sampler] = [Uniform(), Prioritized(), Fifo(), Lifo(), Without
 
 
 def _uniform(num_rows: int, capacity: int) -> UniformSelector:
-    selector = Uniform().selector(RowColumns(capacity), capacity)
+    selector = Uniform().make_selector(RowColumns(capacity), capacity)
     selector.add(np.arange(num_rows))
     return selector
 
@@ -57,7 +57,7 @@ def test_chi_square_when_a_source_is_slightly_unfair_then_exceeds_the_limit() ->
 
 
 def test_draw_when_more_are_asked_than_live_then_rows_repeat() -> None:
-    selector = Uniform().selector(RowColumns(4), 4)
+    selector = Uniform().make_selector(RowColumns(4), 4)
     selector.add(np.array([2]))
     assert _rows(selector, 3, np.random.default_rng(0)).tolist() == [2, 2, 2]
     assert repr(selector) == "<UniformSelector <LiveRows 1 of 4>>"
@@ -69,7 +69,7 @@ def test_selector_when_rows_come_and_go_then_only_members_are_drawn(sampler: Sam
     rng = np.random.default_rng(seed)
     columns = RowColumns(100)
     sampler.check(100)
-    selector = sampler.selector(columns, 100)
+    selector = sampler.make_selector(columns, 100)
     members: set[int] = set()
     assert selector.draw(1, rng=rng) is None
     for step in range(200):
@@ -101,7 +101,7 @@ def test_draw_when_seeded_then_reproducible(sampler: Sampler) -> None:
     columns.priority[:] = 1.0
     drawn = []
     for _ in range(2):
-        selector = sampler.selector(columns, 50)
+        selector = sampler.make_selector(columns, 50)
         selector.add(np.arange(50))
         drawn.append(_rows(selector, 20, np.random.default_rng(7)).tolist())
     assert drawn[0] == drawn[1]

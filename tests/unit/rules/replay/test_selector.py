@@ -54,7 +54,7 @@ def selector(kind: str, columns: RowColumns) -> Selector:
     """A selector without members."""
     if kind == "groups":
         return GroupSelector(columns, np.arange(CAPACITY) // 2, 2)
-    made: Selector = EVERY[kind].selector(columns, CAPACITY)
+    made: Selector = EVERY[kind].make_selector(columns, CAPACITY)
     return made
 
 

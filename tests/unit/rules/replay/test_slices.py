@@ -307,7 +307,7 @@ def test_slices_when_stored_as_json_then_equal_again() -> None:
 
 def test_selector_when_the_table_has_no_trajectories_then_our_own_fault() -> None:
     with pytest.raises(LocalProtocolError):
-        Slices(slice_len=2).selector(RowColumns(4), 4)
+        Slices(slice_len=2).make_selector(RowColumns(4), 4)
 
 
 def test_add_when_a_row_is_a_member_then_refused_and_nothing_changed() -> None:

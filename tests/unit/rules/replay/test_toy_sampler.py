@@ -29,7 +29,7 @@ class Every(Sampler):
     adds: ClassVar[tuple[str, ...]] = ("priority",)
     is_ordered: ClassVar[bool] = True
 
-    def selector(self, columns: RowColumns, capacity: int) -> EverySelector:
+    def make_selector(self, columns: RowColumns, capacity: int) -> EverySelector:
         """As of Sampler."""
         return EverySelector(self.step, columns)
 

@@ -12,7 +12,7 @@ from tests import chi_square
 
 
 def _selector(num_rows: int, capacity: int = 1000) -> EpochSelector:
-    selector = WithoutReplacement().selector(RowColumns(capacity), capacity)
+    selector = WithoutReplacement().make_selector(RowColumns(capacity), capacity)
     selector.add(np.arange(num_rows))
     return selector
 
@@ -154,7 +154,7 @@ def test_add_when_a_row_is_a_member_already_then_our_own_bug() -> None:
 
 def test_draw_when_a_seed_is_given_then_the_same_epochs_whatever_the_tables_own_randomness() -> None:
     def epochs(seed: int | None, randomness: int) -> list[int]:
-        selector = WithoutReplacement(seed=seed).selector(RowColumns(100), 100)
+        selector = WithoutReplacement(seed=seed).make_selector(RowColumns(100), 100)
         selector.add(np.arange(100))
         rng = np.random.default_rng(randomness)
         return [row for _ in range(30) for row in _draw(selector, 8, rng).tolist()]

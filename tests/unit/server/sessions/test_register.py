@@ -46,7 +46,7 @@ def sessions(workers: list[DataWorker], root: Root, world: World) -> Sessions:
 
 
 def hello(**fields: Any) -> control_pb2.Hello:
-    """A good one, unless told."""
+    """A valid Hello; arguments replace its fields."""
     good = {"protocol_version": PROTOCOL_VERSION, "client_id": make_client_id(), "transport": "gloo"}
     return control_pb2.Hello(**{**good, **fields})
 
