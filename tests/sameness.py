@@ -1,4 +1,4 @@
-"""What "equal in type, structure and value" means: everything that can be seen of a tensordict from outside."""
+"""Equality in type, structure and value: everything that can be seen of a tensordict from outside."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tensordict.nn import TensorDictParams
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """Fails with the first difference: in type, structure, dtype, bits, names, batch size, device, or what is locked or
-    requires grad."""
+    """Fails with the first difference in type, structure, dtype, bits, names, batch size, device, locks or
+    requires_grad."""
     text = difference(found, expected)
     assert text is None, text
 
 
 def same_value(left: Any, right: Any) -> bool:
-    """Equal in type and content, down to the bits of floats and the order of dict keys."""
+    """Returns whether values are equal in type and content, down to the bits of floats and the order of dict keys."""
     if type(left) is not type(right):
         return False
     if isinstance(left, (list, tuple)):
@@ -36,7 +36,7 @@ def same_value(left: Any, right: Any) -> bool:
 
 
 def difference(left: Any, right: Any, where: str = "root") -> str | None:
-    """The first difference between two tensordicts, tensors or instances; None when there is none."""
+    """Returns the first difference between two tensordicts, tensors or instances; None if there is none."""
     for side in (left, right):
         if isinstance(side, LazyStackedTensorDict):
             _ = side.tensordicts  # at the first look it becomes a plain one
@@ -117,7 +117,7 @@ def _tensors(left: torch.Tensor, right: torch.Tensor, where: str) -> str | None:
 
 
 def _buffer(tensor: torch.Tensor) -> bool | None:
-    """Whether it is a persistent buffer; None of what is none."""
+    """Returns whether a buffer is persistent; None for anything else."""
     return bool(getattr(tensor, "persistent", True)) if getattr(tensor, "_is_buffer", False) else None
 
 

@@ -1,4 +1,4 @@
-"""Kinds that differ in how their content is held: in files, in shared memory, in any order, in views of others."""
+"""Kinds that differ in how their content is stored: in files, in shared memory, with unusual strides, as views."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ _numbers = itertools.count()
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Goes with the process: HDF5 takes a file for an open one that was unlinked, where it gets the same number."""
+    """Returns a folder that lives as long as the process: HDF5 confuses a new file with an unlinked open one of the
+    same inode number."""
     return tempfile.TemporaryDirectory()
 
 
 def copied(td: Any) -> Any:
-    """What comes back: plain tensors in plain tensordicts, locked as it was."""
+    """Returns the expected result: plain tensors in plain tensordicts, with the same locks."""
     found = td.apply(lambda leaf: leaf.as_subclass(torch.Tensor).clone().resolve_conj().resolve_neg().contiguous())
     return found.lock_() if td.is_locked else found
 
 
 def whole(td: Any) -> Any:
-    """What comes back of views and files: a TensorDict."""
+    """Returns the expected result for views and files: a TensorDict."""
     return td.to_tensordict()
 
 
 def example() -> TensorDict:
-    """Leaves, a node, nothing else."""
+    """Leaves and a node."""
     return TensorDict({"x": numbers(ROWS, 3), "n": {"y": numbers(ROWS).long()}}, [ROWS])
 
 
@@ -47,13 +48,13 @@ def memory_mapped() -> Any:
 
 @kind("consolidated", expected=copied)
 def consolidated() -> Any:
-    """In one piece of memory."""
+    """In one block of memory."""
     return example().consolidate()
 
 
 @kind("in shared memory", expected=copied)
 def in_shared_memory() -> Any:
-    """Of processes that were started by this one."""
+    """In shared memory, as of child processes."""
     return example().share_memory_()
 
 
@@ -78,7 +79,7 @@ def strides() -> Any:
 
 @kind("large leaves in any order", expected=copied)
 def large_strides() -> Any:
-    """Long enough to leave in pieces."""
+    """Long enough to be sent in pieces."""
     turned = torch.arange(ROWS * 400_000, dtype=torch.int32).view(400_000, ROWS).t()
     return TensorDict(
         {"turned": turned, "expanded": numbers(ROWS, 1).expand(ROWS, 300_000), "x": numbers(ROWS)}, [ROWS]
@@ -87,14 +88,14 @@ def large_strides() -> Any:
 
 @kind("a sub-tensordict", expected=whole)
 def sub_tensordict() -> Any:
-    """Some rows of another."""
+    """Rows of another tensordict."""
     more = TensorDict({"x": numbers(2 * ROWS, 3), "n": {"y": numbers(2 * ROWS).long()}}, [2 * ROWS])
     return more._get_sub_tensordict(slice(0, 2 * ROWS, 2))
 
 
 @kind("a lazy view", expected=whole)
 def lazy_view() -> Any:
-    """As of ``set_lazy_legacy(True)``."""
+    """A lazy view, as with ``set_lazy_legacy(True)``."""
     td = TensorDict({"x": numbers(2, ROWS, 3), "n": TensorDict({"y": numbers(2, ROWS)}, [2, ROWS])}, [2, ROWS])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # it goes with tensordict 0.17
@@ -104,7 +105,7 @@ def lazy_view() -> Any:
 
 @kind("in an HDF5 file", expected=whole)
 def in_a_file() -> Any:
-    """Read as it is sent."""
+    """In a file that is read as it is sent."""
     make: Any = PersistentTensorDict
     content = TensorDict({"x": numbers(ROWS, 3), "n": {"y": numbers(ROWS).long()}}, [ROWS])
     return make.from_dict(content, Path(_folder().name) / f"{next(_numbers)}.h5")

@@ -1,4 +1,4 @@
-"""What a loss of power may leave of a root: every page as it was at the last sync, or as it was in the end."""
+"""The possible states of a root after a loss of power: each page is as at the last sync, or as at the end."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from pathlib import Path
 PAGE_BYTES = 4096
 
 Choose = Callable[[str, int, int], bool]
-"""Whether a page reached the disk, by the file's name below the root, the page's number, and how many the file has."""
+"""Whether a page reached the disk, by the file's path below the root, the page's number and the file's number of
+pages."""
 
 _NOT_COPIED = ("control.sock", "tdserve.lock", "lock.mdb", "nonce")
 
 
 def copy_root(root: Path, target: Path) -> None:
-    """Copies a root as it is in this moment."""
+    """Copies a root as it is now."""
     shutil.copytree(root, target, ignore=shutil.ignore_patterns(*_NOT_COPIED), symlinks=True)
 
 
 def compose(early: Path, late: Path, target: Path, reached: Choose) -> None:
-    """Makes a root of two moments, on a machine that was started anew since.
+    """Composes a root from two moments, as on a machine that was restarted since.
 
     Args:
-        early: What had reached the disk at the last sync.
-        late: What there was when the power was lost.
+        early: The content of the disk at the last sync.
+        late: The content of the files when the power was lost.
         target: The root that is made.
-        reached: Which pages of ``late`` had reached the disk.
+        reached: Decides which pages of ``late`` had reached the disk.
     """
     names = {str(path.relative_to(base)) for base in (early, late) for path in base.rglob("*") if path.is_file()}
     for name in sorted(names):

@@ -1,4 +1,4 @@
-"""Weights that clients pass on: many pullers, and a server that sends each version a few times only."""
+"""Weights that clients pass on: there are many pullers, and the server sends each version only a few times."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ NUM_PULLERS = 16
 FANOUT = 4
 NBYTES = 8 * 1024 * 1024
 MAX_PULL_S = 20.0
-"""For a puller whose relay stands still: three seconds to connect, or two without content, on a machine that has other
-things to do."""
+"""Time for a puller whose relay is stopped: three seconds to connect, or two without content, on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -32,21 +31,21 @@ def nursery() -> Iterator[Nursery]:
 
 @pytest.fixture(scope="module")
 def publisher(server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """A client on the server's machine, whose content is no traffic over gloo."""
+    """A client on the server's machine, whose content does not count as gloo traffic."""
     with server.client(transport="shm") as client:
         yield client
 
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """Of the test's own weights."""
+    """Name of the test's weights."""
     return f"fanout-{id(request.node):x}"
 
 
 def pullers(
     stack: ExitStack, nursery: Nursery, client: tdserve.Client, name: str, num_pullers: int, **named: int
 ) -> list[Child]:
-    """Processes that are connected."""
+    """Starts processes that are connected."""
     found = [nursery.start("pull", client.address, name, NBYTES, **named) for _ in range(num_pullers)]
     for child in found:
         assert stack.enter_context(child).line() == "connected"
@@ -54,7 +53,7 @@ def pullers(
 
 
 def pull(children: list[Child], version: int) -> list[float]:
-    """All of them get a version, right in every byte; how long each took, seconds."""
+    """Lets all pullers get a version, right in every byte; returns how many seconds each took."""
     for child in children:
         child.signal(signal.SIGUSR1)
     took_s = []
@@ -66,7 +65,7 @@ def pull(children: list[Child], version: int) -> list[float]:
 
 
 class Traffic:
-    """Whole versions that went over gloo since it was made."""
+    """Counts the whole versions that went over gloo since it was made."""
 
     def __init__(self, client: tdserve.Client) -> None:
         self._client = client
@@ -78,16 +77,16 @@ class Traffic:
 
     @property
     def from_server(self) -> float:
-        """What the server has sent."""
+        """Versions that the server has sent."""
         return self._counts()[0] - self._before[0]
 
     @property
     def relayed(self) -> float:
-        """What went from client to client."""
+        """Versions that clients have sent to clients."""
         return self._counts()[1] - self._before[1]
 
     def wait_relayed(self, num_versions: float) -> None:
-        """Returns when clients have said that they have passed so many on."""
+        """Waits until clients have reported so many relayed versions."""
         wait_for(lambda: self.relayed >= num_versions, f"{num_versions} versions from client to client")
 
 

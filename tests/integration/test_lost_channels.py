@@ -1,4 +1,4 @@
-"""A call that ends in the middle of its content costs the session its channel for content, and nothing else."""
+"""A call that ends in the middle of its content costs the session its content channel, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ pytestmark = pytest.mark.integration
 ID = TensorDict({"id": torch.tensor(0)}, [])
 IDS = TensorDict({"id": torch.arange(8)}, [8])
 SMALL, MEDIUM, LARGE = 10_000, 500_000, 10_000_000
-"""Floats of a row: one message; some, posted at once; more than are posted at once."""
+"""Floats of a row: one message, several posted at once, and more than are posted at once."""
 
 TIMEOUT_S = 60.0
 
 
 def rows(num_floats: int, value: float = 1.0) -> TensorDict:
-    """One row."""
+    """Returns one row."""
     return TensorDict({"x": torch.full((1, num_floats), float(value))}, [1])
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """Takes a worker that stands still for a slow one, and so does everybody."""
+    """A server that takes a stopped worker for a slow one, as its clients do."""
     with tdserve.Server(tmp_path_factory.mktemp("lost") / "root", worker_timeout_s=TIMEOUT_S) as started:
         yield started
 
 
 @pytest.fixture
 def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """Over gloo."""
+    """A client over gloo."""
     with server.client(transport="gloo", timeout_s=TIMEOUT_S) as made:
         yield made
 
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """Of this test alone."""
+    """A name that only this test uses."""
     return f"s-{abs(hash(request.node.name))}"
 
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A block in which a process stands still."""
+    """Stops a process during the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -64,13 +64,13 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def worker_of(client: tdserve.Client) -> int:
-    """The data worker's process."""
+    """Returns the data worker's process id."""
     pid: int = client.stats()["workers"][0]["pid"]
     return pid
 
 
 def channel_number(client: tdserve.Client) -> int:
-    """How many channels were lost."""
+    """Returns the number of channels that were lost."""
     assert client._session is not None
     return client._session.content_channel.number
 
@@ -234,7 +234,7 @@ def test_calls_of_many_threads_when_a_channel_breaks_again_and_again_then_each_w
 
 
 def make_ring(client: tdserve.Client, name: str) -> tuple[tdserve.ReplayHandle, Session]:
-    """A ring with a small row, and the session that wrote it."""
+    """Creates a ring with a small row, and returns the session that wrote it."""
     made = client.create_replay(name, like=rows(SMALL)[0], capacity=100)
     made.extend(rows(SMALL))
     assert client._session is not None

@@ -1,4 +1,4 @@
-"""Queues and stacks: what is taken and acknowledged is consumed once, whatever becomes of those who take."""
+"""Queues and stacks: what is taken and acknowledged is consumed once, whatever happens to the consumers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def queue(client: tdserve.Client, name: str) -> Any:
-    """A queue of at most twelve, eight of them there."""
+    """A queue of at most twelve rows with eight rows in it."""
     made = client.create_queue(name, rows(0)[0], 12)
     made.extend(rows(*range(8)))
     return made
@@ -41,7 +41,7 @@ def other(server: tdserve.Server) -> Iterator[tdserve.Client]:
 
 
 def take_all(queue: Any, num_rows: int = 1) -> list[int]:
-    """What is left, in order."""
+    """Takes the remaining rows, in order."""
     found = []
     while len(queue):
         with queue.take(min(num_rows, len(queue)), timeout_s=20.0) as batch:
@@ -197,7 +197,7 @@ def test_take_when_a_consumer_is_killed_then_the_waiting_get_its_rows(client: td
 def test_take_when_a_consumer_vanishes_without_a_word_then_the_waiting_get_its_rows(
     server: tdserve.Server,
 ) -> None:
-    """Stopped, it answers no ping, and its connections stay: so does a machine that is cut off."""
+    """A stopped process answers no ping, and its connections stay open: like a machine that is cut off."""
     hold = ("hold", {"name": "vanished", "num_rows": 6})
     with server.client(transport="gloo") as client, Fleet(client, hold) as fleet:
         queue = client.create_queue("vanished", rows(0)[0], 12)

@@ -1,4 +1,4 @@
-"""The life of a server: it comes up and says so, drains and leaves when told, and leaves nothing behind."""
+"""The life of a server: it starts and prints its address, drains and ends on request, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ pytestmark = pytest.mark.integration
 ROW = TensorDict({"x": torch.zeros(4)}, [])
 
 WAIT_S = 10.0
-"""Of calls that a server which ends does not wait for: it is gone in a fraction of that."""
+"""Timeout of calls that an ending server does not wait for: it ends in a fraction of that."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """One for the tests that end no server."""
+    """One server for the tests that end none."""
     with tdserve.Server(tmp_path_factory.mktemp("life"), port=0, num_workers=2) as started:
         yield started
 
@@ -77,12 +77,12 @@ class Foreground:
 
 
 def up_workers_of(pid: int) -> list[int]:
-    """The data workers of a server, which is ready before they are."""
+    """Returns the data workers of a server, which is ready before they are."""
     return wait_for(lambda: workers_of(pid) or None, "a data worker", timeout_s=START_TIMEOUT_S)
 
 
 def in_background(call: Any) -> Future[Any]:
-    """Runs a call in a thread; the future has its result or error."""
+    """Runs a call in a thread; the future gets its result or error."""
     future: Future[Any] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Slices of trajectories: consecutive steps of one writer, however the rows of many lie in the ring."""
+"""Slices of trajectories are consecutive steps of one writer, however the rows of several writers lie in the ring."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.integration
 
 NUM_WRITERS = 4
 EPISODE = 100
-"""Steps are numbered from 100 * episode on, so that those of two episodes never follow each other."""
+"""Steps are numbered from 100 * episode on, so that steps of two episodes are never consecutive."""
 
 Row = tuple[int, int]
 """Writer and step."""
 
 
 def rows(*which: Row, is_end: bool = False) -> TensorDict:
-    """Steps of writers; the last one may end its trajectory."""
+    """Returns steps of writers; the last one may end its trajectory."""
     writer, step = torch.tensor(which, dtype=torch.int64).reshape(-1, 2).unbind(1)
     done = torch.zeros(len(which), 1, dtype=torch.bool)
     done[-1:] = is_end
@@ -35,13 +35,13 @@ def rows(*which: Row, is_end: bool = False) -> TensorDict:
 
 
 def which_of(td: Any) -> list[Row]:
-    """Writer and step of each row; fails when a row is not whole."""
+    """Returns writer and step of each row; fails if a row is torn."""
     assert (td["next", "obs"][:, 0] == td["step"] + 1.0).all()
     return list(zip(td["writer"].tolist(), td["step"].tolist(), strict=True))
 
 
 def slices_of(batch: Any, length: int) -> list[list[Row]]:
-    """The slices of a sample. Fails when one is none, or its end is marked elsewhere than in its last row."""
+    """Returns the slices of a sample. Fails if one is invalid, or if its end is marked at another row than its last."""
     found = which_of(batch)
     slices = [found[start : start + length] for start in range(0, len(found), length)]
     for each in slices:
@@ -54,7 +54,7 @@ def slices_of(batch: Any, length: int) -> list[list[Row]]:
 
 
 def starts_in(live: set[Row], length: int) -> list[Row]:
-    """Where a slice can begin, by looking."""
+    """Searches the places where a slice can begin."""
     return sorted(row for row in live if all((row[0], row[1] + offset) in live for offset in range(length)))
 
 
@@ -68,7 +68,7 @@ def writers(server: tdserve.Server) -> Iterator[list[tdserve.Client]]:
 
 
 def write_in_turn(tables: list[Any], num_steps: int, *, by_hand: bool) -> None:
-    """Every writer adds a row at a time; their episodes have other lengths: 7, 8, 9, 10."""
+    """Lets every writer add one row at a time. Their episodes have different lengths: 7, 8, 9, 10."""
     steps = [0] * NUM_WRITERS
     for _ in range(num_steps):
         for writer, table in enumerate(tables):

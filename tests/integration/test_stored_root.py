@@ -1,4 +1,4 @@
-"""A root folder that was written when its format was new is served, whole, and goes on being written.
+"""A root folder that was written when its format was new can be served as a whole and written again.
 
 It lies in ``tests/stored_root``, and is made anew when the format moves: see ``make.py`` there.
 """
@@ -22,11 +22,11 @@ from tests.unit.structure.strategies import difference
 pytestmark = pytest.mark.integration
 
 NUM_LEFT = 3
-"""Rows of the queue that nobody has taken."""
+"""Rows of the queue that were not taken."""
 
 
 def unpacked(root: Path) -> Path:
-    """A copy of the stored root."""
+    """Makes a copy of the stored root."""
     with tarfile.open(make.TARGET) as archive:
         archive.extractall(root, filter="data")
     return root
@@ -34,26 +34,27 @@ def unpacked(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """Serves such a copy; no test of this module changes a store, but the last, which has a server of its own."""
+    """A server of such a copy. No test of this module changes a store, except the last, which has a server of its
+    own."""
     with tdserve.Server(unpacked(tmp_path_factory.mktemp("stored")), port=0) as started:
         yield started
 
 
 @pytest.fixture(params=["gloo", "shm"])
 def client(request: pytest.FixtureRequest, server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """A client over either transport."""
+    """A client over each transport."""
     with server.client(transport=request.param, timeout_s=20.0) as connected:
         yield connected
 
 
 def live_rows(replay: Any) -> Any:
-    """All rows of a replay, those that were updated first, without what its policy adds."""
+    """Returns all rows of a replay table, the updated ones first, without columns that the service adds."""
     found = replay[:]
     return found[found["n", "i"].argsort()]
 
 
 def check_rows(found: Any, first: int, last: int) -> None:
-    """Rows whose numbers follow one another, and their texts."""
+    """Checks rows with consecutive numbers and their texts."""
     expected = stored.rows(first, last)
     assert torch.equal(found["x"], expected["x"])
     assert torch.equal(found["n", "i"], expected["n", "i"])
@@ -145,6 +146,6 @@ def test_root_when_written_then_everything_goes_on_also_after_a_restart(tmp_path
 
 
 def _drawn(replay: Any) -> list[tuple[int, float]]:
-    """Row number and priority of every row that is drawn in many tries."""
+    """Returns row number and priority of every row that is drawn in many tries."""
     batch = replay.sample(64)
     return list(zip(batch["index"].tolist(), batch["priority"].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Stores outlive their server: plain tensordict opens the folders, a restart brings everything back."""
+"""Stores survive their server: plain tensordict opens the folders, and a restart restores everything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 
 def frames(num_rows: int) -> TensorDict:
-    """Leaves that tensordict's own format carries."""
+    """Returns leaves that tensordict's own format supports."""
     inner = TensorDict({"x": torch.randn(num_rows, 2, 3)}, [num_rows, 2])
     leaves = {
         "obs": torch.randn(num_rows, 4),
@@ -33,20 +33,20 @@ def frames(num_rows: int) -> TensorDict:
 
 
 def beyond() -> dict[str, Any]:
-    """Leaves that it drops, or cannot read back."""
+    """Returns leaves that it drops or cannot read back."""
     tiny, rows = torch.linspace(0, 4, 50).to(torch.float8_e4m3fn), torch.arange(50)
     return {"shape": rows, "device": rows * 2, "_type": rows * 3, "x" * 260: rows * 4, "tiny": tiny}
 
 
 def plain(server: tdserve.Server, name: str) -> Any:
-    """What tensordict itself finds, with the server stopped; the device that it adds taken away."""
+    """Returns what tensordict itself reads while the server is stopped, without the device that it adds."""
     folder = Path(server.config.root) / "stores" / name / "rows"
     return TensorDict.load_memmap(folder, allow_pickle=False).clone().clear_device_()
 
 
 @dataclass
 class Lives:
-    """What was known before a server was stopped, what lay in its folders then, and a client of the next."""
+    """The answers and files of a server before it was stopped, and a client of the next one."""
 
     client: tdserve.Client
     td: TensorDict
@@ -55,7 +55,7 @@ class Lives:
 
 
 def fill(client: tdserve.Client, td: TensorDict) -> dict[str, Any]:
-    """Stores of every kind, and what is known of them."""
+    """Creates stores of every kind; returns what clients read from them."""
     client.memmap(td, "frames")[10:20] = td[30:40]
     td[10:20] = td[30:40]
     with_all = td.clone().update({**beyond(), "rec": Inner(z=torch.randn(50), tag="t", batch_size=[50])})
@@ -78,7 +78,7 @@ def fill(client: tdserve.Client, td: TensorDict) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    """Two lives of one root."""
+    """Stops a server and starts the next one on the same root."""
     root, td = tmp_path_factory.mktemp("lives"), frames(50)
     with tdserve.Server(root) as server, server.client() as client:
         before = fill(client, td)

@@ -32,7 +32,7 @@ _WORLD = ("net", "mnt", "pid", "user", "ipc")
 
 @contextmanager
 def lend(folder: Path) -> Iterator[None]:
-    """Lets servers that are started meanwhile borrow; the program imports torch when the first of them asks."""
+    """Lets the servers that are started in this block borrow copies. The program imports torch at the first request."""
     door = folder / "lender"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(str(door))
@@ -58,7 +58,7 @@ def lend(folder: Path) -> Iterator[None]:
 
 
 def copy_for(pid: int) -> int:
-    """The process that stands for one that borrows; the same process where it does not."""
+    """Returns the copy that stands for a borrowing process; the process itself if nothing stands for it."""
     with suppress(KeyError, FileNotFoundError, ValueError):
         return int(Path(f"{os.environ[DOOR_VARIABLE]}.{pid}").read_text())
     return pid
@@ -86,7 +86,8 @@ def _serve(door: socket.socket) -> None:
 
 
 def _lives_here(connection: socket.socket) -> bool:
-    """Whether who asks sees the network, the files and the processes that this process sees, as the same user."""
+    """Returns whether a borrower sees the same network, files and processes as this process, and is of the same
+    user."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", credentials)
     try:
@@ -97,7 +98,7 @@ def _lives_here(connection: socket.socket) -> bool:
 
 
 def _live(main: Any, order: dict[str, Any], fds: Sequence[int]) -> None:
-    """A copy from its beginning to its end; it leaves the connection open, whose end tells of its own."""
+    """Runs a copy from its beginning to its end. The connection stays open; its end shows that the copy has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         os.environ.clear()

@@ -1,4 +1,4 @@
-"""Read by every Python process of a test run when it starts: one that is to fork data workers lets a lender do so.
+"""Every Python process of a test run imports this at its start. One that is to fork data workers lets a lender do so.
 
 Such a process imports torch for seconds, of which a run would spend a third. The lender (``tests.lent.lender``) has
 imported it once, and forks a copy of itself, which serves control in this process's place; this one lives as long as
@@ -14,13 +14,13 @@ import signal
 import sys
 
 DOOR_VARIABLE = "TESTS_LENDER"
-"""Names the lender's UNIX socket."""
+"""Environment variable with the path of the lender's UNIX socket."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def stand_for(door: str, fd: int) -> None:
-    """Has the lender serve the socket ``fd``, and ends when the copy does; returns where nothing is lent."""
+    """Has the lender serve the socket ``fd``, and ends when the copy does. Returns if nothing is lent."""
     import resource
     import socket
 

@@ -1,4 +1,4 @@
-"""A replay in a world: rows go in and come out, all of them inline."""
+"""A replay table in a world; rows are written and read inline."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ from tests.unit.server.world import Loop, World, columns_of, content_of
 
 
 def rows(start: int, num_rows: int = 3) -> TensorDict:
-    """Rows whose content says which they are: ``a`` counts, ``g`` is the same for two neighbours, ``w`` is wide."""
+    """Returns rows whose content shows their number: ``a`` counts, ``g`` is equal for two neighbours, ``w`` is wide."""
     count = torch.arange(start, start + num_rows)
     wide = (count // 2)[:, None].expand(-1, 3).clone()
     return TensorDict({"a": count, "g": (count // 2).to(torch.int32), "n": {"w": wide}}, [num_rows])
 
 
 def path(*parts: str) -> content_pb2.Path:
-    """A key as messages have it."""
+    """Encodes a key as in messages."""
     return content_pb2.Path(parts=parts)
 
 
 def numbers(*found: int) -> bytes:
-    """Row numbers as messages have them."""
+    """Encodes row numbers as in messages."""
     return encode_rows(np.array(found, np.int64))
 
 
 def create(world: World, run: Loop, capacity: int = 8, **parts: Any) -> OpenedStore:
-    """A replay named ``r`` of such rows."""
+    """Creates a replay table named ``r`` for such rows."""
     kind, settings = control_pb2.STORE_KIND_REPLAY, Settings(**parts).to_json()
     return run(world.create("r", rows(0)[0], kind=kind, capacity=capacity, settings=settings))
 
 
 def extending(entry: OpenedStore, td: Any, **fields: Any) -> control_pb2.ExtendRequest:
-    """A request to extend by these rows; ``keys`` if they lack some."""
+    """Returns a request to extend by these rows; ``keys`` if some are missing."""
     content = content_of(td, entry.spec.fingerprint)
     common = {"store": entry.name, "num_rows": len(td), "content": content, "timeout_s": 0.05}
     return control_pb2.ExtendRequest(**{**common, **fields})
 
 
 def extend(world: World, run: Loop, entry: OpenedStore, td: Any, *, request: int = 1, **fields: Any) -> list[int]:
-    """Row numbers."""
+    """Extends the table; returns the row numbers."""
     done = run(world.replays.extend(world.session(), request, extending(entry, td, **fields)))
     return [int(number) for number in decode_rows(done.indices)]
 
 
 def sampling(num_rows: int, **fields: Any) -> control_pb2.SampleRequest:
-    """A request for rows."""
+    """Returns a request for a sample."""
     return control_pb2.SampleRequest(**{"store": "r", "num_rows": num_rows, "timeout_s": 0.05, **fields})
 
 
 def content(entry: OpenedStore, done: control_pb2.Done | None) -> dict[str, list[Any]]:
-    """What a sample or read has brought, by last key."""
+    """Returns the content of a sample or read, by last key."""
     assert done is not None
     added = list_added_columns(entry.get_table().settings)
     layout = make_rows_layout(entry.spec, done.accepted.num_rows, added)
@@ -72,18 +72,18 @@ def content(entry: OpenedStore, done: control_pb2.Done | None) -> dict[str, list
 def sample(
     world: World, run: Loop, entry: OpenedStore, num_rows: int, session: ClientSession | None = None, **fields: Any
 ) -> dict[str, list[Any]]:
-    """The content of a sample, by last key."""
+    """Returns the content of a new sample, by last key."""
     asked = sampling(num_rows, **fields)
     return content(entry, run(world.samples.sample(session or world.session(), 1, asked)))
 
 
 def write(world: World, run: Loop, entry: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> None:
-    """As ``set_at_`` does."""
+    """Writes as ``set_at_`` does."""
     run(world.writes.write(world.session(), 1, writing(entry, td, index, *keys)))
 
 
 def writing(entry: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> control_pb2.WriteRequest:
-    """A write to rows that are there."""
+    """Returns a request to overwrite existing rows."""
     return control_pb2.WriteRequest(
         store=entry.name,
         selection=parse(index).to_message(),
@@ -94,7 +94,7 @@ def writing(entry: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> 
 
 
 async def in_line(entry: OpenedStore, num_callers: int = 1) -> None:
-    """Lets the loop turn until so many callers wait for rows of this store."""
+    """Lets the event loop run until this many callers wait for rows of the store."""
     for _ in range(10_000):
         if sum(map(len, entry.changed._lines.values())) >= num_callers:
             return

@@ -34,7 +34,7 @@ SPEC = codec.encode(capture(TensorDict({"a": torch.zeros(4, 2)}, [4])).spec)
 
 @pytest.fixture
 def process(tmp_path: Path, run: Loop) -> Iterator[ControlProcess]:
-    """A control process whose worker was not started: what needs no content does not need it."""
+    """A control process whose worker was not started, since requests without content do not need it."""
     config = ServerConfig(root=str(tmp_path / "root"), grace_s=0.1)
     root = Root.acquire(config.root)
 
@@ -49,12 +49,12 @@ def process(tmp_path: Path, run: Loop) -> Iterator[ControlProcess]:
 
 
 def asking(name: str) -> control_pb2.CreateStoreRequest:
-    """A request for a tensordict store."""
+    """Returns a request for a tensordict store."""
     return control_pb2.CreateStoreRequest(name=name, kind=control_pb2.STORE_KIND_TENSORDICT, spec=SPEC)
 
 
 async def said(*messages: control_pb2.ClientMessage) -> AsyncIterator[control_pb2.ClientMessage]:
-    """A stream of a client that says this and goes."""
+    """Returns a stream of a client that sends this message and closes."""
     for message in messages:
         yield message
 
@@ -98,7 +98,7 @@ def test_drain_when_begun_then_nothing_new_is_accepted(process: ControlProcess, 
 
 
 class Serving:
-    """A session whose client has said Hello and goes on; ``mail`` is what its worker then hands on."""
+    """A session whose client has sent Hello and stays; ``mail`` delivers what its worker forwards."""
 
     def __init__(self, process: ControlProcess) -> None:
         self._process = process
@@ -108,7 +108,7 @@ class Serving:
         self.task: asyncio.Task[None]
 
     async def start(self) -> None:
-        """Returns when the session is open."""
+        """Starts the session and waits until it is open."""
         self._process._is_repaired.set()  # as after start()
         self._process._workers[0].ready.set()
         self.task = asyncio.create_task(self._process.serve_session(SessionLink(self.outbox), self._stream()))
@@ -116,12 +116,12 @@ class Serving:
         self.number = self.outbox.messages.pop().welcome.session
 
     async def mail(self, content: bytes, *, session: int = 0) -> None:
-        """As the worker reports it, and one turn of the loop."""
+        """Delivers a message as the worker reports it, and lets the event loop take one turn."""
         report = worker_pb2.Report(session=session or self.number, mail=content)
         await outside(lambda: self._process._on_session_report(report))
 
     async def end(self) -> None:
-        """The client goes."""
+        """Ends the client's stream."""
         self._gone.set()
         await self.task
 
@@ -132,7 +132,7 @@ class Serving:
 
 
 def reading(request: int, **fields: Any) -> bytes:
-    """A request for a store that is not there, as mail."""
+    """Returns a request for a store that does not exist, as a forwarded message."""
     read = control_pb2.ReadRequest(store="no such store", **fields)
     return control_pb2.ClientMessage(request=request, read=read).SerializeToString()
 

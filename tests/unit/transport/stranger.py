@@ -1,4 +1,4 @@
-"""A stranger at a gloo port: speaks gloo's own frames, and knows no secret."""
+"""A stranger at a gloo port, which speaks gloo's own frames and does not know the secret."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTENT, SEND_READY, RECV_READY = 1, 2, 3
 
 
 class Line:
-    """A connection that became somebody's pair."""
+    """A connection that became a pair of another process."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -31,7 +31,7 @@ class Line:
         self._connection.settimeout(5.0)
 
     def receive(self) -> bytes:
-        """The next message."""
+        """Returns the next message."""
         while True:
             nbytes, kind, slot, _, length, _ = PREAMBLE.unpack(self._read(PREAMBLE.size))
             rest = self._read(nbytes - PREAMBLE.size)
@@ -41,7 +41,7 @@ class Line:
                 return rest
 
     def send_message(self, message: bytes, *, tag: int = PROOF_TAG) -> None:
-        """Sends a message, asked for or not."""
+        """Sends a message, whether or not the peer is ready for it."""
         self.send(PREAMBLE.pack(PREAMBLE.size + len(message), CONTENT, tag, 0, len(message), 0) + message)
 
     def send(self, content: bytes) -> None:
@@ -59,43 +59,43 @@ class Line:
 
 
 def be_silent(line: Line) -> None:
-    """Says nothing."""
+    """Sends nothing."""
 
 
 def be_wrong(line: Line) -> None:
-    """Says something at each step."""
+    """Sends wrong content at each step."""
     for _ in range(3):
         line.receive()
         line.send_message(b"x" * MESSAGE_BYTES)
 
 
 def reflect(line: Line) -> None:
-    """Says what it has heard."""
+    """Sends back what it has received."""
     for _ in range(3):
         line.send_message(line.receive())
 
 
 def be_cut_short(line: Line) -> None:
-    """Says half of a message."""
+    """Sends half of a message."""
     line.receive()
     frame = PREAMBLE.pack(PREAMBLE.size + MESSAGE_BYTES, CONTENT, PROOF_TAG, 0, MESSAGE_BYTES, 0)
     line.send(frame + b"x" * (MESSAGE_BYTES // 2))
 
 
 def hang_up(line: Line) -> None:
-    """Goes away."""
+    """Closes the connection."""
     line._connection.close()
 
 
 def find_port(address: bytes) -> int:
-    """The port in what gloo tells of a rank at 127.0.0.1."""
+    """Returns the port in gloo's address of a rank at 127.0.0.1."""
     found = re.search(rb"\x02\x00(..)\x7f\x00\x00\x01", address, re.DOTALL)  # a sockaddr_in
     assert found is not None
     return int.from_bytes(found[1], "big")
 
 
 def device_of_this_process() -> tuple[int, int]:
-    """Port of the gloo device of this process, and the next of its numbers."""
+    """Returns the port of this process's gloo device, and its next number."""
     addresses: list[bytes] = []
     store = KVStore(lambda key, value: addresses.append(value))
     store.close()
@@ -106,7 +106,8 @@ def device_of_this_process() -> tuple[int, int]:
 
 @contextmanager
 def taken(port: int, numbers: Sequence[int], behave: Callable[[Line], None]) -> Iterator[list[int]]:
-    """Connections that have told these numbers of pairs; whichever becomes a pair behaves so. Yields those that did."""
+    """Opens connections that claim these numbers of pairs; each that becomes a pair behaves in this way. Yields the
+    numbers of those."""
     became: list[int] = []
     with ExitStack() as stack:
         lines = {stack.enter_context(socket.create_connection(("127.0.0.1", port))): number for number in numbers}

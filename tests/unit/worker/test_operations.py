@@ -25,30 +25,30 @@ from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, s
 
 SMALL = [content_pb2.Path(parts=("small",))]
 EVERYTHING = 1 << 30
-"""An inline limit that nothing here exceeds."""
+"""An inline limit above everything here."""
 
 
 def columns(layout: Layout, content: bytes) -> dict[str, torch.Tensor]:
-    """Messages one after the other, as uint8 by the last key."""
+    """Concatenates messages, as uint8 by the last key."""
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     unpack(content, layout.messages, FlatEnd(buffer))
     return {slot.path[-1]: buffer[slot.offset : slot.offset + slot.nbytes] for slot in layout.slots}
 
 
 def numbers(column: torch.Tensor) -> list[int]:
-    """An int64 column."""
+    """Returns an int64 column."""
     found: list[int] = column.view(torch.int64).tolist()
     return found
 
 
 def rows(*found: int) -> bytes:
-    """Row numbers as orders have them."""
+    """Encodes row numbers as in orders."""
     return encode_rows(np.array(found, np.int64))
 
 
 @pytest.fixture
 def filled(peer: Peer, store: StoredTensorDict) -> StoredTensorDict:
-    """The store, with its one non-tensor value."""
+    """Returns the store with its one non-tensor value."""
     block = control_pb2.ValueBlock(columns=[control_pb2.ValueColumn(values=[b"text"])])
     put = worker_pb2.PutValues(
         store=store.ref, values=block.SerializeToString(), keys=[content_pb2.Path(parts=("n", "v"))]
@@ -331,26 +331,26 @@ VALUES = control_pb2.ValueBlock(columns=[{"per_row": True, "values": [b"v5", b"v
 
 
 def extending(store: StoredTensorDict, **fields: Any) -> worker_pb2.ReceiveRows:
-    """Rows 5 and 0 of one small leaf, with values behind them."""
+    """Returns an order that extends by rows 5 and 0: one small leaf, with values behind it."""
     content = control_pb2.Content(message_nbytes=[16, len(VALUES)], values_nbytes=len(VALUES))
     return worker_pb2.ReceiveRows(store=store.ref, rows=rows(5, 0), content=content, keys=SMALL, **fields)
 
 
 def send_rows_and_values(peer: Peer) -> None:
-    """As the client does."""
+    """Sends rows and values as the client does."""
     content = [np.array([71, 72], "<i8").view(np.uint8), np.frombuffer(bytearray(VALUES), np.uint8)]
     peer.channel.wait_all([peer.channel.send(torch.from_numpy(each), 9) for each in content], TIMEOUT_S)
 
 
 def values_of(peer: Peer, store: StoredTensorDict) -> list[bytes]:
-    """What lies in rows 5 and 0."""
+    """Returns the content of rows 5 and 0."""
     wanted = worker_pb2.ReadValues(store=store.ref, keys=[content_pb2.Path(parts=["v"])], elements=rows(5, 0))
     return list(decode_block(peer.done(read_values=wanted).values)[0].values)
 
 
 @pytest.fixture
 def texts(peer: Peer, tmp_path: Path) -> StoredTensorDict:
-    """A store with a small leaf and a value per row; the channel is open."""
+    """Opens a store with a small leaf and a value per row; the channel is open."""
     peer.open_channel()
     values = NonTensorStack(*(NonTensorData(f"old {number}") for number in range(6)))
     return StoredTensorDict(tmp_path / "texts", TensorDict({"small": torch.arange(6), "v": values}, [6]))

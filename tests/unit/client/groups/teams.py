@@ -1,4 +1,4 @@
-"""The members of a group in one process, each with a client and a thread of its own."""
+"""The members of a group in one process, each with its own client and thread."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TIMEOUT_S = 30.0
 _numbers = itertools.count()
 
 SMALL, LARGE = 10, 600_000
-"""Floats: of a note, and of several messages down a chain."""
+"""Numbers of floats: little content, and several messages down a chain."""
 
 
 class Team:
-    """A group of so many members; over gloo and shm sessions by turns.
+    """A group of a given number of members, with sessions over gloo and shm in turn.
 
     Attributes:
-        clients: By rank of the first epoch.
+        clients: The clients by rank of the first epoch.
         groups: Likewise.
     """
 
@@ -41,12 +41,13 @@ class Team:
         self.groups = self.run(lambda client, rank: client.group(self.name, size, rank), self.clients)
 
     def run(self, call: Callable[..., Any], over: list[Any]) -> list[Any]:
-        """What a call of one of them and its number gives, for all of them at once."""
+        """Calls a function with each member and its number, all at the same time; returns the results."""
         futures = [self._threads.submit(call, each, number) for number, each in enumerate(over)]
         return [future.result(2 * TIMEOUT_S) for future in futures]
 
     def each(self, call: Callable[[Group], Any], ranks: list[int] | None = None) -> list[Any]:
-        """What a call gives, or raises, at each member (or at those of the given numbers), all at once."""
+        """Returns the result or error of a call for each member (or those with the given numbers), all at the same
+        time."""
 
         def outcome(group: Group, _: int) -> Any:
             try:
@@ -57,7 +58,7 @@ class Team:
         return self.run(outcome, [self.groups[rank] for rank in ranks] if ranks is not None else self.groups)
 
     def close(self) -> None:
-        """Ends everything."""
+        """Closes everything."""
         for group in self.groups:
             group.close()
         for client in self.clients:
@@ -72,7 +73,7 @@ class Team:
 
 
 def content(number: int, num_floats: int = SMALL) -> TensorDict:
-    """A tensordict that holds a number everywhere: in nested and odd leaves, and in values."""
+    """Returns a tensordict that holds a number everywhere: in nested and odd leaves, and in values."""
     td = TensorDict(
         {
             "a": torch.full((2, 3), number, dtype=torch.int64),
@@ -86,7 +87,7 @@ def content(number: int, num_floats: int = SMALL) -> TensorDict:
 
 
 def number_in(td: Any, num_floats: int = SMALL) -> int:
-    """The number; fails when anything else is in there."""
+    """Returns the number; fails if there is any other content."""
     number = int(td["a"][0, 0])
     expected = content(number, num_floats)
     assert set(td.keys(True, True)) == set(expected.keys(True, True))

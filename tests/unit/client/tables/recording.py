@@ -1,4 +1,4 @@
-"""A table in this process that tests can stop, and that keeps what it was given."""
+"""A table in this process that tests can stop, and that records its calls."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ WAIT_S = 20.0
 
 
 def row(number: int, **more: Any) -> TensorDict:
-    """A row that tells which it is."""
+    """Returns a row that contains its number."""
     return TensorDict({"x": torch.tensor(number), **more})
 
 
 class RecordingTable:
-    """What a writer needs of a ReplayHandle.
+    """The part of ReplayHandle that a writer needs.
 
     Attributes:
-        batches: Numbers of the rows of every batch that was stored.
-        calls: Its other arguments.
-        faults: Raised by the next calls, one each; None raises nothing.
-        info_fault: Raised by ``info``.
-        num_asked: Calls of ``info``.
+        batches: Numbers of the rows in every stored batch.
+        calls: The other arguments of each call.
+        faults: Errors for the next calls, one each; None raises nothing.
+        info_fault: Error that ``info`` raises.
+        num_asked: Number of calls of ``info``.
     """
 
     name = "frames"
@@ -48,12 +48,12 @@ class RecordingTable:
         self._changed = Condition()
 
     def hold(self) -> None:
-        """Every ``extend`` from now on waits."""
+        """Makes every ``extend`` wait from now on."""
         with self._changed:
             self._permits = 0
 
     def let(self, num_calls: int = 1 << 30) -> None:
-        """Lets so many calls through."""
+        """Lets this many calls through."""
         with self._changed:
             self._permits += num_calls
             self._changed.notify_all()
@@ -68,7 +68,7 @@ class RecordingTable:
         policy_version: Any = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Keeps the rows, when it is allowed to."""
+        """Records the rows when it may go on."""
         with self._changed:
             self._num_waiting += 1
             self._changed.notify_all()
@@ -86,7 +86,7 @@ class RecordingTable:
             return torch.arange(len(batch))
 
     def info(self) -> dict[str, Any]:
-        """Figures, or a fault."""
+        """Returns figures or raises the fault."""
         with self._changed:
             self.num_asked += 1
             self._changed.notify_all()
@@ -96,12 +96,12 @@ class RecordingTable:
 
     @property
     def numbers(self) -> list[int]:
-        """Of all rows, in order."""
+        """Returns the numbers of all rows, in order."""
         return [number for batch in self.batches for number in batch]
 
     @property
     def ends(self) -> list[int]:
-        """Numbers of the rows that were said to end their trajectory."""
+        """Returns the numbers of the rows that end their trajectory."""
         marked = [call["ends"] for call in self.calls]
         return [
             number
@@ -111,16 +111,16 @@ class RecordingTable:
         ]
 
     def wait_stored(self, num_rows: int) -> None:
-        """Until there are so many rows."""
+        """Waits until this many rows are stored."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.numbers) >= num_rows, WAIT_S)
 
     def wait_asked(self, num_times: int) -> None:
-        """Until ``info`` was called so often."""
+        """Waits until ``info`` was called this often."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.num_asked >= num_times, WAIT_S)
 
     def wait_called(self) -> None:
-        """Until a batch is on its way."""
+        """Waits until a batch is being sent."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._num_waiting > 0, WAIT_S)

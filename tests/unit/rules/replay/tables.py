@@ -1,4 +1,4 @@
-"""Tables as tests want them, and the least that a test has to say of rows."""
+"""Tables for tests, and short ways to write, sample and remove rows."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tdserve.rules.replay.table import Table
 
 
 def small_table(capacity: int = 8, min_size: int = 1) -> Table:
-    """A uniform table."""
+    """Returns a table with the uniform sampler."""
     return Table("replay", capacity, np.zeros(capacity, np.int64), Settings(limiter=MinSize(min_size)))
 
 
 def table_of(capacity: int = 8, **parts: Any) -> Table:
-    """A table with some settings, whose rows have two leaves."""
+    """Returns a table with these settings, whose rows have two leaves."""
     return Table("replay", capacity, np.zeros(capacity, np.int64), Settings(**parts), num_keys=2)
 
 
 def queue(capacity: int = 4) -> Table:
-    """A queue that holds as many rows as there are."""
+    """Returns a queue whose size is its capacity."""
     return table_of(capacity, sampler=Fifo(), limiter=Queue(capacity), is_queue=True)
 
 
 def write(table: Table, num_rows: int, **arrival: Any) -> list[int]:
-    """The numbers of rows that were committed."""
+    """Commits rows; returns their numbers."""
     reservation = reserve(table, num_rows)
     table.arrive(reservation.rows, Arrival(**arrival))
     table.commit(reservation)
@@ -41,14 +41,14 @@ def write(table: Table, num_rows: int, **arrival: Any) -> list[int]:
 
 
 def planned(table: Table, num_rows: int, num_batches: int = 1, **fields: Any) -> SamplePlan:
-    """A sample, which there must be."""
+    """Plans a sample, which must be possible."""
     plan = table.plan_sample(num_rows, num_batches, rng=rng(), **fields)
     assert plan is not None
     return plan
 
 
 def more(table: Table, plan: SamplePlan, max_drawn: int) -> SamplePlan:
-    """The next part of a sample, which there must be."""
+    """Draws the next part of a sample, which must be possible."""
     part = table.draw_more(plan, max_drawn, rng=rng())
     assert part is not None
     return part
@@ -78,17 +78,17 @@ def give_back(table: Table, owner: int, consumer: str, rows: Rows, generations: 
 
 
 def numbers(*named: int) -> Any:
-    """Row numbers."""
+    """Returns an array of row numbers."""
     return np.array(named, np.int64)
 
 
 def reserve(table: Table, num_rows: int) -> Reservation:
-    """Rows for a writer, which there must be."""
+    """Reserves rows, which must be possible."""
     reservation = table.plan_extend(num_rows)
     assert reservation is not None
     return reservation
 
 
 def rng() -> np.random.Generator:
-    """A source of randomness, always the same."""
+    """Returns a random generator with a fixed seed."""
     return np.random.default_rng(0)
