@@ -5,15 +5,19 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 _PRIORITY = 10
 """Before the clients of the process, which are closed last."""
 
 EXIT_FLUSH_S = 3.0
 """For rows that nobody has waited for: extends with an early return, and what writers still hold."""
+
+_Member = TypeVar("_Member")
 
 _process_of: dict[Callable[[], None], int] = {}
 
@@ -49,3 +53,42 @@ def call_before_executors_end(call: Callable[[], None]) -> None:
 
 
 _early: set[Callable[[], None]] = set()
+
+
+class ExitFlush(Generic[_Member]):
+    """The objects of one kind that store what they hold before this process exits, within ``EXIT_FLUSH_S`` together.
+
+    Args:
+        finish: Waits until one of them has stored everything, at most until a monotonic time.
+        begin: Called for all of them before the first wait.
+        is_early: Whether it also runs while threads of executors still accept work.
+    """
+
+    def __init__(
+        self,
+        finish: Callable[[_Member, float], None],
+        *,
+        begin: Callable[[_Member], None] | None = None,
+        is_early: bool = False,
+    ) -> None:
+        self._finish = finish
+        self._begin = begin
+        self._is_early = is_early
+        self._members: WeakSet[_Member] = WeakSet()
+
+    def add(self, member: _Member) -> None:
+        """Adds an object, which may be collected before."""
+        if self._is_early:
+            call_before_executors_end(self.run)
+        call_at_exit(self.run)
+        self._members.add(member)
+
+    def run(self) -> None:
+        """Waits until everything is stored, or the time is up."""
+        members = list(self._members)
+        if self._begin is not None:
+            for member in members:
+                self._begin(member)
+        end_s = time.monotonic() + EXIT_FLUSH_S
+        for member in members:
+            self._finish(member, end_s)

@@ -15,7 +15,6 @@ from functools import partial
 from itertools import compress
 from threading import Lock
 from typing import Any
-from weakref import WeakSet
 
 import torch
 
@@ -24,7 +23,7 @@ from tdserve.base.errors import CapacityError, ClosedError, RequestError, TDServ
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.process_exit import EXIT_FLUSH_S, call_at_exit, call_before_executors_end
+from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
 from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, UnknownOutcome
@@ -84,9 +83,7 @@ class ExtendCoalescer:
         self._is_sending = False
         self._is_in_line = False  # waits until the client may begin another write
         self._pid = os.getpid()
-        call_before_executors_end(_finish_all)
-        call_at_exit(_finish_all)
-        _coalescers.add(self)
+        _EXIT_FLUSH.add(self)
 
     @classmethod
     def from_table(
@@ -341,14 +338,8 @@ class ExtendCoalescer:
             wait(unfinished, end_s - time.monotonic()) if unfinished else time.sleep(SENDING_POLL_S)
 
 
-_coalescers: WeakSet[ExtendCoalescer] = WeakSet()
-
-
-def _finish_all() -> None:
-    """Stores what nobody has waited for, as an executor finishes its futures at exit."""
-    end_s = time.monotonic() + EXIT_FLUSH_S
-    for coalescer in list(_coalescers):
-        coalescer.finish(end_s)
+_EXIT_FLUSH = ExitFlush(ExtendCoalescer.finish, is_early=True)
+"""Stores what nobody has waited for, as an executor finishes its futures at exit."""
 
 
 def _fail(parts: Sequence[ExtendPart], error: BaseException) -> None:

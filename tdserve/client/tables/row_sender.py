@@ -12,7 +12,6 @@ import time
 from enum import Enum
 from threading import Condition, RLock, Thread
 from typing import Any
-from weakref import WeakSet
 
 import torch
 
@@ -25,7 +24,7 @@ from tdserve.base.errors import (
     RequestError,
     WriterFailedError,
 )
-from tdserve.client.session.process_exit import EXIT_FLUSH_S, call_at_exit
+from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.tables.nstep import NStepWindow
 from tdserve.client.tables.row_buffer import NO_VERSION, Batch, Page, RowBuffer
 from tdserve.client.tables.row_delivery import Delivery, RowDestination, compute_max_rows
@@ -107,8 +106,7 @@ class RowSender:
         self._work = Condition(self._lock)
         self._progress = Condition(self._lock)
         self._thread = Thread(target=self._run, name=f"tdserve-writer-{table.name}-{self._stream}", daemon=True)
-        call_at_exit(_drain_all)
-        _RUNNING.add(self)
+        _EXIT_FLUSH.add(self)
         self._thread.start()
 
     def put(
@@ -390,14 +388,9 @@ class RowSender:
                 self._fail(fault)
 
 
-_RUNNING: WeakSet[RowSender] = WeakSet()
+def _join_until(sender: RowSender, end_s: float) -> None:
+    sender.join(max(end_s - time.monotonic(), 0.0))
 
 
-def _drain_all() -> None:
-    """Ends all senders: threads that send while the interpreter exits would abort the process."""
-    running = list(_RUNNING)
-    for sender in running:
-        sender.drain()
-    end_s = time.monotonic() + EXIT_FLUSH_S
-    for sender in running:
-        sender.join(max(end_s - time.monotonic(), 0.0))
+_EXIT_FLUSH = ExitFlush(_join_until, begin=RowSender.drain)
+"""Ends all senders: threads that send while the interpreter exits would abort the process."""

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+
+from tdserve.client.session.process_exit import ExitFlush
 
 PROGRAM = """
 import multiprocessing, os, sys
@@ -53,3 +56,26 @@ def test_call_when_the_process_ends_then_done_in_it_and_in_a_fork_of_multiproces
     said = done.stdout.split()
     assert said[:3] == ["begun", "child", "joined"]
     assert set(said[3:]) == {"parent"}
+
+
+class Holder:
+    """Something that holds rows."""
+
+
+def test_flush_when_there_are_several_then_all_have_begun_before_any_is_waited_for_and_share_the_time() -> None:
+    begun: list[Holder] = []
+    finished: dict[Holder, tuple[float, int]] = {}
+
+    def finish(holder: Holder, end_s: float) -> None:
+        finished[holder] = (end_s, len(begun))
+
+    flush = ExitFlush(finish, begin=begun.append)
+    holders = [Holder(), Holder()]
+    for holder in holders:
+        flush.add(holder)
+    flush.add(Holder())
+    gc.collect()  # the last one has gone
+    flush.run()
+    assert set(begun) == finished.keys() == set(holders)
+    assert len(set(finished.values())) == 1
+    assert finished[holders[0]][1] == len(holders)

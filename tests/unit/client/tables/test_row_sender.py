@@ -18,6 +18,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     WriterFailedError,
 )
+from tdserve.client.session import process_exit
 from tdserve.client.tables import row_sender
 from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.row_buffer import NO_PRIORITY
@@ -368,16 +369,16 @@ def test_drain_when_the_collector_calls_it_in_the_thread_itself_then_no_deadlock
 def test_exit_when_a_sender_is_still_open_then_its_rows_are_sent(table: RecordingTable) -> None:
     subject = sender(table)
     put(subject, 0, 1)
-    row_sender._drain_all()
+    row_sender._EXIT_FLUSH.run()
     assert table.numbers == [0, 1]
 
 
 def test_exit_when_the_table_waits_then_not_for_ever(table: RecordingTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_sender, "EXIT_FLUSH_S", SOON)
+    monkeypatch.setattr(process_exit, "EXIT_FLUSH_S", SOON)
     subject = sender(table)
     table.hold()
     put(subject, 0)
-    row_sender._drain_all()
+    row_sender._EXIT_FLUSH.run()
     assert table.numbers == []
 
 
