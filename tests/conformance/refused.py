@@ -1,4 +1,5 @@
-"""What of each kind an operation refuses, by a typed error that says why; and the little that comes otherwise."""
+"""The operations that a kind refuses, each with a typed error that gives the reason, and the few that return something
+different."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ import tdserve
 
 
 class Note(NamedTuple):
-    """Why a kind does not come out equal.
+    """Why a read differs from what was written.
 
     Attributes:
-        error: What is raised; AssertionError: it comes, and it differs.
-        pattern: Found in its message, which names the key or the reason.
-        text: For the guide.
+        error: The error that is raised; AssertionError if the result differs instead.
+        pattern: Occurs in the message, which names the key or the reason.
+        text: Text for the guide.
     """
 
     error: type[Exception]
@@ -22,7 +23,7 @@ class Note(NamedTuple):
     text: str
 
     def accepts(self, error: Exception) -> bool:
-        """Whether this is what was announced."""
+        """Returns whether this is the announced error."""
         return isinstance(error, self.error) and re.search(self.pattern, str(error)) is not None
 
 
@@ -44,7 +45,7 @@ NOTES: dict[str, Note] = {
         "It belongs to no row, so it is refused with an error that names it; give it a store of its own.",
     ),
 }
-"""By the word that ``REFUSED`` has for them."""
+"""The notes by the word that ``REFUSED`` uses for them."""
 
 _TABLES = ("replay", "queue")
 
@@ -68,10 +69,10 @@ REFUSED: dict[str, dict[str, str]] = {
     }.items()
     for kind in kinds
 }
-"""By kind and operation, the word of its note."""
+"""The word of the note, by kind and operation."""
 
 
 def note_of(kind: str, operation: str) -> Note | None:
-    """Why an operation of a kind does not come out equal; None where it does."""
+    """Returns why the result of an operation on a kind differs; None if it is equal."""
     word = REFUSED.get(kind, {}).get(operation)
     return None if word is None else NOTES[word]

@@ -1,4 +1,4 @@
-"""A running job whose containers are killed, cut off, starved and stopped: the others go on, and nothing is lost."""
+"""Containers of a running job are killed, cut off, starved and stopped: the others go on, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 SERVICES = (("server", 1), ("learner", 1), ("actor", 1), ("actor", 2))
 CUT_S = 15.0
 START_TIMEOUT_S = 90.0
-"""Containers that import torch, beside others that compute."""
+"""Start of containers that import torch while others compute."""
 
 
 def goes_on(stack: Stack) -> None:
-    """Waits until rows are written and policies published that were not before."""
+    """Waits until new rows are written and new policies published."""
     command = ("exec", "-T", "server", "python", "-")
 
     def has_gone_on() -> bool:
@@ -39,7 +39,7 @@ def acts(stack: Stack, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def running(make_stack: MakeStack) -> Stack:
-    """Two actors and a learner that do not end by themselves."""
+    """Starts two actors and a learner that do not end by themselves."""
     stack = make_stack(TDSERVE_DEMO_SECONDS="900", TDSERVE_DEMO_TARGET="1000")
     stack.compose("up", "-d", "--no-build", "--scale", "actor=2")
     return stack
@@ -47,14 +47,14 @@ def running(make_stack: MakeStack) -> Stack:
 
 @pytest.fixture
 def stack(running: Stack) -> Stack:
-    """That, in full work."""
+    """The running job."""
     goes_on(running)
     return running
 
 
 @pytest.fixture
 def writer(stack: Stack) -> Iterator[str]:
-    """A container that writes one number after the other."""
+    """Starts a container that writes one number after the other."""
     name = f"{stack.name}-writer"
     stack.compose(
         "run", "-d", "--no-deps", "--name", name, "--entrypoint", "python", "actor", "-c", programs.WRITE_NUMBERS
@@ -65,13 +65,13 @@ def writer(stack: Stack) -> Iterator[str]:
 
 
 def last_acknowledged(writer: str) -> int:
-    """How many numbers the server has taken, as the writer knows it."""
+    """Returns how many numbers the server has acknowledged to the writer."""
     lines = re.findall(r"acknowledged (\d+)\n", docker("logs", "--tail", "2", writer, check=False).stdout)
     return int(lines[-1]) if lines else 0
 
 
 def restarts(stack: Stack) -> list[int]:
-    """How often the engine has started each container again."""
+    """Returns how often the engine has restarted each container."""
     return [int(inspect(stack.container(*service))["RestartCount"]) for service in SERVICES]
 
 

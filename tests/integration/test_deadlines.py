@@ -1,4 +1,4 @@
-"""Calls keep their deadlines, whatever state the server is in: stopped or gone, with a session open or not."""
+"""Calls keep their deadlines in every state of the server: stopped or gone, with an open session or without."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.integration.processes import all_below, is_gone, state_of, wait_for
 pytestmark = pytest.mark.integration
 
 LIMIT_S = 6.0
-"""For calls without any time of their own, twenty at once on a machine with much else to do; alone they take 2 s."""
+"""Limit for calls without a timeout of their own, twenty at once on a busy machine; alone they take 2 s."""
 
 ROW = TensorDict({"x": torch.zeros(3), "y": torch.zeros(2000)}, [])
 ROWS = ROW.expand(300).clone()
@@ -32,7 +32,7 @@ Calls = dict[str, Callable[[], object]]
 
 
 def calls_of(client: tdserve.Client, store: Any, replay: Any, queue: Any) -> Calls:
-    """Every kind of call that takes ``timeout_s``, and needs the server."""
+    """Returns every kind of call that takes ``timeout_s`` and needs the server."""
     return {
         "latest": lambda: client.latest("weights", timeout_s=0),
         "publish": lambda: client.publish("weights", ROW, timeout_s=0),
@@ -59,7 +59,7 @@ def calls_of(client: tdserve.Client, store: Any, replay: Any, queue: Any) -> Cal
 
 
 def timed(call: Callable[[], object]) -> float:
-    """How long a call takes until it gives up, or has read what this process sees by itself, seconds."""
+    """Returns how many seconds a call takes until it gives up, or has read what this process can read by itself."""
     began_s = time.monotonic()
     with suppress(tdserve.DeadlineExceededError, tdserve.ConnectError, tdserve.PeerLostError):
         call()
@@ -79,7 +79,7 @@ def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
 
 @contextmanager
 def stopped(server: tdserve.Server) -> Iterator[None]:
-    """A block in which no process of the server runs."""
+    """Stops all processes of the server during the block."""
     pids = [server.pid, *all_below(server.pid)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -93,7 +93,7 @@ def stopped(server: tdserve.Server) -> Iterator[None]:
 
 
 def check_all_end_in_time(calls: Calls) -> None:
-    """All of them at once."""
+    """Makes all calls at once and checks their times."""
     with ThreadPoolExecutor(len(calls)) as threads:
         took_s = dict(zip(calls, threads.map(timed, calls.values()), strict=True))
     assert {name: round(each_s, 2) for name, each_s in took_s.items() if each_s > LIMIT_S} == {}
@@ -133,7 +133,7 @@ def test_calls_when_the_server_is_gone_then_they_end_in_time(crashing: Crashing,
 
 
 def handles_of(client: tdserve.Client) -> tuple[Any, Any, Any]:
-    """Of the stores, each used once."""
+    """Returns handles of the stores, each of which was used once."""
     store, replay, queue = client["store"], client.replay("replay"), client.queue("queue")
     store[0]
     replay.sample(256)

@@ -1,4 +1,4 @@
-"""What goes in comes out: any tensordict, through every way in and every way out, bit for bit."""
+"""Any tensordict that is written in any way is read in any way bit for bit."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ pytestmark = [
 ]
 
 INLINE, GLOO = 3, 20_000
-"""Rows of ``everything``: content that rides in messages, and content that goes over the channel."""
+"""Rows of ``everything``: sent inline, and over the channel."""
 
 
 def bits(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """A tensor of any dtype with random bits, NaNs of all kinds among them."""
+    """Returns a tensor of any dtype with random bits, including NaNs of all kinds."""
     if dtype == torch.bool:
         return torch.randint(0, 2, shape).to(torch.bool)
     return torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8).view(dtype).reshape(shape)
 
 
 def everything(num_rows: int) -> TensorDict:
-    """Leaves of all kinds: nested, odd, empty, of one value or one per row."""
+    """Returns leaves of all kinds: nested, of odd sizes, empty, with one value or one per row."""
     batch = [num_rows]
     inner = TensorDict({"deep": torch.randn(num_rows, 2, 3), "v": "inner"}, [num_rows, 2], names=["time", "agent"])
     record = Outer(x=torch.randn(num_rows), y=torch.randn(num_rows, 2), note="noted", batch_size=batch, names=["time"])
@@ -58,13 +58,13 @@ def everything(num_rows: int) -> TensorDict:
 
 
 def zeros_like(td: Any) -> Any:
-    """A destination of the same structure with other content."""
+    """Returns a destination of the same structure with other content."""
     return td.apply(torch.zeros_like)
 
 
 @pytest.fixture
 def stored(client: tdserve.Client, name: str, num_rows: int) -> TensorDict:
-    """A tensordict whose copy lies under ``name``."""
+    """Returns a tensordict that is stored under ``name``."""
     td = everything(num_rows)
     client.init_remote(td, name)
     return td
@@ -285,7 +285,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def fresh_name(client: tdserve.Client) -> Iterator[list[str]]:
-    """Names that are used up; their stores go after the test."""
+    """Yields unused names; their stores are deleted after the test."""
     used: list[str] = []
     yield used
     for each in used:

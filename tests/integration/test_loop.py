@@ -1,4 +1,4 @@
-"""The event loop of a server does nothing in proportion to rows: what others wait for is a few milliseconds at most."""
+"""The server's event loop does no work in proportion to rows: no caller waits for it longer than a few milliseconds."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SIZES = [
     pytest.param((1_000_000, 0.012), id="1e6"),
     pytest.param((10_000_000, 0.005), id="1e7", marks=[pytest.mark.full, pytest.mark.timeout(1200)]),
 ]
-"""Rows, and seconds of the loop's own CPU that a callback may take."""
+"""Numbers of rows, with the seconds of CPU that a callback of the loop may take."""
 
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[WatchedServer]:
-    """A server whose loop is watched."""
+    """A server whose event loop is measured."""
     with WatchedServer(tmp_path / "root", tmp_path) as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""Rows that are written key by key: by whom they may be sampled, each consumer's own view, and whole groups."""
+"""Rows that are written key by key: when they can be sampled, each consumer's own progress, and whole groups."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.integration
 
 GROUP_SIZE = 4
 SMALL, LARGE = 3, 60_000
-"""Tokens of a row: a few rows ride in messages, or go over the data transport."""
+"""Tokens of a row: few are sent inline, many over the data transport."""
 
 
 def rows(*numbers: int, size: int = SMALL) -> TensorDict:
-    """Responses, four to a prompt."""
+    """Returns responses, four per prompt."""
     number = torch.tensor(numbers, dtype=torch.int64)
     tokens = number[:, None].expand(-1, size).contiguous()
     prompt_id = number // GROUP_SIZE
@@ -33,13 +33,13 @@ def rows(*numbers: int, size: int = SMALL) -> TensorDict:
 
 
 def bare(*numbers: int, size: int = SMALL) -> TensorDict:
-    """The same before they were judged."""
+    """Returns the same rows without their rewards."""
     td: TensorDict = rows(*numbers, size=size).exclude("reward")
     return td
 
 
 def numbers(td: Any) -> list[int]:
-    """The number of each row; fails when a row is not whole."""
+    """Returns the number of each row; fails if a row is torn."""
     assert (td["tokens"] == td["number"][:, None]).all()
     found: list[int] = td["number"].tolist()
     return found
@@ -215,14 +215,14 @@ HALF = NUM_OVERWRITTEN // 2
 
 
 def create_overwritten(client: tdserve.Client) -> tuple[Any, torch.Tensor]:
-    """A table of rows without their reward."""
+    """Creates a table of rows without rewards."""
     like = TensorDict({"number": torch.tensor(0), "reward": torch.zeros(REWARD_SIZE)}, [])
     replay = client.create_replay("partial", like, 2 * NUM_OVERWRITTEN)
     return replay, replay.extend(TensorDict({"number": torch.arange(NUM_OVERWRITTEN)}, [NUM_OVERWRITTEN]))
 
 
 def rewards(batch: Any) -> torch.Tensor:
-    """The one number that each row's reward consists of; fails when a row is torn."""
+    """Returns the single number in each row's reward; fails if a row is torn."""
     assert (batch["reward"] == batch["reward"][:, :1]).all(), "a row is torn"
     found: torch.Tensor = batch["reward"][:, 0]
     return found

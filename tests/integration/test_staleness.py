@@ -1,4 +1,4 @@
-"""Rows know which version of a policy made them, and who asks for recent ones gets no others."""
+"""Rows record the policy version that made them, and a sample with a limit gets recent rows only."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ pytestmark = pytest.mark.integration
 
 
 class Policy:
-    """Weights of a name, published step by step."""
+    """Weights of one name, published version by version."""
 
     def __init__(self, client: tdserve.Client, name: str) -> None:
         self.name = name
         self._client = client
 
     def publish(self, num_versions: int = 1) -> int:
-        """The newest version."""
+        """Publishes the next version."""
         version: Any = 0
         for _ in range(num_versions):
             version = self._client.publish(self.name, TensorDict({"w": torch.zeros(4)}))
         return int(version)
 
     def delete(self) -> None:
-        """Takes the store away."""
+        """Deletes the store."""
         self._client.delete(self.name)
 
 
 @pytest.fixture
 def policy(client: tdserve.Client, name: str) -> Iterator[Policy]:
-    """Weights that were not published yet."""
+    """Weights without a version yet."""
     made = Policy(client, f"p-{name}")
     yield made
     if made.name in client:
@@ -47,7 +47,7 @@ def policy(client: tdserve.Client, name: str) -> Iterator[Policy]:
 
 
 def drawn(replay: Any, num_rows: int = 200, **conditions: Any) -> set[tuple[int, int]]:
-    """Number and policy version of the rows that a large sample has."""
+    """Returns number and policy version of the rows in a large sample."""
     batch = replay.sample(num_rows, timeout_s=20.0, **conditions)
     return set(zip(numbers(batch), batch["policy_version"].tolist(), strict=True))
 
@@ -292,7 +292,7 @@ def test_sample_when_others_publish_and_write_meanwhile_then_never_a_row_that_is
     replay.extend(rows(1))
 
     def learn(other: tdserve.Client) -> int:
-        """Publishes, and writes rows whose number is their version."""
+        """Publishes versions and writes rows whose number is their version."""
         learning = other.replay(name)
         for version in range(2, 60):
             other.publish(policy.name, TensorDict({"w": torch.zeros(4)}))

@@ -1,4 +1,4 @@
-"""What cannot start says why in one line and exits; what can be said by options can be said by variables."""
+"""A command that cannot start prints the reason in one line and exits; every option can be set by a variable too."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ needs_root = pytest.mark.skipif(
 
 
 def user(uid: int, gid: int) -> tuple[str, ...]:
-    """A prefix that runs a command as another user, who still finds the interpreter wherever it is installed."""
+    """Returns a prefix that runs a command as another user, who can still read the interpreter wherever it is
+    installed."""
     reads = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
     return ("setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", *reads)
 
 
 def run(*arguments: object, prefix: Sequence[str] = (), **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs ``tdserve`` to its end, which is to come soon."""
+    """Runs ``tdserve`` and waits for its end, which must come soon."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TDSERVE_")}
     return subprocess.run(
         [*prefix, sys.executable, "-m", "tdserve", *map(str, arguments)],
@@ -51,7 +52,7 @@ def run(*arguments: object, prefix: Sequence[str] = (), **variables: str) -> sub
 
 
 def check_refused(done: subprocess.CompletedProcess[str], *words: object) -> None:
-    """It failed, and said why in one line."""
+    """Checks that it failed and printed the reason in one line."""
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("tdserve: ")
     assert done.stderr.count("\n") == 1, done.stderr
@@ -156,7 +157,7 @@ SAID: dict[str, str] = {
     "--adopt": "ADOPTED=adopted:ro",
     "--adoptable": "/var/empty",
 }
-"""A value of each option of ``tdserve serve``, and so of each variable."""
+"""A value for each option of ``tdserve serve``, and so for each variable."""
 
 
 def test_serve_when_every_option_is_a_variable_then_it_does_the_same(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_serve_when_every_option_is_a_variable_then_it_does_the_same(tmp_path: P
 
 
 def listening_ports(pid: int) -> set[int]:
-    """TCP ports on which a process listens."""
+    """Lists the TCP ports on which a process listens."""
     inodes = {found[1] for link in open_files(pid) if (found := re.fullmatch(r"socket:\[(\d+)\]", link))}
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
     return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}

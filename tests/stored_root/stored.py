@@ -1,4 +1,4 @@
-"""What the stored root holds, made from nothing but this file: ``make.py`` wrote it once, a test reads it."""
+"""The content of the stored root, computed by this file alone: ``make.py`` wrote it once, and a test reads it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 NUM_ROWS = 4
 CAPACITY = 8
 NUM_INSERTED = 11
-"""More than the ring holds, so that it has come round."""
+"""More rows than the ring holds, so that it has wrapped around."""
 
 PRIORITIES = {3: 2.0, 4: 0.5}
-"""Of rows that were updated, by their number."""
+"""Priorities of the updated rows, by number."""
 
 
 @tensorclass
@@ -25,24 +25,24 @@ class Pose:
 
 
 def numbers(*shape: int, start: float = 0.0) -> torch.Tensor:
-    """Different numbers everywhere."""
+    """Returns numbers that are all different."""
     count = int(torch.Size(shape).numel())
     return (torch.arange(count, dtype=torch.float32) / 4 + start).view(shape)
 
 
 def ragged(start: float) -> torch.Tensor:
-    """Rows of different lengths."""
+    """Returns rows of different lengths."""
     return torch.nested.nested_tensor([numbers(length, 2, start=start) for length in (1, 3, 2, 4)], layout=torch.jagged)
 
 
 def unlike(start: float) -> LazyStackedTensorDict:
-    """Rows that differ in structure."""
+    """Returns rows that differ in structure."""
     kinds: list[dict[str, Any]] = [{}, {"call": "search"}, {"y": numbers(2, start=start)}, {"n": {"z": numbers(1)}}]
     return lazy_stack([TensorDict({"x": numbers(number, start=start), **more}) for number, more in enumerate(kinds)])
 
 
 def tensordict(start: float = 0.0) -> TensorDict:
-    """Every kind of entry that a tensordict store of this format may have."""
+    """Returns every kind of entry that a tensordict store of this format may have."""
     return TensorDict(
         {
             "obs": numbers(NUM_ROWS, 3, start=start),
@@ -64,15 +64,15 @@ def tensordict(start: float = 0.0) -> TensorDict:
 
 
 def row(number: int) -> TensorDict:
-    """One row of the replay and of the queue."""
+    """Returns one row of the table and of the queue."""
     return TensorDict({"x": numbers(2, start=number), "n": {"i": torch.tensor(number)}, "t": f"text {number}"}, [])
 
 
 def rows(first: int, last: int) -> Any:
-    """Rows that follow one another."""
+    """Returns consecutive rows."""
     return torch.stack([row(number) for number in range(first, last)]).contiguous()
 
 
 def weights(version: int) -> TensorDict:
-    """One version of weights."""
+    """Returns one version of weights."""
     return TensorDict({"w": numbers(3, 2, start=version), "b": {"bias": numbers(3, start=-version).bfloat16()}}, [])

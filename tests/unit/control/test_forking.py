@@ -23,7 +23,7 @@ TIMEOUT_S = 20.0
 
 
 def queue_of(*messages: int | None) -> SimpleQueue[int | None]:
-    """A queue that holds these."""
+    """Returns a queue that holds these items."""
     queue: SimpleQueue[int | None] = SimpleQueue()
     for message in messages:
         queue.put(message)
@@ -35,7 +35,7 @@ def test_messages_when_nobody_forks_then_all_up_to_the_end() -> None:
 
 
 def fork_and_ask_for_a_message() -> int:
-    """The exit code of a forked child that asks for a message, and gets it."""
+    """Forks a child that asks for a message and gets it; returns its exit code."""
     pid = os.fork()
     if pid == 0:
         os._exit(next(send_beside_forks(queue_of(7))))
@@ -103,7 +103,7 @@ def test_fork_when_the_process_has_but_our_channels_then_grpc_stops_only_when_ou
 
 
 class Stream:
-    """Stands for gRPC's end of a stream: messages come when they are given, and it counts what is asked of it."""
+    """Stands for gRPC's end of a stream: messages come when the test gives them, and it counts requests for them."""
 
     def __init__(self) -> None:
         self.given: SimpleQueue[int] = SimpleQueue()
@@ -144,7 +144,7 @@ def test_fork_when_a_stream_is_read_then_its_next_message_is_asked_for_afterward
 
 
 class Still:
-    """Stands for a method of a stub, and a call, of a gRPC that does nothing any more."""
+    """Stands for a method of a stub, and a call, of a gRPC that no longer responds."""
 
     def future(self, request: object, *, timeout: float) -> Still:
         return self
@@ -172,7 +172,7 @@ def test_begin_when_the_forking_thread_ends_something_itself_then_it_does_not_wa
 
 
 def fork_and_end() -> int:
-    """The exit code of a forked child that does nothing; -9 for one that stands still."""
+    """Forks a child that does nothing; returns its exit code, -9 if it hangs."""
     pid = os.fork()
     if pid == 0:
         os._exit(7)
@@ -186,7 +186,7 @@ def fork_and_end() -> int:
 
 
 def ask_for_ever(address: str, is_over: Event) -> None:
-    """Opens connections, and waits for a server that does not answer."""
+    """Opens connections and waits for a server that does not answer."""
     while not is_over.is_set():
         connection = ControlConnection(address)
         try:

@@ -1,4 +1,4 @@
-"""The local socket: both ends, over a real one."""
+"""The local socket: both ends, over a real socket."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Echo:
         self._thread.start()
 
     def __call__(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Runs it on the loop."""
+        """Serves a link on the event loop."""
         future: Future[_Result] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         return future.result(WAIT_S)
 
     def write(self, content: bytes) -> None:
-        """Sends bytes to the first who has asked."""
+        """Sends bytes to the first client that has sent a message."""
         transport = self.links[0]._transport
         assert transport is not None
         self.loop.call_soon_threadsafe(transport.write, content)
@@ -56,7 +56,7 @@ class Echo:
         return self(listen(root, self._on_message, self.lost.put))
 
     def close(self, server: asyncio.AbstractServer | None) -> None:
-        """Lets everybody go, and ends the loop."""
+        """Closes all links and stops the loop."""
 
         async def end() -> None:
             if server is not None:
@@ -81,7 +81,7 @@ class Echo:
 
 @pytest.fixture
 def echo() -> Iterator[Echo]:
-    """A loop; nobody listens yet."""
+    """An event loop on which nothing listens yet."""
     made = Echo()
     yield made
     if made.loop.is_running():
@@ -90,14 +90,14 @@ def echo() -> Iterator[Echo]:
 
 @pytest.fixture
 def server(echo: Echo, tmp_path: Path) -> Iterator[Echo]:
-    """Listens."""
+    """A server that listens."""
     listening = echo.listen(tmp_path)
     yield echo
     echo.close(listening)
 
 
 class Client:
-    """The client's end, with what came."""
+    """The client's end, with the messages that arrived."""
 
     def __init__(self, root: Path, on_message: Callable[[control_pb2.ServerMessage], None] | None = None) -> None:
         self.came: SimpleQueue[control_pb2.ServerMessage] = SimpleQueue()
@@ -106,7 +106,7 @@ class Client:
 
 
 def asking(request: int, nbytes: int = 0) -> control_pb2.ClientMessage:
-    """A message of about this size."""
+    """Returns a message of about this size."""
     return control_pb2.ClientMessage(request=request, read=control_pb2.ReadRequest(fingerprint=bytes(nbytes)))
 
 
@@ -123,7 +123,7 @@ def test_messages_when_sent_then_answered_in_order_whatever_their_size(server: E
 
 
 class Looking(Client):
-    """Looks up, while it is let write, until a message with a given number has come."""
+    """Looks for new messages while it may write, until a message with a given number has come."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, self._take)
@@ -142,7 +142,7 @@ class Looking(Client):
 
 
 def answer(request: int, kind: str, uid: str = "") -> control_pb2.ServerMessage:
-    """One of the server's messages."""
+    """Returns one of the server's messages."""
     if kind == "accepted":
         return control_pb2.ServerMessage(request=request, accepted=control_pb2.Accepted(uid=uid))
     return control_pb2.ServerMessage(request=request, done=control_pb2.Done())

@@ -22,12 +22,12 @@ from tests.unit.server.replaying import create, extend, path, rows, sample, writ
 from tests.unit.server.world import Loop, World
 
 PARTIAL = 2 + (1 << 44)
-"""Generation of a row that was written once, and then once in part."""
+"""Generation of a row that was written once as a whole, and then once in part."""
 
 
 @pytest.fixture
 def replay(world: World, run: Loop) -> OpenedStore:
-    """Four whole rows and two that have ``a`` alone, oldest first."""
+    """A table with four whole rows and two that have only ``a``, oldest first."""
     made = create(world, run, sampler=Fifo())
     extend(world, run, made, rows(10, 4))
     extend(world, run, made, rows(20, 2).select("a"), request=2, keys=[path("a")])
@@ -35,24 +35,24 @@ def replay(world: World, run: Loop) -> OpenedStore:
 
 
 def counted(entry: OpenedStore) -> list[int]:
-    """The generations of a table as if its first commit made them 2; row 0 was committed once."""
+    """Returns the generations of a table as if its first commit had made them 2; row 0 was committed once."""
     values = entry.get_generation_values()
     return list(np.where(values > 0, values - values[0] + 2, 0).tolist())
 
 
 def journal(entry: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> Journal:
-    """Of a write that is on record."""
+    """Returns the journal of a write that is on record."""
     return Journal(bytes(16), 7, control_pb2.Done(version=1), writing(entry, td, index, *keys), "")
 
 
 def held_of(run: Loop, entry: OpenedStore, journal: Journal) -> RowWriteHold:
-    """The rows that it writes, held."""
+    """Returns the rows that it writes, held."""
     written = journal.selection.compute_row_set(entry.spec.batch_size)
     return hold(run, entry, written, [tuple(key.parts) for key in journal.asked.keys])
 
 
 def hold(run: Loop, entry: OpenedStore, rows: RowSet, keys: Sequence[tuple[str, ...]] = ()) -> RowWriteHold:
-    """These rows, held."""
+    """Holds these rows."""
     held = RowWriteHold(entry, rows, keys)
     run(held.hold())
     run(held.hide())
@@ -132,7 +132,7 @@ def entry(world: World, run: Loop) -> OpenedStore:
 
 
 def row(*numbers: int) -> RowSet:
-    """Row numbers."""
+    """Returns row numbers."""
     return RowSet.from_rows(np.array(numbers, np.int64))
 
 

@@ -1,4 +1,5 @@
-"""Writes of very many rows: held, hidden, shown and let go a few at a time, while others have their turn."""
+"""Writes of very many rows are held, hidden, shown and released a few rows at a time, with turns of the event loop in
+between."""
 
 from __future__ import annotations
 
@@ -47,11 +48,11 @@ def test_held_when_there_are_very_many_rows_then_others_have_their_turn_between(
 
 
 MANY_ROWS = 3 * PIECE_ROWS
-"""Of a table: they are held and let go in three turns each."""
+"""Rows of a table; they are held and released in three turns each."""
 
 
 def hidden(run: Loop, entry: OpenedStore, rows: RowSet) -> RowWriteHold:
-    """These rows, half written."""
+    """Returns a hold of these rows, which are half written."""
     held = RowWriteHold(entry, rows, ())
     run(held.hold())
     run(held.hide())
@@ -67,7 +68,7 @@ def many(world: World, run: Loop) -> OpenedStore:
 
 
 async def until(is_so: Callable[[], bool], task: asyncio.Task[None]) -> None:
-    """Gives others their turns until something is so."""
+    """Lets the event loop run until a condition holds."""
     while not is_so():
         assert not task.done()
         await asyncio.sleep(0)

@@ -166,7 +166,7 @@ def test_decode_when_bytes_are_random_then_raises_only_the_peers_error(wire: byt
 
 
 def check_hostile(wire: bytes) -> None:
-    """Bytes are refused with our errors, or are a value that travels again."""
+    """Checks that bytes are refused with our errors, or are a value that can be encoded again."""
     try:
         value = decode_bytes(wire)
     except RemoteProtocolError:
@@ -180,7 +180,7 @@ def check_hostile(wire: bytes) -> None:
 
 
 MARK = bytes([0xC7, 0, TUPLE])
-"""What a tuple's list begins with."""
+"""First bytes of an encoded tuple's list."""
 
 TIMESTAMP = b"\xd6\xff\x00\x00\x00\x01"
 

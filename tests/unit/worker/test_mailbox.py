@@ -21,7 +21,7 @@ from tests.unit.worker.peer import TIMEOUT_S
 
 
 def answer(content: bytes) -> bytes | None:
-    """Of a worker that knows the answer to one question."""
+    """Returns the answer of a worker that can answer one question itself."""
     return b"an answer" if content == b"a known question" else None
 
 
@@ -38,12 +38,12 @@ class Client:
         self.mail: Mail
 
     def open(self, host: str = "127.0.0.1") -> None:
-        """As control orders it."""
+        """Opens the channel as control orders it."""
         opening = worker_pb2.OpenSession(transport="gloo", host=host, is_mail=True, secret=SECRET)
         self.mailbox.open(worker_pb2.Order(order=3, session=7, open_session=opening))
 
     def connect(self, *, reads: bool = True) -> None:
-        """As a client does; one that does not read takes nothing."""
+        """Connects as a client does; with ``reads=False`` it receives nothing."""
         self.open()
         with ThreadPoolExecutor(1) as thread:
             bond = make_session_bond(SECRET, 7, is_mail=True)
@@ -58,15 +58,15 @@ class Client:
         assert (report.order, report.session, report.HasField("done")) == (3, 7, True)
 
     def next_report(self) -> worker_pb2.Report:
-        """The oldest that was not taken; none of a rendezvous."""
+        """Returns the oldest report that was not taken, without those of a rendezvous."""
         return self.reports.get(timeout=TIMEOUT_S)
 
     def next_answer(self) -> bytes:
-        """The oldest that was not taken."""
+        """Returns the oldest answer that was not taken."""
         return self.answers.get(timeout=TIMEOUT_S)
 
     def close(self) -> None:
-        """Ends both ends."""
+        """Closes both ends."""
         self.mailbox.close()
         self._kv_store.close()
 
@@ -86,7 +86,7 @@ class Client:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    """Of which the channel is not formed yet."""
+    """A client whose channel is not connected yet."""
     made = Client()
     yield made
     made.close()

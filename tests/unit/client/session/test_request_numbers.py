@@ -20,7 +20,7 @@ CLIENT = b"client"
 
 @pytest.fixture
 def numbers() -> RequestNumbers:
-    """Of a client that may have two writes under way."""
+    """Request numbers of a client that may have two writes under way."""
     return RequestNumbers(window=2)
 
 
@@ -122,19 +122,19 @@ def test_begin_write_when_three_hundred_threads_write_then_no_more_than_the_wind
 
 
 class Server:
-    """Remembers answers as the service does; ``crash`` leaves what is written down."""
+    """Keeps answers as the service does; after ``crash`` it has only what was on disk."""
 
     def __init__(self) -> None:
         self.log = RequestLog()
         self.applied: Counter[int] = Counter()
 
     def hear(self, answered: control_pb2.Answered | None) -> None:
-        """What came with a message."""
+        """Takes the report of a message."""
         if answered is not None:
             self.log.forget(CLIENT, answered.below, frozenset(answered.but_for))
 
     def serve(self, request: int) -> bytes:
-        """The answer to a change."""
+        """Returns the answer to a change."""
         answer = self.log.find_answer(CLIENT, request)
         if answer is None:
             self.applied[request] += 1
@@ -147,8 +147,8 @@ class Server:
 
 
 def lives(seed: int) -> Iterator[tuple[int, Server, int]]:
-    """A client whose requests, answers and sessions get lost, and a server that crashes. After each step: answers that
-    have come, the server, and changes under way."""
+    """Simulates a client whose requests, answers and sessions get lost, and a server that crashes. Yields after each
+    step the received answers, the server, and the changes under way."""
     chance, numbers, server = random.Random(seed), RequestNumbers(), Server()
     under_way: list[int] = []
     num_answered = 0

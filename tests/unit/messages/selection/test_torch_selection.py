@@ -57,7 +57,7 @@ def _mask(draw: st.DrawFn, shape: Shape) -> Any:
 
 @st.composite
 def _cases(draw: st.DrawFn) -> tuple[Shape, Any]:
-    """A batch size and an expression over it, mostly fitting."""
+    """Draws a batch size and an expression over it, which mostly fits."""
     batch_size: Shape = draw(_batch_sizes)
     items: list[Any] = []
     dim = 0
@@ -88,7 +88,7 @@ def _cases(draw: st.DrawFn) -> tuple[Shape, Any]:
 
 
 def _local(td: TensorDict, index: Any) -> TensorDict | None:
-    """What tensordict makes of it, ``None`` when it refuses."""
+    """Returns tensordict's result, ``None`` if it refuses."""
     try:
         found = td[index]
     except (IndexError, RuntimeError, ValueError):
@@ -97,7 +97,8 @@ def _local(td: TensorDict, index: Any) -> TensorDict | None:
 
 
 def _encode(index: Any, batch_size: Shape, expected: TensorDict) -> selection.Selection | None:
-    """The selection; ``None`` where we are stricter: torch checks no position of an index that selects nothing."""
+    """Encodes the selection; ``None`` where tdserve is stricter: torch checks no position of an index that selects
+    nothing."""
     try:
         return selection.encode(index, batch_size=batch_size)
     except SelectionError:
@@ -204,7 +205,7 @@ def test_messages_when_sent_then_the_selection_is_the_same(case: tuple[Shape, An
 
 @st.composite
 def _numpy_cases(draw: st.DrawFn) -> tuple[Shape, tuple[Any, ...]]:
-    """Expressions with negative steps, which only NumPy knows, and no integers, which NumPy broadcasts."""
+    """Draws expressions with negative steps, which only NumPy accepts, and without integers, which NumPy broadcasts."""
     batch_size: Shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple))
     items: list[Any] = []
     for size in batch_size:

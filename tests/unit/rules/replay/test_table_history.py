@@ -1,4 +1,4 @@
-"""Random histories of a table beside the simplest thing that obeys the same rules, one row at a time."""
+"""Random histories of a table, compared with the simplest model that obeys the same rules, one row at a time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Row:
 
 @dataclass(eq=False)
 class _Sent:
-    """A sample whose content is under way."""
+    """A sample whose content is being sent."""
 
     plan: SamplePlan
     rows: list[tuple[int, _Row]]
@@ -106,7 +106,7 @@ class _AgainstAModel(RuleBasedStateMachine):
         }
 
     def _changeable(self) -> set[int]:
-        """Rows that are not on their way out."""
+        """Returns the rows that are not leaving the table."""
         return {number for number, row in self.rows.items() if not row.is_spent}
 
     def _num_held(self) -> int:
@@ -122,7 +122,7 @@ class _AgainstAModel(RuleBasedStateMachine):
             self.leases = {conditions: owner for conditions, owner in self.leases.items() if conditions[1] != number}
 
     def _known(self, consumer: str, owner: int) -> list[int]:
-        """Rows of a lease whose owner was told of them."""
+        """Returns the rows of a lease that were reported to its owner."""
         silent = {number for sent in self.under_way if sent.lease == (owner, consumer) for number, _ in sent.rows}
         held = [number for (each, number), by in self.leases.items() if (each, by) == (consumer, owner)]
         return [number for number in held if number not in silent]

@@ -29,10 +29,10 @@ from tests.unit.server.world import Loop, Outbox, World
 
 
 class House:
-    """A door and the sessions behind it.
+    """A listener and the sessions behind it.
 
     Attributes:
-        taken: Requests that came in.
+        taken: Requests that arrived.
     """
 
     def __init__(self, world: World) -> None:
@@ -50,27 +50,27 @@ class House:
         self.came.set()
 
     async def session(self, transport: str = "shm") -> ClientSession:
-        """Of a client that has said Hello."""
+        """Opens a session of a client that has said Hello."""
         hello = control_pb2.Hello(
             protocol_version=PROTOCOL_VERSION, client_id=make_client_id(), transport=transport, boot_id=read_boot_id()
         )
         return await self.sessions.open(hello, SessionLink(Outbox()))
 
     def lock(self, session: ClientSession) -> SessionLock:
-        """What the client of this session holds when it is to write."""
+        """Locks the file that the session's client must hold to write."""
         lock = SessionLock.hold(self.root.sessions_folder, invited(session).lock_name)
         assert lock is not None
         return lock
 
 
 def invited(session: ClientSession) -> Invitation:
-    """What its client was told."""
+    """Returns the invitation that its client received."""
     assert session.invitation is not None
     return session.invitation
 
 
 class Visitor:
-    """Who knocks."""
+    """A process that connects to the listener."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -81,31 +81,31 @@ class Visitor:
         self._writer.write(frame(control_pb2.ClientMessage(**body).SerializeToString()))
 
     async def receive(self) -> control_pb2.ServerMessage:
-        """The one message that comes."""
+        """Returns the next message, which must be the only one."""
         (content,) = FrameReader().feed(await self._reader.read(1 << 16))
         return control_pb2.ServerMessage.FromString(content)
 
     async def is_let_go(self) -> bool:
-        """Whether the connection ends with nothing said."""
+        """Returns whether the connection ends without a message."""
         try:
             return await self._reader.read() == b""
         except ConnectionResetError:  # with something that was not even read
             return True
 
     async def leave(self) -> None:
-        """Goes."""
+        """Closes the connection."""
         self._writer.close()
         with contextlib.suppress(ConnectionResetError):
             await self._writer.wait_closed()
 
     async def attach(self, who: ClientSession, **fields: Any) -> None:
-        """Says who it is."""
+        """Sends the message that names the session."""
         self.say(attach={"session": who.number, "key": invited(who).key, **fields})
 
 
 @asynccontextmanager
 async def visiting(root: Path) -> AsyncIterator[Visitor]:
-    """Somebody at the door."""
+    """Connects a visitor during the block."""
     visitor = Visitor(*await asyncio.open_unix_connection(str(root / SOCKET_NAME)))
     yield visitor
     await visitor.leave()
@@ -116,7 +116,7 @@ Scenario = Callable[[House], Coroutine[Any, Any, None]]
 
 @pytest.fixture
 def within(world: World, run: Loop) -> Callable[[Scenario], None]:
-    """Runs a scenario behind an open door."""
+    """Runs a scenario while the listener is open."""
 
     async def play(scenario: Scenario) -> None:
         house = House(world)

@@ -1,4 +1,5 @@
-"""Extends of very many rows that form trajectories: linked a few at a time, before they are on record."""
+"""Extends of very many rows that form trajectories: the rows are linked a few at a time before the commit is on
+record."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, content_of, turns_during
 
 NUM_ROWS = PIECE_ROWS // 2 + 5
-"""Of one extend: three parts."""
+"""Rows of one extend: three parts."""
 
 CAPACITY = 2 * PIECE_ROWS
 
@@ -36,20 +37,20 @@ def entry(world: World, run: Loop, request: pytest.FixtureRequest) -> OpenedStor
 
 
 def rows_of(entry: OpenedStore) -> list[int]:
-    """The trajectory that begins with the first row."""
+    """Returns the trajectory that begins with the first row."""
     found = links(entry).follow(np.array([0]), CAPACITY)[0]
     return [int(row) for row in found[found >= 0]]
 
 
 def links(entry: OpenedStore) -> Trajectories:
-    """Between its rows."""
+    """Returns the links between its rows."""
     found: Trajectories | None = entry.get_table().columns.trajectories
     assert found is not None
     return found
 
 
 def extend(world: World, entry: OpenedStore, num_rows: int, request: int) -> Coroutine[Any, Any, control_pb2.Done]:
-    """An extend of one writer by so many rows of one trajectory."""
+    """Extends by this many rows of one trajectory of one writer."""
     content = content_of(TensorDict({"a": torch.ones(num_rows, dtype=torch.int64)}, [num_rows]), entry.spec.fingerprint)
     asked = control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, content=content, timeout_s=30.0)
     session = world.session_of(control_pb2.Hello(client_id=bytes(16), transport="gloo"), 1)
@@ -57,7 +58,7 @@ def extend(world: World, entry: OpenedStore, num_rows: int, request: int) -> Cor
 
 
 async def until(is_so: Callable[[], bool], work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Begins some work, and returns between two of its turns, as soon as something is so."""
+    """Begins some work, and returns between two of its turns as soon as a condition holds."""
     task = asyncio.ensure_future(work)
     while not is_so():
         assert not task.done()
@@ -127,5 +128,5 @@ def test_extend_when_the_record_fails_then_the_trajectory_goes_on_where_it_was(
 
 
 def refuse(*_: object) -> None:
-    """As a catalog without room does."""
+    """Refuses as a catalog without room does."""
     raise CapacityError(what="the catalog", asked=1, free=0)

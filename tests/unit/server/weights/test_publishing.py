@@ -39,7 +39,7 @@ from tests.unit.server.world import Loop, World, columns_of, content_of, outbox
 
 
 def weights(number: int) -> TensorDict:
-    """Weights that say which version they are."""
+    """Returns weights that contain their version."""
     return TensorDict({"w": torch.full((3, 2), float(number)), "b": torch.tensor([number])}, [])
 
 
@@ -47,18 +47,18 @@ SPEC = capture(weights(0)).spec
 
 
 def asked(number: int, **fields: object) -> control_pb2.PublishRequest:
-    """A request that needs no structure on the server."""
+    """Returns a request for which the server needs no structure."""
     content = content_of(weights(number), is_packed=True)
     return control_pb2.PublishRequest(store="w", spec=codec.encode(SPEC), content=content, **fields)  # type: ignore[arg-type]
 
 
 def publish(world: World, run: Loop, number: int, **fields: object) -> int:
-    """The version."""
+    """Publishes weights; returns the version."""
     return run(world.publishing.publish(world.session(), number, asked(number, **fields))).version
 
 
 def latest(world: World, run: Loop, **fields: object) -> control_pb2.Done:
-    """The answer to a request for the newest version."""
+    """Returns the answer to a request for the newest version."""
     request = control_pb2.LatestRequest(store="w", **fields)  # type: ignore[arg-type]
     done = run(world.publishing.send_latest(world.session(), 1, request))
     assert done is not None
@@ -66,7 +66,7 @@ def latest(world: World, run: Loop, **fields: object) -> control_pb2.Done:
 
 
 def files(world: World) -> list[Path]:
-    """Of versions that can be read."""
+    """Lists the files of readable versions."""
     return sorted(world.stores.get("w").folder.glob("versions/*.safetensors"))
 
 
@@ -210,13 +210,13 @@ def test_latest_when_a_dtype_or_some_leaves_are_wanted_then_only_that_is_sent(wo
 
 
 def here() -> control_pb2.PublishRequest:
-    """A request of a local client: the content comes another way."""
+    """Returns a request of a local client, which writes the content itself."""
     content = control_pb2.Content(fingerprint=SPEC.fingerprint)
     return control_pb2.PublishRequest(store="w", spec=codec.encode(SPEC), content=content)
 
 
 def check_nothing_left(world: World) -> None:
-    """As if nobody had ever published."""
+    """Checks that no trace of a publish is left."""
     assert not world.stores.catalog.is_taken("w")
     assert list((world.root.path / "stores").iterdir()) == []
 
@@ -298,12 +298,12 @@ def test_publish_when_two_are_the_first_at_once_then_both_are_whole_and_none_sho
 
 
 def begin(world: World, peer: LocalPeer, request: int = 1) -> asyncio.Task[control_pb2.Done]:
-    """The publication, under way."""
+    """Begins a publish."""
     return asyncio.create_task(world.publishing.publish(peer.session, request, here()))
 
 
 def make(world: World, accepted: control_pb2.Accepted, number: int) -> VersionFile:
-    """What the client does when it is let; not sealed."""
+    """Writes the version's file as a client does after its permit, without sealing it."""
     recycles = world.root.path / accepted.recycles if accepted.recycles else None
     file = VersionFile.create(world.root.path / accepted.path, SPEC, recycles=recycles)
     file.leaves["w",].fill_(number)

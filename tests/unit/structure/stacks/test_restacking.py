@@ -1,4 +1,4 @@
-"""Stacks that are put together again from the elements of their batch, along whichever dimension they were."""
+"""Stacks that are rebuilt from the elements of their batch, along any dimension."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ NAMES = ("time", "step", "agent")
 PLACES = [
     (shape, dim, depth) for shape in SHAPES for dim in range(len(shape)) for depth in range(min(2, len(shape)) + 1)
 ]
-"""Batch size of a stack, along which dimension it is stacked, and how many of its dimensions what is around it has."""
+"""Cases: the batch size of a stack, the dimension along which it is stacked, and the number of dimensions of the
+tensordict around it."""
 
 
 Unbatched: Any = UnbatchedTensor  # its constructor has no annotations
 
 
 class Seen(TensorClass):
-    """What somebody sees; not everyone sees everything."""
+    """The observations of an agent; not every agent has every key."""
 
     x: torch.Tensor
     word: str = ""
@@ -41,12 +42,12 @@ class Seen(TensorClass):
 
 
 def keys(number: int, inner: tuple[int, ...]) -> Any:
-    """A member with keys of its own."""
+    """Returns a member with keys of its own."""
     return TensorDict({f"x{number}": torch.rand(*inner, number + 1), "y": torch.rand(*inner, 2)}, inner)
 
 
 def everything(number: int, inner: tuple[int, ...]) -> Any:
-    """A member of which each has keys of its own, and holds what is no tensor."""
+    """Returns a member with keys of its own and with non-tensor values."""
     below = TensorDict({"z": torch.rand(*inner, 2), **({"w": torch.ones(*inner, 1)} if number else {})}, inner)
     return TensorDict(
         {
@@ -61,13 +62,13 @@ def everything(number: int, inner: tuple[int, ...]) -> Any:
 
 
 def instances(number: int, inner: tuple[int, ...]) -> Any:
-    """A member that is an instance."""
+    """Returns a member that is an instance."""
     more = torch.rand(*inner, 1) if number else None
     return Seen(x=torch.rand(*inner, number + 1), word=f"{number}", y=more, batch_size=list(inner))
 
 
 def stacked(shape: tuple[int, ...], dim: int, depth: int, member: Any = keys, names: Any = None) -> TensorDict:
-    """A tensordict around a lazy stack."""
+    """Returns a tensordict around a lazy stack."""
     inner = shape[:dim] + shape[dim + 1 :]
     members = [member(number, inner) for number in range(shape[dim])]
     for each in members if names else ():
@@ -77,7 +78,7 @@ def stacked(shape: tuple[int, ...], dim: int, depth: int, member: Any = keys, na
 
 
 def there_and_back(td: Any) -> Any:
-    """What comes out of its spec as it is sent, and its elements as they are stored."""
+    """Rebuilds a tensordict from its encoded spec and its stored elements."""
     captured = capture(td, is_exact=True)
     spec = codec.decode(codec.encode(captured.spec))
     assert spec == captured.spec
