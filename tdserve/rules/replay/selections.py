@@ -107,6 +107,12 @@ class ConditionalSelectors:
         """Whether no sample has requested conditions."""
         return len(self._selectors) == 1 and self._growing is None
 
+    @property
+    def longest_slice(self) -> int:
+        """Returns the rows of the longest slices that are drawn; 1 if none are."""
+        selectors = (each for each in self._selectors.values() if isinstance(each, SliceSelector))
+        return max((selector.longest for selector in selectors), default=1)
+
     def describe_missing(self, conditions: SampleConditions, names: Sequence[str]) -> str:
         """Returns which leaves that a sample requires are missing in how many rows; "" if none is.
 

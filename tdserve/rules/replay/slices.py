@@ -224,6 +224,11 @@ class SliceSelector:
     def __repr__(self) -> str:
         return f"<SliceSelector {self._num_members} members, starts of {[*self._starts]}>"
 
+    @property
+    def longest(self) -> int:
+        """Returns the rows of the longest slices in use; 1 if there are none."""
+        return max(self._starts, default=1)
+
     def list_starts(self, length: int) -> Rows:
         """Returns the rows where a slice of this length begins, sorted; a copy."""
         return self._starts_of(length).get_rows()

@@ -27,6 +27,10 @@ from tdserve.rules.replay.trajectories import Trajectories
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_WALKED_ROWS = 1 << 17
+"""Rows that walks from rows all over the table visit at a time: the search for slices that go with a row takes about 25
+ns for each row of a slice."""
+
 
 class TableState:
     """The rows of one table: where they lie, which can be read, which a sample may draw. Has everything a restart
@@ -360,10 +364,15 @@ class TableState:
         )
 
     def iter_steps(self, pieces: Iterable[slice | Rows]) -> Iterator[Rows]:
-        """Yields the numbers in pieces of rows, at most ``step_rows`` at a time."""
+        """Yields the numbers in pieces of rows, at most ``step_rows`` at a time; fewer if slices begin at many rows
+        before each of them."""
         for piece in pieces:
-            numbers = np.arange(piece.start, piece.stop) if isinstance(piece, slice) else piece
             step_rows = self.step_rows  # selectors may have come
+            if isinstance(piece, slice):
+                numbers = np.arange(piece.start, piece.stop)
+            else:
+                numbers = piece
+                step_rows = min(step_rows, max(_WALKED_ROWS // self.selectors.longest_slice, 64))
             for start in range(0, len(numbers), step_rows):
                 yield numbers[start : start + step_rows]
 

@@ -297,3 +297,14 @@ def test_restore_when_rows_have_policy_versions_then_they_and_the_policy_are_kno
     assert plan is not None
     known = dict(zip(plan.rows.tolist(), plan.columns["policy_version"].tolist(), strict=True))
     assert known == {0: 4, 1: -1, 2: -1, 3: 5}
+
+
+@pytest.mark.parametrize(("slice_len", "num_rows"), [(8, 4096), (1000, 131), (50_000, 64)])
+def test_iter_steps_when_slices_are_long_then_fewer_scattered_rows_at_a_time(slice_len: int, num_rows: int) -> None:
+    table = Table("r", 100_000, np.zeros(100_000, np.int64), Settings(sampler=Slices(slice_len=slice_len)))
+    scattered = np.arange(0, 100_000, 7)
+    steps = list(table.iter_steps([scattered, slice(0, 10_000)]))
+    num_scattered = -(-len(scattered) // num_rows)
+    assert {len(rows) for rows in steps[: num_scattered - 1]} == {num_rows}
+    assert [len(rows) for rows in steps[num_scattered:]] == [4096, 4096, 10_000 - 2 * 4096]
+    assert np.concatenate(steps).tolist() == [*scattered.tolist(), *range(10_000)]
