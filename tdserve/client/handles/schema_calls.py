@@ -73,7 +73,7 @@ class AlterableHandle(TensorDictCalls):
 
         if not self._store.has(path):
             self._store.refresh(timeout_s=timeout_s)
-        self._store.insist(write, timeout_s)
+        self._store.retry_write(write, timeout_s)
         return self
 
     def set_non_tensor(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Self:
@@ -86,7 +86,7 @@ class AlterableHandle(TensorDictCalls):
 
         if not self._store.has(path):
             self._store.refresh(timeout_s=timeout_s)
-        self._store.insist(write, timeout_s)
+        self._store.retry_write(write, timeout_s)
         return self
 
     def setdefault(
@@ -115,7 +115,7 @@ class AlterableHandle(TensorDictCalls):
             is_there = self._store.has(path)
             self._store.alter(zeros=added, replaces=[path] if is_there else (), timeout_s=timeout_s)
 
-        self._store.insist(write, timeout_s)
+        self._store.retry_write(write, timeout_s)
         return self
 
     def update(
@@ -152,7 +152,7 @@ class AlterableHandle(TensorDictCalls):
 
         if split(self.spec, given)[1]:
             self._store.refresh(timeout_s=timeout_s)
-        self._store.insist(write, timeout_s)
+        self._store.retry_write(write, timeout_s)
         return self
 
     def pop(self, key: str | Path, default: Any = NO_DEFAULT, *, timeout_s: float | None = None) -> Any:
@@ -238,7 +238,7 @@ class AlterableHandle(TensorDictCalls):
             whole[index] = values
         except (RuntimeError, ValueError, TypeError, AttributeError):
             return False
-        self._store.insist(lambda: self._store.add(split(self.spec, whole)[1], None), None)
+        self._store.retry_write(lambda: self._store.add(split(self.spec, whole)[1], None), None)
         return True
 
     def _keep_only(self, keys: Sequence[str | Path], *, strict: bool) -> None:

@@ -96,7 +96,7 @@ class StoreClient(ByAddress):
                 raise
         return access()
 
-    def insist(self, access: Callable[[], _Result], timeout_s: float | None) -> _Result:
+    def retry_write(self, access: Callable[[], _Result], timeout_s: float | None) -> _Result:
         """Repeats a write as ``retry`` does, until it succeeds; stops when time is up."""
         uid, deadline = self.uid, self._client.deadline(timeout_s)
         while True:
@@ -258,7 +258,7 @@ class StoreClient(ByAddress):
                 deadline=deadline,
             )
 
-        self.insist(write, timeout_s)
+        self.retry_write(write, timeout_s)
 
     def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
         """Performs a write now, or in the background and returns a future of its result."""
