@@ -120,13 +120,11 @@ def _plan(store: MappedStore, expression: Selection, keys: Sequence[Path]) -> Re
     batch_size = store.spec.batch_size
     selection = expression.canonicalise(batch_size, store=store.name)
     spec = select_spec(store.spec, selection, keys, store=store.name)
-    is_everything, watched = selection.is_everything, selection.listed
-    if not is_everything and watched is None:
-        watched = selection.compute_rows(batch_size)
+    needs_elements = store.spec.values and not selection.is_everything
     return ReadPlan(
         spec=spec,
         layout=read_layout(spec),
         index=to_torch_index(selection, batch_size) if selection.items else (),
-        watched=slice(-1, None) if watched is None else watched,
-        elements=None if is_everything or not store.spec.values else selection.compute_elements(batch_size),
+        watched=selection.compute_watched(batch_size),
+        elements=selection.compute_elements(batch_size) if needs_elements else None,
     )

@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from tdserve.base.errors import RemoteProtocolError
+from tdserve.base.errors import RemoteProtocolError, TransferAbortedError
 from tdserve.v1 import control_pb2
 
 Buffer = bytes | bytearray | memoryview
@@ -195,6 +195,32 @@ def encode_block(columns: Sequence[ValueColumn]) -> bytes:
             each = list(values)
             parts += encode_row_column(measure_sizes(each), each)
     return b"".join(parts)
+
+
+def join_blocks(blocks: Sequence[tuple[int, bytes]]) -> bytes:
+    """Returns the serialised ValueBlock of consecutive elements.
+
+    Args:
+        blocks: The number of elements of each part, and its serialised ValueBlock.
+
+    Raises:
+        TransferAbortedError: A value that all elements share is another one in a later part.
+    """
+    counts = [count for count, _ in blocks]
+    joined = []
+    for parts in zip(*(decode_block(content) for _, content in blocks), strict=True):
+        shared = {bytes(part.values[0]) for part in parts if not part.per_row}
+        if len(shared) > 1:
+            raise TransferAbortedError(transfer=0, reason="values were written while they were read")
+        own = [len(part.values) // count for part, count in zip(parts, counts, strict=True) if part.per_row and count]
+        if not own:
+            joined.append(parts[0])
+            continue
+        values: list[bytes] = []
+        for part, count in zip(parts, counts, strict=True):
+            values += part.values if part.per_row else [part.values[0]] * (count * own[0])
+        joined.append(ValueColumn(True, values))
+    return encode_block(joined)
 
 
 def decode_block(content: bytes) -> list[ValueColumn]:

@@ -34,6 +34,11 @@ _STRUCTURE_OFFSET = _EPOCH_OFFSET + 8
 _ITEM_BYTES = 8
 
 
+def sum_generations(numbers: npt.NDArray[np.int64]) -> int:
+    """Returns the sum of generations modulo 2^64. They only grow, so it changes with each of them."""
+    return int(numbers.sum()) % (1 << 64)
+
+
 class Generations:
     """A mapped generation file. Build it with :meth:`create` or :meth:`open`.
 

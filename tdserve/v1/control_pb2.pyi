@@ -590,7 +590,7 @@ class CancelRequest(_message.Message):
     def __init__(self, cancelled: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("fingerprint", "spec", "values", "version", "metadata", "num_rows", "created_s", "uid", "rows", "generations", "added", "columns", "path", "recycles", "wants_written", "values_nbytes", "unchanged", "checksums", "link", "is_relayed", "keeps", "channel", "link_secret", "structure")
+    __slots__ = ("fingerprint", "spec", "values", "version", "metadata", "num_rows", "created_s", "uid", "rows", "generations", "added", "columns", "path", "recycles", "wants_written", "values_nbytes", "unchanged", "checksums", "link", "is_relayed", "keeps", "channel", "link_secret", "structure", "generation_sum")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -615,6 +615,7 @@ class Accepted(_message.Message):
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     LINK_SECRET_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_SUM_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     spec: _spec_pb2.Spec
     values: bytes
@@ -639,7 +640,8 @@ class Accepted(_message.Message):
     channel: int
     link_secret: bytes
     structure: int
-    def __init__(self, fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., values: _Optional[bytes] = ..., version: _Optional[int] = ..., metadata: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., created_s: _Optional[float] = ..., uid: _Optional[str] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., added: _Optional[_Iterable[_Union[AddedColumn, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., path: _Optional[str] = ..., recycles: _Optional[str] = ..., wants_written: bool = ..., values_nbytes: _Optional[int] = ..., unchanged: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., link: _Optional[int] = ..., is_relayed: bool = ..., keeps: bool = ..., channel: _Optional[int] = ..., link_secret: _Optional[bytes] = ..., structure: _Optional[int] = ...) -> None: ...
+    generation_sum: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., values: _Optional[bytes] = ..., version: _Optional[int] = ..., metadata: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., created_s: _Optional[float] = ..., uid: _Optional[str] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., added: _Optional[_Iterable[_Union[AddedColumn, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., path: _Optional[str] = ..., recycles: _Optional[str] = ..., wants_written: bool = ..., values_nbytes: _Optional[int] = ..., unchanged: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., link: _Optional[int] = ..., is_relayed: bool = ..., keeps: bool = ..., channel: _Optional[int] = ..., link_secret: _Optional[bytes] = ..., structure: _Optional[int] = ..., generation_sum: _Optional[int] = ...) -> None: ...
 
 class AddedColumn(_message.Message):
     __slots__ = ("name", "content")

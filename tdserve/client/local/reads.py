@@ -22,6 +22,7 @@ from tdserve.messages.content import ReadStatus, make_rows_layout, make_status_c
 from tdserve.messages.layout import Layout
 from tdserve.messages.row_numbers import decode_repeats, decode_rows, spread
 from tdserve.messages.selection.selection import Selection
+from tdserve.store.generations import sum_generations
 from tdserve.structure.torch_types import to_indexable, to_torch
 from tdserve.structure.tree import Path, Spec
 from tdserve.transport.pool import BufferPool
@@ -128,16 +129,19 @@ def copy_selection(
     store: MappedStore,
     selection: Selection,
     keys: Sequence[Path],
+    accepted: control_pb2.Accepted | None = None,
     *,
-    values: bytes | ReadBlock,
     pool: BufferPool,
     into: Leaves | None = None,
 ) -> Selected | None:
     """Copies a selection; None if it was changed meanwhile, or is being written.
 
     Args:
-        values: From the server, if this process cannot read them itself.
+        accepted: The server's answer, if it was asked: with the values, if this process cannot read them itself.
         into: The caller's tensors, in the order of the selection's layout.
+
+    Raises:
+        TransferAbortedError: The selection was written since the server has read the values. The caller asks again.
     """
     plan = plan_selection(store, selection, keys)
     generations = store.generations
@@ -145,6 +149,9 @@ def copy_selection(
     if (before & 1).any():
         return None
     version = generations.content_version
+    values: bytes | ReadBlock = b"" if accepted is None else accepted.values
+    if accepted is not None and values and sum_generations(before) != accepted.generation_sum:
+        raise TransferAbortedError(transfer=0, reason=f"{store.name!r} was written while its values were sent")
     try:
         if plan.spec.values and not values:
             values = read_block(store, [path for path, _ in plan.spec.values], plan.elements)

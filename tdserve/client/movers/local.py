@@ -109,21 +109,23 @@ class LocalMover(ClientMover):
         if not local.lacks_values or not stored.values:
             local.grant(store)
         for _ in range(MAX_TRIES):
-            content = self._copy_selection(store, wanted, values=accepted.values)
+            content = self._copy_selection(store, wanted, accepted)
             if content is not None:
                 return content
             time.sleep(0)  # lets the writer run
         reason = f"rows of {wanted.name!r} were written, again and again, while they were read"
         raise TransferAbortedError(transfer=0, reason=reason)
 
-    def _copy_selection(self, store: MappedStore, wanted: WantedSelection, *, values: bytes = b"") -> Content | None:
+    def _copy_selection(
+        self, store: MappedStore, wanted: WantedSelection, accepted: control_pb2.Accepted | None = None
+    ) -> Content | None:
         """Copies a selection; None if it is being written, or the store was deleted."""
         selection, keys, destination, places = wanted.selection, wanted.keys, wanted.destination, None
         if destination is not None:
             chosen = select_spec(store.spec, selection, keys, store=store.name)
             destination.check(chosen)
             places = destination.find_places(read_layout(chosen))
-        found = copy_selection(store, selection, keys, values=values, pool=self._client.pool, into=places)
+        found = copy_selection(store, selection, keys, accepted, pool=self._client.pool, into=places)
         if found is None:
             return None
         trusts = self._client.allow_pickle if wanted.allow_pickle is None else wanted.allow_pickle

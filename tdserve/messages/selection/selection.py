@@ -138,6 +138,13 @@ class Selection:
                 return only.shape
         return self._place_items(batch_size)[1]
 
+    def compute_watched(self, batch_size: Sequence[int]) -> slice | Positions:
+        """Returns the places of the generations that show whether a canonical selection was written: those of its rows;
+        of everything, the store's own, which is the last."""
+        if self.is_everything:
+            return slice(-1, None)
+        return self.compute_rows(batch_size) if self.listed is None else self.listed
+
     def compute_rows(self, batch_size: Sequence[int]) -> Positions:
         """Returns the indices of the first dimension that a checked selection touches, sorted, each once.
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.content import decode_paths
-from tdserve.messages.row_numbers import spread
+from tdserve.messages.row_numbers import PIECE_ROWS, spread
+from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.surroundings import Surroundings
@@ -22,6 +28,7 @@ from tdserve.server.turns import drop_references
 from tdserve.server.weights.version_files import make_path
 from tdserve.server.weights.version_sender import make_accepted
 from tdserve.store.catalog_db import Transaction
+from tdserve.store.generations import sum_generations
 from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
@@ -97,14 +104,14 @@ class LocalMover(Mover):
         if accepted is None:
             raise RemoteProtocolError(expected="a sample that the client copies", received="one that comes in messages")
         is_kept = not len(plan.spent)
-        rest = [await encode_apart(plan, _answer_of if is_kept else _make_permit)]
+        values = b""
+        if self._client.lacks_values and entry.spec.values:
+            paths = [path for path, _ in entry.spec.values]
+            values = await read_values(self._session.worker, entry, paths, await _spread(entry, plan.rows))
+        rest = [await encode_apart(plan, partial(_make_answer if is_kept else _make_permit, values=values))]
         accepted.uid = entry.record.uid
         if not rest[0]:
-            _name_rows(accepted, plan)
-        if self._client.lacks_values and entry.spec.values:
-            elements = spread(plan.rows, math.prod(entry.spec.batch_size[1:]))
-            paths = [path for path, _ in entry.spec.values]
-            accepted.values = await read_values(self._session.worker, entry, paths, elements)
+            _add_rows(accepted, plan, values)
         self._traffic.count_sent(self.transport, 0)
         try:
             if not is_kept:
@@ -142,7 +149,8 @@ class LocalMover(Mover):
             keys = decode_paths(asked.keys)
             chosen = entry.spec.select(keys, store=entry.name) if keys else entry.spec
             paths = [path for path, _ in chosen.values]
-            accepted.values = await read_values(self._session.worker, entry, paths, asked.selection)
+            accepted.generation_sum, elements = await _look_up(entry, from_message(asked.selection))
+            accepted.values = await read_values(self._session.worker, entry, paths, elements)
         self._traffic.count_sent(self.transport, 0)
         return control_pb2.Done(accepted=accepted)
 
@@ -180,20 +188,40 @@ class LocalMover(Mover):
         self._client.move_to_tasks()
 
 
-def _answer_of(plan: RowsPlan) -> control_pb2.ServerMessage:
+async def _look_up(entry: OpenedStore, selection: Selection) -> tuple[int, NDArray[np.int64]]:
+    """Returns the sum of a selection's generations, by which the client notices that its values and its tensors are not
+    as of one moment; and its elements in the flattened batch. In a thread if there are very many rows."""
+
+    def look_up() -> tuple[int, NDArray[np.int64]]:
+        batch_size = entry.spec.batch_size
+        canonical = selection.canonicalise(batch_size, store=entry.name)
+        watched = canonical.compute_watched(batch_size)
+        return sum_generations(entry.get_generation_values()[watched]), canonical.compute_elements(batch_size)
+
+    return look_up() if math.prod(entry.spec.batch_size) <= PIECE_ROWS else await asyncio.to_thread(look_up)
+
+
+async def _spread(entry: OpenedStore, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    num_each = math.prod(entry.spec.batch_size[1:])
+    is_long = len(rows) * num_each > PIECE_ROWS
+    return await asyncio.to_thread(spread, rows, num_each) if is_long else spread(rows, num_each)
+
+
+def _make_answer(plan: RowsPlan, *, values: bytes) -> control_pb2.ServerMessage:
     message = control_pb2.ServerMessage()
-    _name_rows(message.done.accepted, plan)
+    _add_rows(message.done.accepted, plan, values)
     return message
 
 
-def _make_permit(plan: RowsPlan) -> control_pb2.ServerMessage:
+def _make_permit(plan: RowsPlan, *, values: bytes) -> control_pb2.ServerMessage:
     message = control_pb2.ServerMessage()
-    _name_rows(message.accepted, plan)
+    _add_rows(message.accepted, plan, values)
     return message
 
 
-def _name_rows(accepted: control_pb2.Accepted, plan: RowsPlan) -> None:
+def _add_rows(accepted: control_pb2.Accepted, plan: RowsPlan, values: bytes) -> None:
     accepted.rows, accepted.generations = encode_plan(plan)
+    accepted.values = values
     for name, column in plan.columns.items():
         accepted.added.add(name=name, content=column.tobytes())
 

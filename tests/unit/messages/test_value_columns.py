@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
-from tdserve.base.errors import RemoteProtocolError
+from tdserve.base.errors import RemoteProtocolError, TransferAbortedError
 from tdserve.messages.value_columns import (
     Buffer,
     JoinedValues,
@@ -15,6 +15,7 @@ from tdserve.messages.value_columns import (
     encode_block,
     encode_row_column,
     join,
+    join_blocks,
     measure_sizes,
     split_rows,
 )
@@ -170,3 +171,15 @@ def test_row_column_when_parts_are_cut_anywhere_then_the_same_bytes() -> None:
     whole = b"".join(VALUES)
     cut: list[Buffer] = [whole[:3], memoryview(whole)[3:1000], b"", bytearray(whole[1000:])]
     assert b"".join(encode_row_column(measure_sizes(VALUES), cut)) == encode_block([ValueColumn(True, VALUES)])
+
+
+def test_join_blocks_when_a_part_shares_a_value_then_each_element_has_it() -> None:
+    own, shared = ValueColumn(True, [b"a", b"b", b"c", b"d"]), ValueColumn(False, [b"s"])
+    blocks = [(2, encode_block([own, shared])), (1, encode_block([shared, shared]))]
+    assert decode_block(join_blocks(blocks)) == [ValueColumn(True, [b"a", b"b", b"c", b"d", b"s", b"s"]), shared]
+
+
+def test_join_blocks_when_the_shared_value_changes_then_to_be_read_again() -> None:
+    blocks = [(1, encode_block([ValueColumn(False, [value])])) for value in (b"a", b"b")]
+    with pytest.raises(TransferAbortedError, match="written while they were read"):
+        join_blocks(blocks)

@@ -8,9 +8,8 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from tdserve.base.errors import PeerLostError
-from tdserve.messages.selection.selection import Selection, parse
 from tdserve.messages.value_columns import decode_block
-from tdserve.server.read_values import read_values
+from tdserve.server import read_values as values
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
 from tdserve.values.codec import decode_bytes
@@ -23,19 +22,22 @@ def row(number: int) -> TensorDict:
     return TensorDict({"a": torch.tensor(number), "v": NonTensorData(f"v{number}"), "w": NonTensorData(number)}, [])
 
 
-def test_values_when_read_for_a_client_then_of_the_elements_and_leaves_that_it_means(world: World, run: Loop) -> None:
+@pytest.mark.parametrize("part_elements", [1, 3, 8192])
+def test_values_when_read_for_a_client_then_of_the_elements_and_leaves_that_it_means(
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch, part_elements: int
+) -> None:
     entry = run(world.create_replay("r", row(0), 4))
     batch: Any = torch.stack([row(number) for number in range(4)])
     run(world.replays.extend(world.session(), 1, extending(entry, batch)))
 
-    def read(paths: list[tuple[str, ...]], where: list[int] | Selection) -> list[list[Any]]:
-        found = np.array(where, np.int64) if isinstance(where, list) else where.to_message()
-        content = run(read_values(world.worker, entry, paths, found))
+    def read(paths: list[tuple[str, ...]], elements: list[int]) -> list[list[Any]]:
+        content = run(values.read_values(world.worker, entry, paths, np.array(elements, np.int64)))
         return [[decode_bytes(value, key="v") for value in column.values] for column in decode_block(content)]
 
+    monkeypatch.setattr(values, "_PART_ELEMENTS", part_elements)
     assert read([("w",), ("v",)], [3, 1]) == [[3, 1], ["v3", "v1"]]
-    assert read([("v",)], parse(())) == [["v0", "v1", "v2", "v3"]]
-    assert read([("v",)], parse(slice(1, None, 2))) == [["v1", "v3"]]
+    assert read([("v",)], [0, 1, 2, 3]) == [["v0", "v1", "v2", "v3"]]
+    assert read([("v",)], []) == [[]]
 
 
 def test_values_when_there_is_no_worker_then_peer_lost(world: World, run: Loop) -> None:
@@ -43,7 +45,7 @@ def test_values_when_there_is_no_worker_then_peer_lost(world: World, run: Loop) 
     absent = DataWorker(1, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
 
     async def read() -> bytes:
-        return await read_values(absent, entry, [("v",)], parse(()).to_message())
+        return await values.read_values(absent, entry, [("v",)], np.arange(4))
 
     with pytest.raises(PeerLostError):
         run(read())

@@ -16,9 +16,11 @@ from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import MAX_CLONED_BYTES, Selected, copy_rows, copy_selection
 from tdserve.client.local.sharing import MIN_SHARED_BYTES
 from tdserve.data.opened import MappedStore
+from tdserve.data.reads import plan_selection
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, read_layout
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse
+from tdserve.store.generations import sum_generations
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Path as KeyPath
 from tdserve.transport.pool import BufferPool
@@ -71,7 +73,21 @@ def selected(
     store: MappedStore, index: Any = (), *keys: KeyPath, pool: BufferPool | None = None, into: Leaves | None = None
 ) -> Selected | None:
     """A copy."""
-    return copy_selection(store, parse(index), keys, values=b"", pool=pool or BufferPool(), into=into)
+    return copy_selection(store, parse(index), keys, pool=pool or BufferPool(), into=into)
+
+
+@pytest.mark.parametrize("index", [(), slice(1, 4), [2, 2, 0]])
+def test_selection_when_the_server_has_read_the_values_then_only_with_tensors_of_the_same_moment(
+    store: MappedStore, index: Any
+) -> None:
+    numbers = store.generations.values[plan_selection(store, parse(index), ()).watched]
+    accepted = control_pb2.Accepted(values=b"v", generation_sum=sum_generations(numbers))
+    found = copy_selection(store, parse(index), (), accepted, pool=BufferPool())
+    assert found is not None
+    assert found.values == b"v"
+    accepted.generation_sum -= 2  # one of them was written since
+    with pytest.raises(TransferAbortedError, match="was written while its values were sent"):
+        copy_selection(store, parse(index), (), accepted, pool=BufferPool())
 
 
 @pytest.mark.parametrize(

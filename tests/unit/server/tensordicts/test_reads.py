@@ -13,6 +13,7 @@ from tdserve.messages.content import read_layout, select_spec
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
 from tdserve.server.opened_store import OpenedStore
+from tdserve.store.generations import sum_generations
 from tdserve.structure import codec
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.local_peer import LocalPeer
@@ -101,3 +102,5 @@ def test_read_when_the_client_is_local_then_told_which_store_and_what_it_lacks(
     assert done is not None
     assert (done.accepted.uid, done.inline) == (entry.record.uid, b"")
     assert (b"text" in done.accepted.values) == lacks_values
+    own = entry.get_generation_values()[-1:]  # that of the whole store
+    assert done.accepted.generation_sum == (sum_generations(own) if lacks_values else 0)

@@ -1,0 +1,84 @@
+"""Local clients in a PID namespace of their own, as in another container: the server reads values for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+import tdserve
+from tdserve.client.local import end
+
+pytestmark = pytest.mark.integration
+
+NUM_READS = 15
+NUM_ROWS = 20_000
+"""More than the server reads values of at a time."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+    with tdserve.Server(tmp_path_factory.mktemp("lacking"), port=0) as started:
+        yield started
+
+
+@pytest.fixture
+def client(server: tdserve.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[tdserve.Client]:
+    """One that sees the server's files, and other process ids."""
+    monkeypatch.setattr(end, "read_pid_namespace", lambda: "another")
+    with server.client(transport="shm", timeout_s=30.0) as made:
+        made.stores()
+        made.stats()
+        assert made.transport == "shm"
+        yield made
+
+
+def pair(number: int) -> TensorDict:
+    """A tensor and a value that name the same number."""
+    return TensorDict({"a": torch.tensor(number), "text": NonTensorData(str(number))}, [])
+
+
+@pytest.mark.parametrize("index", [(), slice(0, 2), [1, 0]])
+def test_read_when_others_write_then_tensors_and_values_are_as_of_one_moment(
+    server: tdserve.Server, client: tdserve.Client, index: Any
+) -> None:
+    name = f"pairs-{index}"
+    is_over = threading.Event()
+    with server.client(transport="gloo", timeout_s=30.0) as other:
+        other.init_remote(torch.stack([pair(0), pair(0)]), name)
+        written = other[name]
+
+        def write() -> None:
+            number = 0
+            while not is_over.is_set():
+                number += 1
+                written[:] = torch.stack([pair(number), pair(number)])
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            handle, seen = client[name], set()
+            for _ in range(NUM_READS):
+                found = handle[index]
+                assert [int(text) for text in found["text"]] == found["a"].tolist()
+                seen.add(found["a"][0].item())
+        finally:
+            is_over.set()
+            writer.join()
+    assert len(seen) > 1
+
+
+def test_rows_when_many_are_read_then_each_has_its_value(server: tdserve.Server, client: tdserve.Client) -> None:
+    batch = TensorDict({"a": torch.arange(NUM_ROWS), "text": NonTensorStack(*map(str, range(NUM_ROWS)))}, [NUM_ROWS])
+    table = client.create_replay("many", batch[0], capacity=NUM_ROWS)
+    with server.client(transport="gloo", timeout_s=30.0) as other:
+        other.replay("many").extend(batch)
+    for found in (table[:], table.sample(NUM_ROWS)):
+        assert [int(text) for text in found["text"]] == found["a"].tolist()
+    client.init_remote(batch, "dense")
+    found = client.from_remote_init("dense")
+    assert [int(text) for text in found["text"]] == list(range(NUM_ROWS))
