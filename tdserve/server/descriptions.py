@@ -88,10 +88,11 @@ def list_keys(entry: OpenedStore, request: control_pb2.ListKeysRequest) -> contr
     response: control_pb2.ListKeysResponse | None = spec.memo.get(key)
     if response is None:
         found = spec.keys(request.include_nested, request.leaves_only, sort=request.sort)
-        response = spec.memo[key] = control_pb2.ListKeysResponse()
+        response = control_pb2.ListKeysResponse()
         if all(isinstance(each, str) for each in found):
             response.keys.extend(each for each in found if isinstance(each, str))
         else:
             paths = ((each,) if isinstance(each, str) else each for each in found)
             response.paths.extend(content_pb2.Path(parts=path) for path in paths)
+        spec.memo[key] = response
     return response

@@ -109,7 +109,7 @@ def _find_runs(layout: Layout) -> list[_Run]:
     """Groups the slots so that few calls make all views; cached with the layout."""
     runs: list[_Run] | None = layout.memo.get(_Run)
     if runs is None:
-        runs = layout.memo[_Run] = []
+        runs = []  # kept once it is whole: other threads read it
         before: list[Slot] = []
         for slot in layout.slots:
             if before and not _continues(before, slot):
@@ -118,6 +118,7 @@ def _find_runs(layout: Layout) -> list[_Run]:
             before.append(slot)
         if before:
             runs.append(_run(before))
+        layout.memo[_Run] = runs
     return runs
 
 

@@ -6,6 +6,7 @@ from hypothesis import given, strategies as st
 from tensordict import TensorDict
 
 from tdserve.base.errors import RemoteProtocolError, TransferAbortedError
+from tdserve.client.content import columns
 from tdserve.client.content.columns import Received, make_views
 from tdserve.messages.content import ReadStatus, read_layout
 from tdserve.messages.layout import Layout
@@ -35,6 +36,22 @@ def test_views_when_of_any_dtype_and_shape_then_over_the_buffer(
         assert (view.dtype, tuple(view.shape)) == (to_torch(slot.dtype), slot.shape)
         assert view.is_contiguous()
         assert not slot.nbytes or view.data_ptr() == buffer.data_ptr() + slot.offset
+
+
+def test_views_when_another_thread_makes_the_first_at_the_same_time_then_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = read_layout(capture(TensorDict({"first": torch.zeros(3), "second": torch.zeros(2)}, [])).spec)
+    buffer, found, find_size = BufferPool().take(layout.nbytes), list[int](), columns._compute_strides
+
+    def interrupt(shape: tuple[int, ...]) -> tuple[int, ...]:
+        monkeypatch.undo()
+        found.append(len(make_views(layout, buffer)))  # what another thread would do now
+        return find_size(shape)
+
+    monkeypatch.setattr(columns, "_compute_strides", interrupt)
+    found.append(len(make_views(layout, buffer)))
+    assert found == [len(layout.slots)] * 2
 
 
 @pytest.mark.parametrize(
