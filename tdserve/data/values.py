@@ -130,7 +130,7 @@ def put_values(store: MappedStore, order: worker_pb2.PutValues, *, before: bytes
     num_columns = 1 if order.is_bundled else len(paths)
     if len(block) != num_columns:
         raise RemoteProtocolError(expected=f"{num_columns} columns of values", received=f"{len(block)}")
-    elements = decode_elements(store, order)
+    elements = _decode_elements(store, order)
     if order.is_whole and elements is not None and has_bundles(store.spec):
         _put_bundles(store, paths, elements, block, is_bundled=order.is_bundled)
     elif order.is_bundled:
@@ -139,7 +139,7 @@ def put_values(store: MappedStore, order: worker_pb2.PutValues, *, before: bytes
         _put_columns(store, order, paths, elements, block)
 
 
-def decode_elements(store: MappedStore, order: worker_pb2.PutValues | worker_pb2.ReadValues) -> Elements | None:
+def _decode_elements(store: MappedStore, order: worker_pb2.PutValues) -> Elements | None:
     """Returns the elements of the flattened batch that an order names; None for all."""
     if order.HasField("elements"):
         return decode_rows(order.elements)

@@ -131,16 +131,14 @@ class ReadColumns(_message.Message):
     def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ...) -> None: ...
 
 class ReadValues(_message.Message):
-    __slots__ = ("store", "keys", "elements", "selection")
+    __slots__ = ("store", "keys", "elements")
     STORE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
-    SELECTION_FIELD_NUMBER: _ClassVar[int]
     store: StoreRef
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     elements: bytes
-    selection: _content_pb2.Selection
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., elements: _Optional[bytes] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ...) -> None: ...
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., elements: _Optional[bytes] = ...) -> None: ...
 
 class CountReads(_message.Message):
     __slots__ = ()

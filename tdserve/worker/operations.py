@@ -14,7 +14,7 @@ from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.data.opened import MappedStore
 from tdserve.data.reads import plan_read
 from tdserve.data.rows import make_rows_source
-from tdserve.data.values import decode_elements, drop_values, move_values, put_values, read_values
+from tdserve.data.values import drop_values, move_values, put_values, read_values
 from tdserve.messages.content import (
     STATUS_BYTES,
     ReadStatus,
@@ -269,8 +269,7 @@ def report_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Reports non-tensor values, for a client that cannot read them itself."""
     wanted = order.read_values
     store = lane.context.stores.get(wanted.store)
-    elements = decode_elements(store, wanted)
-    return worker_pb2.Worked(values=read_values(store, decode_paths(wanted.keys), elements))
+    return worker_pb2.Worked(values=read_values(store, decode_paths(wanted.keys), decode_rows(wanted.elements)))
 
 
 OPERATIONS: dict[str, Callable[[Lane, worker_pb2.Order], worker_pb2.Worked]] = {

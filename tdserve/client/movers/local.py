@@ -66,7 +66,7 @@ class LocalMover(ClientMover):
         return PlacedContent(captured if fetch is None else [fetch()], target, self._local)
 
     def take_apart(self, captured: Captured) -> None:
-        """Does nothing: the thread that copies the content finds its leaves."""
+        """Finds the leaves, which the thread that copies the content needs."""
         make_leaves(captured, write_layout(captured.spec))
 
     def open_claim(self, name: str, stored: Spec, claim: control_pb2.Claim) -> RowClaim:
