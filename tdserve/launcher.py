@@ -18,27 +18,27 @@ from tdserve.client.client import Client, connect
 from tdserve.server.main import FAILED_PREFIX, READY_PREFIX
 
 START_TIMEOUT_S = 60.0
-"""What forks data workers imports torch: about three seconds, ten times that on a busy machine."""
+"""The fork server imports torch: this takes about three seconds, ten times as long on a busy machine."""
 
 SHUTDOWN_TIMEOUT_S = 20.0
 """The default grace period of requests under way, and as much again for the processes to leave."""
 
 
 class Server:
-    """Starts and ends a server; a context manager. The server also ends when the process that started it does, whatever
-    forks of it live on: in these the object does nothing.
+    """Starts and ends a server; a context manager. The server also ends when the process that started it does, even
+    if forks of that process live on; in a fork the object does nothing.
 
     Args:
-        root: Folder that it owns; made when missing.
+        root: Folder that the server owns; created if it is missing.
         host: Address to listen on; loopback by default.
-        port: 0 takes a free one, ``address`` tells which.
+        port: 0 takes a free one, which ``address`` shows.
         num_workers: Data workers; None is one, or one per device.
         devices: GPUs, one per data worker, such as ``["cuda:0", "cuda:1"]``.
         settings: Further fields of ``tdserve.base.config.ServerConfig``. ``log_level`` is ``"warning"`` by default:
             the lines appear among those of the program.
 
     Raises:
-        InvalidRequestError: A setting cannot be. Nothing was started.
+        InvalidRequestError: A setting is invalid. Nothing was started.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Server:
         """Starts the server and waits until it accepts connections; returns itself.
 
         Raises:
-            RootInUseError, CorruptDataError, InvalidRequestError: It did not start, and says why.
+            RootInUseError, CorruptDataError, InvalidRequestError: It did not start; the error has the reason.
             DeadlineExceededError: It was not ready in time, and was ended.
             WrongStateError: It runs already.
         """
@@ -125,7 +125,7 @@ class Server:
         return self
 
     def client(self, **arguments: Any) -> Client:
-        """A new client of this server; arguments as of ``tdserve.connect``."""
+        """Returns a new client of this server; arguments as of ``tdserve.connect``."""
         return connect(self.address, **arguments)
 
     def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
@@ -178,7 +178,7 @@ _lifelines: set[int] = set()
 
 
 def _drop_lifelines() -> None:
-    """In a fork: a server is its parent's, and must not wait for the end of this process too."""
+    """Closes the pipes in a fork: the servers are the parent's, and must not live as long as this process."""
     for fd in _lifelines:
         os.close(fd)
     _lifelines.clear()

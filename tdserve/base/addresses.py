@@ -78,7 +78,7 @@ def resolve(
 
     Raises:
         ConnectError: The name did not resolve in time.
-        InvalidRequestError: It is no address.
+        InvalidRequestError: It is not an address.
     """
     host, _ = parse_address("address", address)
     deadline_s = time.monotonic() + timeout_s
@@ -88,7 +88,7 @@ def resolve(
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             return sorted({str(target[0]) for _, _, _, _, target in found})
         except (OSError, UnicodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "no name can be like that"
+            why = error.strerror if isinstance(error, OSError) else "it is not a valid host name"
             reason = f"the name {host!r} does not resolve: {why}"
             on_unknown(reason)
             if time.monotonic() + RESOLVE_INTERVAL_S > deadline_s or given_up.wait(RESOLVE_INTERVAL_S):
@@ -111,7 +111,7 @@ def find_source_address(host: str) -> str:
     """Returns the address of the interface by which this machine reaches a numeric address.
 
     Raises:
-        ConnectError: There is no route, or it is no address.
+        ConnectError: There is no route, or it is not an address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -1,4 +1,4 @@
-"""Settings, their defaults with reasons, and the only reader of the environment; it reads when asked, not at import."""
+"""Settings, and the reasons for their defaults. Only this module reads the environment, when called, not at import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tdserve.base.logs import LEVELS
 
 TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
-"""All names. Those that this version does not have are refused, see ``tdserve.rules.channel_transports``."""
+"""Names of the transports. Those that this version lacks are refused, see ``tdserve.rules.channel_transports``."""
 
 PROTOCOL_VERSION = 6
 """Raised when an old peer could misread a new one; a mismatch ends the session at Hello."""
@@ -31,7 +31,7 @@ DEFAULT_INLINE_BYTES = 32768
 """Up to this size a payload in the gRPC message beats a second message over the data transport."""
 
 DEFAULT_MEMORY_LIMIT_BYTES = 1 << 30
-"""Two of the largest messages and change: enough for thousands of waiting writers, and no danger to a small machine."""
+"""Room for several of the largest messages and thousands of waiting writers; a small machine can spare it."""
 
 HEARTBEAT_S = 1.0
 """Pause between two heartbeats of a data worker."""
@@ -75,7 +75,7 @@ class ServerConfig:
             reached.
         grace_s: Seconds for calls under way to end at shutdown. 10 is what ``docker stop`` grants before SIGKILL.
         transfer_timeout_s: Seconds without a byte after which a transfer is given up. 30 outlasts a peer's
-            garbage collection or swap storm, and is no default of minutes.
+            garbage collection or swap storm, without making a caller wait for minutes.
         worker_timeout_s: Seconds without a sign of life after which a data worker counts as stopped or hanging, and is
             killed and replaced. Workers send a sign every second, also in the middle of a long copy.
         inline_bytes: Largest payload that rides inside a message.
@@ -116,7 +116,7 @@ class ServerConfig:
         """Returns itself if a server may start with it.
 
         Raises:
-            InvalidRequestError: Names the first invalid setting, or says that the host is open to others without a
+            InvalidRequestError: Names the first invalid setting, or states that the host is open to others without a
                 token. Nothing was created or opened.
         """
         if not isinstance(self.root, str) or not self.root or "\0" in self.root:
@@ -160,7 +160,7 @@ class ServerConfig:
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
-            return False  # what another host name resolves to is not ours to promise
+            return False  # a host name may resolve to anything
 
     def build_child_environment(self) -> dict[str, str]:
         """Returns this environment with these settings added, for a process that reads them by ``from_env``."""
@@ -176,7 +176,7 @@ class ServerConfig:
     def from_env(
         cls, environ: Mapping[str, str] | None = None, *, defaults: Mapping[str, Any] | None = None, **given: Any
     ) -> ServerConfig:
-        """Settings from ``TDSERVE_ROOT``, ``TDSERVE_PORT``, ...: one variable per field, upper case.
+        """Returns settings from ``TDSERVE_ROOT``, ``TDSERVE_PORT`` and so on: one variable per field, in upper case.
 
         Args:
             environ: The variables; ``None`` reads the process's own.
@@ -345,7 +345,7 @@ def parse_bytes(text: str) -> int:
     """Parses a number of bytes, such as ``1048576``, ``512M`` or ``2GiB``.
 
     Raises:
-        ValueError: The text is none.
+        ValueError: The text is not a number of bytes.
     """
     number = text.strip().lower().removesuffix("ib").removesuffix("b")
     factor = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}.get(number[-1:], 0)
@@ -422,7 +422,7 @@ def parse_umask(text: str) -> int:
     """Parses a mask as shells write it, such as ``002``: octal.
 
     Raises:
-        ValueError: The text is none.
+        ValueError: The text is not an octal mask.
     """
     return int(text, 8)
 

@@ -42,7 +42,7 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout_s: float | None, clock: Callable[[], float] = time.monotonic) -> Deadline:
-        """Starts now. ``None`` and infinity never end, 0 is expired at once: it asks without waiting.
+        """Returns a deadline this far from now. ``None`` and infinity never end; 0 is expired at once, and asks once.
 
         Raises:
             InvalidRequestError: ``timeout_s`` is negative, NaN, or no number.

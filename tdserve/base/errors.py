@@ -3,7 +3,7 @@
 ::
 
     TDServeError                      never raised itself
-    ├── RequestError                  the caller asked wrongly; nothing changed
+    ├── RequestError                  the request was invalid; nothing was changed
     │   ├── InvalidSpecError          INVALID_ARGUMENT     store, reason
     │   ├── InvalidRequestError       INVALID_ARGUMENT     argument, reason
     │   ├── SpecMismatchError         INVALID_ARGUMENT     store, key, expected, actual  also a RuntimeError
@@ -30,7 +30,7 @@
     │   │   └── NcclUnavailableError                       (the same)
     │   ├── PeerLostError                                  peer, reason
     │   └── TransferAbortedError      ABORTED              transfer, reason
-    ├── ProtocolError                 INTERNAL             a peer or we broke the protocol book
+    ├── ProtocolError                 INTERNAL             a message broke the protocol book
     │   ├── LocalProtocolError                             reason: our own bug
     │   ├── RemoteProtocolError                            expected, received: the peer's bug
     │   └── ProtocolVersionError      FAILED_PRECONDITION  address, expected, actual
@@ -42,7 +42,7 @@
         └── ForkedClientError                              what, pid
 
 Every class is built from keyword fields, renders its own message from them, survives pickling, and crosses the wire by
-``(class name, fields)``: see ``tdserve.control.status``. ``code`` is the gRPC status name. ``retryable`` says whether
+``(class name, fields)``: see ``tdserve.control.status``. ``code`` is the gRPC status name. ``retryable`` is true if
 the same call may succeed later without being changed.
 """
 

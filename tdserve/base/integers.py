@@ -1,4 +1,4 @@
-"""What counts as an integer where a caller, a peer or a disk gives a number of rows, bytes, times or a version."""
+"""Checks of integers that a caller, a peer or a disk gives: numbers of rows, bytes or times, and versions."""
 
 from __future__ import annotations
 

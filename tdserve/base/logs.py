@@ -20,7 +20,7 @@ def start_logging(level: str, *, process: str) -> None:
 
 
 class SparseLog:
-    """Logs what strangers can cause often: at most one line per interval, with the number of those left out.
+    """Logs warnings that strangers can cause often: at most one line per interval, with the number of lines left out.
 
     Threads: one.
 

@@ -26,10 +26,11 @@ EXIT_NO_DESCRIPTORS = 75
 """Exit code of a data worker that ran out of descriptors; EX_TEMPFAIL of sysexits.h."""
 
 MAX_DESCRIPTORS = 1 << 20
-"""More are of no use. Some systems allow a thousand times as many, and programs that go through all of them hang."""
+"""Most descriptors that a process may have. Some systems allow a thousand times as many, and programs that go through
+all of them hang."""
 
 OOM_COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup/memory.events")
-"""Where the kernel counts the processes that it has killed for want of memory."""
+"""Where the kernel counts the processes that it has killed because memory ran out."""
 
 _ORDERED_MACHINES = ("x86_64", "amd64")
 
@@ -93,7 +94,7 @@ def use_small_pages(is_small: bool = True) -> None:
 
 
 def die_with_parent() -> None:
-    """Makes the kernel kill this process when the thread that started it ends, however that ends.
+    """Makes the kernel kill this process when the thread that started it ends, for whatever reason.
 
     This works also if the process is stopped, or hangs where it cannot see that a socket was closed. A process that it
     forks has to call this itself.
@@ -102,8 +103,8 @@ def die_with_parent() -> None:
 
 
 def count_oom_kills() -> int:
-    """Returns how many processes the kernel has killed for want of memory, here or in this container; 0 if it is
-    unknown.
+    """Returns how many processes the kernel has killed because memory ran out, here or in this container; 0 if it
+    is unknown.
 
     Compare two counts to learn whether one was killed between them.
     """

@@ -1,1 +1,1 @@
-"""The console script: one file per command, options and rendering shared. Commands ask and show, nothing more."""
+"""The console script: one file per command, options and rendering shared. A command only asks, and shows the answer."""

@@ -17,7 +17,7 @@ ADOPTION_TIMEOUT_S = 120.0
 @click.argument("path", type=click.Path(path_type=Path))
 @click.argument("name")
 @click.option("--read-only", is_flag=True, help="Refuse every write; the files need not be writable.")
-@click.option("--exist-ok", "exists_ok", is_flag=True, help="Succeed when it was adopted just so before.")
+@click.option("--exist-ok", "exists_ok", is_flag=True, help="Succeed if it was adopted in the same way before.")
 @add_client_options
 def adopt(
     path: Path,

@@ -21,7 +21,7 @@ from tdserve.bench.options import WORKLOAD_NAMES, BenchOptions
 )
 @click.option("--repeats", type=click.IntRange(min=1), help="Rounds of every floor and subject.")
 @click.option("--quick", is_flag=True, help="Small sizes, to see that everything works.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures there.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="File for the figures.")
 @click.option("--simulate-fanout", is_flag=True, help="Only compute how weights reach 1,000 pullers.")
 @click.option("--root", "parent", type=click.Path(path_type=Path), help="Folder for the data of the run.")
 def bench(

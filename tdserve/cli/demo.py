@@ -25,19 +25,19 @@ def _file(name: str, parameter: str, text: str) -> Callable[[Command], Command]:
 
 @click.command(context_settings={"show_default": True})
 @click.option(
-    "--transport", type=click.Choice(TRANSPORTS), help="gloo; of a role $TDSERVE_TRANSPORT, or else the best there is."
+    "--transport", type=click.Choice(TRANSPORTS), help="By default gloo; for a role $TDSERVE_TRANSPORT, or the best."
 )
 @click.option("--seed", type=int, default=DEFAULTS.seed, help="Fixes actors' and learner's randomness.")
-@click.option("--max-seconds", type=float, default=DEFAULTS.max_seconds, help="End then, solved or not.")
+@click.option("--max-seconds", type=float, default=DEFAULTS.max_seconds, help="End after this time, solved or not.")
 @click.option("--env", default=DEFAULTS.env, help="A gymnasium environment, discrete actions.")
 @click.option("--target", type=float, help="Mean return that counts as solved; by default the environment's own.")
 @click.option("--actors", "num_actors", type=int, default=DEFAULTS.num_actors, help="Actor processes.")
 @click.option("--out", type=click.Path(path_type=Path), default=DEFAULTS.out, help="Folder for figures.")
 @click.option("--root", type=click.Path(path_type=Path), help="The server's root, kept; by default a temporary one.")
-@_file("--json", "json_path", "The figures; by default figures.json in the folder.")
-@_file("--png", "png_path", "The learning curve; by default learning-curve.png in the folder.")
-@click.option("--role", type=click.Choice(ROLES), help="Be only this part, as a container is.")
-@click.option("--address", metavar="HOST:PORT", help="The role's server; $TDSERVE_ADDRESS otherwise, or the one here.")
+@_file("--json", "json_path", "File for the figures; by default figures.json in the folder.")
+@_file("--png", "png_path", "File for the learning curve; by default learning-curve.png in the folder.")
+@click.option("--role", type=click.Choice(ROLES), help="Run only this part, as a container does.")
+@click.option("--address", metavar="HOST:PORT", help="The role's server; else $TDSERVE_ADDRESS, or a local one.")
 @click.option("--index", type=int, help="Number of this actor, from 0; by default the host name's.")
 @click.option(
     "--linger",
@@ -45,7 +45,7 @@ def _file(name: str, parameter: str, text: str) -> Callable[[Command], Command]:
     type=click.FloatRange(min=0.0),
     default=DEFAULTS.linger_s,
     metavar="SECONDS",
-    help="So long an actor stays for another run: what runs several containers may end all with the first.",
+    help="How long an actor waits for another run: some engines end all containers with the first.",
 )
 @lasting
 def demo(**settings: Any) -> int:

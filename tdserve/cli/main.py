@@ -38,7 +38,7 @@ for command in (serve, health, adopt, ls, keys, head, info, bench, demo, guide):
     cli.add_command(command)
 
 LASTING = (serve.name, demo.name)
-"""They handle SIGTERM themselves."""
+"""Commands that handle SIGTERM themselves."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

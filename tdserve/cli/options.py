@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tdserve.client.client import Client
 
 CONNECT_TIMEOUT_S = 5.0
-"""Seconds that a command waits for a server: it was typed by a person, who also typed the address."""
+"""Seconds that a command waits for a server: a person typed the address, and is waiting."""
 
 Command = Callable[..., Any]
 
@@ -29,7 +29,7 @@ def add_client_options(command: Command) -> Command:
         click.option(
             "--token-file",
             type=click.Path(path_type=Path),
-            help="File that holds the server's token; $TDSERVE_TOKEN or $TDSERVE_TOKEN_FILE otherwise.",
+            help="File with the server's token; by default $TDSERVE_TOKEN or $TDSERVE_TOKEN_FILE.",
         ),
         click.option("--address", metavar="HOST:PORT", help="The server; $TDSERVE_ADDRESS otherwise, or the one here."),
     ):

@@ -25,9 +25,9 @@ from tdserve.cli.lasting import lasting
     metavar="cuda:N",
     help="GPU of a data worker, for content by NCCL; given once per worker, or separated by commas.",
 )
-@click.option("--token-file", help="File with the token that every call must bring.")
+@click.option("--token-file", help="File with the token that every call must carry.")
 @click.option("--insecure", is_flag=True, default=None, help="Listen on other addresses than loopback without a token.")
-@click.option("--advertise", metavar="HOST[:PORT]", help="The server's name for itself; opens nothing.")
+@click.option("--advertise", metavar="HOST[:PORT]", help="Address that the server shows as its own; opens no port.")
 @click.option(
     "--interface",
     metavar="ADDRESS",
@@ -59,7 +59,7 @@ from tdserve.cli.lasting import lasting
     "sync_interval_s",
     type=float,
     metavar="SECONDS",
-    help="Between syncs to the disk; 30, 0 is none.",
+    help="Time between syncs to the disk; by default 30; 0 for none.",
 )
 @click.option(
     "--inline-bytes", type=int, metavar="N", help="Largest payload that travels inside a message; by default 32768."
@@ -69,14 +69,14 @@ from tdserve.cli.lasting import lasting
     "memory_limit_bytes",
     callback=lambda _, __, text: None if text is None else _parse_bytes(text),
     metavar="SIZE",
-    help="Requests and their content that the server holds while they wait, such as 512M; 1G.",
+    help="Limit for waiting requests and their content, such as 512M; by default 1G.",
 )
-@click.option("--log-level", metavar="LEVEL", help="From which level on to log: debug, info, warning, error; info.")
+@click.option("--log-level", metavar="LEVEL", help="Lowest level to log: debug, info, warning, error; by default info.")
 @click.option(
     "--umask",
     callback=lambda _, __, text: None if text is None else _mask(text),
     metavar="OCTAL",
-    help="Of new files; 002 lets local clients of the server's group write in place, 022.",
+    help="Umask of new files; 002 lets local clients of the server's group write in place; by default 022.",
 )
 @click.option(
     "--adopt",
@@ -110,11 +110,11 @@ def _mask(text: str) -> int:
     try:
         return parse_umask(text)
     except ValueError as fault:
-        raise click.BadParameter(f"{text!r} is no octal mask") from fault
+        raise click.BadParameter(f"{text!r} is not an octal mask") from fault
 
 
 def _parse_bytes(text: str) -> int:
     try:
         return parse_bytes(text)
     except ValueError as fault:
-        raise click.BadParameter(f"{text!r} is no number of bytes") from fault
+        raise click.BadParameter(f"{text!r} is not a number of bytes") from fault

@@ -160,8 +160,8 @@ class Client(TensorDictClient):
         anything is written. To change them, copy the store: ``client.memmap(store.to_tensordict(), name)``.
 
         Args:
-            path: Of the folder, on the server's machine; a relative path starts at this process's current folder.
-            name: Of the store.
+            path: Path of the folder on the server's machine; a relative path starts at this process's current folder.
+            name: Name of the store.
             read_only: True refuses every write, and needs no permission to write the files.
             exists_ok: True returns the store of this name if it was adopted from this folder in the same way.
 
@@ -201,7 +201,7 @@ class Client(TensorDictClient):
         """Creates a replay store.
 
         Args:
-            name: Of the store.
+            name: Name of the store.
             like: One row; its content does not matter. It must not have the keys that sampling adds (``index``,
                 ``generation``, ``priority``, ...). Nested tensors in the first batch make its tensors ragged.
             capacity: Rows of the ring; space for all of them is reserved now.
@@ -256,7 +256,7 @@ class Client(TensorDictClient):
         """Creates a queue: every row that is written is taken, and acknowledged, once.
 
         Args:
-            name: Of the store.
+            name: Name of the store.
             like: One row; its content does not matter.
             max_size: Rows that wait, or are taken and not acknowledged; when it is reached, writers wait.
             sampler: ``tdserve.Fifo()`` (the default), or ``tdserve.Lifo()`` for a stack.
@@ -467,7 +467,7 @@ class Client(TensorDictClient):
         group waits until it is admitted to the next epoch.
 
         Args:
-            name: Of the group; groups are not stores, and are not kept.
+            name: Name of the group; groups are not stores, and are not kept.
             world_size: Members of the first epoch.
             rank: In the first epoch; None: by order of arrival.
             backend: ``"gloo"``, or ``"nccl"`` for tensors on GPUs; each member then needs a GPU of its own.

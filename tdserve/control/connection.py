@@ -33,7 +33,7 @@ MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """Largest message that a client receives from its server: specs of a hundred thousand leaves and pages of names fit."""
 
 HANDSHAKE_MS = 5_000
-"""For one attempt to connect, at either end."""
+"""Timeout of one attempt to connect, at either end."""
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -286,7 +286,7 @@ class ControlConnection:
             _close(channel)
 
     def _ours(self, error: grpc.RpcError | ValueError, *, what: str, timeout_s: float) -> TDServeError:
-        """Returns our error for grpc's; a call on a channel that another thread has closed raises either type.
+        """Converts grpc's error to ours; a call on a channel that another thread has closed raises either type.
 
         Raises:
             ClosedError: This connection is closed.

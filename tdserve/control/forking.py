@@ -27,11 +27,11 @@ import grpc
 from tdserve.base.errors import DeadlineExceededError
 
 SENT_TIMEOUT_S = 1.0
-"""Time for messages to leave; they take microseconds unless the other end stands still."""
+"""Time for messages to leave; they take microseconds unless the other end stalls."""
 
 LATE_S = 5.0
-"""After this much extra time a call counts as stuck: gRPC ends calls itself, except in a child that was forked while
-gRPC could not stop."""
+"""Extra time after which a call counts as stuck: gRPC ends calls by itself, except in a child that was forked while
+gRPC could not stop its threads."""
 
 _Message = TypeVar("_Message")
 
@@ -46,14 +46,14 @@ class _ForkGate:
         self._held_by: int | None = None  # the thread that forks
 
     def begin(self) -> None:
-        """Called before a message is handed over. The forking thread may do so, since the garbage collector may make it
-        end a call."""
+        """Counts a message that is about to be handed over; waits while a fork is under way. The forking thread does
+        not wait, since the garbage collector may make it end a call."""
         with self._changed:
             self._wait()
             self._num_sending += 1
 
     def ask(self, call: grpc.Call) -> None:
-        """Called before a stream is asked for its next message."""
+        """Counts a stream that is about to be asked for its next message, and waits while a fork is under way."""
         with self._changed:
             self._wait()
             self._read.add(call)
@@ -68,7 +68,7 @@ class _ForkGate:
             self._changed.wait()
 
     def end(self) -> None:
-        """Called when a message has left, or its stream is over."""
+        """Ends the count of a message that has left, or whose stream is over."""
         with self._changed:
             self._num_sending -= 1
             self._changed.notify_all()
@@ -147,7 +147,7 @@ def answer_of(method: Any, request: Any, *, timeout: float, **options: Any) -> A
 
     Raises:
         grpc.RpcError, ValueError: As of the method.
-        DeadlineExceededError: gRPC did not even report that the time is over.
+        DeadlineExceededError: gRPC did not report the end of the time either.
     """
     # Not an Event: gRPC ends the call in a forked child too, where no thread releases the lock that the waiter held.
     answered: SimpleQueue[Any] = SimpleQueue()
@@ -183,5 +183,5 @@ def _go_on() -> None:
 
 
 def _begin_anew() -> None:
-    _current.append(_ForkGate())  # what ends in threads that are not here counts in the old one
+    _current.append(_ForkGate())  # threads that do not exist here count in the old one
     del _current[:-1]

@@ -194,11 +194,11 @@ class ControlSocket(asyncio.Protocol):
         self._on_lost()
 
     def pause_writing(self) -> None:
-        """Called when the worker has more before it than it reads at once."""
+        """Stops writing: the worker has more to read than the socket holds."""
         self._writer.pause()
 
     def resume_writing(self) -> None:
-        """Called when the worker has read that."""
+        """Resumes writing: the worker has read enough."""
         self._writer.resume()
 
     def order(self, order: worker_pb2.Order, rest: bytes = b"") -> None:

@@ -70,7 +70,7 @@ class LocalLink(asyncio.Protocol):
         asyncio.get_running_loop().call_later(ATTACH_TIMEOUT_S, self._close_stranger)
 
     def let_in(self) -> None:
-        """Called once the client has identified its session: the link stays, and may receive large messages."""
+        """Admits the client, which has identified its session: the link stays, and may receive large messages."""
         self._strangers.pop(self, None)
         self._reader.max_bytes = MAX_RECEIVED_BYTES
 
@@ -283,7 +283,7 @@ class SocketEnd:
 
 @contextlib.contextmanager
 def _make_short_name(root: Path) -> Iterator[str]:
-    """A short name of the socket: the kernel takes 107 bytes, and the root's path may be longer."""
+    """Yields a short name of the socket: the kernel takes 107 bytes, and the root's path may be longer."""
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{SOCKET_NAME}"

@@ -179,7 +179,7 @@ _SERVER_OPTIONS: dict[str, Any] = {
     "grpc.max_receive_message_length": MAX_RECEIVED_BYTES,
     # Limit for one connection: a client has its session, and a call for each thread that waits for a store.
     "grpc.max_concurrent_streams": 1_000,
-    # Connections that say nothing hold descriptors so long; the limit of these is raised as far as it may be.
+    # Idle connections hold descriptors for this long; the limit of descriptors is raised as far as allowed.
     "grpc.server_handshake_timeout_ms": HANDSHAKE_MS,
     # A client reopens a connection without calls at no cost.
     "grpc.max_connection_idle_ms": 60_000,

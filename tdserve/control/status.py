@@ -77,7 +77,7 @@ def from_rpc_error(error: grpc.RpcError, *, address: str, what: str, timeout_s: 
     for key, value in metadata:
         if key == ERROR_METADATA_KEY:
             failure = decode_failure(control_pb2.Failure.FromString(value))
-            # A server knows itself as 0.0.0.0, or by a name that means nothing to this client.
+            # A server's own address is 0.0.0.0, or a name that means nothing to this client.
             return UnauthenticatedError(address=address) if isinstance(failure, UnauthenticatedError) else failure
     code: grpc.StatusCode = getattr(error, "code", lambda: grpc.StatusCode.UNKNOWN)()
     details = str(getattr(error, "details", str)() or "")[:300]

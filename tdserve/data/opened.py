@@ -192,8 +192,8 @@ class OpenStores:
             self._specs[fingerprint] = codec.decode(message)
 
     def forget_specs(self) -> None:
-        """Called before control sends every structure again. Orders that wait may name structures sent since the last
-        call."""
+        """Forgets structures, except those received since the last call, which waiting orders may name. Control then
+        sends every structure again."""
         self._specs, self._specs_before = {}, self._specs
 
     def get_spec(self, fingerprint: bytes) -> Spec:
@@ -229,8 +229,8 @@ class OpenStores:
             return store
 
     def grant(self, store: MappedStore) -> None:
-        """Notes that control has let a client read this store: its name means this store, until its files say
-        otherwise."""
+        """Records that control has let a client read this store: its name refers to this store, until its files show
+        that it was deleted or altered."""
         self._granted[store.name] = store
 
     def find_granted(self, name: str) -> MappedStore | None:

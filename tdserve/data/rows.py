@@ -1,4 +1,4 @@
-"""Source of selected rows of a mapped store; after the copy it checks whether rows moved meanwhile."""
+"""Source of selected rows of a mapped store; after the copy it checks whether rows are torn."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def make_rows_source(
     expected: NDArray[np.int64],
     added: Mapping[str, bytes],
 ) -> RowEnd:
-    """Returns a source of rows with their numbers and generations, and the columns of a table; rows that moved
-    meanwhile are marked.
+    """Returns a source of rows with their numbers and generations, and the columns of a table; torn rows are
+    marked: those that were overwritten during the copy.
 
     Args:
         layout: That of ``content.make_rows_layout``.

@@ -78,10 +78,11 @@ def make_status_column(outcome: ReadStatus, version: int = 0, num_missing: int =
 
 
 def mark_moved(generations: NDArray[np.int64], expected: NDArray[np.int64]) -> int:
-    """Marks the rows of a sample that moved while they were copied, whose content is undefined; returns how many.
+    """Marks torn rows: those that were written or left while they were copied; returns how many. Their content is
+    undefined.
 
     Args:
-        generations: Generations after the copy. That of a row that has moved becomes the negative of the expected one,
+        generations: Generations after the copy. That of a torn row becomes the negative of the expected one,
             so that a client that has the row on lease can still name it.
         expected: Generations at the moment when control selected the rows.
     """
@@ -93,7 +94,7 @@ def mark_moved(generations: NDArray[np.int64], expected: NDArray[np.int64]) -> i
 
 
 def decode_paths(keys: Iterable[content_pb2.Path]) -> list[Path]:
-    """The paths that a message names, in its order."""
+    """Returns the paths that a message names, in its order."""
     return [tuple(key.parts) for key in keys]
 
 
@@ -184,7 +185,7 @@ def write_messages(layout: Layout, values_nbytes: int, announced: Sequence[int])
         RemoteProtocolError: The sender has announced messages of other sizes.
     """
     num_values = len(announced) - len(layout.messages)
-    if 0 <= values_nbytes <= max(num_values, 0) * MAX_MESSAGE_BYTES:  # checked before that many are made
+    if 0 <= values_nbytes <= max(num_values, 0) * MAX_MESSAGE_BYTES:  # checked first: so many would be made
         messages = (*layout.messages, *cut_values(values_nbytes))
         if [message.nbytes for message in messages] == list(announced):
             return messages

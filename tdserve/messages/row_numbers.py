@@ -42,7 +42,7 @@ _RUNS = -5
 """First number of the form of several runs."""
 
 _MIN_RUNS_ROWS = 1024
-"""Fewer rows are sent as they are, since finding their runs takes longer."""
+"""With fewer rows than this, runs are not looked for: the numbers are sent one by one."""
 
 _ROWS_OF_RUN = 64
 """Least average length of runs for the form of several runs."""
@@ -63,7 +63,7 @@ def encode_rows(rows: NDArray[np.int64]) -> bytes:
 
 
 def encode_many(rows: NDArray[np.int64]) -> bytes:
-    """As ``encode_rows``; very many rows that are sorted, as a bit each where that is shorter."""
+    """Encodes rows as ``encode_rows`` does, but very many sorted rows as one bit each if that is shorter."""
     content = encode_rows(rows)
     if len(rows) <= PIECE_ROWS or (int(rows[-1]) >> 3) + 17 >= len(content) or not (rows[1:] > rows[:-1]).all():
         return content
@@ -73,7 +73,7 @@ def encode_many(rows: NDArray[np.int64]) -> bytes:
 
 
 def has_runs(content: bytes) -> bool:
-    """Returns whether encoded rows may be very many more than their bytes."""
+    """Returns whether the encoding may stand for far more rows than it has bytes."""
     return len(content) >= _RUN_FORM.size and int.from_bytes(content[:8], "little", signed=True) == _RUNS
 
 
@@ -87,14 +87,14 @@ def _expand_runs(runs: NDArray[np.int64], max_rows: int | None) -> NDArray[np.in
 
 def is_run(rows: NDArray[np.int64]) -> bool:
     """Returns whether the numbers, of which there is at least one, are consecutive."""
-    # Numbers that only grow, over this range, leave none out.
+    # Ascending numbers leave none out if their range is as long as their count.
     length = len(rows) - 1
     return int(rows[-1]) - int(rows[0]) == length and int(np.count_nonzero(rows[1:] > rows[:-1])) == length
 
 
 def sort_unique(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the rows sorted, each once. Rows that are so already, as rows that came together mostly are, are returned
-    unchanged; others are sorted, which takes np.unique ten times as long."""
+    """Returns the rows sorted, each once. Sorted rows, such as most rows that were written together, are
+    returned unchanged; others are sorted, in a tenth of the time of np.unique."""
     if np.count_nonzero(rows[1:] > rows[:-1]) == len(rows) - 1:
         return rows
     rows = np.sort(rows)

@@ -89,7 +89,7 @@ CHANNEL_TRANSPORTS: dict[str, ChannelTransport] = {
         num_descriptors=2, is_reopened=True, needs_device=False, why_not=lambda ends, is_asked_for: ""
     ),
 }
-"""By name. ``"auto"`` takes the first one that suits both ends, so a better one stands before a worse one."""
+"""Channel transports by name. ``"auto"`` takes the first one that suits both ends: better ones come first."""
 
 
 def check_available(transport: str) -> None:
@@ -127,7 +127,7 @@ def check_granted(asked: str, granted: ChannelChoice, ends: SessionEnds, *, addr
         asked: The client's transport.
         granted: The server's choice.
         ends: The GPUs of both ends.
-        address: Of the server, for errors.
+        address: Address of the server, for errors.
 
     Returns:
         The transport of the session's channel.

@@ -108,7 +108,7 @@ class GroupRule:
             reason = f"{ask.world_size} is not from 1 to {MAX_WORLD_SIZE}"
             raise InvalidRequestError(argument="world_size", reason=reason)
         if ask.rank is not None and not 0 <= ask.rank < max(ask.world_size, 1):
-            reason = f"{ask.rank} is no rank of {ask.world_size} members"
+            reason = f"{ask.rank} is not a rank of {ask.world_size} members"
             raise InvalidRequestError(argument="rank", reason=reason)
         for other in self._asks.values():
             if (other.member in self._living) is (ask.member in self._living):

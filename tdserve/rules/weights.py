@@ -71,7 +71,7 @@ class UnfinishedVersion:
     Attributes:
         version: Its number; no other version will have it, even if this one is aborted.
         recycles: Retired version whose file becomes this one's, or ``None`` for a fresh file.
-        fingerprint: Of its structure.
+        fingerprint: Fingerprint of its structure.
         drops: Versions whose files the caller deletes: pooled ones of another structure.
         order: Names the order of its keys among those with this fingerprint.
     """
@@ -88,7 +88,7 @@ class VersionChecksums:
     """Checksums of the leaves of one version.
 
     Attributes:
-        fingerprint: Of its structure.
+        fingerprint: Fingerprint of its structure.
         content: Opaque checksums of equal length per leaf, in canonical order.
     """
 
@@ -360,7 +360,7 @@ class Versions:
         replaces it. Files of versions that are not in :attr:`files` are leftovers.
 
         Raises:
-            CorruptDataError: The state is not one of :meth:`state`.
+            CorruptDataError: The state is not one of :meth:`get_state`.
         """
         try:
             versions = cls(state["keep"])

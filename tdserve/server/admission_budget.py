@@ -17,7 +17,7 @@ SESSION_SHARE = 2
 
 
 class Holder(Protocol):
-    """A session, as far as its requests under way are counted.
+    """The part of a session that counts its requests under way.
 
     Attributes:
         held_nbytes: Bytes of its requests.

@@ -101,7 +101,7 @@ class Adoption:
             return
         reason = (
             "only clients that share the server's root folder and may write it can have any folder adopted, others "
-            "those below the folders that the server was told of (tdserve serve --adoptable DIR, TDSERVE_ADOPTABLE)"
+            "those below the folders that were named to the server (tdserve serve --adoptable DIR, TDSERVE_ADOPTABLE)"
         )
         raise NotSupportedError(feature=f"adopting {asked}", reason=reason)
 

@@ -66,7 +66,7 @@ class Creation:
         name = check_store_name(request.name)
         kind = KIND_NAMES.get(request.kind)
         if kind is None:
-            raise InvalidRequestError(argument="kind", reason=f"{request.kind} is no kind of store")
+            raise InvalidRequestError(argument="kind", reason=f"{request.kind} is not a kind of store")
         if not request.HasField("spec"):
             raise InvalidSpecError(store=name, reason="there is none")
         spec = codec.decode(request.spec)

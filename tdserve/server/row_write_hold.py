@@ -18,7 +18,7 @@ from tdserve.server.turns import call_in_turns
 from tdserve.structure.tree import Path
 
 Check = Callable[[Rows, slice], None]
-"""Gets some rows of a write, and their positions among all its rows in order; raises if they cannot be written."""
+"""Checks some rows of a write, given with their positions among all its rows; raises if they cannot be written."""
 
 
 def do_nothing(*_: object) -> None:
@@ -26,7 +26,8 @@ def do_nothing(*_: object) -> None:
 
 
 class RowWriteHold:
-    """The rows of a write, also of one that a crash has cut short. No other write may have them; odd after ``hide``.
+    """The rows of a write, also of one that a crash has interrupted. No other write may have them; after ``hide`` their
+    generations are odd.
 
     Rows of a table are held from before the write is on record until its record is deleted: no sample gets them, and no
     writer. They may leave the table all the while. A write of very many rows handles some in each turn of the event
@@ -153,8 +154,8 @@ class RowWriteHold:
 async def hold_rows(
     entry: OpenedStore, rows: RowSet, keys: Sequence[Path], check: Check = do_nothing
 ) -> AsyncIterator[RowWriteHold]:
-    """A block that puts a write on record; it must not wait. The rows are hidden from its end on; if it raises, they
-    stay as they were.
+    """Holds rows during a block that records a write; it must not wait. The rows are hidden from its end on; if it
+    raises, they stay as they were.
 
     Arguments and errors as for :class:`RowWriteHold` and its ``hold``.
     """

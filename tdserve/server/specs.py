@@ -29,7 +29,7 @@ class Specs:
 
     Args:
         db: The catalog.
-        in_use: Yields the keys (:func:`keys_of`) of all structures of stores and versions, including stores that are
+        in_use: Yields the keys (:func:`make_keys`) of all structures of stores and versions, including stores that are
             being created. It is read in steps while stores come and go, and need not yield those that come meanwhile.
     """
 

@@ -56,7 +56,7 @@ async def call_in_turns(pieces: Iterable[_Piece], do: Callable[[_Piece], object]
 
 
 def run_without_turns(work: Coroutine[Any, Any, None]) -> None:
-    """Runs work that waits for nothing but its turns, without them: little work, or work on a store that is not in
+    """Runs work that was written to be done in turns without a break: little work, or work on a store that is not in
     use."""
     for _ in work.__await__():
         pass

@@ -30,8 +30,8 @@ from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.structure.tree import Spec
 
 RETRY_GRACE_S = 5.0
-"""Time in which a writer that outlived a restart of the server comes back and repeats what was cut short: gRPC tries to
-connect at least every 2 s. It is counted from the opening of sessions, and again from the release of the lock of its
+"""Time in which a writer that outlived a restart of the server reconnects and repeats what was interrupted: gRPC
+tries at least every 2 s. It is counted from the opening of sessions, and again from the release of the lock of its
 earlier session, which it holds as long as it is at work, or stopped."""
 
 
@@ -39,7 +39,7 @@ class Unfinished:
     """Unfinished rows, which are kept from other writers, also across a restart.
 
     Args:
-        db: Catalog in which they are on record.
+        db: Catalog that records them.
         process_watch: Finds out which processes are gone.
     """
 

@@ -1,7 +1,7 @@
-"""Coroutines that wait for a state to change; ten thousand of them hold no thread, and cost a change nothing.
+"""Coroutines that wait for a state to change. They hold no thread, and ten thousand in a line make no change slower.
 
-Coroutines that wait for the same thing form a line. A change is shown to the first of each line, and to the next one
-only if it was what the first has waited for.
+Coroutines that wait for the same thing form a line. After a change only the first of each
+line looks; the next one does so once the first has got what it waited for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Waiters:
     """The waiters for one thing (a store, its rows, its newest version) to change.
 
     Attributes:
-        on_wait: Called when a coroutine begins to wait, which looks once more afterwards.
+        on_wait: Called when a coroutine begins to wait; the coroutine checks its condition once more afterwards.
     """
 
     def __init__(self) -> None:

@@ -7,11 +7,11 @@ import signal
 from tdserve.base.machine import EXIT_NO_DESCRIPTORS
 
 _CAUSES: dict[int, str] = {
-    signal.SIGABRT: "gloo gave up: what reached its port was no message of ours, or no file descriptor was left",
-    signal.SIGBUS: "a mapped file lost pages: it was truncated by somebody, or its disk is full",
+    signal.SIGABRT: "gloo failed: its port received bytes that are not from tdserve, or no file descriptor was left",
+    signal.SIGBUS: "a page of a mapped file is missing: another process truncated it, or its disk is full",
     signal.SIGSEGV: "a fault in native code",
 }
-"""The likely cause, by signal. That workers end in these ways was measured."""
+"""The likely cause, by signal; all of them were observed."""
 
 
 def explain_death(exit_code: int | None, *, num_oom_kills: int = 0, was_killed: bool = False) -> str:
@@ -25,7 +25,7 @@ def explain_death(exit_code: int | None, *, num_oom_kills: int = 0, was_killed: 
     if exit_code is None:
         return "with the process that forks data workers"
     if exit_code == EXIT_NO_DESCRIPTORS:
-        return "it had no file descriptors left; strangers may have connected to its gloo port, its own lines say who"
+        return "it had no file descriptors left; strangers may have connected to its gloo port, see its log lines"
     if exit_code >= 0:
         return f"exit code {exit_code}"
     number = -exit_code

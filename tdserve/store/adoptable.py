@@ -50,7 +50,7 @@ class FoundFolder:
         path: Path of the folder.
         spec: The structure of the whole folder.
         files: File of each tensor leaf; a leaf without elements may have none.
-        values: Every non-tensor leaf, as ``spec.capture`` returns them.
+        values: Every non-tensor leaf, as ``structure.capture`` returns it.
         device, inode: Identity of the folder, whatever its name.
     """
 

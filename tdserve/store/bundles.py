@@ -123,7 +123,7 @@ class Bundles:
         txn.delete(bundle.name, db=self._paths)
 
     def unbundle(self, bundle: Bundle, bundles: Sequence[Buffer | None]) -> Unbundled:
-        """What is in bundles of rows.
+        """Returns the values in bundles of rows.
 
         Raises:
             CorruptDataError: They are damaged.

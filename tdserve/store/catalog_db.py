@@ -40,7 +40,7 @@ MAX_KEY_BYTES = 511
 
 _SMALL_NUM_CHANGES = 4
 _SMALL_BYTES = 1 << 15
-"""More than the counters and settings of a table take, together with an answer."""
+"""Limits of a small transaction: more than the counters and settings of a table take, together with an answer."""
 
 _Changes = dict[tuple[Table, bytes], bytes | None]
 """New values by table and key; None deletes."""
@@ -275,4 +275,4 @@ class CatalogDB:
 
 
 def _do_nothing() -> None:
-    """The default of ``on_owed``."""
+    """Does nothing: the default of ``on_owed``."""

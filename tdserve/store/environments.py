@@ -173,7 +173,7 @@ def _find(folder: Path) -> Environment | None:
             state=f"{folder} is open in the process that this one was forked from", event="opening it"
         )
     if shared is not None and shared.pid != os.getpid():
-        shared.env.close()  # inherited by fork, and private: see _part_from_parent
+        shared.env.close()  # inherited by fork, and private: see _separate_from_parent
         del _environments[inode]
         return None
     return shared
@@ -208,7 +208,7 @@ def _close_unused() -> None:
 
 
 def _separate_from_parent() -> None:
-    """Called in a fork: separates inherited environments, so that this process cannot affect its parent's."""
+    """Separates inherited environments in a fork, so that this process cannot affect its parent's."""
     global _lock  # noqa: PLW0603 (another thread of the parent may have had it, which does not exist here)
     _lock = threading.Lock()
     inherited = list(_environments.values())

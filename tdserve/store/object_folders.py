@@ -21,10 +21,10 @@ from tdserve.store.objects import Objects
 NAME = "objects"
 
 MIN_UNUSED_BYTES = 1 << 20
-"""Fewer free bytes stay: opening an environment costs more than they do."""
+"""Fewer free bytes than this are left as they are: opening an environment costs more."""
 
 MIN_UNUSED_SHARE = 0.25
-"""Share of a file: below it a copy would write much to free little."""
+"""Least free share of a file: below it a copy would write much and free little."""
 
 
 def get_folder(store_folder: Path, epoch: int) -> Path:

@@ -92,7 +92,7 @@ class VersionMapping:
         weakref.finalize(self._mapping, call, argument).atexit = False
 
     def get_content(self) -> npt.NDArray[np.uint8]:
-        """The bytes of all leaves, concatenated."""
+        """Returns the bytes of all leaves, concatenated."""
         found: npt.NDArray[np.uint8] = self._buffer.numpy()[self._start() :]
         return found
 

@@ -45,7 +45,7 @@ class _Packed(NamedTuple):
         leaf: Its stored form.
         path: Its path.
         empty: Batch dimensions of an element that was never written.
-        stack_dim: Of the stack, as in the node.
+        stack_dim: Dimension of the stack, as in the node.
         members: The stacked tensordicts, as far as known.
     """
 
@@ -64,10 +64,10 @@ class _Recipe(NamedTuple):
         num_classes: Types that tensordict had registered when the tensorclasses in the node were looked up; 0 without
             any. A class that is defined again later (as in a notebook) is then looked up again.
         packed: Of a packed node.
-        row: Of a lazy stack: the recipe of one row.
-        stack_dim: Of a lazy stack.
-        columns: Of a lazy stack: its leaves, tensors before values.
-        state: Of the root: its node, if it records anything besides content.
+        row: For a lazy stack, the recipe of one row.
+        stack_dim: Dimension of a lazy stack.
+        columns: For a lazy stack, its leaves, tensors before values.
+        state: For the root, its node if it records anything besides content.
     """
 
     batch_size: torch.Size

@@ -28,7 +28,7 @@ def declare_ragged(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, 
     """Returns the structure of a row in which some entries are ragged.
 
     Args:
-        spec: Of one row, as it was captured.
+        spec: Structure of one row, as it was captured.
         values: Its values by path. A nested tensor with one component, outside of any batch dimension, is the tensor of
             one row and declares its ragged dimension.
         ragged: Keys of tensors and nodes; () is the row itself. If no dimension is named, dimension 0 of a tensor may
@@ -64,7 +64,7 @@ def widen_row(row: Spec, batch: Captured) -> Spec | None:
     """Returns the structure of a row that is ragged where a batch is; None if nothing is, or if more differs.
 
     Args:
-        row: Of a table.
+        row: Structure of a table's row.
         batch: Rows that do not fit it, captured without a given structure.
     """
     changed: dict[Path, Entry] = {}
@@ -183,8 +183,8 @@ def make_first_values(
     Zeros or nothing where it is ragged.
 
     Args:
-        spec: Of the store, reduced to its values.
-        values: Of the row.
+        spec: Structure of the store, reduced to its values.
+        values: Values of the row.
         batch_size: Batch size of the store that precedes the row's.
         zeros: Initial elements of the ragged entries, by path; none if it has no path.
 

@@ -16,7 +16,7 @@ class Difference(NamedTuple):
     """A difference between two structures.
 
     Attributes:
-        key: Of the part, as errors show it; "" is the root.
+        key: Key of the part, as errors show it; "" is the root.
         one: Entry of the first structure.
         other: Entry of the second.
     """

@@ -53,6 +53,6 @@ def is_blank(stored: Spec, version: int) -> bool:
 
     Args:
         stored: Its whole structure.
-        version: Of its content. If the structure has no content, only non-tensor values are written at first.
+        version: Version of its content. If the structure has no content, only non-tensor values are written at first.
     """
     return stored.root.device == META and version <= (1 if stored.values else 0)

@@ -41,7 +41,7 @@ class FileTensor(torch.Tensor):
 
     Args:
         array: Indexed like a NumPy array, with one as the result: ``h5py.Dataset``, ``zarr.Array``.
-        dtype: Of its elements.
+        dtype: Dtype of its elements.
     """
 
     _array: Any
@@ -119,7 +119,7 @@ def split_blocks(shape: tuple[int, ...], first: int, stop: int) -> Iterator[Inde
     """Divides elements ``[first, stop)`` of an array, in C order, into consecutive blocks.
 
     Args:
-        shape: Of the array; () has one element.
+        shape: Shape of the array; () has one element.
         first, stop: Numbers of elements, ``0 <= first <= stop <= prod(shape)``.
 
     Yields:

@@ -37,7 +37,7 @@ def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
 
     Args:
         name: As returned by ``get_class_name``.
-        path: Of an instance, for errors.
+        path: Path of an instance, for errors.
         keys: Fields that the class must have.
 
     Raises:

@@ -238,12 +238,12 @@ class LiveNonTensorStack(LiveStackHooks, LiveEntry, NonTensorStack):  # type: ig
 
     @property  # type: ignore[misc]
     def device(self) -> torch.device | None:
-        """Of the tensordict around it."""
+        """Device of the tensordict around it."""
         return self._live_device
 
     @property  # type: ignore[misc]
     def names(self) -> list[str | None]:
-        """Of the batch dimensions."""
+        """Names of the batch dimensions."""
         return list(self.own_names or [None] * len(self.batch_size))
 
     @property  # type: ignore[misc]
@@ -286,9 +286,9 @@ def make_live_entry(
 
     Args:
         source: Storage of the value.
-        batch_size: Of the source's rows.
-        device: Of the tensordict that it goes into.
-        names: Of the batch dimensions; None when none has one.
+        batch_size: Batch size of the source's rows.
+        device: Device of the tensordict that it goes into.
+        names: Names of the batch dimensions; None when none has one.
         is_stack: Whether it is a LiveNonTensorStack, one value per row; else, and without rows, a LiveNonTensorData.
     """
     if not is_stack or not len(batch_size):

@@ -74,7 +74,7 @@ class Ragged(NamedTuple):
     Attributes:
         form: The form in which they are restored.
         dtype: Name as in ``dtypes.ITEMSIZE``; "" for ``PACKED``.
-        shape: Of one element, with -1 where elements may differ; () for ``PACKED``.
+        shape: Shape of one element, with -1 where elements may differ; () for ``PACKED``.
         has_lengths: Whether a jagged tensor has lengths besides its offsets.
     """
 

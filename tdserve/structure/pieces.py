@@ -148,7 +148,7 @@ class Pieces(Sequence[torch.Tensor]):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of every element."""
+        """Dtype of every element."""
         return self._flat.dtype
 
     def join(self) -> tuple[torch.Tensor, Shapes]:

@@ -41,7 +41,7 @@ class RowReader:
     Threads: safe.
 
     Args:
-        spec: Of one row.
+        spec: Structure of one row.
         store: Name, for errors.
         allow_pickle: As of ``capture``.
     """
@@ -141,7 +141,7 @@ class RowSlots:
     """Memory for a fixed number of rows, written one by one: 2 us per row, where indexing takes 1 us per leaf.
 
     Args:
-        spec: Of one row.
+        spec: Structure of one row.
         num_rows: Number of rows.
 
     Attributes:

@@ -35,8 +35,8 @@ copy_all: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._fore
 """Copies many tensors in one call: one by one the calls cost more than the copies."""
 
 nothing_noted: Any = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", None)
-"""In it torch does not record what a view is a view of. That record takes a third of the time of making a view, and
-``.data`` takes as long as the view itself (measured). None if torch lacks it."""
+"""Context manager in which torch does not record what a view is a view of. That record takes a third of the time of
+making a view, and ``.data`` takes as long as the view itself (measured). None if torch lacks it."""
 
 num_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """Modes of the calling thread, in 30 ns, so that every read can ask."""

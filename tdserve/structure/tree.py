@@ -216,8 +216,8 @@ class Spec:
         Args:
             num_dims: Number of dimensions of the root's batch size to replace.
             batch_size: The new dimensions.
-            names: Of the new dimensions. None keeps the old names if their number stays; otherwise the new dimensions
-                have none.
+            names: Names of the new dimensions. None keeps the old names if their number stays; otherwise the new
+                dimensions have none.
             moved: Position of each old dimension among the new ones, None if it has none: decides whether a lazy stack
                 still is one. None: not known.
             taken: Indices that are selected along each old dimension, in order. None: not known.

@@ -42,7 +42,7 @@ def select_leaves(spec: Spec, numbers: Sequence[int]) -> Spec:
 
     Args:
         spec: The structure.
-        numbers: Of the leaves that remain: positions in ``spec.tensors``.
+        numbers: Numbers of the leaves that remain: positions in ``spec.tensors``.
     """
     tensors = spec.tensors
     return spec.select([*(tensors[number][0] for number in numbers), *(path for path, _ in spec.values)])

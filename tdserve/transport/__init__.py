@@ -1,4 +1,4 @@
 """Moves bytes between processes: channels (gloo, NCCL, loopback), reusable buffers, transfers of a layout's messages.
 
-The only room that touches ``torch.distributed``. It knows layouts and tensors, not stores, sessions or gRPC.
+The only room that touches ``torch.distributed``. It handles layouts and tensors, not stores, sessions or gRPC.
 """

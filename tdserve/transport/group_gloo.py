@@ -57,7 +57,7 @@ class LinkWork:
         self._work.wait(timedelta(milliseconds=timeout_ms))
 
     def settle(self) -> None:
-        """Called when the message has arrived, or left, as a whole."""
+        """Counts the message as done: it has arrived, or left, as a whole."""
         self._num_large[self.peer] -= self.is_large
 
 

@@ -72,7 +72,7 @@ class _LoopbackWork:
 
 
 class LoopbackChannel:
-    """One end of a channel within a process; ``pair`` makes both. See ``tdserve.transport.channel.Channel``.
+    """One end of a channel within a process; ``make_pair`` makes both. See ``tdserve.transport.channel.Channel``.
 
     Args:
         wire: The state that it shares with the other end.

@@ -62,7 +62,7 @@ class WireGpu(Protocol):
         """Starts calls; returns an event that comes after them."""
 
     def mark(self) -> Any:
-        """An event behind what the calling thread has asked of the GPU."""
+        """Returns an event that comes after all work that the calling thread has given the GPU."""
 
     def wait_event(self, event: Any) -> None:
         """Orders all later calls after the event."""
@@ -124,7 +124,7 @@ class CudaGpu:
         return event
 
     def mark(self) -> Any:
-        """An event behind what the calling thread has asked of the GPU."""
+        """Returns an event that comes after all work that the calling thread has given the GPU."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event

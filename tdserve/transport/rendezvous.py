@@ -51,13 +51,13 @@ class KVStore(dist.Store):  # type: ignore[name-defined,misc]
             self._changed.notify_all()
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Called by gloo with this rank's address."""
+        """Sends this rank's address; gloo calls it."""
         content = value.encode() if isinstance(value, str) else bytes(value)
         self.feed(key, content)
         self._publish(key, content)
 
     def get(self, key: str) -> bytes:
-        """Called by gloo for another rank's address; waits for it."""
+        """Waits for another rank's address, and returns it; gloo calls it."""
         return self.get_within(key, self.timeout_s)
 
     def get_within(self, key: str, timeout_s: float) -> bytes:
@@ -76,7 +76,7 @@ class KVStore(dist.Store):  # type: ignore[name-defined,misc]
             return self._entries[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Called by gloo before ``get``."""
+        """Waits for entries; gloo calls it before ``get``."""
         for key in keys:
             self.get(key)
 

@@ -73,8 +73,8 @@ class FlatEnd:
 
 
 Trailer = Callable[[], Sequence[NDArray[Any]]]
-"""Makes the trailing columns after everything before them was copied; this is the place to check that no row has
-moved."""
+"""Makes the trailing columns after everything before them was copied; this is the place to check that no row
+is torn."""
 
 
 class TrailingColumns:

@@ -193,7 +193,7 @@ def pack(messages: Sequence[Message], source: Source) -> bytes:
 
 
 def unpack(content: bytes | bytearray | memoryview, messages: Sequence[Message], sink: Sink) -> None:
-    """The reverse of ``pack``; the caller has checked the length."""
+    """Unpacks what ``pack`` makes; the caller has checked the length."""
     if not messages:
         return
     buffer = torch.frombuffer(bytearray(content), dtype=torch.uint8)

@@ -37,15 +37,15 @@ _BUFFER_BYTES = 4096
 """Initial buffer of a packer; it grows."""
 
 _COMPARED = ATOMS - {float}
-"""Types whose equal values are the same value. Floats are none: 0.0 equals -0.0, and nan does not equal nan."""
+"""Types whose equal values are the same value. Floats are excluded: 0.0 equals -0.0, and nan does not equal nan."""
 
 _FAULTS = (ValueError, TypeError, RecursionError, msgpack.UnpackException)
-"""What hostile bytes raise: TypeError for a key that cannot be hashed, ValueError for invalid UTF-8, RecursionError for
-keys that are deeply nested tuples, and so on."""
+"""Errors that hostile bytes raise: TypeError for a key that cannot be hashed, ValueError for invalid UTF-8,
+RecursionError for keys that are deeply nested tuples, and so on."""
 
 
 def encode_bytes(value: Any, *, key: str = "", allow_pickle: bool = False) -> bytes:
-    """The record of a value.
+    """Returns the record of a value.
 
     Args:
         value: None, bool, int, float, str, bytes, list, tuple, dict, a NumPy array or a NumPy scalar, of exactly that
@@ -61,7 +61,7 @@ def encode_bytes(value: Any, *, key: str = "", allow_pickle: bool = False) -> by
 
 
 def encode_many(values: Sequence[Any], *, key: str = "", allow_pickle: bool = False) -> list[bytes]:
-    """``encode_bytes`` of each."""
+    """Returns the record of each value, as ``encode_bytes`` does."""
     try:
         check_values(values, key=key)
         return _pack(values, key)
@@ -74,7 +74,7 @@ def encode_many(values: Sequence[Any], *, key: str = "", allow_pickle: bool = Fa
 
 
 def decode_bytes(data: Buffer, *, key: str = "", allow_pickle: bool = False) -> Any:
-    """The value of a record, equal in type and content to the encoded one; arrays are fresh and writable.
+    """Returns the value of a record, equal in type and content to the encoded one; arrays are fresh and writable.
 
     Args:
         data: The record.
@@ -95,7 +95,8 @@ def decode_bytes(data: Buffer, *, key: str = "", allow_pickle: bool = False) -> 
 
 
 def decode_many(blobs: Sequence[bytes], *, key: str = "", allow_pickle: bool = False) -> list[Any]:
-    """``decode_bytes`` of each. Values that are not large are decoded in one pass, unless one of them is pickled."""
+    """Decodes each record as ``decode_bytes`` does. Values that are not large are decoded in one pass, unless one
+    of them is pickled."""
     parts: Sequence[Buffer] = blobs
     if isinstance(blobs, JoinedValues) and not blobs.heads:
         sizes, nbytes = blobs.sizes.tolist(), int(blobs.sizes.sum())
@@ -112,7 +113,7 @@ def decode_many(blobs: Sequence[bytes], *, key: str = "", allow_pickle: bool = F
 
 
 def is_same(left: Any, right: Any) -> bool:
-    """Whether two values are equal in type and content; False for those that only a pickle could carry."""
+    """Returns whether two values are equal in type and content; False for those that only a pickle could carry."""
     if type(left) is not type(right):
         return False
     if type(left) in _COMPARED:
@@ -143,14 +144,14 @@ def _check_size(data: bytes, key: str) -> bytes:
 
 
 def _read(parts: Sequence[Buffer], sizes: Sequence[int]) -> list[Any]:
-    """The values of concatenated records.
+    """Returns the values of concatenated records.
 
     Args:
         parts: The records, cut anywhere.
         sizes: Bytes of each record.
 
     Raises:
-        RemoteProtocolError: The bytes are no records, or a record does not end where ``sizes`` says.
+        RemoteProtocolError: The bytes are not records, or a record has another size than in ``sizes``.
     """
     content = parts[0] if len(parts) == 1 else b"".join(parts)
     room = max(len(content), 1)

@@ -28,7 +28,7 @@ _PACKED_MARK = msgpack.ExtType(TUPLE, b"")
 
 
 def encode_other(value: Any) -> Any:
-    """The MessagePack equivalent of a value whose type the packer does not know."""
+    """Returns the MessagePack equivalent of a value whose type the packer does not know."""
     kind = type(value)
     if kind is tuple:
         return [_PACKED_MARK, *value]
@@ -45,10 +45,10 @@ def encode_other(value: Any) -> Any:
 
 
 def decode_other(code: int, content: bytes) -> Any:
-    """The value of an extension type.
+    """Returns the value of an extension type.
 
     Raises:
-        RemoteProtocolError: It is none that ``encode_other`` makes.
+        RemoteProtocolError: ``encode_other`` makes no such extension.
     """
     if code == TUPLE and not content:
         return _MARK
@@ -64,7 +64,7 @@ def decode_other(code: int, content: bytes) -> Any:
 
 
 def unmark(items: list[Any]) -> list[Any] | tuple[Any, ...]:
-    """The list, or the tuple that it represents."""
+    """Returns the list, or the tuple that it represents."""
     return tuple(items[1:]) if items and items[0] is _MARK else items
 
 
@@ -95,7 +95,7 @@ def _read_container_type(content: bytes) -> type:
 
 
 def _read_array(content: bytes) -> np.ndarray[Any, Any]:
-    """The array, fresh and writable."""
+    """Returns the array, fresh and writable."""
     dtype, at = _read_dtype(content)
     ndim = content[at] if at < len(content) else 255
     start = at + 1 + _SIZE_BYTES * ndim
@@ -136,7 +136,7 @@ def _read_scalar(content: bytes) -> Any:
 
 
 def _read_dtype(content: bytes) -> tuple[np.dtype[Any], int]:
-    """The dtype in front, and where it ends."""
+    """Returns the dtype in front, and where it ends."""
     end = 1 + content[0] if content else 0
     text = content[1:end].decode("ascii", "replace")
     if not _DTYPE.fullmatch(text):

@@ -1,6 +1,6 @@
-"""Python objects as pickles: the one place of tdserve that pickles and unpickles what users hold.
+"""Python objects as pickles: the only module of tdserve that pickles and unpickles users' objects.
 
-Unpickling runs code that the bytes choose. So it happens only where a user said ``allow_pickle=True``, and never in a
+Unpickling runs code that the bytes choose. So it happens only where a user passed ``allow_pickle=True``, and never in a
 server, which keeps these bytes without looking inside.
 """
 
@@ -12,11 +12,11 @@ from typing import Any
 from tdserve.base.errors import NotSupportedError
 
 _PROTOCOL = 5
-"""The newest that every Python from 3.8 on reads."""
+"""Pickle protocol: the newest that every Python from 3.8 on reads."""
 
 
 def dump(value: Any, *, key: str = "") -> bytes:
-    """The pickle of a value.
+    """Returns the pickle of a value.
 
     Raises:
         NotSupportedError: Names ``key``; the object refuses. Nothing was changed.
@@ -28,7 +28,7 @@ def dump(value: Any, *, key: str = "") -> bytes:
 
 
 def load(content: bytes | memoryview, *, key: str = "") -> Any:
-    """The value of a pickle. Runs whatever code the pickle names.
+    """Returns the value of a pickle. Runs whatever code the pickle names.
 
     Raises:
         NotSupportedError: Names ``key``; this process lacks a class or a module, or the bytes are damaged.

@@ -19,10 +19,10 @@ from tdserve.transport.strangers import Sockets, shut_door
 LOOK_INTERVAL_S = 0.5
 
 CROWDED_SHARE = 0.5
-"""Share of all descriptors from which on strangers are looked for; after that, half of what was left."""
+"""Share of used descriptors at which strangers are looked for first; then, each time half of the rest is used up."""
 
 MIN_STRANGERS = 8
-"""Fewer may be clients that are connecting."""
+"""Fewer connections than this may belong to clients that are connecting."""
 
 FULL_SHARE = 0.95
 """Share from which on the process ends itself, before gloo does: then the log has the reason."""

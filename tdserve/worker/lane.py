@@ -35,7 +35,7 @@ from tdserve.worker.descriptors import check_room
 from tdserve.worker.small_reads import SmallReads
 
 _REAP = worker_pb2.Order()
-"""Stands among a lane's orders for: nothing but to wait for sends of long ago."""
+"""Queued in place of an order: only waits for the end of earlier sends."""
 
 _log = logging.getLogger("tdserve.worker")
 
@@ -91,8 +91,8 @@ class Lane:
         self.context = context
         self._perform = perform
         self._reap_mail = reap_mail
-        self._num_queued = 0  # written by the reading thread alone,
-        self._num_done = 0  # and this one by the lane's
+        self._num_queued = 0  # written only by the reading thread
+        self._num_done = 0  # written only by the lane's thread
         self._sent: deque[Work] = deque()
         self._orders: SimpleQueue[worker_pb2.Order | None] = SimpleQueue()
         self._kv_store: KVStore | None = None
@@ -147,7 +147,7 @@ class Lane:
         """Ends the lane: its channel closes, queued orders fail, and the thread ends after the current one."""
         self._is_closed = True
         self._close_channel()
-        self._opened.set()  # a thread that waits for the channel has waited long enough
+        self._opened.set()  # ends the wait of a thread for the channel
         self._orders.put(None)
 
     @property
@@ -213,7 +213,7 @@ class Lane:
             self._num_done += 1
 
     def _reap(self) -> None:
-        """Waits for sends of long ago; here, where a client that takes nothing blocks no other."""
+        """Waits for the end of earlier sends; in this thread a client that takes nothing blocks no other."""
         timeout_s = self.context.transfer_timeout_s
         self._reap_mail(timeout_s)
         try:
@@ -229,7 +229,7 @@ class Lane:
         """Reports a failure. The channel closes first, since control reuses the rows after the report. Then control
         learns that it is closed: a client that retries after the failure must not use it."""
         reported = error
-        if isinstance(error, (TransportError, DeadlineExceededError)):  # the caller's request is right: it may retry
+        if isinstance(error, (TransportError, DeadlineExceededError)):  # the request is valid: the caller may retry
             reported = TransferAbortedError(transfer=order.tag, reason=str(error))
         if order.is_accepted or reported is not error:
             self._close_channel()

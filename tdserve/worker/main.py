@@ -90,7 +90,7 @@ class Worker:
         try:
             self._dispatch(order)
         except (OSError, RuntimeError, MemoryError) as fault:
-            _log.exception("an order was not taken")
+            _log.exception("an order could not be dispatched")
             reason = f"the data worker cannot take it: {type(fault).__name__}: {fault}"[:500]
             if order.order:
                 failure = encode_failure(PeerLostError(peer="the data worker", reason=reason))

@@ -102,7 +102,7 @@ SETTLE_POLL_S = 0.0005
 
 
 def send_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Sends selected rows with their numbers and generations; rows that moved meanwhile are marked."""
+    """Sends selected rows with their numbers and generations; torn rows are marked."""
     wanted = order.send_rows
     store = lane.context.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)

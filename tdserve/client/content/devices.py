@@ -128,7 +128,7 @@ class Uploads:
 
     Args:
         device: The device.
-        slot_nbytes: Of one slot of staging memory.
+        slot_nbytes: Size of one slot of staging memory.
         max_slots: Largest number of slots; they are made when needed.
     """
 

@@ -69,7 +69,7 @@ def check_channel(welcome: control_pb2.Welcome, gpu: Gpu, *, transport: str, add
         welcome: The server's answer.
         gpu: The GPU that the client has named.
         transport: The transport that it asked for.
-        address: Of the server, for errors.
+        address: Address of the server, for errors.
 
     Raises:
         NcclUnavailableError, NotSupportedError: A transport was asked for by name and cannot be used.

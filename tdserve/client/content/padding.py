@@ -40,7 +40,7 @@ def pad_ragged(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping
     Nested parts whose rows differ in structure (chat histories) stay as they are.
 
     Args:
-        spec: Of the content.
+        spec: Structure of the content.
         tensors: Its dense leaves.
         values: Its other leaves.
         pad: See ``Pad``.

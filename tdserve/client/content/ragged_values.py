@@ -21,7 +21,7 @@ def split_tensors(value: Any, batch_size: tuple[int, ...], ragged: Ragged) -> An
     Args:
         value: A nested tensor, (nested) lists of tensors, a dense tensor with or without the batch dimensions, a
             number. A single element is repeated for all.
-        batch_size: Of the leaf.
+        batch_size: Batch size of the leaf.
         ragged: The leaf's elements.
     """
     if is_tensor_collection(value):

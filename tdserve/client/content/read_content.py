@@ -133,7 +133,7 @@ class Destination:
         return self._placed[1]
 
     def match_places(self, spec: Spec, layout: Layout) -> tuple[Leaves | None, TDServeError | None]:
-        """Returns the leaves as ``places`` does, or the error that explains why the content does not fit.
+        """Returns the leaves as ``find_places`` does, or the error that explains why the content does not fit.
 
         The caller must receive the content from the channel before it raises that error.
         """

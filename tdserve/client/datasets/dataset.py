@@ -18,7 +18,7 @@ INDEX_KEY = "index"
 
 BLOCK_ROWS = 1024
 BLOCK_NBYTES = 1 << 20
-"""Of rows that are read together for an iteration; a single row that the user keeps keeps all of them in memory."""
+"""Size of the rows that an iteration reads together; a row that the user keeps holds all of them in memory."""
 
 FIRST_BLOCK_ROWS = 16
 """The first block is small, for those who look only at the first rows; each block is twice as large as the last."""
@@ -50,7 +50,7 @@ def iter_rows(rows: Any, num_rows: int, nbytes: int) -> Iterator[Any]:
     Args:
         rows: Reads a block by its slice.
         num_rows: How many there are.
-        nbytes: Of all of them.
+        nbytes: Size of all of them.
     """
 
     def read(start: int, stop: int) -> Any:

@@ -27,9 +27,9 @@ class EpochPlan:
     """Which rows make up which batch.
 
     Attributes:
-        order: Of the whole epoch.
+        order: Order of the whole epoch.
         share: The positions in it that this reader visits.
-        num_rows: Of a batch.
+        num_rows: Rows of a batch.
     """
 
     order: EpochOrder

@@ -24,7 +24,7 @@ from tdserve.structure.compact import Tree, put_together, take_apart
 from tdserve.transport.pool import BufferPool, find_size_class
 
 MAX_IDLE_NBYTES = 512 * 1024 * 1024
-"""Of unused segments; more are freed."""
+"""Largest size of unused segments; others are freed."""
 
 
 class WorkerPool(BufferPool):

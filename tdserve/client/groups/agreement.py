@@ -28,10 +28,10 @@ from tdserve.transport.group_gloo import LinkWork
 from tdserve.v1 import group_pb2
 
 PAGE_BYTES = 512
-"""The description of a call fits, except for structures, which are sent once."""
+"""Size of a note's first message: the description of a call fits, except for structures, which are sent once."""
 
 MAX_NOTE_BYTES = 256 * 1024 * 1024
-"""The same as for gRPC's messages: specs of a hundred thousand leaves fit."""
+"""Largest note, the same as for gRPC's messages: specs of a hundred thousand leaves fit."""
 
 _LENGTH = struct.Struct("<Q")
 _ROOM_BYTES = PAGE_BYTES - _LENGTH.size
@@ -81,7 +81,7 @@ ROOTED = ("broadcast", "scatter")
 """In these calls the structure of the root counts; in the others that of rank 0."""
 
 MAX_KNOWN_SPECS = 256
-"""Of an epoch; a program uses a handful."""
+"""Most specs that are kept for an epoch; a program uses a handful."""
 
 ANSWERS = {"send": "recv", "recv": "send", "init_remote": "from_remote_init", "from_remote_init": "init_remote"}
 """The call that the other member must be making."""
@@ -153,7 +153,7 @@ def agree(
     """Agrees on a call of all members.
 
     Args:
-        wire: Of the call.
+        wire: Wire of the call.
         call: What this member is about to do.
         known: Structures that were exchanged in this epoch.
         check: Compares the structure that counts with this member's, if the fingerprints differ.
@@ -207,7 +207,7 @@ def agree_pair(
     """Agrees on a call of two members; the structure is that of the sender.
 
     Args:
-        wire: Of the call.
+        wire: Wire of the call.
         peer: The other member's rank.
         call: What this member is about to do.
         sent_specs: Structures that this member has sent to the other.

@@ -38,12 +38,12 @@ class GroupCalls:
 
     @property
     def name(self) -> str:
-        """Of the group."""
+        """Name of the group."""
         return self._ask.name
 
     @property
     def rank(self) -> int:
-        """Of this member in this epoch."""
+        """Rank of this member in this epoch."""
         return self._epoch.rank
 
     @property

@@ -50,14 +50,14 @@ class GroupEpoch:
 
     Args:
         session: The session that requested it; the epoch ends with it.
-        name: Of the group.
+        name: Name of the group.
         formed: The server's answer.
         host: Address of the interface at which the members reach this one.
         device: CUDA device of the backend nccl; None: the backend is gloo.
 
     Attributes:
-        number: Of the epoch.
-        rank: This member's.
+        number: Number of the epoch.
+        rank: Rank of this member.
         members: By rank.
         known: Structures that were sent to all members.
         sent_specs, received_specs: Structures that this member has sent to one other member alone, or received from it.

@@ -26,7 +26,7 @@ class GroupAsk:
 
     Args:
         client: Provides the sessions.
-        name: Of the group.
+        name: Name of the group.
         backend: ``"gloo"`` or ``"nccl"``.
         device: CUDA device of the backend nccl; None is the current one.
         interface: Address at which the other members reach this one. None uses the interface that reaches the server,

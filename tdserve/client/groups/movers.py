@@ -68,8 +68,8 @@ class DeviceMover:
     """Mover that uses NCCL for tensors and the link for values.
 
     Args:
-        nccl: Of the epoch.
-        deadline: Of the call.
+        nccl: NCCL link of the epoch.
+        deadline: Deadline of the call.
     """
 
     def __init__(self, nccl: NcclLink, deadline: Deadline) -> None:

@@ -48,12 +48,12 @@ class GivenPart:
 
     Args:
         td: TensorDict or tensorclass instance; must not change before the call is over.
-        name: Of the group, for errors.
-        allow_pickle: As of the client.
+        name: Name of the group, for errors.
+        allow_pickle: As for the client.
 
     Attributes:
         spec: Its structure.
-        fingerprint: Of the structure.
+        fingerprint: Fingerprint of the structure.
 
     Raises:
         NotSupportedError, InvalidSpecError: It cannot be sent; the error names the key.
@@ -104,11 +104,11 @@ class TakenPart:
 
     Args:
         out: A tensordict to fill in place; None: a new one is built.
-        name: Of the group, for errors.
+        name: Name of the group, for errors.
         allow_pickle: As of the client.
 
     Attributes:
-        fingerprint: Of the structure that it accepts; b"": any.
+        fingerprint: Fingerprint of the structure that it accepts; b"": any.
 
     Raises:
         NotSupportedError: ``out`` cannot be written to.

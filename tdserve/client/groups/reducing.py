@@ -40,13 +40,13 @@ class Reducing:
 
     Args:
         td: TensorDict or tensorclass instance.
-        op: Of ``OPERATIONS``.
-        name: Of the group, for errors.
+        op: One of ``OPERATIONS``.
+        name: Name of the group, for errors.
         device: Where the reduction is done; None: on the CPU.
 
     Attributes:
         spec: Its structure.
-        fingerprint: Of the structure.
+        fingerprint: Fingerprint of the structure.
 
     Raises:
         InvalidRequestError: There is no such operation.

@@ -199,8 +199,8 @@ class StoreHandle(AlterableHandle):
         """Reads a whole leaf or nested part.
 
         Args:
-            key: Of a leaf or of a nested tensordict. A non-tensor leaf is returned as NonTensorData or NonTensorStack,
-                as by ``TensorDict.get``; ``store[key]`` returns the value itself.
+            key: Key of a leaf or of a nested tensordict. A non-tensor leaf is returned as NonTensorData or
+                NonTensorStack, as by ``TensorDict.get``; ``store[key]`` returns the value itself.
             default: Returned when the store has no such key, as ``TensorDict.get`` does; ``store[key]`` raises
                 KeyNotFoundError, a KeyError.
             pad: Pads ragged tensors with this number to the longest of them; None leaves them ragged.

@@ -36,8 +36,8 @@ class StoreSource:
 
     Args:
         store: The store.
-        path: Of the leaf.
-        batch_size: Of the leaf.
+        path: Path of the leaf.
+        batch_size: Batch size of the leaf.
         dims: The selected part of each dimension: several positions, or a single one, which removes the dimension; by
             default all of them.
     """

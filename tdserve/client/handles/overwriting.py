@@ -41,7 +41,7 @@ def overwrite(
         index: As in ``tensordict[index]``.
         value: The new content.
         manner: What is broadcast.
-        is_exact: As of ``coerce_value``.
+        is_exact: As for ``coerce_value``.
         generations: Of a replay's rows, as ``write_selection`` takes them.
         shared: Reads what all rows share at a key. It is called when only some rows are written; None: nothing is
             shared.

@@ -296,7 +296,7 @@ class AlterableHandle(TensorDictCalls):
         Keys that the other lacks are removed, as in tensordict.
 
         Args:
-            name: Of the other store, of the same batch size; None, or this store's name, only refreshes this handle.
+            name: Name of a store of the same batch size; None, or this store's name, only refreshes this handle.
             allow_pickle: Whether pickled values of the other are unpickled; None: as set for the client.
 
         Raises:
@@ -350,7 +350,7 @@ class AlterableHandle(TensorDictCalls):
         """Adds a tensor of zeros and the missing nodes above it, for all clients.
 
         Args:
-            shape: Of the tensor; it begins with the store's batch size.
+            shape: Shape of the tensor; it begins with the store's batch size.
             dtype: By default torch's default one.
 
         Returns:

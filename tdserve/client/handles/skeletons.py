@@ -41,7 +41,7 @@ class Skeleton(NamedTuple):
         """Lists the stored paths to read for an entry: ``()`` for everything, none for an entry without leaves.
 
         Args:
-            key: Of an entry of the skeleton; ``()`` for all of it.
+            key: Key of an entry of the skeleton; ``()`` for all of it.
         """
         found = self.find_source(key) if key else self.sources
         numbers = _numbers(found) if isinstance(found, TensorDict) else [int(found)]

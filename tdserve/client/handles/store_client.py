@@ -38,7 +38,7 @@ class StoreClient(ByAddress):
     matters. Threads: safe. Processes: safe, whether it is pickled (by address) or forked.
 
     Attributes:
-        name: Of the store.
+        name: Name of the store.
         uid: Incarnation of the store, read together with ``spec``.
         spec: Its structure when it was last read.
         shares_non_tensor: Whether its non-tensor leaves are live.

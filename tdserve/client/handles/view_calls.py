@@ -30,7 +30,7 @@ class ViewCalls:
 
     @property
     def name(self) -> str:
-        """Of the store."""
+        """Name of the store."""
         return self._store.name
 
     @property
@@ -205,7 +205,7 @@ class ViewCalls:
             sampler: ``tdserve.WithoutReplacement(seed=)`` for a random order, which differs by seed and epoch; None or
                 ``tdserve.Fifo()`` for the rows as they are numbered.
             epoch: At least 0; for the next one, call again.
-            rank: Of this reader, from 0.
+            rank: Rank of this reader, from 0.
             world_size: Number of readers.
             drop_last: Leaves out batches that only some readers would have, and those that are not full.
             start: Batches that this reader has had before; goes on after them.

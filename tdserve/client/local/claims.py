@@ -23,7 +23,7 @@ class RowClaim:
 
     Args:
         local: The session's local end.
-        name: Of the table.
+        name: Name of the table.
         stored: Its whole structure.
         claim: The server's grant.
 

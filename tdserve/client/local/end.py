@@ -93,7 +93,7 @@ MIN_SPOOLED_BYTES = 32 * 1024
 """Fewer values are sent faster in the request than through a file."""
 
 OVERWRITES_TIMEOUT_S = 5.0
-"""For overwrites under way when their session is closed: a copy, and two messages with a running server."""
+"""Time for overwrites under way when their session is closed: a copy, and two messages with a running server."""
 
 
 class Filling(Protocol):
@@ -382,8 +382,8 @@ def open_local(
 
     Args:
         transport: The requested transport: ``"shm"`` requires a local end.
-        address: Of the server, for errors.
-        root, on_message, on_lost: As of ``LocalEnd.open``.
+        address: Address of the server, for errors.
+        root, on_message, on_lost: As for ``LocalEnd.open``.
         machine: Kind of processor; None is that of this machine.
 
     Raises:

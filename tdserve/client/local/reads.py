@@ -30,11 +30,11 @@ from tdserve.transport.sources_sinks import RowEnd, Source, view_bytes
 from tdserve.v1 import control_pb2
 
 PIECE_BYTES = 2 * 1024 * 1024
-"""Of a copy that several threads share, about 100 microseconds. With pieces of a quarter of that, the threads contend
-for the interpreter's lock so often that half of the gain is lost (measured)."""
+"""Pieces of a copy that several threads share: about 100 microseconds each. With pieces of a quarter of that, the
+threads contend for the interpreter's lock so often that half of the gain is lost (measured)."""
 
 MAX_CLONED_BYTES = 4096
-"""A few small tensors are cloned faster than a buffer for all of them is made."""
+"""Up to this size, tensors are cloned one by one: for a few small ones that is faster than making a common buffer."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tdserve.transport.sources_sinks import copy_bytes, view_bytes
 from tdserve.v1 import control_pb2
 
 LONG_COPY_BYTES = 1 << 20
-"""Some 50 µs: about what a message costs."""
+"""Copies from this size on are long: some 50 µs, about what a message costs."""
 
 
 def put_rows(

@@ -21,7 +21,7 @@ class Kept:
     Threads: one fills it, any number wait for what has arrived.
 
     Args:
-        layout: Of what is sent.
+        layout: Layout of what is sent.
         buffer: Flat, uint8 ``[layout.nbytes]``.
         on_first: Called when the first message has arrived, in the thread that fills it.
 
@@ -74,7 +74,7 @@ def compute_checksums(layout: Layout, buffer: torch.Tensor, spec: Spec) -> bytes
     """Returns the checksums of the leaves of a version in canonical order, as control has them.
 
     Args:
-        layout: Of what was sent.
+        layout: Layout of what was sent.
         buffer: Flat, as its messages filled it.
         spec: Its structure.
     """

@@ -30,7 +30,7 @@ CONTENT_TAG = 1
 THANKS_TAG = 2
 
 CONNECT_S = 3.0
-"""For opening the pair, which takes five milliseconds if both clients run and can reach each other."""
+"""Time for opening the pair, which takes five milliseconds if both clients run and can reach each other."""
 
 STALL_S = 2.0
 """The other end counts as stopped, or as too slow to be useful (6 MB/s), if a few messages take longer."""
@@ -40,7 +40,7 @@ class Link:
     """One end of a link. Threads: any may call ``feed`` and ``cancel``.
 
     Args:
-        number: Of the link.
+        number: Number of the link.
         rank: ``RELAY_RANK`` or ``PULLER_RANK``.
         secret: Both ends prove that they have it.
         publish: Sends an entry of the rendezvous: number, key, value.

@@ -20,7 +20,7 @@ from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
 
 JOIN_TIMEOUT_S = 5.0
-"""For a thread whose link was ended."""
+"""Timeout for the end of a thread whose link was ended."""
 
 MAX_EARLY = 64
 """Entries of links that are not known yet, or are over: a pair has four, and a client opens few pairs at once."""
@@ -75,7 +75,7 @@ class SessionRelays:
         """Returns a link whose pair can be opened from now on; ``close_link`` must follow.
 
         Args:
-            number: Of the link.
+            number: Number of the link.
             secret: Both ends prove that they have it.
             is_puller: Whether this client receives the version.
 

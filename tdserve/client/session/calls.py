@@ -35,10 +35,10 @@ RETRY_BACKOFF_S = 0.05
 MAX_RETRY_BACKOFF_S = 1.0
 
 MAX_BACKGROUND_THREADS = 4
-"""For calls with ``return_early=True``."""
+"""Threads for calls with ``return_early=True``."""
 
 CLOSE_FLUSH_S = 3.0
-"""For sending the rows of writers that were not closed before their client."""
+"""Time for sending the rows of writers that were not closed before their client."""
 
 _Result = TypeVar("_Result")
 _Self = TypeVar("_Self", bound="SessionClient")

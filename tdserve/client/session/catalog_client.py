@@ -32,7 +32,7 @@ from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import control_pb2
 
 DEFAULT_TIMEOUT_S = 30.0
-"""Long enough for a server to restart, short enough for a person to wait."""
+"""Default timeout: long enough for a server to restart, short enough for a person to wait."""
 
 LONGEST_WAIT_S = 7 * 24 * 3600.0
 """An infinite ``timeout_s`` waits a week, since gRPC, gloo and the messages need a number."""
@@ -247,15 +247,15 @@ def check_wait_s(timeout_s: float) -> float:
 
 
 LOOK_AFTER_S = 1.0
-"""After the start of a wait: processes may start in any order, and most stores exist by then."""
+"""Time from the start of a wait: processes may start in any order, and most stores exist by then."""
 
 LOOK_S = 1.4
-"""For a query of similar names."""
+"""Timeout of a query for similar names."""
 
 MIN_LOOK_S = 0.05
 
 WARN_AGAIN_S = 60.0
-"""Between two warnings about one name."""
+"""Least time between two warnings about one name."""
 
 MAX_WARNED = 256
 """Names whose last warning is remembered."""

@@ -27,10 +27,10 @@ MAX_BROKEN = 8
 BROKEN_WITHIN_S = 60.0
 
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-"""Of content that was posted for refused requests and not received yet."""
+"""Most bytes of content that was posted for refused requests and not received yet."""
 
 KEPT_TIMEOUT_S = 10.0
-"""For the server to receive some of it."""
+"""Time for the server to receive some of it."""
 
 
 class ContentChannel:

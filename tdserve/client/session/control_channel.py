@@ -18,7 +18,7 @@ from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2
 
 REAP_TIMEOUT_S = 30.0
-"""For the server to receive small messages that were sent long ago."""
+"""Time for the server to receive small messages that were sent long ago."""
 
 
 class ClientControlChannel:

@@ -26,7 +26,7 @@ class VersionInfo:
 
     Attributes:
         version: Its number.
-        nbytes: Of its tensors.
+        nbytes: Size of its tensors.
         created_s: When it became visible, seconds since the epoch.
         metadata: As given by the publisher.
     """
@@ -55,11 +55,11 @@ class StoreDescription:
         name: Its name.
         kind: ``"tensordict"``, ``"replay"`` or ``"weights"``.
         spec: Its structure: complete for a tensordict, of one row for a replay, of the newest version for weights.
-        batch_size: Of the spec.
+        batch_size: Batch size of the spec.
         num_rows: First batch dimension (1 without one); live rows of a replay.
         capacity: Rows of a replay, 0 for the others.
-        nbytes: Of all tensors.
-        version: Content version; of weights the newest version.
+        nbytes: Size of all tensors.
+        version: Content version; for weights, the newest version.
         inserts: Rows ever written to a replay.
         samples: Rows ever sampled from it.
         reserved_rows: Rows that writers are filling at the moment.
@@ -67,7 +67,7 @@ class StoreDescription:
         created_s: Seconds since the epoch.
         extra: Tensors that plain tensordict does not show when it opens the store's folder; ``objects`` lists the rest.
         path: The store's folder below the server's root.
-        uid: Of this incarnation of the name.
+        uid: Identity of this incarnation of the name.
         versions: Kept versions of weights.
         settings: Sampler, remover and limiter of a replay, canonical JSON.
         num_leased: Rows of a replay that are handed out and not acknowledged.
@@ -80,7 +80,7 @@ class StoreDescription:
         newest_policy_version: The version from which lags are counted; 0 before the first.
         lag_min, lag_mean, lag_max: How many versions its rows are old; None while no row has a known version.
         num_discarded: Rows that left a queue because they were too old.
-        fanout: Of weights: to how many clients each client sends a version at once; 0 if the server decides.
+        fanout: For weights, the number of clients to which each client sends a version at once; 0: the server decides.
         adopted: The user's folder that contains its tensors; "" if they are in the store's own.
         read_only: Whether every write is refused.
         num_waiting: Calls of clients that are waiting for it: for rows, for room, for a version.

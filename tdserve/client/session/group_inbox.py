@@ -9,7 +9,7 @@ from tdserve.base.errors import TDServeError
 from tdserve.v1 import control_pb2
 
 MAX_EARLY_EVENTS = 65_536
-"""Of epochs that this client does not know yet: entries of the other members' rendezvous, one each."""
+"""Most events of epochs that this client does not know yet: entries of the other members' rendezvous, one each."""
 
 MAX_NAMES = 1024
 """Groups whose last finished epoch is remembered; some programs use one group for each client that joins and leaves."""

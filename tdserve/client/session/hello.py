@@ -15,7 +15,7 @@ def make_hello(client_id: bytes, *, transport: str, gpu: str) -> control_pb2.Hel
 
     Args:
         client_id: Identifies the client object across its sessions.
-        transport: Of the content.
+        transport: Transport of the content.
         gpu: uuid of the client's GPU, for content by NCCL; "" for none.
     """
     return control_pb2.Hello(

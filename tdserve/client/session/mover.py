@@ -26,7 +26,7 @@ class WantedRows:
     """How rows of a table are read.
 
     Attributes:
-        name: Of the table.
+        name: Name of the table.
         stored: Its structure.
         added: Columns that come with them.
         keeps_fault: Whether the content carries the error of values that cannot be decoded, instead of raising it here.

@@ -17,7 +17,7 @@ from tdserve.control.status import decode_failure
 from tdserve.v1 import control_pb2
 
 SLOW_S = 1.0
-"""An answer that has not come by then waits for something."""
+"""Time after which an answer that has not come is taken to be waiting for something."""
 
 MAX_POLL_S = 3600.0
 """The longest wait that every Python lock supports."""
@@ -40,7 +40,7 @@ class Reply(NamedTuple):
         request: Its number.
         pending: Receives what follows.
         answer: The server's message.
-        deadline: Of the call.
+        deadline: Deadline of the call.
     """
 
     request: int

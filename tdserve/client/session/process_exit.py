@@ -12,10 +12,10 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 _PRIORITY = 10
-"""Before the clients of the process, which are closed last."""
+"""Priority at exit: before the clients of the process, which are closed last."""
 
 EXIT_FLUSH_S = 3.0
-"""For rows that nobody has waited for: extends with an early return, and what writers still hold."""
+"""Time for rows that no call waits for: extends with an early return, and what writers still hold."""
 
 _Member = TypeVar("_Member")
 

@@ -11,7 +11,7 @@ from tdserve.base.errors import DeadlineExceededError
 from tdserve.v1 import control_pb2
 
 MAX_WRITES_UNDER_WAY = 64
-"""Of one client, over all handles and threads: the server keeps each answer until the client has received it."""
+"""Most writes of one client, over all handles and threads: the server keeps each answer until the client has got it."""
 
 REPORT_EVERY = 64
 """Requests between two messages that tell the server which answers have arrived."""

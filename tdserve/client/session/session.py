@@ -43,10 +43,10 @@ from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2
 
 LOSS_NOTICE_S = 1.0
-"""Within this time a client notices the end of a server on its own machine."""
+"""Time within which a client notices the end of a server on its own machine."""
 
 FLUSH_TIMEOUT_S = 1.0
-"""For the server to receive what was sent before the end; it takes longer only if the server hardly runs."""
+"""Time for the server to receive what was sent before the end; it takes longer only if the server hardly runs."""
 
 _log = logging.getLogger("tdserve.client")
 
@@ -57,11 +57,11 @@ class Session:
     Args:
         connection: The channel to the control process.
         client_id: Names the client object, across its sessions.
-        transport: Of the content.
+        transport: Transport of the content.
         requests: Those that the client may still send again.
         timeout_s: For Hello and Welcome.
         root: Path of the server's root folder in this process, if it differs from the server's.
-        gpu: Of the client, for content by NCCL.
+        gpu: GPU of the client, for content by NCCL.
 
     Attributes:
         mover: Moves its content; set by the code that opens the session.

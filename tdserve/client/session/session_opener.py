@@ -10,7 +10,7 @@ from tdserve.base.errors import ConnectError, DeadlineExceededError
 from tdserve.client.session.session import Session
 
 JOIN_TIMEOUT_S = 1.0
-"""For the thread, when its client is closed: its connection is gone by then, which ends its wait."""
+"""Timeout for the end of the thread when its client is closed: its connection is gone by then, which ends its wait."""
 
 MIN_OPENING_S = 5.0
 """An opening goes on for this long although the call that began it had less time: the next call uses the session."""
@@ -21,7 +21,7 @@ class Opening:
 
     Args:
         open_session: Opens it until a deadline; blocks. The client owns the session, whether or not a call still waits.
-        address: Of the server, for errors.
+        address: Address of the server, for errors.
         timeout_s: For the opening; at least ``MIN_OPENING_S``.
         explain_silence: Returns why there was no answer for so many seconds.
     """

@@ -24,7 +24,7 @@ def format_repr(header: str, root: Node, *, kind: str, device: object) -> str:
         header: Precedes the fields.
         root: The structure.
         kind: Class name.
-        device: Of the tensordicts that are read; None if they have none.
+        device: Device of the tensordicts that are read; None if they have none.
     """
     return _format_node(root, kind, str(device), header)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from tdserve.base.deadline import Deadline, compute_grace_s
 
 TRANSFER_GRACE_S = 1.0
-"""Content that was granted just before the deadline may still arrive."""
+"""Extra time for content that was granted just before the deadline."""
 
 DEFAULT_TRANSFER_S = 30.0
-"""For the content of a call that asked without waiting (``timeout_s=0``)."""
+"""Time for the content of a call that does not wait (``timeout_s=0``)."""
 
 MIN_CHANNEL_S = 1.0
-"""For the channel of a call that is nearly out of time, and whose content the server has granted."""
+"""Least time for opening the channel of a call that is nearly out of time, and whose content the server has granted."""
 
 IMMEDIATE_CHANNEL_S = 5.0
-"""For the channel of a call that asked without waiting: it is not retried."""
+"""Time for opening the channel of a call that does not wait: it is not retried."""
 
 MIN_EXPECTING_S = 1.0
 """Calls with less time wait for an answer before content: that wait can end without harm to the session."""

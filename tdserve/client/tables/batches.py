@@ -35,10 +35,10 @@ REQUESTS_UNDER_WAY = 2
 prefetched."""
 
 JOIN_TIMEOUT_S = 5.0
-"""For a thread whose requests were cancelled; it takes milliseconds."""
+"""Timeout for the end of a thread whose requests were cancelled; it takes milliseconds."""
 
 POLL_S = 0.2
-"""How soon a waiting thread notices that the iterator was closed."""
+"""Longest time until a waiting thread notices that the iterator was closed."""
 
 
 @dataclass(frozen=True)

@@ -79,9 +79,9 @@ def encode_priorities(rows: Any, priority: Any, generation: Any) -> list[control
     """Encodes new priorities of rows, ``MAX_MESSAGE_ROWS`` in each message.
 
     Args:
-        rows: As of ``row_numbers``; a batch contains its generations.
+        rows: As for ``to_row_numbers``; a batch contains its generations.
         priority: One per row, or one for all.
-        generation: Of each row, if ``rows`` is not a batch.
+        generation: Generation of each row, if ``rows`` is not a batch.
 
     Raises:
         InvalidRequestError: The numbers of rows, priorities or generations differ, or a priority is invalid.
@@ -106,7 +106,7 @@ def to_generations(rows: Any, generation: Any, num_rows: int) -> NDArray[np.uint
 
     Args:
         rows: A batch contains them.
-        generation: Of each row, if ``rows`` is not a batch.
+        generation: Generation of each row, if ``rows`` is not a batch.
 
     Raises:
         InvalidRequestError: Their number differs from that of the rows.

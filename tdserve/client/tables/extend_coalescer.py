@@ -37,7 +37,7 @@ from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2
 
 SENDING_POLL_S = 0.001
-"""For parts that another thread is sending: longer than sending most of them takes."""
+"""Pause while another thread sends parts: longer than sending most of them takes."""
 
 MAX_UNDER_WAY = 2
 """While the content of one request is received, the next one is prepared. Requests that cannot be joined are limited
@@ -51,7 +51,7 @@ class ExtendCoalescer:
         client: Whose requests they are.
         target: The table.
         settings: Its rules.
-        max_rows: Of a shared request; 1 coalesces nothing.
+        max_rows: Most rows of a shared request; 1 coalesces nothing.
         is_ordered: Whether rows must be committed in the order of their extends: then one request is under way at a
             time.
         counts: Receives the counts in answers.

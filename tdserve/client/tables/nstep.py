@@ -65,7 +65,7 @@ class NStep:
         """Makes the window that converts the rows of one stream.
 
         Args:
-            spec: Of one row.
+            spec: Structure of one row.
 
         Raises:
             InvalidRequestError: The rows lack a key, or its entry is unsuitable; the error names the argument for

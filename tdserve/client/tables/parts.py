@@ -27,7 +27,7 @@ class ExtendPart(NamedTuple):
         future: Gets its row numbers.
         is_alone: Whether it must not share a request.
         values_nbytes: Size of the values.
-        number: Of its request, if it was tried before.
+        number: Number of its request, if it was tried before.
     """
 
     captured: Captured

@@ -74,8 +74,8 @@ class QueueHandle(TableHandle):
         A batch is acknowledged when the next one is requested, and given back if the iterator is closed before.
 
         Args:
-            num_rows: Of a batch; the last one of a closed queue may have fewer.
-            max_lag: As of :meth:`take`.
+            num_rows: Rows of a batch; the last one of a closed queue may have fewer.
+            max_lag: As for :meth:`take`.
             device: Where batches are moved.
             pad: Pads ragged tensors to the longest of a batch, as of ``ReplayHandle.sample``.
             timeout_s: Seconds that one batch may take; after that the iterator raises DeadlineExceededError.

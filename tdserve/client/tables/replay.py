@@ -152,8 +152,8 @@ class ReplayHandle(TableHandle):
         Args:
             index: A sampled batch, or row numbers.
             priority: At least 0; one per row, or one for all. If a row occurs twice, the last one counts.
-            generation: Of each row, if ``index`` is not a batch: rows that were overwritten since are skipped. None:
-                all rows must be live.
+            generation: Generation of each row, if ``index`` is not a batch: rows that were overwritten since are
+                skipped. None: all rows must be live.
             return_early: True returns a future at once; the arguments are copied before.
 
         Returns:

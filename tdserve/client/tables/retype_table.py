@@ -1,4 +1,4 @@
-"""Creates a table anew that was created for rows of fixed size, and is then given rows that differ in size.
+"""Recreates a table that was created for rows of fixed size when its first rows differ in size.
 
 This is possible only before the first row is written. It lets a user pass any row of a ragged batch as ``like``.
 """
@@ -18,7 +18,7 @@ from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 RENEWAL_TIMEOUT_S = 1.0
-"""Between the end of the old table and the new one: a table of many GiB takes some time."""
+"""Longest time between the end of the old table and the new one: a table of many GiB takes some time."""
 
 
 def retype(client: SessionClient, name: str, row: Spec, batch: Any) -> StoreDescription | None:
@@ -26,7 +26,7 @@ def retype(client: SessionClient, name: str, row: Spec, batch: Any) -> StoreDesc
 
     Args:
         client: Its connection.
-        name: Of the table.
+        name: Name of the table.
         row: The structure of its rows, as the caller last read it.
         batch: The rows that do not fit.
 

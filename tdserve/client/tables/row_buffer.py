@@ -144,9 +144,9 @@ class RowBuffer:
     """A queue of rows in pages. Threads: not safe; its owner needs a lock.
 
     Args:
-        spec: Of one row.
+        spec: Structure of one row.
         page_rows: Rows that are usually sent together.
-        max_bytes: Of all memory, including pages that wait to be reused.
+        max_bytes: Limit for all memory, including pages that wait to be reused.
 
     Attributes:
         num_under_way: Rows that were taken and not yet returned.

@@ -38,7 +38,7 @@ GIVE_WAY_S = 0.001
 per batch instead of 1). If batches are not joined, it pauses once per batch, as long as it is ahead."""
 
 JOIN_TIMEOUT_S = 5.0
-"""For a thread that has nothing left to do; it takes milliseconds."""
+"""Timeout for the end of a thread that has nothing left to do; it takes milliseconds."""
 
 _STREAMS = itertools.count(1)
 """Numbers of streams, unique in this process; rows of two streams never share a trajectory."""
@@ -59,7 +59,7 @@ class RowSender:
         spec: Structure of one row: the table's, or a part of it.
         batch: Rows that are sent together when nothing delays them.
         flush_s: Longest time that a row waits for others; None: until ``flush``.
-        max_bytes: Of all rows that wait or are under way.
+        max_bytes: Limit for all rows that wait or are under way.
         window: Turns them into n-step rows.
 
     Attributes:

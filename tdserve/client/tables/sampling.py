@@ -63,7 +63,7 @@ class Query:
     """Which rows of a table to draw; arguments as of ``ReplayHandle.sample``.
 
     Attributes:
-        name: Of the store.
+        name: Name of the store.
         stored: Its structure, beginning with the capacity.
         added: Columns that are added to the rows.
         is_exact: Whether exactly the requested number of rows comes.

@@ -61,7 +61,7 @@ class TableHandle(ByAddress):
     Threads: safe. Processes: safe, whether the handle is pickled (by address) or forked.
 
     Attributes:
-        name: Of the store.
+        name: Name of the store.
         capacity: Rows.
         spec: Structure of one row.
         settings: Sampler, remover and limiter at the time when this handle was made.
@@ -197,7 +197,7 @@ class TableHandle(ByAddress):
         """Writes a leaf or nested part of live rows, in one write; readers see each row either before or after it.
 
         Args:
-            key: Of the leaf, which may not have been written yet.
+            key: Key of the leaf, which may not have been written yet.
             value: Tensor ``[n, *leaf]``, broadcast as by ``leaf[index] = value``; or values of a non-tensor leaf.
             index: Row numbers, as returned by ``extend``. A sampled batch stands for its rows, and nothing is written
                 if one of them was overwritten since; bare numbers mean whatever rows have them now.

@@ -36,7 +36,7 @@ RETRY_PAUSE_S = 0.1
 """Pause of an iterator after an attempt that did not reach the server."""
 
 GIVE_BACK_TIMEOUT_S = 5.0
-"""For giving rows back after their work has failed; if it takes longer, they are free when the session ends."""
+"""Timeout for giving rows back after their work has failed; after it, they are free when the session ends."""
 
 
 def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Any:
@@ -154,7 +154,7 @@ class TakenBatches:
     in the loop, at the latest when the iterator is dropped. Threads: one may iterate, any may close it.
 
     Args:
-        num_rows: Of a batch; the last ones of a closed table may have fewer.
+        num_rows: Rows of a batch; the last ones of a closed table may have fewer.
         device: Where batches are moved.
         timeout_s: Seconds that one batch may take.
     """

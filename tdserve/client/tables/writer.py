@@ -26,7 +26,7 @@ from tdserve.structure.tree import Path
 MAX_BYTES = 64 * 1024 * 1024
 
 ABANDON_FLUSH_S = 2.0
-"""For rows that were appended before the caller's code raised an exception, which must not be delayed for long."""
+"""Time for sending rows that were appended before the caller's code raised: the exception must not wait for long."""
 
 
 class ReplayWriter:
@@ -54,10 +54,11 @@ class ReplayWriter:
     Threads: safe; rows of several threads are one stream. After a fork the child must make a writer of its own.
 
     Args:
-        handle: Of the table.
+        handle: Handle of the table.
         batch: Rows that are sent together; for a queue at most half of its ``max_size``.
         flush_s: Longest time that a row waits for others; None waits for full batches, ``flush`` and ``close``.
-        max_bytes: Of the rows that wait and are under way, and of the memory around them (600 bytes per leaf and row).
+        max_bytes: Limit for the rows that wait and are under way, and the memory around them (600 bytes per leaf and
+            row).
         keys: Leaves and nested parts that the rows have; the others are written later with ``set_at_``. None: all.
         policy_version: Version of the table's policy that makes the rows appended from now on; see the property.
         n_step: Turns them into n-step rows. Rows whose horizon is open, at most n-1, are held back, also by ``flush``;

@@ -66,7 +66,7 @@ class TensorDictClient(SessionClient):
             td: TensorDict or tensorclass instance. The file of a PersistentTensorDict is read while it is sent, and the
                 store reads as a TensorDict. Of meta and fake tensors only the structure is stored: the store reads as
                 meta tensors until it is first written, and then as its content, with zeros where nothing was written.
-            name: Of the store.
+            name: Name of the store.
             exists_ok: True writes the content into an existing store of the same structure.
             share_non_tensor: True makes the non-tensor leaves live in tensordicts that are loaded from the store or
                 read by its
@@ -105,7 +105,7 @@ class TensorDictClient(SessionClient):
         """Builds a matching tensordict, fills it, and returns it or a future of it.
 
         Args:
-            name: Of the store; waits for it if it does not exist yet.
+            name: Name of the store; waits for it if it does not exist yet.
             device: Where the tensors are moved; None leaves them on the CPU.
             keys: Leaves or nested parts to fetch; None is all.
             out: Filled instead of a new tensordict; must fit.
@@ -148,7 +148,7 @@ class TensorDictClient(SessionClient):
         """Fills a tensordict in place with a store's content.
 
         Args:
-            td: Of the store's structure.
+            td: A tensordict of the store's structure.
             newer_than: Waits for a content version above this one. Nothing is queued: of several versions that are
                 written meanwhile only the newest is read.
 
@@ -315,8 +315,8 @@ class TensorDictClient(SessionClient):
         are fetched, and ragged tensors, whose sizes are unknown without their content.
 
         Args:
-            name: Of the store; waits for it if it does not exist yet. ``"store/part"`` names a nested tensordict, as
-                ``subpath`` does.
+            name: Name of the store; waits for it if it does not exist yet. ``"store/part"`` names a nested tensordict,
+                as ``subpath`` does.
             device: Where the tensors are moved; None leaves them on the CPU.
             out: Receives the content in place if it fits. Otherwise its leaves are replaced, and keys that the store
                 lacks are removed, as in tensordict. If it has a device, the content goes there.

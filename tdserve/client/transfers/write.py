@@ -296,7 +296,7 @@ def write_selection(
 
     Args:
         stored: The store's whole structure, as this client last read it.
-        generations: Of a replay's rows: nothing is written if one was overwritten since.
+        generations: Generations of a replay's rows: nothing is written if one was overwritten since.
         create: Creates the store in a session. It is invisible before this write is committed, and disappears with the
             session if it is not. Called for every session that is tried.
     """

@@ -145,13 +145,13 @@ class Rest:
     """A version of which only a part is sent.
 
     Args:
-        spec: Of the whole version.
+        spec: Structure of the whole version.
         accepted: Names the leaves that are not sent.
         held: Contains these leaves; None: they turned out to be missing.
         destination: Where the version goes.
 
     Attributes:
-        layout: Of the part that is sent.
+        layout: Layout of the part that is sent.
         into: Where it goes; None: a new buffer.
 
     Raises:

@@ -33,7 +33,7 @@ def take_whole(
     channel.
 
     Args:
-        spec: Of what is sent.
+        spec: Structure of what is sent.
         destination: The caller's place.
         mismatch: Why there is none; raised then.
         device: Where the content will be moved, as of ``receive``.

@@ -27,7 +27,7 @@ from tdserve.transport.stream import recv_messages
 from tdserve.v1 import control_pb2
 
 VERIFY_S = 5.0
-"""For the server to have the checksums: it makes or receives them soon after the first pull."""
+"""Time for the server to get the checksums: it makes or receives them soon after the first pull."""
 
 ANSWER_GRACE_S = 1.0
 
@@ -111,7 +111,7 @@ def receive_kept(
 
     Args:
         link: Its number at control.
-        layout, spec: Of what is sent.
+        layout, spec: Layout and structure of what is sent.
         channel, tag, pool, timeout_s, into: As of ``download.receive``.
 
     Raises:

@@ -69,7 +69,7 @@ class Wanted:
     """Which version to get, and where to put it.
 
     Attributes:
-        name: Of the store.
+        name: Name of the store.
         newer_than: Only a version above this one; None: any.
         version: This version instead of the newest.
         out: A tensordict to fill, or

@@ -1,6 +1,7 @@
 """The items of an index expression, each on its own: parsed from Python, described in errors, sent as messages.
 
-``selection`` combines them and knows batch sizes. NumPy only; torch tensors are recognised by their ``detach``.
+``selection`` combines them and applies them to batch sizes. NumPy only; torch tensors are recognised by their
+``detach``.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ def parse_item(item: Any) -> Item:
         found = np.asarray(item)
         return _parse_array(found.astype(np.int64) if found.dtype.kind in "iu" or found.size == 0 else found)
     if isinstance(item, np.bool_):
-        raise TypeError("a NumPy bool scalar is no index, use a Python bool")
+        raise TypeError("a NumPy bool scalar is not an index, use a Python bool")
     if hasattr(item, "__index__"):
         return _to_int64(operator.index(item))
-    raise TypeError(f"a {kind.__name__} is no index")
+    raise TypeError(f"a {kind.__name__} is not an index")
 
 
 def _to_positions(array: NDArray[Any]) -> NDArray[Any]:
@@ -84,7 +85,7 @@ def _parse_array(array: NDArray[Any]) -> Item:
         return array.astype(np.int64)  # np.array([]) and torch.tensor([]).double() mean no positions
     if array.ndim == 0 and array.dtype.kind in "iu":
         return _to_int64(int(array))
-    raise TypeError(f"an array of dtype {array.dtype} is no index, use int64 or bool")
+    raise TypeError(f"an array of dtype {array.dtype} is not an index, use int64 or bool")
 
 
 def _to_int64(value: int) -> int:

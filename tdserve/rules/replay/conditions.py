@@ -26,7 +26,7 @@ class SampleConditions(NamedTuple):
     max_lag: int | None = None
 
     def describe(self, *, has_partial_rows: bool = True, missing: str = "") -> str:
-        """Returns what leaves rows out, for the error of a sample that waited for them.
+        """Returns why too few rows can be drawn, for the error of a sample that waited for them.
 
         Args:
             has_partial_rows: Whether rows of the table may lack leaves.

@@ -106,7 +106,7 @@ def make_epoch_order(sampler: Any, num_rows: int, *, epoch: int) -> EpochOrder:
     if sampler is None or isinstance(sampler, Fifo):
         return NumberOrder()
     if not isinstance(sampler, WithoutReplacement):
-        reason = f"{sampler!r} is none that visits each row once: there are Fifo and WithoutReplacement"
+        reason = f"{sampler!r} does not visit each row once; use Fifo or WithoutReplacement"
         raise InvalidRequestError(argument="sampler", reason=reason)
     kind = SortedOrder if num_rows <= MAX_SORTED_ROWS else EncipheredOrder
     return kind(num_rows, seed=sampler.seed or 0, epoch=epoch)

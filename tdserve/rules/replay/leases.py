@@ -145,7 +145,7 @@ class Leases:
         """Returns which of the rows this owner holds for this consumer."""
         found = self._numbers_of(consumer, rows)
         mine = self._of_owner.get(owner, {})
-        if len(found) and int(np.count_nonzero(found == found[0])) == len(found):  # of one lease, as mostly
+        if len(found) and int(np.count_nonzero(found == found[0])) == len(found):  # usually all are of one lease
             return np.full(len(found), int(found[0]) in mine)
         numbers, place = np.unique(found, return_inverse=True)
         is_mine = np.array([number in mine for number in numbers.tolist()], np.bool_)

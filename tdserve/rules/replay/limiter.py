@@ -40,7 +40,7 @@ class Limiter(ABC):
 
     Attributes:
         kind: Its name in JSON.
-        blocks_writers: Whether writers ever wait for it. If not, extends may be stored together.
+        blocks_writers: Whether a writer may have to wait for it. If not, extends may be stored together.
     """
 
     kind: ClassVar[str]

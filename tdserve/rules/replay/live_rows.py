@@ -13,7 +13,7 @@ Rows = NDArray[np.int64]
 _ABSENT = -1
 
 _MIN_RUN = 512
-"""Fewer rows are handled one by one, which is faster than finding out whether they are consecutive."""
+"""Fewer rows than this are handled one by one, which is faster than finding out whether they are consecutive."""
 
 
 def compact(rows: Rows) -> slice | Rows:
@@ -128,5 +128,5 @@ class LiveRows:
 
 
 def _select(rows: Rows, is_chosen: NDArray[np.bool_]) -> Rows:
-    """Returns ``rows[is_chosen]``; if all are chosen, as mostly, these rows themselves, which must not be changed."""
+    """Returns ``rows[is_chosen]``; if all are chosen, which is usual, ``rows`` itself, which must not be changed."""
     return rows if np.count_nonzero(is_chosen) == len(rows) else rows[is_chosen]

@@ -97,7 +97,7 @@ class OrderedRows:
         return self._ends(num_rows, beyond, is_back=False)
 
     def find_newest(self, num_rows: int, *, beyond: int | None = None) -> Rows:
-        """Returns the newest rows, newest first; as :meth:`oldest`, ``beyond`` is for older ones."""
+        """Returns the newest rows, newest first; as for :meth:`find_oldest`, ``beyond`` is for older ones."""
         return self._ends(num_rows, beyond, is_back=True)
 
     def _ends(self, num_rows: int, beyond: int | None, *, is_back: bool) -> Rows:

@@ -23,8 +23,8 @@ class RowsPlan:
 
     Attributes:
         rows: Row numbers, in the order of the result.
-        generations: Their generations now; a process that copies a row checks that its generation did not move
-            meanwhile.
+        generations: Their generations now; a process that copies a row checks afterwards that its generation
+            is still the same.
         columns: Columns that the sampler adds, by key.
         spent: Rows that leave the table once they were sent,
         spent_generations: and their generations.

@@ -28,7 +28,7 @@ NAME_MASK = (1 << _PART_SHIFT) - 1
 """The part of a generation that identifies the row: a partial write leaves it unchanged."""
 
 _PART_MASK = (1 << 18) - 1
-"""Partial writes of a row are counted above the commits, in 18 bits: a reader only has to see that it moved."""
+"""Partial writes of a row are counted above the commits, in 18 bits: a reader only has to see a change."""
 
 _NONE: Rows = np.empty(0, np.int64)
 

@@ -36,7 +36,7 @@ class RowMask:
         self._is_member[compact(rows)] = False
 
     def select_members(self, rows: Rows) -> Rows:
-        """Returns those of these rows that are members; if all are, as mostly, the array itself."""
+        """Returns those of these rows that are members; if all are, which is usual, the array itself."""
         is_member = self._is_member[compact(rows)]
         return rows if np.count_nonzero(is_member) == len(rows) else rows[is_member]
 

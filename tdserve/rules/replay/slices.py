@@ -263,7 +263,7 @@ class SliceSelector:
         """Chooses slices; None if none begins anywhere. ``slice_end`` is true on the last row of each.
 
         Raises:
-            InvalidRequestError: As of :meth:`Slices.length`. Nothing was changed.
+            InvalidRequestError: As for :meth:`Slices.compute_length`. Nothing was changed.
         """
         length = self._setting.compute_length(total or num_rows, self._capacity)
         return self.draw_slices(num_rows // length, length, rng=rng)

@@ -144,8 +144,8 @@ class Staleness:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def iter_pieces(self, low: int, high: int, *, piece_rows: int) -> Iterator[Rows]:
-        """As :meth:`between`, so many rows at most at a time, or none: each is a member when it is given. Rows may come
-        and go meanwhile; those that come are not among them."""
+        """Yields the rows of :meth:`find_between`, at most ``piece_rows`` at a time, or none: each is a member when
+        yielded. Rows may come and go meanwhile; those that come are not among them."""
         buckets = [(number, self._buckets[number]) for number in self._range(low, high)]
         chunks = [(number, rows) for number, bucket in buckets for _, rows in bucket.chunks()]
         for number, rows in chunks:
@@ -196,7 +196,7 @@ class Staleness:
         """Returns the members among a chunk of a bucket, each where it came last: some rows have gone, or come back.
 
         Args:
-            number: Of the bucket.
+            number: Number of the bucket.
             first: Place of the first row.
             rows: The rows.
         """

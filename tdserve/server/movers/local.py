@@ -180,7 +180,7 @@ class LocalMover(Mover):
         return str(make_path(entry, version).relative_to(self._stores.root.path))
 
     def may_still_write(self, request: int) -> bool:
-        """Whether the client has neither reported the end of its write nor been proved gone."""
+        """Returns whether the client has neither reported the end of its write nor been proved gone."""
         return self._client.may_still_write(request)
 
     def move_to_tasks(self) -> None:

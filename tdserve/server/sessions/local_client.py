@@ -98,7 +98,7 @@ class LocalClient:
     def check_writes(self, doing: str) -> None:
         """Raises NotSupportedError if the client has declared that it only reads; ``doing`` names the operation."""
         if self.is_read_only:
-            raise NotSupportedError(feature=doing, reason="this client said that it only reads")
+            raise NotSupportedError(feature=doing, reason="this client has declared that it only reads")
 
     async def send(self, message: control_pb2.ServerMessage, rest: bytes = b"") -> None:
         """Sends a message, without waiting for anything. ``rest`` and errors are those of ``LocalLink.send``."""
@@ -160,11 +160,11 @@ class LocalClient:
             order.spool_offset, order.spool_nbytes = content.spool_offset, content.spool_nbytes
 
     def is_writing(self, request: int) -> bool:
-        """Whether the client was let write and has not reported the end of it."""
+        """Returns whether the client was permitted to write and has not reported the end of it."""
         return request in self._writing
 
     def may_still_write(self, request: int) -> bool:
-        """Whether the client is writing and not proved gone."""
+        """Returns whether the client is writing and not proved gone."""
         return self.is_writing(request) and bool(self.lock_name) and not self._is_gone(self.lock_name)
 
     def lose(self) -> None:

@@ -181,7 +181,7 @@ class Mover(ABC):
         """Sends a version to the client; the result is that of ``get_rows``."""
 
     def may_still_write(self, request: int) -> bool:
-        """Whether the client may still write files for a request that has failed."""
+        """Returns whether the client may still write files for a request that has failed."""
         return False
 
     def move_to_tasks(self) -> None:  # noqa: B027 (most have nothing to do)

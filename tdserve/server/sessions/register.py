@@ -69,7 +69,7 @@ class Sessions:
         return len(self._by_number)
 
     def __contains__(self, number: object) -> bool:
-        """Whether a session is open and has not begun to end."""
+        """Returns whether a session is open and has not begun to end."""
         session = self._by_number.get(number) if isinstance(number, int) else None
         return session is not None and not session.ended.is_set()
 

@@ -244,7 +244,7 @@ class ClientSession:
         """Runs a block that a cancellation or the end of the session interrupts: nothing has been begun in it."""
         task = asyncio.current_task()
         if task is None:
-            raise LocalProtocolError(reason="waiting() outside a task")
+            raise LocalProtocolError(reason="mark_waiting() outside a task")
         request = self._tasks.get(task, 0)
         is_lost = self._channel_of.get(request, self.channel_number) != self.channel_number
         if self.ended.is_set() or request in self.cancelled_requests or is_lost:

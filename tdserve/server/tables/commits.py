@@ -1,5 +1,5 @@
-"""The commit of filled rows: recorded, then visible. It takes one turn of the event loop, or several for very many
-rows."""
+"""The commit of filled rows: they are recorded, then made visible. It takes one turn of the event loop, or several for
+very many rows."""
 
 from __future__ import annotations
 

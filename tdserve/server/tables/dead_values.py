@@ -17,9 +17,9 @@ _log = logging.getLogger("tdserve.server")
 
 
 class DeadValues:
-    """Drops such values when there is no room for others.
+    """Drops dead values when there is no room for others.
 
-    To drop them at once would cost a commit for every consumed row; like this, most are replaced at no cost.
+    Dropping them at once would cost a commit for every consumed row; later, most of them are replaced at no cost.
 
     Args:
         stores: All stores of the server.
@@ -36,8 +36,8 @@ class DeadValues:
         room now.
 
         Args:
-            name: Of the store.
-            error: Of the write. If it was not for values that there was no room, dropping some helps nobody: those
+            name: Name of the store.
+            error: Error of the write. If the room that is missing is not for values, nothing is dropped: the values
                 found may be the write's own.
         """
         try:

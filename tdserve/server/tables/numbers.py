@@ -88,8 +88,8 @@ def _join(pieces: list[Rows]) -> Rows:
 
 
 def _needs_last_row(selection: Selection) -> bool:
-    """Whether an index counts from the end or is a mask; the meaning of others does not depend on the number of
-    rows."""
+    """Returns whether an index counts from the end or is a mask; the meaning of others does not depend on the number
+    of rows."""
     for item in selection.items:
         if is_mask(item):
             return True

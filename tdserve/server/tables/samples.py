@@ -66,7 +66,7 @@ class _SampleCall:
 
     @property
     def line(self) -> Hashable:
-        """Returns what is equal for calls that wait in one line: nobody's sample is possible before another's."""
+        """Returns the line in which calls wait. Those with the same conditions share one, and are served in turn."""
         asked = self.asked
         wanted = (self.num_rows, self.num_batches, self.conditions, self.max_lag)
         return ("sample", *wanted, asked.is_lease, asked.replaces_torn)
@@ -337,6 +337,6 @@ def make_older_store_error(entry: OpenedStore) -> SpecMismatchError:
 
 
 def _is_expected(entry: OpenedStore, plan: SamplePlan, message_nbytes: Sequence[int]) -> bool:
-    """Whether these rows make exactly the messages that the client waits for."""
+    """Returns whether these rows make exactly the messages that the client waits for."""
     layout = make_rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
     return layout.message_nbytes == tuple(message_nbytes)

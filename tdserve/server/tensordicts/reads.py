@@ -21,8 +21,8 @@ class Reads:
     """Serves the reads of sessions from tensordict stores."""
 
     def is_as_expected(self, entry: OpenedStore, asked: control_pb2.ReadRequest) -> bool:
-        """Whether a store has the structure that the client expects and the read need not wait: then the client may
-        wait for the content directly, without an answer."""
+        """Returns whether a store has the structure that the client expects and the read need not wait: then the client
+        may wait for the content directly, without an answer."""
         is_known = entry.record.kind == "tensordict" and asked.fingerprint == entry.spec.fingerprint
         return is_known and not (entry.writes or entry.lost or asked.HasField("newer_than"))
 

@@ -86,7 +86,7 @@ class Relays:
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
-        """Number of stores with a version that a client may pass on."""
+        """Returns the number of stores with a version that a client may pass on."""
         return len(self._stores)
 
     async def place(

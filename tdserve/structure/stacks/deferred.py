@@ -18,7 +18,7 @@ from tdserve.structure.torch_private import pytree
 Make = Callable[[], LazyStackedTensorDict]
 
 MIN_ROWS = 32
-"""Fewer are built at once, which takes a few microseconds."""
+"""Fewer rows than this are built at once, which takes a few microseconds."""
 
 
 class Deferred(Sequence[Any]):
