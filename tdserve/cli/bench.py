@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,34 +23,9 @@ from tdserve.bench.options import WORKLOAD_NAMES, BenchOptions
 @click.option("--repeats", type=click.IntRange(min=1), help="Rounds of every floor and subject.")
 @click.option("--quick", is_flag=True, help="Small sizes, to see that everything works.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="File for the figures.")
-@click.option("--simulate-fanout", is_flag=True, help="Only compute how weights reach 1,000 pullers.")
 @click.option("--root", "parent", type=click.Path(path_type=Path), help="Folder for the data of the run.")
-def bench(
-    workloads: tuple[str, ...],
-    *,
-    transport: str,
-    repeats: int | None,
-    quick: bool,
-    json_path: Path | None,
-    simulate_fanout: bool,
-    parent: Path | None,
-) -> int:
+def bench(workloads: tuple[str, ...], *, transport: str, **settings: Any) -> int:
     """Measure WORKLOADS (by default all) and their ratios to the floor."""
-    if simulate_fanout:
-        from tdserve.bench.fanout_simulation import format_table
-
-        for line in format_table():
-            click.echo(line)
-        return 0
     from tdserve.bench.main import run  # imports torch
 
-    return run(
-        BenchOptions(
-            workloads=workloads or WORKLOAD_NAMES,
-            transport=check_transport(transport),
-            repeats=repeats,
-            quick=quick,
-            json_path=json_path,
-            parent=parent,
-        )
-    )
+    return run(BenchOptions(workloads or WORKLOAD_NAMES, check_transport(transport), **settings))

@@ -5,6 +5,8 @@ host sends one chunk at a time, to its pullers in turn. A chunk arrives a latenc
 from then on. All pullers ask at once. The control process handles one request at a time. A pair of clients has to be
 formed before its first chunk, and a puller verifies what it received at the end. ``tdserve.rules.fanout`` decides who
 gets the version from whom. Nothing fails, no host is slower than others, and copies within a host cost nothing.
+
+``python -m tests.fanout_simulation`` prints the table of ``tdserve/bench/README.md``.
 """
 
 from __future__ import annotations
@@ -208,3 +210,7 @@ def format_table(
         gigabytes = f"{found.server_bytes / 1e9:.2f} GB"
         lines.append(f"| {name} | {found.median_s:.2f} s | {found.last_s:.2f} s | {gigabytes} | {found.depth} |")
     return lines
+
+
+if __name__ == "__main__":
+    print("\n".join(format_table()))
