@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
 
-from tdserve.base.errors import InvalidRequestError
-from tdserve.bench.measure import Series
+import numpy as np
+
+from tdserve.bench.measure import Round
 
 Unit = Literal["us", "ms", "rows/s", "GB/s"]
 
@@ -51,7 +52,7 @@ class Figure:
         op_median_ms, op_p99_ms: Milliseconds of one operation. In a pipeline these are the gaps between completions.
         num_ops: The number of operations behind the p99.
         rounds: The value of each round, in order.
-        floors: A target that names no floor means the first one.
+        floors: Gloo first, the fastest way of it before others: a target that names no floor means the first one.
         targets: Empty where the plan asks nothing.
     """
 
@@ -95,26 +96,21 @@ class Figure:
 
 @dataclass(frozen=True)
 class Scale:
-    """How a series becomes a figure: a time in ``us`` or ``ms``, or a rate of ``amount`` rows or GB per operation."""
+    """How rounds become a figure: a time in ``us`` or ``ms``, or a rate of ``amount`` rows or GB per operation."""
 
     unit: Unit
     amount: float = 1.0
 
-    @property
-    def is_time(self) -> bool:
-        """Whether less is better."""
-        return self.unit in PER_SECOND
-
-    def convert_rounds(self, series: Series) -> tuple[float, ...]:
+    def convert(self, rounds: Sequence[Round]) -> tuple[float, ...]:
         """Returns the value of each round, in the unit."""
-        if self.is_time:
-            return tuple(each.median_s * PER_SECOND[self.unit] for each in series.rounds)
-        return tuple(each.ops_per_s * self.amount for each in series.rounds)
+        if self.unit in PER_SECOND:
+            return tuple(each.median_s * PER_SECOND[self.unit] for each in rounds)
+        return tuple(each.ops_per_s * self.amount for each in rounds)
 
-    def compute_ratio(self, floor: Series, subject: Series) -> float:
+    def compute_ratio(self, floor: Sequence[float], subject: Sequence[float]) -> float:
         """Returns how near the subject comes to the floor: the median over pairs of neighbouring rounds."""
-        pairs = zip(self.convert_rounds(floor), self.convert_rounds(subject), strict=True)
-        return median(low / own if self.is_time else own / low for low, own in pairs)
+        quotients = np.divide(floor, subject) if self.unit in PER_SECOND else np.divide(subject, floor)
+        return float(np.median(quotients))
 
 
 def to_gigabytes(nbytes: int) -> float:
@@ -127,44 +123,35 @@ def make_figure(
     name: str,
     scale: Scale,
     *,
-    subject: Series,
-    floors: Mapping[str, Series],
+    subject: Sequence[Round],
+    floors: Mapping[str, Sequence[Round]],
     targets: Sequence[Target] = (),
 ) -> Figure:
-    """Joins the series of a subject with those of its floors.
+    """Joins the rounds of a subject with those of its floors.
 
     Args:
         workload: The workload that measured them.
         name: What was done.
         scale: The unit of the figure.
         subject: What tdserve did.
-        floors: The floors by name. A target of the kind ``of floor`` that names none means the first.
-        targets: What the plan asks.
-
-    Raises:
-        InvalidRequestError: A target means a floor that was not measured.
+        floors: The floors by name.
+        targets: What the plan asks. Those that mean a floor that was not measured are left out.
     """
-    for target in targets:
-        if target.kind == "of floor" and not (target.floor in floors if target.floor else floors):
-            raise InvalidRequestError(argument="targets", reason=f"{name!r} has no floor {target.floor!r}")
-    found = [
-        FloorFigure(
-            key,
-            median(scale.convert_rounds(series)),
-            scale.compute_ratio(series, subject),
-            scale.convert_rounds(series),
-        )
-        for key, series in floors.items()
-    ]
+    rounds = scale.convert(subject)
+    found = []
+    for key, series in floors.items():
+        values = scale.convert(series)
+        found.append(FloorFigure(key, median(values), scale.compute_ratio(values, rounds), values))
+    op_s = [seconds for each in subject for seconds in each.op_s]
     return Figure(
         workload=workload,
         name=name,
         unit=scale.unit,
-        median=median(scale.convert_rounds(subject)),
-        op_median_ms=subject.median_s * 1e3,
-        op_p99_ms=subject.p99_s * 1e3,
-        num_ops=sum(len(each.op_s) for each in subject.rounds),
-        rounds=scale.convert_rounds(subject),
-        floors=tuple(found),
-        targets=tuple(targets),
+        median=median(rounds),
+        op_median_ms=median(each.median_s for each in subject) * 1e3,
+        op_p99_ms=float(np.percentile(op_s, 99, method="inverted_cdf")) * 1e3,
+        num_ops=len(op_s),
+        rounds=rounds,
+        floors=tuple(sorted(found, key=lambda floor: -floor.median if floor.name.startswith("gloo") else 0.0)),
+        targets=tuple(target for target in targets if target.floor in ("", *floors)),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -45,19 +46,11 @@ def _read_version(package: str) -> str:
 
 
 def _read_processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
 
 
 def _find_file_system(folder: Path) -> str:
-    """The type of the mount with the longest path above ``folder``."""
-    try:
-        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    except OSError:
-        return "unknown"
-    above = [(len(fields[1]), fields[2]) for fields in mounts if folder.resolve().is_relative_to(fields[1])]
-    return max(above)[1] if above else "unknown"
+    """Returns the type of the mount with the longest path above ``folder``."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    return max((len(path), kind) for _, path, kind, *_ in mounts if folder.resolve().is_relative_to(path))[1]

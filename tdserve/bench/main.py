@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 
 from rich.console import Console
 
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.bench.figures import Figure, Scale, to_gigabytes
 from tdserve.bench.floor_link import REQUEST_NBYTES
-from tdserve.bench.floors import make_fresh_memcpy, make_touched_memcpy
+from tdserve.bench.floors import make_fresh_memcpy, make_memcpy
 from tdserve.bench.machine import describe_machine
-from tdserve.bench.measure import alternate
 from tdserve.bench.options import MIB, WORKLOAD_NAMES, BenchOptions
 from tdserve.bench.report import show_figures, show_machine, show_summary, write_json
-from tdserve.bench.stage import Stage, open_stage
+from tdserve.bench.stage import Case, Stage, open_stage
 from tdserve.bench.torchrl_buffer import MISSING, has_torchrl
 from tdserve.bench.workloads.chat import measure_chat
 from tdserve.bench.workloads.dataset import measure_dataset
@@ -26,19 +25,8 @@ from tdserve.bench.workloads.replays import measure_pixels, measure_prioritized,
 from tdserve.bench.workloads.small import measure_small
 from tdserve.bench.workloads.weights import measure_weights
 
-__all__ = ["BenchOptions", "run"]
-
-WORKLOADS: dict[str, Callable[[Stage], Iterator[Figure]]] = {
-    "transitions": measure_transitions,
-    "pixels": measure_pixels,
-    "weights": measure_weights,
-    "small": measure_small,
-    "prioritized": measure_prioritized,
-    "mixed": measure_mixed,
-    "chat": measure_chat,
-    "dataset": measure_dataset,
-}
-"""By the names of ``tdserve.bench.options.WORKLOAD_NAMES``."""
+FLOORS = "floors"
+"""What every run measures before its workloads."""
 
 
 def run(options: BenchOptions, console: Console | None = None) -> int:
@@ -67,12 +55,10 @@ def run(options: BenchOptions, console: Console | None = None) -> int:
         show_machine(console, machine)
         if stage.wire == "shm" and not has_torchrl():
             console.print(MISSING, style="yellow", markup=False)
-        figures += _measure_floors(stage)
-        show_figures(console, figures, title="floors", is_judged=False)
-        for name in options.workloads:
+        for name in (FLOORS, *options.workloads):
             found: list[Figure] = []
             try:
-                for figure in WORKLOADS[name](stage):
+                for figure in measure(stage, name):
                     found.append(figure)
             except TDServeError as error:
                 num_failed += 1
@@ -98,25 +84,41 @@ def _end_on_sigterm() -> Iterator[None]:
 
 def _check(options: BenchOptions) -> None:
     for name in options.workloads:
-        if name not in WORKLOADS:
-            raise InvalidRequestError(
-                argument="workloads", reason=f"each must be one of {', '.join(WORKLOAD_NAMES)}, got {name!r}"
-            )
+        if name not in WORKLOAD_NAMES:
+            reason = f"each must be one of {', '.join(WORKLOAD_NAMES)}, got {name!r}"
+            raise InvalidRequestError(argument="workloads", reason=reason)
     if options.num_rounds < 1:
         raise InvalidRequestError(argument="repeats", reason=f"{options.num_rounds} is less than 1")
 
 
-def _measure_floors(stage: Stage) -> Iterator[Figure]:
+def measure(stage: Stage, workload: str) -> Iterator[Figure]:
+    """Runs a workload, and yields its figures as they come."""
+    with closing(WORKLOADS[workload](stage)) as cases:
+        for case in cases:
+            yield stage.measure(workload, case)
+
+
+def _measure_floors(stage: Stage) -> Generator[Case]:
     """Measures the machine by itself. The workloads measure their own floors again, beside what they judge."""
-    nbytes = stage.sizes.memcpy_nbytes
-    tasks = {
-        "memcpy into touched pages": (Scale("GB/s", to_gigabytes(nbytes)), make_touched_memcpy(nbytes)),
-        "memcpy into fresh pages": (Scale("GB/s", to_gigabytes(nbytes)), make_fresh_memcpy(nbytes)),
-    }
+    nbytes, link = stage.sizes.memcpy_nbytes, stage.link
+    copied = Scale("GB/s", to_gigabytes(nbytes))
+    yield Case("memcpy into touched pages", copied, make_memcpy(nbytes))
+    yield Case("memcpy into fresh pages", copied, make_fresh_memcpy(nbytes))
     for size in (1,) if stage.options.quick else (64, 1):
-        stream = (Scale("GB/s", to_gigabytes(size * MIB)), stage.make_gloo_floor(back=size * MIB))
-        tasks[f"gloo stream, {size} MiB messages"] = stream
-    tasks["gloo round trip"] = (Scale("us"), stage.make_gloo_floor(out=REQUEST_NBYTES, back=REQUEST_NBYTES))
-    measured = alternate({name: task for name, (_, task) in tasks.items()}, stage.num_rounds, stage.pacing)
-    for name, series in measured.items():
-        yield stage.judge("floors", name, tasks[name][0], series)
+        scale, stream = Scale("GB/s", to_gigabytes(size * MIB)), link.make_floor(back=size * MIB)
+        yield Case(f"gloo stream, {size} MiB messages", scale, stream)
+    yield Case("gloo round trip", Scale("us"), link.make_floor(out=REQUEST_NBYTES, back=REQUEST_NBYTES))
+
+
+WORKLOADS: dict[str, Callable[[Stage], Generator[Case]]] = {
+    FLOORS: _measure_floors,
+    "transitions": measure_transitions,
+    "pixels": measure_pixels,
+    "weights": measure_weights,
+    "small": measure_small,
+    "prioritized": measure_prioritized,
+    "mixed": measure_mixed,
+    "chat": measure_chat,
+    "dataset": measure_dataset,
+}
+"""By the names of ``tdserve.bench.options.WORKLOAD_NAMES``."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
-
-from tdserve.base.errors import InvalidRequestError
 
 SUBJECT = "tdserve"
 """Among the tasks that take turns, the name of the one that is measured against the floors."""
@@ -61,32 +61,6 @@ class Task:
     check: Callable[[Any], None] | None = None
 
 
-@dataclass(frozen=True)
-class Series:
-    """The rounds of one task, in the order of time."""
-
-    rounds: tuple[Round, ...]
-
-    @property
-    def median_s(self) -> float:
-        """The median of the rounds' medians, in seconds of an operation: one bad round does not count."""
-        return median(each.median_s for each in self.rounds)
-
-    @property
-    def p99_s(self) -> float:
-        """The 99th percentile over the operations of all rounds."""
-        return compute_percentile([seconds for each in self.rounds for seconds in each.op_s], 99)
-
-
-def compute_percentile(values: Sequence[float], percent: float) -> float:
-    """Returns the nearest-rank percentile: one of the values, and the largest of them where they are too few."""
-    if not values:
-        raise InvalidRequestError(argument="values", reason="a percentile of nothing")
-    ordered = sorted(values)
-    rank = -(-len(ordered) * percent // 100)
-    return ordered[min(max(int(rank), 1), len(ordered)) - 1]
-
-
 def time_round(
     operation: Callable[[], object],
     pacing: Pacing,
@@ -131,7 +105,30 @@ def make_task(
     return Task(lambda pacing: time_round(operation, pacing, before=before, finish=finish), check)
 
 
-def alternate(tasks: Mapping[str, Task], num_rounds: int, pacing: Pacing) -> dict[str, Series]:
+def make_pipeline(start: Callable[[], Future[Any]], window: int, check: Callable[[Any], None] | None = None) -> Task:
+    """Returns the task of operations of which ``window`` are under way. A round ends when all are done.
+
+    Args:
+        start: Starts an operation.
+        window: The number under way.
+        check: Verifies the result of the last operation of a round.
+    """
+    under_way: deque[Future[Any]] = deque()
+
+    def operate() -> Future[Any]:
+        if len(under_way) == window:
+            under_way.popleft().result()
+        under_way.append(start())
+        return under_way[-1]
+
+    def drain() -> None:
+        while under_way:
+            under_way.popleft().result()
+
+    return make_task(operate, None if check is None else lambda last: check(last.result()), finish=drain)
+
+
+def alternate(tasks: Mapping[str, Task], num_rounds: int, pacing: Pacing) -> dict[str, list[Round]]:
     """Runs the tasks in turn, ``num_rounds`` times, after one warm-up turn that is thrown away.
 
     What else the machine does slows floors and subjects alike, so the ratio of two neighbouring rounds stays the same.
@@ -144,4 +141,4 @@ def alternate(tasks: Mapping[str, Task], num_rounds: int, pacing: Pacing) -> dic
                 task.check(done.last)
             if turn > 0:
                 rounds[name].append(Round(done.op_s, done.elapsed_s))
-    return {name: Series(tuple(each)) for name, each in rounds.items()}
+    return rounds

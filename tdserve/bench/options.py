@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from tdserve.base.config import TransportName
 
 WORKLOAD_NAMES = ("transitions", "pixels", "weights", "small", "prioritized", "mixed", "chat", "dataset")
 
-Wire = Literal["gloo", "shm"]
-WIRES: tuple[Wire, ...] = ("gloo", "shm")
+WIRES = ("gloo", "shm")
 """The transports that have floors and targets of their own."""
 
 MIB = 1 << 20

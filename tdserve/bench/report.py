@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +21,20 @@ NOTE = (
     "p99/op: over all single operations; in a pipeline, of the gaps between two completions"
 )
 
+COLUMNS = {
+    "measured": 14,
+    "median": None,
+    "reached": None,  # beside the figure itself: the table is made for it
+    "floor": 8,
+    "its median": None,
+    "p99/op": None,
+    "target": 12,
+}
+"""The headings, and the least width of text; numbers are never wrapped."""
+
+OWN = ("measured", "median", "p99/op")
+"""The columns that every table has."""
+
 
 def show_machine(console: Console, machine: Mapping[str, Fact]) -> None:
     """Prints what machine the figures were measured on."""
@@ -28,7 +42,7 @@ def show_machine(console: Console, machine: Mapping[str, Fact]) -> None:
 
 
 def show_figures(console: Console, figures: Iterable[Figure], *, title: str, is_judged: bool) -> None:
-    """Prints one table.
+    """Prints one table, without the columns of floors or targets where there are none.
 
     Args:
         console: Where to print.
@@ -36,30 +50,32 @@ def show_figures(console: Console, figures: Iterable[Figure], *, title: str, is_
         title: Stands above the table.
         is_judged: Whether targets are compared; with quick sizes that would mean nothing.
     """
-    found = list(figures)
-    has_floors = any(figure.floors for figure in found)
-    has_targets = any(figure.targets for figure in found)
-    columns: list[tuple[str, int | None, bool]] = [  # heading, least width of text, whether it is shown
-        ("measured", 14, True),
-        ("median", None, True),
-        ("reached", None, has_floors),  # beside the figure itself: the table is made for it
-        ("floor", 8, has_floors),
-        ("its median", None, has_floors),
-        ("p99/op", None, True),
-        ("target", 12, has_targets),
-    ]
+    lines = [line for figure in figures for line in _make_lines(figure, is_judged)]
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    for heading, min_width, is_shown in columns:
-        if is_shown and min_width is None:
-            table.add_column(heading, justify="right", no_wrap=True)
-        elif is_shown:
-            table.add_column(heading, min_width=min_width)
-    for figure in found:
-        for number, floor in enumerate(figure.floors or (None,)):
-            cells = _make_cells(figure, floor, number == 0, is_judged)
-            table.add_row(*(cell for cell, (_, _, is_shown) in zip(cells, columns, strict=True) if is_shown))
+    shown = [number for number, heading in enumerate(COLUMNS) if heading in OWN or any(line[number] for line in lines)]
+    for number in shown:
+        heading, min_width = list(COLUMNS.items())[number]
+        is_number = min_width is None
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number, min_width=min_width)
+    for line in lines:
+        table.add_row(*(line[number] for number in shown))
     print_whole(console, table)
     console.print()
+
+
+def _make_lines(figure: Figure, is_judged: bool) -> Iterator[list[Text]]:
+    """Yields a line for each floor, the cells in the order of the columns. Only the first line names the figure."""
+    for floor in figure.floors or (None,):
+        is_first = floor is None or floor is figure.floors[0]
+        name, median, p99 = ("", "", "")
+        if is_first:
+            name, p99 = figure.name, _format_duration(figure.op_p99_ms)
+            median = _format_amount(figure.median, figure.unit)
+        beside = ("", "", "")
+        if floor is not None:
+            beside = (f"{floor.ratio:.0%}", floor.name, _format_amount(floor.median, figure.unit))
+        cells = [Text(cell, style="" if is_first else "dim") for cell in (name, median, *beside, p99)]
+        yield [*cells, _format_verdicts(figure, floor, is_first, is_judged)]
 
 
 def show_summary(console: Console, figures: Iterable[Figure], *, is_judged: bool, seconds: float) -> None:
@@ -114,17 +130,6 @@ def _format_amount(value: float, unit: str) -> str:
 
 def _format_duration(ms: float) -> str:
     return _format_amount(ms, "ms") if ms >= 1 else _format_amount(ms * 1e3, "us")
-
-
-def _make_cells(figure: Figure, floor: FloorFigure | None, is_first: bool, is_judged: bool) -> list[Text | str]:
-    """Returns the cells of one line: a figure beside one of its floors. Only the first line names the figure."""
-    name, median, p99 = figure.name, _format_amount(figure.median, figure.unit), _format_duration(figure.op_p99_ms)
-    beside = (
-        ("", "", "") if floor is None else (f"{floor.ratio:.0%}", floor.name, _format_amount(floor.median, figure.unit))
-    )
-    cells: list[Text | str] = [Text(cell, style="" if is_first else "dim") for cell in beside]
-    verdicts = _format_verdicts(figure, floor, is_first, is_judged)
-    return [name, median, *cells, p99, verdicts] if is_first else ["", "", *cells, "", verdicts]
 
 
 def _format_verdicts(figure: Figure, floor: FloorFigure | None, is_first: bool, is_judged: bool) -> Text:

@@ -1,29 +1,48 @@
-"""What a workload stands on: a server of its own, clients, the link of the gloo floor and a folder."""
+"""What a workload stands on: a server of its own, a client, the link of the gloo floor and a folder."""
 
 from __future__ import annotations
 
-import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tensordict import TensorDictBase
 
+from tdserve.base.config import TransportName, check_transport
 from tdserve.base.errors import NotSupportedError
 from tdserve.bench.figures import Figure, Scale, make_figure
-from tdserve.bench.floor_link import WHOLE, FloorLink
-from tdserve.bench.floors import TORCHRL, make_gloo_floor
-from tdserve.bench.measure import SUBJECT, Pacing, Series, Task, alternate
-from tdserve.bench.options import FULL, QUICK, WIRES, BenchOptions, Wire, WorkloadSizes
+from tdserve.bench.floor_link import FloorLink
+from tdserve.bench.measure import SUBJECT, Pacing, Task, alternate
+from tdserve.bench.options import FULL, QUICK, WIRES, BenchOptions, WorkloadSizes
 from tdserve.bench.targets import find_targets
 from tdserve.client.client import Client, connect
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.launcher import Server
 
-SHUTDOWN_TIMEOUT_S = 20.0
+
+@dataclass(frozen=True)
+class Case:
+    """One figure to be measured: a line of a workload's table.
+
+    Attributes:
+        name: What is done.
+        scale: The unit of the figure.
+        subject: What tdserve does.
+        floors: What it is compared with, by name.
+        pacing: The length of a round; by default the usual one.
+        max_rounds: The most rounds that it takes.
+    """
+
+    name: str
+    scale: Scale
+    subject: Task
+    floors: Mapping[str, Task] = field(default_factory=dict)
+    pacing: Pacing | None = None
+    max_rounds: int = sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -32,10 +51,9 @@ class Stage:
 
     Attributes:
         client: Connected with the transport under test.
-        gloo_client: The client that other transports are compared with; over gloo, ``client`` itself.
         wire: The transport under test, as both ends agreed on it: with ``auto`` that is known only now. It decides
             which floors are measured and which targets are meant.
-        address: The server's address, for a second client process.
+        address: The server's address, for further clients.
         link: To the process of the gloo floor.
         folder: For local memory-mapped tensordicts, on the server's file system.
         options: What the run was asked for.
@@ -43,55 +61,20 @@ class Stage:
     """
 
     client: Client
-    gloo_client: Client
-    wire: Wire
+    wire: TransportName
     address: str
     link: FloorLink
     folder: Path
     options: BenchOptions
     sizes: WorkloadSizes
 
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds of every task."""
-        return self.options.num_rounds
-
-    @property
-    def pacing(self) -> Pacing:
-        """The usual length of a round."""
-        return Pacing(self.sizes.round_s)
-
-    def make_gloo_floor(self, *, out: int = 0, back: int = 0, message_nbytes: int = WHOLE) -> Task:
-        """Returns a floor over the raw link; see ``make_gloo_floor``."""
-        return make_gloo_floor(self.link, out=out, back=back, message_nbytes=message_nbytes)
-
-    def measure(
-        self,
-        workload: str,
-        name: str,
-        scale: Scale,
-        subject: Task,
-        floors: Mapping[str, Task] | None = None,
-        *,
-        pacing: Pacing | None = None,
-        max_rounds: int | None = None,
-    ) -> Figure:
+    def measure(self, workload: str, case: Case) -> Figure:
         """Runs a subject and its floors in turn and returns their figure."""
-        num_rounds = self.num_rounds if max_rounds is None else min(self.num_rounds, max_rounds)
-        series = alternate({**(floors or {}), SUBJECT: subject}, num_rounds, pacing or self.pacing)
-        return self.judge(workload, name, scale, series.pop(SUBJECT), series)
-
-    def judge(
-        self, workload: str, name: str, scale: Scale, subject: Series, floors: Mapping[str, Series] | None = None
-    ) -> Figure:
-        """Joins a subject with its floors and with what the plan asks.
-
-        Without torchrl, the targets that mean it are left out.
-        """
-        floors = floors or {}
-        found = find_targets(self.wire, workload, name)
-        kept = [target for target in found if target.floor != TORCHRL or TORCHRL in floors]
-        return make_figure(workload, name, scale, subject=subject, floors=floors, targets=kept)
+        num_rounds = min(self.options.num_rounds, case.max_rounds)
+        pacing = case.pacing or Pacing(self.sizes.round_s)
+        floors = alternate({**case.floors, SUBJECT: case.subject}, num_rounds, pacing)
+        subject, targets = floors.pop(SUBJECT), find_targets(self.wire, workload, case.name)
+        return make_figure(workload, case.name, case.scale, subject=subject, floors=floors, targets=targets)
 
     @contextmanager
     def open_replay(
@@ -114,27 +97,14 @@ def open_stage(options: BenchOptions) -> Iterator[Stage]:
     Raises:
         TDServeError: The server does not start, or the client has no such transport.
     """
-    folder = Path(tempfile.mkdtemp(prefix="tdserve-bench-", dir=options.parent))
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        temporary = tempfile.TemporaryDirectory(prefix="tdserve-bench-", dir=options.parent, ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(temporary))
         link = stack.enter_context(closing(FloorLink()))  # its process imports torch while the server starts
-        server = Server(folder / "root", host="127.0.0.1", port=0).start()
-        stack.callback(server.shutdown, timeout_s=SHUTDOWN_TIMEOUT_S)
+        server = stack.enter_context(Server(folder / "root"))
         client = stack.enter_context(connect(server.address, transport=options.transport))
-        link.connect()
-        local = folder / "local"
-        local.mkdir()
-        wire = _find_wire(client)
-        gloo_client = client
-        if wire != "gloo":
-            gloo_client = stack.enter_context(connect(server.address, transport="gloo"))
-        sizes = QUICK if options.quick else FULL
-        yield Stage(client, gloo_client, wire, server.address, link, local, options, sizes)
-
-
-def _find_wire(client: Client) -> Wire:
-    name = client.stats()["transport"]
-    for known in WIRES:
-        if name == known:
-            return known
-    raise NotSupportedError(feature=f"a benchmark over {name!r}", reason=f"only {' and '.join(WIRES)} have floors")
+        wire = check_transport(client.stats()["transport"])
+        if wire not in WIRES:
+            reason = f"only {' and '.join(WIRES)} have floors"
+            raise NotSupportedError(feature=f"a benchmark over {wire!r}", reason=reason)
+        yield Stage(client, wire, server.address, link, folder, options, QUICK if options.quick else FULL)

@@ -6,7 +6,6 @@ from fnmatch import fnmatchcase
 
 from tdserve.bench.figures import Target
 from tdserve.bench.floors import LOCAL_GATHER, MEMCPY, OVER_GLOO, SAMPLE, TORCHRL
-from tdserve.bench.options import Wire
 
 TARGETS: tuple[tuple[str, str, Target], ...] = (
     ("*", "transitions: extend 1024, 16 under way", Target("at least", 2e6)),
@@ -51,7 +50,7 @@ TARGETS: tuple[tuple[str, str, Target], ...] = (
 """Transport, figure and target. ``*`` stands for any text; a bound is in the unit of the figure (see ``Target``)."""
 
 
-def find_targets(wire: Wire, workload: str, name: str) -> list[Target]:
+def find_targets(wire: str, workload: str, name: str) -> list[Target]:
     """Returns what the plan asks of a figure over this transport."""
     figure = f"{workload}: {name}"
     return [

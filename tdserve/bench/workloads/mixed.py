@@ -2,61 +2,72 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator
 from contextlib import ExitStack, closing
 
-from tensordict import TensorDictBase
-
-from tdserve.bench.child import Child
-from tdserve.bench.content import check_rows, make_transitions
-from tdserve.bench.figures import Figure, Scale
-from tdserve.bench.measure import Round, Series
-from tdserve.bench.mixed_writer import BATCH_ROWS, POOL_ROWS
-from tdserve.bench.stage import Stage
-from tdserve.client.tables.replay import ReplayHandle
+from tdserve.base.config import TransportName
+from tdserve.bench.child import Child, Pipe
+from tdserve.bench.content import make_transitions
+from tdserve.bench.figures import Scale
+from tdserve.bench.measure import Pacing, Round, Task, time_round
+from tdserve.bench.stage import Case, Stage
+from tdserve.bench.workloads.replay_rounds import make_extends
+from tdserve.client.client import connect
 
 NUM_WRITERS = 4
+POOL_ROWS = 4_096
+BATCH_ROWS = 64
+NUM_EXTENDS_UNDER_WAY = 64
+"""The most that a client may have. Extends that wait for others share requests with their neighbours."""
+
 SAMPLE_ROWS = 256
 PREFETCH = 8
 
 STORE = "mixed"
 
 
-def measure_mixed(stage: Stage) -> Iterator[Figure]:
+def measure_mixed(stage: Stage) -> Generator[Case]:
     """Measures rows sampled and rows written per second, in the same seconds: ten in all."""
     pool = make_transitions(POOL_ROWS)
+    written: deque[Round] = deque()
     with ExitStack() as stack:
-        replay = stack.enter_context(stage.open_replay(STORE, pool[0], stage.sizes.replay_rows))
-        arguments = ("tdserve.bench.mixed_writer", stage.address, stage.wire, STORE)
+        replay = stack.enter_context(stage.open_replay(STORE, pool.rows[0], stage.sizes.replay_rows))
+        arguments = (write_rows, stage.address, stage.wire, STORE)
         writers = [stack.enter_context(closing(Child(*arguments))) for _ in range(NUM_WRITERS)]
         for writer in writers:
-            writer.receive()
-        turns = [_turn(stage, replay, writers, pool) for _ in range(stage.num_rounds + 1)][1:]  # the first warms up
-    sampled, written = (Series(rounds) for rounds in zip(*turns, strict=True))
-    name = f"sample {SAMPLE_ROWS} while {NUM_WRITERS} processes write"
-    yield stage.judge(STORE, name, Scale("rows/s", SAMPLE_ROWS), sampled)
+            writer.recv()  # it has written
+
+        def run_round(pacing: Pacing) -> Round:
+            with closing(replay.batches(SAMPLE_ROWS, prefetch=PREFETCH)) as batches:
+                for _ in range(PREFETCH + 1):
+                    next(batches)
+                for writer in writers:
+                    writer.send(pacing.round_s)
+                sampled = time_round(lambda: next(batches), pacing)
+            num_batches, elapsed_s = zip(*(writer.recv() for writer in writers), strict=True)
+            seconds = max(elapsed_s) / sum(num_batches)
+            written.append(Round((seconds,) * sum(num_batches), max(elapsed_s)))
+            return sampled
+
+        pacing = Pacing(stage.sizes.mixed_s / stage.options.num_rounds)
+        name = f"sample {SAMPLE_ROWS} while {NUM_WRITERS} processes write"
+        yield Case(name, Scale("rows/s", SAMPLE_ROWS), Task(run_round, pool.check), pacing=pacing)
     name = f"{NUM_WRITERS} processes extend {BATCH_ROWS} meanwhile"
-    yield stage.judge(STORE, name, Scale("rows/s", BATCH_ROWS), written)
+    yield Case(name, Scale("rows/s", BATCH_ROWS), Task(lambda _: written.popleft()))
 
 
-def _turn(stage: Stage, replay: ReplayHandle, writers: list[Child], pool: TensorDictBase) -> tuple[Round, Round]:
-    """Runs one round; returns what was sampled, and what was written meanwhile."""
-    seconds = stage.sizes.mixed_s / stage.num_rounds
-    with closing(replay.batches(SAMPLE_ROWS, prefetch=PREFETCH)) as batches:
-        for _ in range(PREFETCH + 1):
-            batch = next(batches)
-        for writer in writers:
-            writer.send({"seconds": seconds})
-        op_s: list[float] = []
-        began = last = time.perf_counter()
-        while last - began < seconds:
-            batch = next(batches)
-            now = time.perf_counter()
-            op_s.append(now - last)
-            last = now
-        check_rows(batch, pool, source_key="reward", what="a sample of mixed")
-    answers = [writer.receive() for writer in writers]
-    num_batches = sum(answer["num_batches"] for answer in answers)
-    elapsed_s = max(answer["elapsed_s"] for answer in answers)
-    return Round(tuple(op_s), last - began), Round((elapsed_s / num_batches,) * num_batches, elapsed_s)
+def write_rows(pipe: Pipe, address: str, transport: TransportName, store: str) -> None:
+    """Is a writer: writes for as many seconds as each order says, and answers how many batches that were.
+
+    All are acknowledged by then; the seconds until then are part of the answer.
+    """
+    batches = make_transitions(POOL_ROWS).batches(BATCH_ROWS)
+    with connect(address, transport=transport) as client:
+        replay = client.replay(store)
+        replay.extend(next(batches))
+        pipe.send(None)
+        extends = make_extends(replay, batches, NUM_EXTENDS_UNDER_WAY, lambda index, batch: None)
+        while True:
+            done = extends.run_round(Pacing(pipe.recv()))
+            pipe.send((len(done.op_s), done.elapsed_s))

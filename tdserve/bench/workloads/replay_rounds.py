@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
-from tdserve.bench.measure import Pacing, Round, Task, make_task, time_round
+from tdserve.bench.measure import Pacing, Round, Task, make_pipeline, make_task, time_round
 from tdserve.client.tables.replay import ReplayHandle
 
 NUM_BATCHES_UNDER_WAY = 8
-
-Batches = Callable[[], TensorDictBase]
-"""Returns the next batch to write, for ever."""
 
 Check = Callable[[TensorDictBase], None]
 """Raises CorruptDataError unless a sample is what was written."""
@@ -26,70 +22,58 @@ CheckWritten = Callable[[torch.Tensor, TensorDictBase], None]
 """Raises CorruptDataError unless the rows with these numbers are those of the batch."""
 
 
-def make_single_extends(replay: ReplayHandle, next_batch: Batches, check: CheckWritten) -> Task:
-    """Returns extends each of which waits for its acknowledgement."""
-
-    def put() -> tuple[torch.Tensor, TensorDictBase]:
-        batch = next_batch()
-        return replay.extend(batch), batch
-
-    return make_task(put, lambda last: check(*last))
+def describe_window(window: int) -> str:
+    """Returns the words for so many operations under way, as the names of figures have them."""
+    return "one by one" if window == 1 else f"{window} under way"
 
 
-def make_pipelined_extends(replay: ReplayHandle, next_batch: Batches, window: int, check: CheckWritten) -> Task:
-    """Returns extends of which ``window`` are under way. The round ends when all are acknowledged."""
-    under_way: deque[tuple[Future[torch.Tensor], TensorDictBase]] = deque()
-    last: list[tuple[torch.Tensor, TensorDictBase]] = []
+def make_extends(replay: ReplayHandle, batches: Iterator[TensorDictBase], window: int, check: CheckWritten) -> Task:
+    """Returns extends of which ``window`` are under way; with 1, each waits for its acknowledgement.
 
-    def take() -> None:
-        future, batch = under_way.popleft()
-        last[:] = [(future.result(), batch)]
+    The round ends when all are acknowledged.
+    """
+    batch: TensorDictBase
 
-    def put() -> None:
-        if len(under_way) == window:
-            take()
-        batch = next_batch()
-        under_way.append((replay.extend(batch, return_early=True), batch))
+    def put(*, return_early: bool) -> Any:
+        nonlocal batch
+        batch = next(batches)
+        return replay.extend(batch, return_early=return_early)
 
-    def drain() -> None:
-        while under_way:
-            take()
-
-    return make_task(put, lambda _: check(*last[0]), finish=drain)
+    if window == 1:
+        return make_task(partial(put, return_early=False), lambda index: check(index, batch))
+    return make_pipeline(partial(put, return_early=True), window, lambda index: check(index, batch))
 
 
-def make_single_samples(replay: ReplayHandle, num_rows: int, check: Check) -> Task:
-    """Returns samples each of which is asked for when the one before is there."""
-    return make_task(lambda: replay.sample(num_rows), check)
-
-
-def make_pipelined_samples(
+def make_samples(
     replay: ReplayHandle,
     num_rows: int,
+    window: int,
     check: Check,
     *,
-    after_each: Callable[[TensorDictBase], object] | None = None,
+    after_each: Callable[[TensorDictBase], object] = lambda batch: None,
 ) -> Task:
-    """Returns samples of which eight are under way. Those under way when the clock starts do not count.
+    """Returns samples of which ``window`` are under way; with 1, each is asked for when the one before is there.
+
+    Those under way when the clock starts do not count.
 
     Args:
         replay: The store.
         num_rows: Rows of a sample.
+        window: The number under way.
         check: Gets the last sample of a round.
-        after_each: Called with every sample, and timed with it.
+        after_each: Called with every sample that was asked for ahead, and timed with it.
     """
 
     def run_round(pacing: Pacing) -> Round:
-        with closing(replay.batches(num_rows, prefetch=NUM_BATCHES_UNDER_WAY)) as batches:
-            for _ in range(NUM_BATCHES_UNDER_WAY + 1):
+        with closing(replay.batches(num_rows, prefetch=window)) as batches:
+            for _ in range(window + 1):
                 next(batches)
 
             def draw() -> Any:
                 batch = next(batches)
-                if after_each is not None:
-                    after_each(batch)
+                after_each(batch)
                 return batch
 
             return time_round(draw, pacing)
 
-    return Task(run_round, check)
+    return make_task(lambda: replay.sample(num_rows), check) if window == 1 else Task(run_round, check)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from itertools import cycle
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,10 +11,11 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError
-from tdserve.bench.figures import Figure, Scale
+from tdserve.bench.figures import Scale
 from tdserve.bench.floor_link import REQUEST_NBYTES
+from tdserve.bench.floors import LOCAL_MEMMAP
 from tdserve.bench.measure import make_task
-from tdserve.bench.stage import Stage
+from tdserve.bench.stage import Case, Stage
 
 KEY_STRIDE = 37
 """Keys are asked for in steps of a prime: never the same one twice in a row, and the same ones in every run."""
@@ -22,25 +23,27 @@ KEY_STRIDE = 37
 STORE = "items"
 
 
-def measure_small(stage: Stage) -> Iterator[Figure]:
+def measure_small(stage: Stage) -> Generator[Case]:
     """Measures a store of scalars under many keys, and a few hundred stores."""
+    client = stage.client
     names = [f"k{i}" for i in range(stage.sizes.num_items)]
     items = TensorDict({name: torch.tensor(float(i)) for i, name in enumerate(names)}, [])
-    stage.client.init_remote(items, STORE)
-    yield _get_one(stage, items, len(names))
-    yield _list(stage, names, f"keys of a store of {len(names):,}", lambda: stage.client.keys(STORE))
-    stage.client.delete(STORE)
+    client.init_remote(items, STORE)
+    with TemporaryDirectory(dir=stage.folder) as folder:
+        yield _get_one(stage, items, items.memmap(folder))
+    yield _list(stage, names, f"keys of a store of {len(names):,}", lambda: client.keys(STORE))
+    client.delete(STORE)
 
     names = [f"store-{i:05d}" for i in range(stage.sizes.num_stores)]
     for name in names:
-        stage.client.init_remote(TensorDict({"x": torch.zeros(())}, []), name)
-    yield _list(stage, names, f"names of {len(names)} stores", stage.client.stores)
+        client.init_remote(TensorDict({"x": torch.zeros(())}, []), name)
+    yield _list(stage, names, f"names of {len(names)} stores", client.stores)
     for name in names:
-        stage.client.delete(name)
+        client.delete(name)
 
 
-def _get_one(stage: Stage, items: TensorDict, num_items: int) -> Figure:
-    handle = stage.client[STORE]
+def _get_one(stage: Stage, items: TensorDict, local: TensorDict) -> Case:
+    handle, num_items = stage.client[STORE], len(items.keys())
     numbers = cycle([i * KEY_STRIDE % num_items for i in range(num_items)])
 
     def get() -> tuple[int, torch.Tensor]:
@@ -49,24 +52,16 @@ def _get_one(stage: Stage, items: TensorDict, num_items: int) -> Figure:
 
     def check(last: tuple[int, torch.Tensor]) -> None:
         number, value = last
-        if value.item() != float(number):
+        if value.item() != number:
             raise CorruptDataError(path=f"item k{number}", expected=str(float(number)), actual=str(value))
 
-    with TemporaryDirectory(dir=stage.folder) as folder:
-        local = items.memmap(folder)
-
-        def get_local() -> object:
-            return local[f"k{next(numbers)}"].clone()
-
-        floors = {"gloo round trip": stage.make_gloo_floor(out=REQUEST_NBYTES, back=REQUEST_NBYTES)}
-        if stage.wire == "shm":
-            floors = {}
-        floors["local memmap"] = make_task(get_local)
-        subject = make_task(get, check)
-        return stage.measure("small", f"get one scalar of {num_items:,}", Scale("us"), subject, floors)
+    floors = {LOCAL_MEMMAP: make_task(lambda: torch.clone(local[f"k{next(numbers)}"]))}
+    if stage.wire == "gloo":
+        floors = {"gloo round trip": stage.link.make_floor(out=REQUEST_NBYTES, back=REQUEST_NBYTES), **floors}
+    return Case(f"get one scalar of {num_items:,}", Scale("us"), make_task(get, check), floors)
 
 
-def _list(stage: Stage, expected: list[str], name: str, ask: Callable[[], Iterable[Any]]) -> Figure:
+def _list(stage: Stage, expected: list[str], name: str, ask: Callable[[], Iterable[Any]]) -> Case:
     """Compares any collection of names with those expected, in whatever order."""
 
     def check(found: list[Any]) -> None:
@@ -74,5 +69,5 @@ def _list(stage: Stage, expected: list[str], name: str, ask: Callable[[], Iterab
             raise CorruptDataError(path=name, expected=f"{len(expected)} names", actual=f"{len(found)}, other names")
 
     nbytes = sum(len(each) + 1 for each in expected)
-    floors = {"gloo, as many bytes": stage.make_gloo_floor(out=REQUEST_NBYTES, back=nbytes)}
-    return stage.measure("small", name, Scale("ms"), make_task(lambda: list(ask()), check), floors)
+    floors = {"gloo, as many bytes": stage.link.make_floor(out=REQUEST_NBYTES, back=nbytes)}
+    return Case(name, Scale("ms"), make_task(lambda: list(ask()), check), floors)

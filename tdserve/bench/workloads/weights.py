@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
+from typing import Any
 
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
+from tdserve.base.config import TransportName
 from tdserve.base.errors import StoreNotFoundError
-from tdserve.bench import content
-from tdserve.bench.figures import Figure, Scale, to_gigabytes
+from tdserve.bench.child import Child, Pipe
+from tdserve.bench.content import check_equal, compute_nbytes, make_weights, stamp
+from tdserve.bench.figures import Scale, to_gigabytes
 from tdserve.bench.floor_link import REQUEST_NBYTES
-from tdserve.bench.floors import MEMCPY, make_fresh_memcpy, make_touched_memcpy
+from tdserve.bench.floors import MEMCPY, make_fresh_memcpy, make_memcpy
 from tdserve.bench.measure import Pacing, Round, Task, make_task, time_round
 from tdserve.bench.options import MIB
-from tdserve.bench.stage import Stage
-from tdserve.bench.watcher import Watcher
-from tdserve.client.client import connect
+from tdserve.bench.stage import Case, Stage
+from tdserve.client.client import Client, connect
 
 MESSAGE_NBYTES = 64 * MIB
 """Gloo is fastest in messages of about this size. A large payload's floor is the better of one message and these."""
@@ -37,26 +38,61 @@ MAX_FIRST_ROUNDS = 3
 
 ONCE = Pacing(0.0, min_ops=1, max_ops=1)
 
+WATCH_TIMEOUT_S = 60.0
 
-@dataclass
+
+def measure_weights(stage: Stage) -> Generator[Case]:
+    """Measures a tree of few large tensors, a tree of many small ones, and a policy of usual size."""
+    with closing(Child(follow_versions, stage.address, stage.wire)) as follower:
+        follower.recv()  # it is connected
+        for shape in (stage.sizes.big_tree, stage.sizes.many_tree):
+            tree = WeightsTree(stage, shape)
+            yield tree.publish_first()
+            tree.change()
+            for _ in range(VERSIONS_KEPT + 1):
+                tree.publish()
+            yield tree.make_case("publish, recycled", tree.publishes, tree.make_floors())
+            yield tree.read_into()
+            pulls = make_task(tree.pull, tree.check, before=tree.renew)
+            yield tree.make_case("latest()", pulls, tree.make_floors(is_read=True, is_fresh=True))
+            if stage.wire == "shm":  # the version's own memory, nothing copied
+                maps = make_task(partial(tree.pull, copy=False), tree.check)
+                yield tree.make_case("latest(copy=False)", maps, {}, scale=Scale("ms"))
+            elif shape == stage.sizes.big_tree:
+                yield from tree.read_together()
+            yield tree.publish_until_seen(follower)
+            stage.client.delete(tree.name)
+    policy = WeightsTree(stage, POLICY_SHAPE)
+    floors = policy.make_floors()
+    if stage.wire == "gloo":
+        del floors[MEMCPY]
+    # when the call returns, everybody sees the version
+    yield policy.make_case("publish until visible", policy.publishes, floors, scale=Scale("ms"))
+    stage.client.delete(policy.name)
+
+
 class WeightsTree:
-    """One tree under test. ``number`` is stamped into the content and grows with every change."""
+    """One tree under test.
 
-    stage: Stage
-    shape: tuple[int, int]
-    number: int = 0
-    version: int = 0
+    Args:
+        stage: What it stands on.
+        shape: The number of tensors, and the bytes of all.
+    """
 
-    def __post_init__(self) -> None:
-        self.data = content.make_weights(*self.shape)
-        self.out = self.data.clone()
-        self.name = f"weights-{self.shape[0]}"
-        self.nbytes = content.compute_total_nbytes(self.data)
+    def __init__(self, stage: Stage, shape: tuple[int, int]) -> None:
+        self.stage = stage
+        self.shape = shape
+        self.number = 0  # is stamped into the content, and grows with every change
+        self.version = 0
+        self.data = make_weights(*shape)
+        self.name = f"weights-{shape[0]}"
+        self.nbytes = compute_nbytes(self.data)
+        self.publishes = make_task(self.publish, lambda _: self.check(self.pull()), before=self.change)
 
     def change(self) -> None:
         """Gives the content the next number. No timing includes this."""
         self.number += 1
-        content.stamp(self.data, self.number)
+        stamp(self.data, self.number)
 
     def publish(self) -> None:
         """Publishes the content once."""
@@ -68,171 +104,147 @@ class WeightsTree:
             self.change()
             self.publish()
 
-    def pull(self, name: str = "", *, copy: bool = True) -> TensorDictBase:
-        """Returns what was published last; of this tree, if no name is given.
+    def pull(self, *, copy: bool = True) -> TensorDictBase:
+        """Returns what was published last."""
+        return fetch(self.stage.client, self.name, copy=copy)
 
-        Raises:
-            StoreNotFoundError: Nothing was published.
-        """
-        found = self.stage.client.latest(name or self.name, copy=copy)
-        if found is None:
-            raise StoreNotFoundError(name=name or self.name)
-        data: TensorDictBase = found.data
-        return data
-
-    def check(self, found: TensorDictBase) -> None:
+    def check(self, *found: TensorDictBase) -> None:
         """Compares with what was published last."""
-        content.check_equal(found, self.data, what=f"weights {self.name}, version {self.version}")
+        for each in found:
+            check_equal(each, self.data, what=f"weights {self.name}, version {self.version}")
 
-    def check_published(self, _: object) -> None:
-        """Reads what was published last, and compares."""
-        self.check(self.pull())
-
-    def make_floors(self, *, is_read: bool, is_fresh: bool = False) -> dict[str, Task]:
+    def make_floors(self, *, is_read: bool = False, is_fresh: bool = False) -> dict[str, Task]:
         """Returns raw gloo where a wire is between, and memcpy.
 
         Fresh pages are only a floor of large payloads. Smaller ones get memory back from the heap, with its pages.
         """
-        stage, nbytes = self.stage, self.nbytes
+        nbytes, floors = self.nbytes, {}
         is_large = nbytes > MESSAGE_NBYTES
-        floors = {}
-        if stage.wire == "gloo":
+        if self.stage.wire == "gloo":
             out, back = (REQUEST_NBYTES, nbytes) if is_read else (nbytes, REQUEST_NBYTES)
-            gloo = partial(stage.make_gloo_floor, out=out, back=back)
-            floors["gloo, one message"] = gloo()
+            make_floor = partial(self.stage.link.make_floor, out=out, back=back)
+            floors["gloo, one message"] = make_floor()
             if is_large:
-                floors["gloo, 64 MiB messages"] = gloo(message_nbytes=MESSAGE_NBYTES)
+                floors["gloo, 64 MiB messages"] = make_floor(message_nbytes=MESSAGE_NBYTES)
         if not is_fresh:
-            floors[MEMCPY] = make_touched_memcpy(nbytes)
+            floors[MEMCPY] = make_memcpy(nbytes)
         elif is_large:
             floors["memcpy, fresh pages"] = make_fresh_memcpy(nbytes)
         return floors
 
-    def measure(
-        self,
-        name: str,
-        subject: Task,
-        floors: Mapping[str, Task],
-        *,
-        scale: Scale | None = None,
-        pacing: Pacing | None = None,
-        max_rounds: int | None = None,
-    ) -> Figure:
-        """Measures the subject, by default in gigabytes per second.
-
-        The fastest gloo floor comes first: a target that names no floor means that one.
-        """
+    def make_case(
+        self, name: str, subject: Task, floors: dict[str, Task], *, scale: Scale | None = None, **pacing: Any
+    ) -> Case:
+        """Returns the case, by default in gigabytes per second."""
         num_tensors, nbytes = self.shape
-        label, scale = (
-            f"{nbytes // MIB} MiB in {num_tensors}: {name}",
-            scale or Scale("GB/s", to_gigabytes(self.nbytes)),
+        name = f"{nbytes // MIB} MiB in {num_tensors}: {name}"
+        return Case(name, scale or Scale("GB/s", to_gigabytes(self.nbytes)), subject, floors, **pacing)
+
+    def publish_first(self) -> Case:
+        """Measures version 1 of a new store: its file and its pages are new."""
+        client = self.stage.client
+        names = (f"{self.name}-first-{i}" for i in count())
+
+        def put() -> str:
+            name = next(names)
+            client.publish(name, self.data)
+            return name
+
+        def check(name: str) -> None:
+            self.check(fetch(client, name))
+            client.delete(name)
+
+        floors = self.make_floors(is_fresh=True)
+        return self.make_case("first publish", make_task(put, check), floors, pacing=ONCE, max_rounds=MAX_FIRST_ROUNDS)
+
+    def read_into(self) -> Case:
+        """Measures reads into existing tensors."""
+        out, read = self.data.clone(), partial(fetch, self.stage.client, self.name)
+
+        def run_round(pacing: Pacing) -> Round:
+            out.zero_()  # so that the check sees what this round has brought
+            return time_round(lambda: read(out=out), pacing, before=self.renew)
+
+        return self.make_case(
+            "latest(out=)", Task(run_round, lambda _: self.check(out)), self.make_floors(is_read=True)
         )
-        figure = self.stage.measure("weights", label, scale, subject, floors, pacing=pacing, max_rounds=max_rounds)
-        gloo_first = sorted(figure.floors, key=lambda floor: -floor.median if floor.name.startswith("gloo") else 0.0)
-        return replace(figure, floors=tuple(gloo_first))
+
+    def read_together(self) -> Iterator[Case]:
+        """Measures several readers of one version at once, beside as many payloads over one link."""
+        outs = [self.data.clone() for _ in range(NUM_READERS)]
+        floor = self.stage.link.make_floor(out=REQUEST_NBYTES, back=self.nbytes)
+
+        def one_link(_: Pacing) -> Round:
+            done = floor.run_round(Pacing(0.0, min_ops=NUM_READERS, max_ops=NUM_READERS))
+            return Round((done.elapsed_s,), done.elapsed_s)
+
+        with ExitStack() as stack:
+            readers = [stack.enter_context(connect(self.stage.address, transport="gloo")) for _ in outs]
+            threads = stack.enter_context(ThreadPoolExecutor(NUM_READERS))
+
+            def pull() -> None:
+                list(threads.map(lambda reader, out: fetch(reader, self.name, out=out), readers, outs))
+
+            scale = Scale("GB/s", to_gigabytes(NUM_READERS * self.nbytes))
+            subject = make_task(pull, lambda _: self.check(*outs), before=self.renew)
+            floors = {"gloo, one link": Task(one_link)}
+            yield self.make_case(f"latest(out=), {NUM_READERS} at once", subject, floors, scale=scale, pacing=ONCE)
+
+    def publish_until_seen(self, follower: Child) -> Case:
+        """Measures from the start of a publish until a waiting process has the whole version."""
+
+        def before() -> None:
+            follower.send(("watch", self.name, self.version))
+            self.change()
+
+        def put() -> None:
+            self.publish()
+            follower.recv()
+
+        link, nbytes = self.stage.link, self.nbytes
+        if self.stage.wire == "shm":
+            floors = {MEMCPY: make_memcpy(nbytes)}
+        else:
+            floors = {"gloo, there and back": link.make_floor(out=nbytes, back=nbytes)}
+        subject = make_task(put, lambda _: follower.ask(("check", self.shape, self.number)), before=before)
+        return self.make_case("publish until seen elsewhere", subject, floors, scale=Scale("ms"))
 
 
-def measure_weights(stage: Stage) -> Iterator[Figure]:
-    """Measures a tree of few large tensors, a tree of many small ones, and a policy of usual size."""
-    with closing(Watcher(stage.address, stage.wire)) as watcher:
-        for shape in (stage.sizes.big_tree, stage.sizes.many_tree):
-            tree = WeightsTree(stage, shape)
-            yield _publish_first(tree)
-            tree.change()
-            for _ in range(VERSIONS_KEPT + 1):
-                tree.publish()
-            publishes = make_task(tree.publish, tree.check_published, before=tree.change)
-            yield tree.measure("publish, recycled", publishes, tree.make_floors(is_read=False))
-            yield _measure_latest_into(tree)
-            pulls = make_task(tree.pull, tree.check, before=tree.renew)
-            yield tree.measure("latest()", pulls, tree.make_floors(is_read=True, is_fresh=True))
-            if stage.wire == "shm":  # the version's own memory, nothing copied
-                maps = make_task(partial(tree.pull, copy=False), tree.check)
-                yield tree.measure("latest(copy=False)", maps, {}, scale=Scale("ms"))
-            elif shape == stage.sizes.big_tree:
-                yield _measure_latest_together(tree)
-            yield _publish_until_seen(tree, watcher)
-            stage.client.delete(tree.name)
-    policy = WeightsTree(stage, POLICY_SHAPE)
-    publishes = make_task(policy.publish, policy.check_published, before=policy.change)
-    floors = policy.make_floors(is_read=False)
-    if stage.wire == "gloo":
-        del floors[MEMCPY]
-    # when the call returns, everybody sees the version
-    yield policy.measure("publish until visible", publishes, floors, scale=Scale("ms"))
-    stage.client.delete(policy.name)
+def fetch(client: Client, name: str, **options: Any) -> TensorDictBase:
+    """Returns the newest version of some weights; options as of ``Client.latest``.
+
+    Raises:
+        StoreNotFoundError: Nothing was published.
+    """
+    found = client.latest(name, **options)
+    if found is None:
+        raise StoreNotFoundError(name=name)
+    data: TensorDictBase = found.data
+    return data
 
 
-def _publish_first(tree: WeightsTree) -> Figure:
-    """Measures version 1 of a new store: its file and its pages are new."""
-    client = tree.stage.client
-    names = (f"{tree.name}-first-{i}" for i in count())
+def follow_versions(pipe: Pipe, address: str, transport: TransportName) -> None:
+    """Is a second client. It waits for versions, and compares the last one with what was published.
 
-    def put() -> str:
-        name = next(names)
-        client.publish(name, tree.data)
-        return name
-
-    def check(name: str) -> None:
-        tree.check(tree.pull(name))
-        client.delete(name)
-
-    floors = tree.make_floors(is_read=False, is_fresh=True)
-    return tree.measure("first publish", make_task(put, check), floors, pacing=ONCE, max_rounds=MAX_FIRST_ROUNDS)
-
-
-def _measure_latest_into(tree: WeightsTree) -> Figure:
-    """Measures reads into existing tensors."""
-    client = tree.stage.client
-
-    def run_round(pacing: Pacing) -> Round:
-        tree.out.zero_()  # so that the check sees what this round has brought
-        return time_round(lambda: client.latest(tree.name, out=tree.out), pacing, before=tree.renew)
-
-    subject = Task(run_round, lambda _: tree.check(tree.out))
-    return tree.measure("latest(out=)", subject, tree.make_floors(is_read=True))
+    On one machine the process has a version as soon as it has mapped it. Over a wire it receives a version into the
+    tensors of the one before.
+    """
+    is_mapped = transport == "shm"
+    followed = ""
+    data: TensorDictBase = TensorDict({}, [])
+    with connect(address, transport=transport) as client:
+        pipe.send(None)
+        while True:
+            match pipe.recv():
+                case "watch", name, newer_than:
+                    out = None if is_mapped or name != followed else data
+                    wanted = {"newer_than": newer_than, "timeout_s": WATCH_TIMEOUT_S, "copy": not is_mapped}
+                    followed, data = name, fetch(client, name, out=out, **wanted)
+                case "check", shape, number:
+                    expected = _make_weights(*shape)
+                    stamp(expected, number)
+                    check_equal(data, expected, what="weights seen elsewhere")
+            pipe.send(None)
 
 
-def _measure_latest_together(tree: WeightsTree) -> Figure:
-    """Measures several readers of one version at once, beside as many payloads over one link."""
-    stage, nbytes = tree.stage, tree.nbytes
-    outs = [tree.data.clone() for _ in range(NUM_READERS)]
-    floor = stage.make_gloo_floor(out=REQUEST_NBYTES, back=nbytes)
-
-    def one_link(_: Pacing) -> Round:
-        done = floor.run_round(Pacing(0.0, min_ops=NUM_READERS, max_ops=NUM_READERS))
-        return Round((done.elapsed_s,), done.elapsed_s)
-
-    with ExitStack() as stack:
-        readers = [stack.enter_context(connect(stage.address, transport="gloo")) for _ in outs]
-        threads = stack.enter_context(ThreadPoolExecutor(NUM_READERS))
-
-        def pull() -> None:
-            list(threads.map(lambda reader, out: reader.latest(tree.name, out=out), readers, outs))
-
-        def check(_: None) -> None:
-            for out in outs:
-                tree.check(out)
-
-        name, scale = f"latest(out=), {NUM_READERS} at once", Scale("GB/s", to_gigabytes(NUM_READERS * nbytes))
-        subject = make_task(pull, check, before=tree.renew)
-        return tree.measure(name, subject, {"gloo, one link": Task(one_link)}, scale=scale, pacing=ONCE)
-
-
-def _publish_until_seen(tree: WeightsTree, watcher: Watcher) -> Figure:
-    """Measures from the start of a publish until a waiting process has the whole version."""
-    stage, nbytes = tree.stage, tree.nbytes
-
-    def before() -> None:
-        tree.change()
-        watcher.watch(tree.name, tree.version)
-
-    def put() -> None:
-        tree.publish()
-        watcher.wait()
-
-    floors = {"gloo, there and back": stage.make_gloo_floor(out=nbytes, back=nbytes)}
-    if stage.wire == "shm":
-        floors = {MEMCPY: make_touched_memcpy(nbytes)}
-    subject = make_task(put, lambda _: watcher.check(*tree.shape, tree.number), before=before)
-    return tree.measure("publish until seen elsewhere", subject, floors, scale=Scale("ms"))
+_make_weights = lru_cache(maxsize=1)(make_weights)

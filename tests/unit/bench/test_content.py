@@ -8,46 +8,51 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError
 from tdserve.bench import content
+from tdserve.bench.figures import Scale
 
 POOLS = [
-    (content.make_transitions, "reward", 84 * 8 + 24 + 4 + 1),
-    (content.make_pixels, "action", 2 * 4 * 84 * 84 + 8 + 4 + 1),
+    (content.make_transitions, "reward", 84 * 8 + 24 + 4 + 1, Scale("rows/s", 4)),
+    (content.make_pixels, "action", 2 * 4 * 84 * 84 + 8 + 4 + 1, Scale("GB/s", 4 * 56_461 / 1e9)),
 ]
 
 
-@pytest.mark.parametrize(("make", "key", "nbytes"), POOLS)
+@pytest.mark.parametrize(("make", "key", "nbytes", "rate"), POOLS)
 def test_pool_when_made_then_a_row_has_the_size_of_the_plan_and_names_itself(
-    make: Callable[[int], TensorDict], key: str, nbytes: int
+    make: Callable[[int], content.Pool], key: str, nbytes: int, rate: Scale
 ) -> None:
     pool = make(8)
-    assert content.compute_row_nbytes(pool) == nbytes
-    assert pool.get(key).tolist() == list(range(8))
+    assert pool.row_nbytes == nbytes
+    assert pool.make_rate(4) == rate
+    assert pool.rows.get(key).tolist() == list(range(8))
 
 
-@pytest.mark.parametrize(("make", "key", "nbytes"), POOLS)
-def test_check_rows_when_rows_come_in_any_order_with_more_keys_then_passes(
-    make: Callable[[int], TensorDict], key: str, nbytes: int
-) -> None:
+def test_batches_when_taken_on_and_on_then_start_again_and_are_always_whole() -> None:
+    batches = content.make_transitions(5).batches(2)
+    assert [next(batches)["reward"].tolist() for _ in range(3)] == [[0, 1], [2, 3], [0, 1]]
+
+
+@pytest.mark.parametrize("make", [content.make_transitions, content.make_pixels])
+def test_check_when_rows_come_in_any_order_with_more_keys_then_passes(make: Callable[[int], content.Pool]) -> None:
     pool = make(8)
-    batch = pool[torch.tensor([3, 3, 7])].clone()
+    batch = pool.rows[torch.tensor([3, 3, 7])].clone()
     batch["index"] = torch.arange(3)
-    content.check_rows(batch, pool, source_key=key, what="test")
+    pool.check(batch)
 
 
-def test_check_rows_when_one_byte_differs_then_names_the_key() -> None:
+def test_check_when_one_byte_differs_then_names_the_key() -> None:
     pool = content.make_pixels(8)
-    batch = pool[torch.tensor([3, 7])].clone()
+    batch = pool.rows[torch.tensor([3, 7])].clone()
     batch["next", "observation"][1, 0, 0, 0] += 1
     with pytest.raises(CorruptDataError, match=r"\('next', 'observation'\)"):
-        content.check_rows(batch, pool, source_key="action", what="test")
+        pool.check(batch)
 
 
-def test_check_rows_when_a_row_is_of_no_pool_then_says_so() -> None:
+def test_check_when_a_row_is_of_no_pool_then_says_so() -> None:
     pool = content.make_transitions(8)
-    batch = pool[:2].clone()
+    batch = pool.rows[:2].clone()
     batch["reward"][1] = 8.0
     with pytest.raises(CorruptDataError, match="rows 0 to 7"):
-        content.check_rows(batch, pool, source_key="reward", what="test")
+        pool.check(batch)
 
 
 @pytest.mark.parametrize("changed", [{}, {"x": torch.zeros(3, dtype=torch.float64)}, {"x": torch.zeros(2)}])
@@ -59,7 +64,7 @@ def test_check_equal_when_a_leaf_is_missing_or_of_another_kind_then_refuses(chan
 def test_weights_when_made_then_have_the_number_and_bytes_asked_for() -> None:
     tree = content.make_weights(10, 4_000)
     assert len(content.list_tensors(tree)) == 10
-    assert content.compute_total_nbytes(tree) == 4_000
+    assert content.compute_nbytes(tree) == 4_000
 
 
 def test_stamp_when_the_number_changes_then_no_tensor_stays_equal() -> None:

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from tdserve.base.errors import InvalidRequestError
-from tdserve.bench.figures import Scale, Target, make_figure
-from tdserve.bench.measure import Round, Series
+from tdserve.bench.figures import Scale, Target, Unit, make_figure
+from tdserve.bench.measure import Round
 
 
-def series(op_s: float) -> Series:
-    return Series((Round((op_s,) * 4, 4 * op_s),) * 3)
+def series(*op_s: float) -> list[Round]:
+    """A round of four equal operations for each of these times; three rounds of a single time."""
+    return [Round((each,) * 4, 4 * each) for each in (op_s if len(op_s) > 1 else op_s * 3)]
 
 
 FLOORS = {"first": series(0.5), "second": series(2.0)}
@@ -67,11 +67,33 @@ def test_figure_when_it_has_several_targets_then_is_met_when_all_are(
     assert figure.is_met is is_met
 
 
-@pytest.mark.parametrize("target", [Target("of floor", 0.5, "third"), Target("of floor", 0.5)])
-def test_figure_when_a_target_means_a_floor_that_was_not_measured_then_refuses(target: Target) -> None:
-    floors = FLOORS if target.floor else {}
-    with pytest.raises(InvalidRequestError, match="no floor"):
-        make_figure("w", "n", Scale("ms"), subject=series(2.0), floors=floors, targets=[target])
+def test_figure_when_a_target_means_a_floor_that_was_not_measured_then_lacks_that_target() -> None:
+    targets = [Target("of floor", 0.5, "third"), Target("below", 1.0)]
+    figure = make_figure("w", "n", Scale("ms"), subject=series(2.0), floors=FLOORS, targets=targets)
+    assert figure.targets == (Target("below", 1.0),)
+
+
+def test_figure_when_it_has_several_floors_then_the_fastest_way_of_gloo_comes_first() -> None:
+    floors = {"memory": series(0.1), "gloo slow": series(2.0), "gloo fast": series(1.0)}
+    figure = make_figure("w", "n", Scale("GB/s"), subject=series(2.0), floors=floors)
+    assert [floor.name for floor in figure.floors] == ["gloo fast", "gloo slow", "memory"]
+
+
+def test_figure_when_one_round_is_disturbed_then_its_medians_are_those_of_the_others_and_the_p99_is_not() -> None:
+    figure = make_figure("w", "n", Scale("rows/s"), subject=series(1.0, 50.0, 1.0), floors={})
+    assert (figure.median, figure.op_median_ms, figure.op_p99_ms) == (1.0, 1e3, 50e3)
+
+
+def test_p99_when_there_are_a_hundred_operations_then_is_the_second_largest() -> None:
+    subject = [Round(tuple(float(i) for i in range(100, 0, -1)), 1.0)]
+    assert make_figure("w", "n", Scale("ms"), subject=subject, floors={}).op_p99_ms == 99e3
+
+
+@pytest.mark.parametrize("unit", ["us", "rows/s"])
+def test_ratio_when_both_slow_down_in_the_same_round_then_does_not_move(unit: Unit) -> None:
+    floors = {"floor": series(1.0, 10.0, 1.0)}
+    figure = make_figure("w", "n", Scale(unit), subject=series(2.0, 20.0, 2.0), floors=floors)
+    assert figure.floors[0].ratio == 0.5
 
 
 def test_figure_when_turned_to_json_then_holds_every_round_and_the_verdict() -> None:

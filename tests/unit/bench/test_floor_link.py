@@ -8,18 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.base.errors import PeerLostError, WrongStateError
+from tdserve.base.errors import PeerLostError
 from tdserve.bench.child import Child
-from tdserve.bench.floor_link import HOST, PURPOSE, REQUEST_NBYTES, Exchange, FloorLink
-from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
-from tdserve.transport.proving import Bond
+from tdserve.bench.floor_link import REQUEST_NBYTES, Exchange, FloorLink, answer_exchanges
+from tdserve.transport.gloo import CLIENT_RANK
 from tests.unit.transport.bonds import SECRET
 
 
 @pytest.fixture(scope="module")
 def link() -> Iterator[FloorLink]:
     with closing(FloorLink()) as link:
-        link.connect()
         yield link
 
 
@@ -37,14 +35,9 @@ def test_exchange_when_cut_into_messages_with_a_rest_then_both_ends_agree(link: 
     assert len(link.exchange(64, 64, num_ops=2).op_s) == 2
 
 
-def test_exchange_when_not_connected_then_refuses() -> None:
-    with closing(FloorLink()) as link, pytest.raises(WrongStateError):
-        link.exchange(1, 1, num_ops=1)
-
-
 def test_exchange_when_the_peer_was_killed_then_says_so_and_close_leaves_no_process() -> None:
     with closing(FloorLink()) as link:
-        link.connect()
+        link.exchange(64, 64, num_ops=1)
         os.kill(link.pid, signal.SIGKILL)
         with pytest.raises(PeerLostError):
             link.exchange(64, 64, num_ops=1_000_000)
@@ -52,13 +45,10 @@ def test_exchange_when_the_peer_was_killed_then_says_so_and_close_leaves_no_proc
 
 
 def test_peer_when_ordered_then_answers_every_operation_and_says_when_it_has_everything() -> None:
-    with closing(Child("tdserve.bench.floor_link")) as child:
-        assert child.receive() == {"ready": True}
-        child.send({"connect": HOST, "secret": SECRET.hex()})
-        channel = GlooChannel(child.pipe.kv_store, CLIENT_RANK, host=HOST, bond=Bond(SECRET, PURPOSE), peer="the peer")
-        exchange = Exchange(channel)
-        child.send({"out": 0, "in": REQUEST_NBYTES, "num_ops": 2, "message_nbytes": 1_000})
-        assert child.receive() == {"ready": True}
+    with closing(Child(answer_exchanges)) as child:
+        child.ask(SECRET)
+        exchange = Exchange(child, CLIENT_RANK, SECRET)
+        child.ask((0, REQUEST_NBYTES, 2, 1_000))
         for _ in range(3):  # two operations, then the end
-            exchange.receive(REQUEST_NBYTES)
-        channel.close()
+            exchange.recv(REQUEST_NBYTES)
+        exchange.channel.close()

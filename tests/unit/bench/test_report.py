@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.bench.figures import Figure, Scale, Target, make_figure
-from tdserve.bench.measure import Round, Series
+from tdserve.bench.measure import Round
 from tdserve.bench.options import BenchOptions
 from tdserve.bench.report import show_figures, show_machine, show_summary, write_json
 
@@ -18,7 +18,7 @@ WRITTEN = (Target("at least", 1e6),)
 
 
 def figure(op_s: float = 2e-4, targets: Sequence[Target] = WRITTEN) -> Figure:
-    subject, gloo, memory = (Series((Round((each,), each),)) for each in (op_s, 1e-4, 5e-5))
+    subject, gloo, memory = ([Round((each,), each)] for each in (op_s, 1e-4, 5e-5))
     floors = {"gloo": gloo, "memory": memory}
     return make_figure("w", "extend", Scale("rows/s", 256), subject=subject, floors=floors, targets=targets)
 
@@ -56,7 +56,7 @@ def test_table_when_targets_mean_different_floors_then_each_stands_beside_its_ow
 
 
 def test_table_when_a_figure_has_a_target_and_no_floor_then_shows_the_verdict() -> None:
-    series = Series((Round((1e-3,), 1e-3),))
+    series = [Round((1e-3,), 1e-3)]
     bare = make_figure("w", "map", Scale("ms"), subject=series, floors={}, targets=[Target("below", 2.0)])
     assert "< 2 ms met" in shown(bare)
     assert "< 2 ms met" in shown(bare, figure())

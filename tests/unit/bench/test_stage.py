@@ -6,7 +6,7 @@ import pytest
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.bench.options import BenchOptions
-from tdserve.bench.stage import Stage, open_stage
+from tdserve.bench.stage import open_stage
 
 pytestmark = pytest.mark.integration
 
@@ -23,7 +23,6 @@ def test_stage_when_the_work_on_it_fails_then_no_process_and_no_file_is_left(tmp
         with open_stage(BenchOptions(quick=True, parent=tmp_path)) as stage:
             assert stage.client.stores() == []
             assert stage.wire == "gloo"
-            assert stage.gloo_client is stage.client
             assert children() - before
             raise KeyboardInterrupt
 
@@ -39,9 +38,3 @@ def test_stage_when_the_transport_does_not_exist_yet_then_says_so_and_leaves_not
         pass
     assert children() <= before
     assert list(tmp_path.iterdir()) == []
-
-
-def test_stage_when_the_transport_is_shm_then_a_second_client_goes_over_gloo(memory_stage: Stage) -> None:
-    assert memory_stage.wire == "shm"
-    assert memory_stage.client.stats()["transport"] == "shm"
-    assert memory_stage.gloo_client.stats()["transport"] == "gloo"

@@ -4,7 +4,6 @@ import pytest
 
 from tdserve.bench.figures import Target
 from tdserve.bench.floors import LOCAL_GATHER, OVER_GLOO, TORCHRL
-from tdserve.bench.options import Wire
 from tdserve.bench.targets import find_targets
 
 SAMPLED = [
@@ -27,6 +26,6 @@ SAMPLED = [
     ],
 )
 def test_targets_when_looked_up_then_are_those_of_the_transport_and_of_the_figure(
-    wire: Wire, workload: str, name: str, targets: list[Target]
+    wire: str, workload: str, name: str, targets: list[Target]
 ) -> None:
     assert find_targets(wire, workload, name) == targets

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from tdserve.bench.main import measure
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.chat import measure_chat
 
 pytestmark = pytest.mark.integration
 
@@ -26,7 +26,7 @@ def test_chat_when_measured_then_is_judged_as_the_transport_asks_and_no_store_is
     request: pytest.FixtureRequest, which: str, bounds: list[list[float]], floor: str
 ) -> None:
     stage: Stage = request.getfixturevalue(which)
-    figures = list(measure_chat(stage))
+    figures = list(measure(stage, "chat"))
     assert [figure.name for figure in figures] == NAMES
     assert [[target.bound for target in figure.targets] for figure in figures] == bounds
     assert {each.name for figure in figures for each in figure.floors} == {floor}

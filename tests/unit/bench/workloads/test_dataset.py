@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from tdserve.bench.main import measure
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.dataset import measure_dataset
 from tests.integration.processes import children_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
@@ -21,7 +21,7 @@ NAMES = [
 @pytest.mark.full
 def test_dataset_when_measured_then_the_loader_is_judged_by_samples_and_nothing_is_left(memory_stage: Stage) -> None:
     before, names = set(children_of(os.getpid())), memory_stage.client.stores()
-    figures = list(measure_dataset(memory_stage))
+    figures = list(measure(memory_stage, "dataset"))
     assert [figure.name for figure in figures] == NAMES
     assert [figure.unit for figure in figures] == ["rows/s"] * 2 + ["GB/s"] * 2
     assert [[(target.bound, target.floor) for target in figure.targets] for figure in figures] == [

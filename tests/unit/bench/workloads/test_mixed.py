@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from tdserve.bench.main import measure
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.mixed import measure_mixed
 
 pytestmark = pytest.mark.integration
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 def test_mixed_when_measured_then_both_rates_of_the_same_seconds_have_targets_and_no_store_is_left(
     stage: Stage,
 ) -> None:
-    sampled, written = measure_mixed(stage)
+    sampled, written = measure(stage, "mixed")
     assert sampled.name == "sample 256 while 4 processes write"
     assert written.name == "4 processes extend 64 meanwhile"
     assert [[target.bound for target in each.targets] for each in (sampled, written)] == [[104e3], [550e3]]

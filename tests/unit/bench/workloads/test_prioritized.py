@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from tdserve.bench.main import measure
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.replays import measure_prioritized
 
 pytestmark = pytest.mark.integration
 
@@ -16,7 +16,7 @@ NAMES = [
 
 
 def test_prioritized_when_measured_then_stands_beside_uniform_and_no_store_is_left(stage: Stage) -> None:
-    figures = list(measure_prioritized(stage))
+    figures = list(measure(stage, "prioritized"))
     assert [figure.name for figure in figures] == NAMES
     assert all(figure.median > 0 for figure in figures)
     assert [[floor.name for floor in figure.floors] for figure in figures] == [["uniform"]] * 3 + [[]]

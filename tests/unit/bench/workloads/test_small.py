@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from tdserve.bench.main import measure
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.small import measure_small
 
 pytestmark = pytest.mark.integration
 
 
 def test_small_when_measured_then_gets_one_and_lists_keys_and_stores_and_leaves_none(stage: Stage) -> None:
-    figures = list(measure_small(stage))
+    figures = list(measure(stage, "small"))
     assert [figure.name for figure in figures] == [
         "get one scalar of 300",
         "keys of a store of 300",
@@ -21,6 +21,6 @@ def test_small_when_measured_then_gets_one_and_lists_keys_and_stores_and_leaves_
 
 
 def test_small_when_measured_in_memory_then_a_scalar_is_asked_for_in_60_us(memory_stage: Stage) -> None:
-    scalar = next(iter(measure_small(memory_stage)))
+    scalar = next(iter(measure(memory_stage, "small")))
     assert [floor.name for floor in scalar.floors] == ["local memmap"]
     assert [target.bound for target in scalar.targets] == [60.0]

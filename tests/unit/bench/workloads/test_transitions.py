@@ -6,14 +6,14 @@ from tdserve.bench.floors import (
     LOCAL_GATHER,
     LOCAL_GATHER_TOUCHED,
     LOCAL_INDEXING,
-    LOCAL_WRITE,
+    LOCAL_MEMMAP,
     MEMCPY,
     OVER_GLOO,
     TORCHRL,
 )
+from tdserve.bench.main import measure
 from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import has_torchrl
-from tdserve.bench.workloads.replays import measure_transitions
 
 pytestmark = pytest.mark.integration
 
@@ -32,7 +32,7 @@ TARGETS = {
 def test_transitions_when_measured_then_all_sizes_have_figures_and_the_plans_targets_and_no_store_is_left(
     stage: Stage,
 ) -> None:
-    figures = list(measure_transitions(stage))
+    figures = list(measure(stage, "transitions"))
     assert [figure.name.partition(",")[0] for figure in figures] == NAMES
     assert all(figure.median > 0 and len(figure.floors) == (0 if "writer" in figure.name else 2) for figure in figures)
     targets = {figure.name: (target.kind, target.bound) for figure in figures for target in figure.targets}
@@ -42,11 +42,11 @@ def test_transitions_when_measured_then_all_sizes_have_figures_and_the_plans_tar
 
 @pytest.mark.full
 def test_transitions_when_measured_in_memory_then_samples_are_judged_against_torchrl(memory_stage: Stage) -> None:
-    figures = {figure.name: figure for figure in measure_transitions(memory_stage)}
+    figures = {figure.name: figure for figure in measure(memory_stage, "transitions")}
     for name in ("sample 256, one by one", "sample 256, 8 under way"):
         floors = [floor.name for floor in figures[name].floors]
         torchrl = [TORCHRL] if has_torchrl() else []
         assert floors == [LOCAL_GATHER, LOCAL_GATHER_TOUCHED, LOCAL_INDEXING, *torchrl, OVER_GLOO]
         assert [(target.bound, target.floor) for target in figures[name].targets] == [(0.5, TORCHRL)][: len(torchrl)]
-    assert [floor.name for floor in figures["extend 1024, one by one"].floors] == [MEMCPY, LOCAL_WRITE]
+    assert [floor.name for floor in figures["extend 1024, one by one"].floors] == [MEMCPY, LOCAL_MEMMAP]
     assert "transitions" not in memory_stage.client.stores()

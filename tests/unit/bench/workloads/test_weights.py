@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from tdserve.bench.main import measure
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.weights import measure_weights
 
 pytestmark = pytest.mark.integration
 
 
 def test_weights_when_measured_then_both_trees_have_their_five_figures_and_no_store_is_left(stage: Stage) -> None:
-    figures = list(measure_weights(stage))
+    figures = list(measure(stage, "weights"))
     usual = ["first publish", "publish, recycled", "latest(out=)", "latest()"]
     assert [figure.name.partition(": ")[2] for figure in figures] == [
         *usual,
@@ -25,7 +25,7 @@ def test_weights_when_measured_then_both_trees_have_their_five_figures_and_no_st
 
 @pytest.mark.full
 def test_weights_when_measured_in_memory_then_are_mapped_too_and_judged_by_memcpy(memory_stage: Stage) -> None:
-    figures = {figure.name: figure for figure in measure_weights(memory_stage)}
+    figures = {figure.name: figure for figure in measure(memory_stage, "weights")}
     visible = figures.pop("1 MiB in 16: publish until visible")
     assert [target.bound for target in visible.targets] == [1.0]
     big, many = ({name.partition(": ")[2]: figures[name] for name in names} for names in _halves(list(figures)))
