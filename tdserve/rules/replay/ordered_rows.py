@@ -56,7 +56,7 @@ class OrderedRows:
         return self._num
 
     def __repr__(self) -> str:
-        return f"<OrderedRows {self._num} in {len(self._runs)} runs>"
+        return f"<OrderedRows {self._num} in {self._num_entries} entries of {len(self._runs)} runs>"
 
     def add(self, rows: Rows) -> None:
         """Adds rows, each once and none a member yet.

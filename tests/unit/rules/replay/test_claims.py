@@ -10,6 +10,7 @@ import pytest
 
 from tdserve.base.errors import SelectionError
 from tdserve.rules.replay.limiter import MinSize, SampleToInsertRatio
+from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
@@ -17,7 +18,7 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.table import Table
 from tdserve.rules.replay.without_replacement import WithoutReplacement
-from tests.unit.rules.replay.tables import clear, delete, numbers, small_table, table_of, write
+from tests.unit.rules.replay.tables import clear, delete, numbers, table_of, write
 
 
 class Writer:
@@ -46,9 +47,15 @@ class Writer:
 
 
 @pytest.fixture
-def table() -> Table:
+def generations() -> Rows:
+    """Those of the table's rows, which a writer changes too, as in the file."""
+    return np.zeros(8, np.int64)
+
+
+@pytest.fixture
+def table(generations: Rows) -> Table:
     """Eight rows, of which the two oldest are about to be claimed."""
-    found = small_table()
+    found = Table("replay", 8, generations, Settings(limiter=MinSize(1)))
     write(found, 8)
     return found
 
@@ -62,8 +69,8 @@ def test_claim_when_rows_are_live_then_out_of_every_sample_until_they_are_commit
     assert (len(table), table.info()["inserts"], table.info()["cursor"]) == (8, 11, 3)
 
 
-def test_claim_when_the_writer_has_made_its_rows_odd_before_then_the_same(table: Table) -> None:
-    table._generations[:3] |= 1
+def test_claim_when_the_writer_has_made_its_rows_odd_before_then_the_same(table: Table, generations: Rows) -> None:
+    generations[:3] |= 1
     reservation = table.claim(3)
     assert reservation.evicted.tolist() == [0, 1, 2]
     assert (table.commit(reservation) == [4, 4, 4]).all()
@@ -90,12 +97,12 @@ def test_claim_when_the_ring_is_at_its_end_then_goes_round_and_may_be_given_up(t
     ],
 )
 def test_change_when_rows_are_claimed_then_these_are_taken_back_first_and_not_touched(
-    table: Table, change: Callable[[Table], object]
+    table: Table, generations: Rows, change: Callable[[Table], object]
 ) -> None:
     writer = Writer(table)
     change(table)
     assert writer.is_settled
-    assert (table._generations[:2] == 3).all(), "the writer's, whatever was done"
+    assert (generations[:2] == 3).all(), "the writer's, whatever was done"
 
 
 def test_hold_when_the_rows_were_claimed_in_this_moment_then_they_are_not_live(table: Table) -> None:
@@ -114,8 +121,10 @@ def test_num_claimable_when_rows_are_held_or_given_up_then_up_to_there(table: Ta
     assert table.num_claimable(100, num_promised=1) == 1
 
 
-def test_num_claimable_when_the_writer_is_just_claiming_what_it_was_promised_then_more_behind(table: Table) -> None:
-    table._generations[:2] |= 1
+def test_num_claimable_when_the_writer_is_just_claiming_what_it_was_promised_then_more_behind(
+    table: Table, generations: Rows
+) -> None:
+    generations[:2] |= 1
     assert table.num_claimable(4, num_promised=2) == 4
 
 

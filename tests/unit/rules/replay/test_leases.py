@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tdserve.base.errors import LocalProtocolError, WrongStateError
 from tdserve.rules.replay.leases import Leases
 from tdserve.rules.replay.live_rows import Rows
+from tests.memory import count_bytes
 
 _CAPACITY = 12
 _OWNERS = [1, 2, 3]
@@ -91,8 +92,8 @@ class _AgainstADict(RuleBasedStateMachine):
                 mine = np.flatnonzero(self.leases.find_held(owner, rows, consumer)).tolist()
                 assert mine == sorted(row for row, whose in held.items() if whose == owner)
         assert self.numbers == list(range(1, len(self.numbers) + 1))
-        assert len(self.leases._leases) <= len(self.model)  # nothing is kept of leases that ended
-        assert set(self.leases._of_owner) == set(self.model.values())
+        num_owners = len(set(self.model.values()))
+        assert repr(self.leases) == f"<Leases of {len(self.model)} rows to {num_owners} owners>"
 
 
 TestAgainstADict = _AgainstADict.TestCase
@@ -154,7 +155,7 @@ def test_releasing_when_others_come_in_between_then_each_row_goes_back_once() ->
     assert leases.find_held(2, _rows([0]), "").all()
 
 
-def test_releasing_when_leases_have_ended_then_nothing_is_kept_of_their_requests() -> None:
+def test_releasing_when_leases_have_ended_then_their_requests_release_nothing() -> None:
     leases = Leases()
     for request in range(1, 4):
         leases.grant(1, _rows([request]), "", request=request)
@@ -167,9 +168,23 @@ def test_releasing_when_leases_have_ended_then_nothing_is_kept_of_their_requests
     ] == []
     ((_, rows),) = leases.release_in_pieces(1, piece_rows=9, request=3)
     assert rows.tolist() == [3]
-    assert leases._of_request == {}
     ((_, rows),) = leases.release_in_pieces(1, piece_rows=9)
     assert rows.tolist() == [9]
+
+
+def test_leases_when_very_many_have_ended_then_nothing_is_kept_of_them() -> None:
+    leases, sizes = Leases(8), []
+    for request in range(1, 2000):
+        rows = _rows([request % 8])
+        leases.grant(1 + request % 5, rows, "", request=request)
+        if request % 3 == 0:
+            leases.take(1 + request % 5, rows, "")
+        elif request % 3 == 1:
+            leases.forget(rows)
+        else:
+            assert len(list(leases.release_in_pieces(1 + request % 5, piece_rows=9, request=request))) == 1
+        sizes.append(count_bytes(leases))
+    assert max(sizes) < 2 * sizes[10]
 
 
 def test_grant_when_a_request_gets_rows_in_parts_then_they_are_one_lease() -> None:

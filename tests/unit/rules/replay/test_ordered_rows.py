@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tdserve.base.errors import LocalProtocolError
 from tdserve.rules.replay.ordered_rows import OrderedRows
+from tests.memory import count_bytes
 
 _CAPACITY = 200
 
@@ -109,10 +110,12 @@ TestAgainstASortedList = _AgainstASortedList.TestCase
 TestInShortChunks = _InShortChunks.TestCase
 
 
-def _num_runs(ordered: OrderedRows) -> int:
-    found = re.fullmatch(r"<OrderedRows \d+ in (\d+) runs>", repr(ordered))
-    assert found is not None
-    return int(found[1])
+def _count_entries(ordered: OrderedRows) -> int:
+    return int(re.findall(r"\d+", repr(ordered))[1])
+
+
+def _count_runs(ordered: OrderedRows) -> int:
+    return int(re.findall(r"\d+", repr(ordered))[2])
 
 
 def test_add_when_rows_come_in_order_then_one_run() -> None:
@@ -120,7 +123,7 @@ def test_add_when_rows_come_in_order_then_one_run() -> None:
     for start in range(0, 10_000, 32):
         ordered.add(np.arange(start, min(start + 32, 10_000)))
         ordered.remove(ordered.find_oldest(8))
-    assert repr(ordered) == "<OrderedRows 7496 in 1 runs>"
+    assert repr(ordered) == "<OrderedRows 7496 in 7504 entries of 1 runs>"
 
 
 @pytest.mark.parametrize("num_rows", [1, 7, 64])
@@ -130,7 +133,7 @@ def test_add_when_rows_come_in_any_order_then_runs_stay_few(num_rows: int) -> No
     most = 0
     for start in range(0, 20_000, num_rows):
         ordered.add(order[start : start + num_rows])
-        most = max(most, _num_runs(ordered))
+        most = max(most, _count_runs(ordered))
     assert 2 < most < 20
     assert ordered.find_oldest(20_000).tolist() == list(range(20_000))
 
@@ -142,14 +145,14 @@ def test_give_back_when_nobody_looked_meanwhile_then_no_new_run() -> None:
         rows = ordered.find_oldest(100)
         ordered.remove(rows)
         ordered.add(rows)
-    assert _num_runs(ordered) == 1
+    assert _count_runs(ordered) == 1
     assert ordered.find_oldest(3).tolist() == [0, 1, 2]
 
 
 def test_remove_when_rows_go_where_nobody_looks_then_their_entries_do_not_pile_up() -> None:
     capacity = 64
     sequence = np.zeros(capacity, np.int64)
-    ordered = OrderedRows(sequence)
+    ordered, sizes = OrderedRows(sequence), []
     for start in range(0, 64 * 200, 8):
         rows = np.arange(start, start + 8) % capacity
         ordered.remove(rows)
@@ -157,8 +160,9 @@ def test_remove_when_rows_go_where_nobody_looks_then_their_entries_do_not_pile_u
         ordered.add(rows)
         # From the back only, while the oldest are overwritten.
         assert ordered.find_newest(1).tolist() == [int(rows[-1])]
-    assert sum(len(run) for run in ordered._runs) <= 2 * capacity + 64
-    assert sum(len(chunk.rows) for run in ordered._runs for chunk in run.chunks) <= 8 * capacity
+        sizes.append(count_bytes(ordered))
+    assert _count_entries(ordered) <= 2 * capacity + 64
+    assert max(sizes) <= sizes[0] + 8 * capacity * 2 * sequence.itemsize
 
 
 def test_operations_when_the_table_is_long_then_none_takes_the_dead_entries_of_all_at_once() -> None:
@@ -168,13 +172,13 @@ def test_operations_when_the_table_is_long_then_none_takes_the_dead_entries_of_a
     most_swept = 0
     for start in range(0, 4 * capacity, num_rows):
         rows = np.arange(start, start + num_rows) % capacity
-        before = ordered._num_entries
+        before = _count_entries(ordered)
         ordered.remove(rows)
         sequence[rows] = np.arange(start, start + num_rows)
         ordered.add(rows)
-        most_swept = max(most_swept, before + num_rows - ordered._num_entries)
+        most_swept = max(most_swept, before + num_rows - _count_entries(ordered))
         assert ordered.find_newest(1).tolist() == [int(rows[-1])]
-    assert ordered._num_entries <= 2.5 * capacity
+    assert _count_entries(ordered) <= 2.5 * capacity
     assert 0 < most_swept <= 10 * num_rows
 
 
@@ -220,6 +224,6 @@ def test_add_when_all_rows_go_and_come_back_in_the_order_of_a_ring_then_runs_sta
     for do in (ordered.add, ordered.remove, ordered.add, ordered.remove, ordered.add):
         for rows in steps:
             do(rows)
-        assert _num_runs(ordered) <= 3
+        assert _count_runs(ordered) <= 3
     assert (sequence[ordered.find_oldest(capacity)] == np.arange(capacity)).all()
     assert (sequence[ordered.find_newest(capacity)] == np.arange(capacity)[::-1]).all()

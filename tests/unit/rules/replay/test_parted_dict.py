@@ -11,16 +11,16 @@ def test_part_of_when_numbers_are_regular_then_no_part_has_many(step: int) -> No
     for number in range(20_000):
         entries.part_of(step * number)[step * number] = number
     assert all(entries.part_of(step * number)[step * number] == number for number in range(20_000))
-    assert max(map(len, entries._parts)) < 600
+    assert max(len(entries.part_of(step * number)) for number in range(20_000)) < 600
 
 
 def test_clear_when_there_are_entries_then_none_is_left() -> None:
-    entries = PartedDict(2_000)
-    for key in (-1, 0, 1 << 100):
+    entries, keys = PartedDict(2_000), (-1, 0, 1 << 100)
+    for key in keys:
         entries.part_of(key)[key] = 7
-    assert [entries.part_of(key)[key] for key in (-1, 0, 1 << 100)] == [7, 7, 7]
+    assert [entries.part_of(key)[key] for key in keys] == [7, 7, 7]
     entries.clear()
-    assert not any(entries._parts)
+    assert [entries.part_of(key) for key in keys] == [{}, {}, {}]
 
 
 def test_part_of_when_there_can_be_few_entries_then_one_has_all() -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
 from tdserve.rules.replay.priorities import MinTree, PriorityTree
+from tests.memory import count_bytes
 
 _CAPACITIES = [1, 15, 16, 17, 300, 5000, 70_000]
 """Of one block, several, one level above, two levels above."""
@@ -89,10 +92,11 @@ def test_set_when_nobody_asks_for_long_then_nothing_is_lost() -> None:
 
 
 def test_set_when_no_rows_are_given_again_and_again_then_they_do_not_pile_up() -> None:
-    tree = PriorityTree(10)
-    for _ in range(70_000):
-        tree.set(np.empty(0, np.int64), 1.0)
-    assert len(tree._waiting._blocks) < 66_000
+    tree, none = PriorityTree(10), np.empty(0, np.int64)
+    before = count_bytes(tree)
+    for _ in range(140_000):
+        tree.set(none, 1.0)
+    assert count_bytes(tree) - before < 70_000 * sys.getsizeof(none)
     assert tree.total == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tdserve.rules.replay.conditions import OWN, SampleConditions
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.sampler import Uniform
-from tdserve.rules.replay.selections import GROWING_ROWS, ConditionalSelectors
+from tdserve.rules.replay.selections import GROWING_ROWS, MAX_SELECTORS, ConditionalSelectors
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.staleness import Staleness
@@ -111,11 +112,13 @@ class Others:
 
 
 def check_grown(selectors: ConditionalSelectors, key: SampleConditions, selector: Selector) -> None:
-    """What has grown has just the rows that a new selector of the same conditions gets."""
+    """What has grown has just the rows that a new selector of the same conditions gets, where it was dropped."""
     assert selectors.get(key) is selector
-    found = selectors.make(key)
-    candidates = selectors._candidates(key)
-    found.add(candidates[selectors._fits(key, candidates)])
+    others = copy.deepcopy(selectors)
+    for number in range(MAX_SELECTORS):
+        others.get(SampleConditions(max_lag=1000 + number))
+    assert not others.has(key)
+    found = others.get(key)
     assert len(selector) == len(found)
     rng = np.random.default_rng(0)
     if isinstance(selector, GroupSelector) and isinstance(found, GroupSelector):

@@ -17,6 +17,7 @@ def test_search_when_a_thread_makes_it_while_rows_come_and_go_then_as_found_at_o
     rng = np.random.default_rng(seed)
     model = Model(4000)
     view = model.view(Slices(num_slices=2, strict_length=strict))
+    ((_, members),) = model.selectors
     for writer in range(4):
         model.write(writer, (rng.random(1000) < 0.05).tolist())
     suspended: list[int] = []
@@ -30,10 +31,14 @@ def test_search_when_a_thread_makes_it_while_rows_come_and_go_then_as_found_at_o
                 model.write(turn % 4, (rng.random(1 + turn % 3) < 0.05).tolist())
                 model.remove(rng.choice(model.live, 2, replace=False).tolist())
                 live = [row for row in model.live if row not in suspended]
-                view.add(row_numbers(row for row in suspended if row in model.live and not view._is_member[row]))
+                back = [row for row in suspended if row in model.live and row not in members]
+                view.add(row_numbers(back))
                 suspended = rng.choice(live, 9, replace=False).tolist()
                 view.remove(row_numbers(suspended))
+                members |= set(back)
+                members -= set(suspended)
         for _ in view.finish_in_pieces(search):
             pass
-        valid = model.slices(set(np.flatnonzero(view._is_member).tolist()), length, strict=strict)
-        assert view._starts[length].get_rows().tolist() == sorted(rows[0] for rows in valid)
+        valid = model.slices(members, length, strict=strict)
+        assert not view.lacks(2 * length)
+        assert view.list_starts(length).tolist() == sorted(rows[0] for rows in valid)

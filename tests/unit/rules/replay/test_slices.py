@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,12 @@ from tests import chi_square
 from tests.unit.rules.replay.slice_model import Model, row_numbers
 
 _LENGTHS = (1, 2, 3, 5, 8)
+_SETTINGS = (
+    Slices(slice_len=3),
+    Slices(slice_len=4, strict_length=False),
+    Slices(num_slices=2),
+    Slices(num_slices=2, strict_length=False),
+)
 
 
 def _rng(seed: int = 0) -> np.random.Generator:
@@ -38,10 +45,8 @@ class _AgainstLists(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.model = Model(self.capacity)
-        self.model.view(Slices(slice_len=3))
-        self.model.view(Slices(slice_len=4, strict_length=False))
-        self.model.view(Slices(num_slices=2))
-        self.model.view(Slices(num_slices=2, strict_length=False))
+        for setting in _SETTINGS:
+            self.model.view(setting)
         self.searches: dict[int, tuple[Search, Iterator[None] | None]] = {}
 
     @rule(num=st.integers(2, 3), length=st.sampled_from(_LENGTHS))
@@ -95,7 +100,7 @@ class _AgainstLists(RuleBasedStateMachine):
     @rule(num=st.integers(0, 3), seed=st.integers(0, 2**32))
     def draw(self, num: int, seed: int) -> None:
         selector, members = self.model.selectors[num]
-        setting = selector._setting
+        setting = _SETTINGS[num]
         length = setting.slice_len or 2
         valid = self.model.slices(members, length, strict=setting.strict_length)
         drawn = selector.draw(2 * length, rng=_rng(seed))
@@ -112,11 +117,11 @@ class _AgainstLists(RuleBasedStateMachine):
 
     @invariant()
     def starts_are_the_same(self) -> None:
-        for selector, members in self.model.selectors:
+        for setting, (selector, members) in zip(_SETTINGS, self.model.selectors, strict=True):
             assert len(selector) == len(members)
-            for length, starts in selector._starts.items():
-                valid = self.model.slices(members, length, strict=selector._setting.strict_length)
-                assert starts.get_rows().tolist() == sorted(rows[0] for rows in valid)
+            for length in map(int, re.findall(r"\d+", repr(selector).partition("starts of ")[2])):
+                valid = self.model.slices(members, length, strict=setting.strict_length)
+                assert selector.list_starts(length).tolist() == sorted(rows[0] for rows in valid)
 
 
 class _AgainstListsInALargeTable(_AgainstLists):
@@ -220,7 +225,7 @@ def test_draw_when_slices_are_counted_then_their_length_follows_from_the_rows() 
     model.write(0, [False] * 20)
     for length in (3, 5, 10, 1, 7, 20):
         assert [len(rows) for rows in _cut(view.draw(2 * length, rng=_rng()))] == [length] * 2
-    assert len(view._starts) == 4  # the last four lengths that were asked for
+    # The last four lengths that were asked for.
     assert repr(view) == "<SliceSelector 20 members, starts of [10, 1, 7, 20]>"
 
 
@@ -327,7 +332,8 @@ def test_starts_when_very_many_rows_of_writers_that_take_turns_come_and_go_then_
 ) -> None:
     rng, num_rows = _rng(), 100_000
     model = Model(num_rows)
-    view = model.view(Slices(slice_len=length, strict_length=strict))
+    setting = Slices(slice_len=length, strict_length=strict)
+    view, is_member = model.view(setting), np.zeros(num_rows, np.bool_)
     for start in range(0, 2 * num_rows, 2000):
         rows = np.arange(start, start + 2000) % num_rows
         if start >= num_rows:
@@ -336,12 +342,17 @@ def test_starts_when_very_many_rows_of_writers_that_take_turns_come_and_go_then_
         model.columns.sequence[rows] = np.arange(start, start + 2000)
         model.links.append(rows, writer=0, ids=rng.integers(0, 50, 2000), ends=rng.random(2000) < 0.01)
         view.add(rows)
+        is_member[rows] = True
         some = rng.choice(num_rows, 1000, replace=False)
-        some = some[view._is_member[some]]
+        some = some[is_member[some]]
         view.remove(some)
         if start % 3:
             view.add(rng.permutation(some))
         else:
             model.links.remove(some)
+            is_member[some] = False
     assert 0 < len(view.list_starts(length)) < num_rows
-    assert view.list_starts(length).tolist() == view._build(length).get_rows().tolist()
+    passing = Slices(num_slices=1, strict_length=strict).make_selector(model.columns, num_rows)
+    passing.add(np.flatnonzero(is_member))
+    assert passing.lacks(length)
+    assert view.list_starts(length).tolist() == passing.list_starts(length).tolist()

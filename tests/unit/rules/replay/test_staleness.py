@@ -7,6 +7,7 @@ import pytest
 
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.staleness import UNKNOWN, Lags, Staleness
+from tests.memory import count_bytes
 
 
 def rows(*numbers: int) -> Any:
@@ -134,11 +135,12 @@ def test_between_when_a_history_is_random_then_as_a_dict_says(seed: int) -> None
 def test_enter_when_a_version_stays_the_newest_for_long_then_its_bucket_does_not_grow() -> None:
     subject = Staleness(RowColumns(1000))
     subject.enter(np.arange(1000))
+    before = count_bytes(subject)
     for start in range(0, 100_000, 100):
         going = np.arange(start, start + 100) % 1000
         subject.leave(going)
         subject.enter(going)
-    assert sum(len(rows) for _, rows in subject._buckets[0].chunks()) <= 4096
+    assert count_bytes(subject) <= before + 2 * 4096 * going.itemsize
     assert subject.count(0) == len(subject.find_between(0)) == 1000
 
 

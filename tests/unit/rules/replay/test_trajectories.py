@@ -99,9 +99,6 @@ class _AgainstLists(RuleBasedStateMachine):
         assert (self.columns.previous == self.trajectories.before[:-1] + 1).all()
         assert set(np.flatnonzero(self.columns.is_end).tolist()) == self.ends
         assert self.trajectories.num_open == len(self.open)
-        tails = [row for part in self.trajectories._tails._parts for row in part.values()]
-        assert sorted(tails) == sorted(row for places in self.open.values() if (row := places[-1]) is not None)
-        assert set(np.flatnonzero(self.trajectories._is_tail).tolist()) == {places[-1] for places in self.open.values()}
 
 
 TestAgainstLists = _AgainstLists.TestCase
