@@ -36,14 +36,24 @@ gRPC could not stop its threads."""
 _Message = TypeVar("_Message")
 
 
-class _ForkGate:
+class ForkGate:
     """Counts the messages being sent and the streams being read, and tells whether more may follow."""
 
     def __init__(self) -> None:
         self._changed = Condition()
         self._num_sending = 0
+        self._num_waiting = 0
         self._read: set[grpc.Call] = set()
         self._held_by: int | None = None  # the thread that forks
+
+    def __repr__(self) -> str:
+        state = "held" if self.is_held else "open"
+        return f"<ForkGate {state}: {self._num_sending} under way, {self._num_waiting} waits>"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a fork is under way or waits for what is."""
+        return self._held_by is not None
 
     def begin(self) -> None:
         """Counts a message that is about to be handed over; waits while a fork is under way. The forking thread does
@@ -64,8 +74,10 @@ class _ForkGate:
             self._read.discard(call)
 
     def _wait(self) -> None:
-        while self._held_by not in (None, get_ident()):
+        while self.is_held and self._held_by != get_ident():
+            self._num_waiting += 1
             self._changed.wait()
+            self._num_waiting -= 1
 
     def end(self) -> None:
         """Ends the count of a message that has left, or whose stream is over."""
@@ -89,8 +101,13 @@ class _ForkGate:
             self._changed.notify_all()
 
 
-_current = [_ForkGate()]
+_current = [ForkGate()]
 """The one of this process, in a list so that a child can replace it."""
+
+
+def get_fork_gate() -> ForkGate:
+    """Returns the gate of this process."""
+    return _current[-1]
 
 
 def send_beside_forks(outgoing: SimpleQueue[_Message | None]) -> Iterator[_Message]:
@@ -99,12 +116,12 @@ def send_beside_forks(outgoing: SimpleQueue[_Message | None]) -> Iterator[_Messa
         message = outgoing.get()
         if message is None:
             return
-        traffic = _current[-1]
-        traffic.begin()
+        gate = get_fork_gate()
+        gate.begin()
         try:
             yield message
         finally:
-            traffic.end()
+            gate.end()
 
 
 def receive_beside_forks(call: Any) -> Generator[Any, None, None]:
@@ -113,28 +130,28 @@ def receive_beside_forks(call: Any) -> Generator[Any, None, None]:
     Raises:
         grpc.RpcError: As of the stream.
     """
-    traffic = _current[-1]
+    gate = get_fork_gate()
     try:
         while True:
-            traffic.ask(call)
+            gate.ask(call)
             try:
                 message = next(call)
             except StopIteration:
                 return
             yield message
     finally:
-        traffic.forget(call)
+        gate.forget(call)
 
 
 @contextmanager
 def exclude_forks() -> Iterator[None]:
     """A block that calls into gRPC without waiting there: a fork waits for its end, and it waits for a fork."""
-    traffic = _current[-1]
-    traffic.begin()
+    gate = get_fork_gate()
+    gate.begin()
     try:
         yield
     finally:
-        traffic.end()
+        gate.end()
 
 
 def answer_of(method: Any, request: Any, *, timeout: float, **options: Any) -> Any:
@@ -175,13 +192,13 @@ def watch_forks() -> None:
 
 
 def _hold() -> None:
-    _current[-1].hold()
+    get_fork_gate().hold()
 
 
 def _go_on() -> None:
-    _current[-1].go_on()
+    get_fork_gate().go_on()
 
 
 def _begin_anew() -> None:
-    _current.append(_ForkGate())  # threads that do not exist here count in the old one
+    _current.append(ForkGate())  # threads that do not exist here count in the old one
     del _current[:-1]

@@ -195,9 +195,17 @@ def test_client_from_env_when_transport_is_unknown_then_refused() -> None:
         ClientConfig.from_env({"TDSERVE_TRANSPORT": "carrier-pigeon"})
 
 
-def test_parsers_when_compared_with_fields_then_none_is_missing() -> None:
-    assert list(config._SERVER_PARSERS) == [entry.name for entry in dataclasses.fields(ServerConfig)]
-    assert list(config._CLIENT_PARSERS) == [entry.name for entry in dataclasses.fields(ClientConfig)]
+@pytest.mark.parametrize("kind", [ServerConfig, ClientConfig])
+def test_from_env_when_a_variable_of_any_field_is_set_then_it_is_read(kind: type[ServerConfig | ClientConfig]) -> None:
+    def is_read(name: str) -> bool:
+        root = {"TDSERVE_ROOT": "r"}
+        try:
+            found = kind.from_env({**root, f"TDSERVE_{name.upper()}": "17"})
+        except InvalidRequestError as error:
+            return name in str(error.fields["argument"]).lower()
+        return bool(getattr(found, name) != getattr(kind.from_env(root), name))
+
+    assert [entry.name for entry in dataclasses.fields(kind) if not is_read(entry.name)] == []
 
 
 def test_child_environment_when_read_by_the_child_then_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
+from typing import Any
 
 import grpc
 import pytest
@@ -160,17 +161,22 @@ def test_call_when_the_server_says_that_repeating_it_is_of_no_use_then_it_is_ask
 def test_wait_ready_when_the_name_has_another_address_then_begins_anew_and_leaves_calls_alone(
     monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
-    names = Names(monkeypatch)
+    names, opened, open_channel = Names(monkeypatch), list[str](), grpc.insecure_channel
+
+    def note_channel(target: str, **options: Any) -> grpc.Channel:
+        opened.append(target)
+        return open_channel(target, **options)
+
+    monkeypatch.setattr(grpc, "insecure_channel", note_channel)
     names.addresses = ["127.0.0.1"]
     connection = ControlConnection(address)
     connection.wait_ready(TIMEOUT_S)
-    peer, before = Listener(connection), connection._channel
+    peer = Listener(connection)
     connection.wait_ready(TIMEOUT_S)
-    assert connection._channel is before
+    assert opened == [address]
     names.addresses = ["127.0.0.2"]
     connection.wait_ready(TIMEOUT_S)
-    assert connection._channel is not before
-    del before
+    assert opened == [address, address]
     gc.collect()
     peer.send(1)
     assert peer.messages.get(timeout=TIMEOUT_S).request == 1

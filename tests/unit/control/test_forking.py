@@ -15,7 +15,14 @@ import pytest
 from tdserve.base.errors import DeadlineExceededError, TDServeError
 from tdserve.control import forking
 from tdserve.control.connection import ControlConnection
-from tdserve.control.forking import answer_of, exclude_forks, receive_beside_forks, send_beside_forks, watch_forks
+from tdserve.control.forking import (
+    answer_of,
+    exclude_forks,
+    get_fork_gate,
+    receive_beside_forks,
+    send_beside_forks,
+    watch_forks,
+)
 from tests.integration.processes import REPOSITORY, wait_for
 from tests.unit.control.serving import Answering, serving
 
@@ -51,7 +58,7 @@ def test_fork_when_a_message_is_being_sent_then_waits_for_it_and_the_next_one_fo
     assert next(messages) == 1
     with ThreadPoolExecutor(1) as thread:
         forks = thread.submit(fork_and_ask_for_a_message)
-        wait_for(lambda: forking._current[-1]._held_by, "the fork's wait")
+        wait_for(lambda: get_fork_gate().is_held, "the fork's wait")
         assert not forks.done()
         assert next(messages) == 2  # the first has left; comes when the fork is over
         assert forks.result(TIMEOUT_S) == 7
@@ -69,21 +76,23 @@ def test_fork_when_a_message_does_not_leave_then_not_held_up_for_long(monkeypatc
 FORKING = """
 import os, sys, time
 from threading import Event, Thread
-from grpc_health.v1 import health_pb2
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tdserve.control import forking
-from tdserve.control.connection import ControlConnection
+from tdserve.control.connection import CHANNEL_OPTIONS, ControlConnection
 
 forking.SENT_TIMEOUT_S = 60.0
 connection = ControlConnection(sys.argv[1])
 connection.wait_ready(60.0)
+health = health_pb2_grpc.HealthStub(grpc.insecure_channel(sys.argv[1], options=CHANNEL_OPTIONS))
 begun, is_answered = Event(), Event()
 
 def ask():
     with forking.exclude_forks():
         begun.set()
-        while forking._current[-1]._held_by is None:
+        while not forking.get_fork_gate().is_held:
             time.sleep(0.001)
-        connection._health.Check.future(health_pb2.HealthCheckRequest()).result(20.0)
+        health.Check.future(health_pb2.HealthCheckRequest()).result(20.0)
         is_answered.set()
 
 Thread(target=ask).start()
@@ -120,26 +129,26 @@ class Stream:
 
 
 def test_fork_when_a_stream_is_read_then_its_next_message_is_asked_for_afterwards() -> None:
-    stream, traffic = Stream(), forking._current[-1]
+    stream, gate = Stream(), get_fork_gate()
     with ThreadPoolExecutor(1) as thread:
         messages = receive_beside_forks(stream)
         first = thread.submit(next, messages)
         wait_for(lambda: stream.num_asked == 1, "the stream to be asked")
-        traffic.hold()
+        gate.hold()
         try:
             assert stream.num_looked_at == 1
             stream.given.put(1)
             assert first.result(TIMEOUT_S) == 1
             second = thread.submit(next, messages)
-            wait_for(lambda: traffic._changed._waiters or stream.num_asked == 2, "the thread that reads")  # type: ignore[attr-defined]
+            wait_for(lambda: "1 waits" in repr(gate) or stream.num_asked == 2, "the thread that reads")
             assert stream.num_asked == 1
         finally:
-            traffic.go_on()
+            gate.go_on()
         stream.given.put(2)
         assert second.result(TIMEOUT_S) == 2
     messages.close()
-    traffic.hold()
-    traffic.go_on()
+    gate.hold()
+    gate.go_on()
     assert stream.num_looked_at == 1  # it is read no more
 
 
@@ -162,13 +171,13 @@ def test_answer_when_grpc_stands_still_then_error_in_time(monkeypatch: pytest.Mo
 
 
 def test_begin_when_the_forking_thread_ends_something_itself_then_it_does_not_wait_for_itself() -> None:
-    traffic = forking._current[-1]
-    traffic.hold()
+    gate = get_fork_gate()
+    gate.hold()
     try:
         with exclude_forks():
             pass
     finally:
-        traffic.go_on()
+        gate.go_on()
 
 
 def fork_and_end() -> int:

@@ -37,6 +37,7 @@ class Echo:
         self.parts = PartJoiner()
         self.loop = asyncio.new_event_loop()
         self.links: list[LocalLink] = []
+        self.transports: list[Any] = []
         self.lost: SimpleQueue[LocalLink] = SimpleQueue()
         self._thread = Thread(target=self.loop.run_forever)
         self._thread.start()
@@ -47,10 +48,8 @@ class Echo:
         return future.result(WAIT_S)
 
     def write(self, content: bytes) -> None:
-        """Sends bytes to the first client that has sent a message."""
-        transport = self.links[0]._transport
-        assert transport is not None
-        self.loop.call_soon_threadsafe(transport.write, content)
+        """Sends bytes to the first client."""
+        self.loop.call_soon_threadsafe(self.transports[0].write, content)
 
     def listen(self, root: Path) -> asyncio.AbstractServer:
         return self(listen(root, self._on_message, self.lost.put))
@@ -89,8 +88,14 @@ def echo() -> Iterator[Echo]:
 
 
 @pytest.fixture
-def server(echo: Echo, tmp_path: Path) -> Iterator[Echo]:
+def server(echo: Echo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Echo]:
     """A server that listens."""
+
+    def note_transport(link: LocalLink, transport: Any, take: Any = LocalLink.connection_made) -> None:
+        echo.transports.append(transport)
+        take(link, transport)
+
+    monkeypatch.setattr(LocalLink, "connection_made", note_transport)
     listening = echo.listen(tmp_path)
     yield echo
     echo.close(listening)

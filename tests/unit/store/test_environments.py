@@ -146,7 +146,7 @@ def _end_child(folder: Path, parents: environments.Environment, ending: str) -> 
         parents.env.close()
     elif ending == "leaves in an orderly way":
         del parents
-        environments._environments.clear()
+        vars(environments).clear()  # as the interpreter does
         gc.collect()
     os._exit(0 if is_well else 1)
 
