@@ -52,7 +52,7 @@ def order_of(port: int) -> int:
 def have_port_above(port: int) -> None:
     """Gives this process a gloo port with which the end at another port listens."""
     for _ in range(5_000):
-        proven._devices.clear()
+        proven.leave_all_devices()
         if order_of(device_of_this_process()[0]) > order_of(port):
             return
     raise AssertionError(f"no port comes behind {port}")

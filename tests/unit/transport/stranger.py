@@ -48,6 +48,10 @@ class Line:
         """Sends bytes."""
         self._connection.sendall(content)
 
+    def close(self) -> None:
+        """Closes the connection."""
+        self._connection.close()
+
     def _read(self, nbytes: int) -> bytes:
         found = b""
         while len(found) < nbytes:
@@ -84,7 +88,7 @@ def be_cut_short(line: Line) -> None:
 
 def hang_up(line: Line) -> None:
     """Closes the connection."""
-    line._connection.close()
+    line.close()
 
 
 def find_port(address: bytes) -> int:

@@ -71,7 +71,7 @@ def test_group_when_a_stranger_has_the_next_numbers_then_it_is_formed_all_the_sa
 def test_pair_when_refused_then_logged_once_with_who_is_connected(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proven, "refusals", proven._Refusals())
+    monkeypatch.setattr(proven, "refusals", type(refusals)())
     for _ in range(2):
         port, number = device_of_this_process()
         with caplog.at_level(logging.WARNING), taken(port, range(number, number + 5), be_wrong):

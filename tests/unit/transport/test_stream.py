@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from tdserve.base.errors import DeadlineExceededError, PeerLostError
 from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, Message, Trailing
 from tdserve.structure.tree import Node, Spec, TensorLeaf
-from tdserve.transport.channel import PerMessage
+from tdserve.transport.channel import PerMessage, Work
 from tdserve.transport.copy_ahead import MIN_APART_BYTES
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.pool import BufferPool
@@ -22,7 +23,6 @@ from tdserve.transport.stream import (
     FILLED_UNDER_WAY,
     MESSAGES_AT_ONCE,
     RECEIVES_UNDER_WAY,
-    _num_finished,
     pack,
     recv_messages,
     send_messages,
@@ -142,16 +142,40 @@ def test_recv_messages_when_they_must_be_distributed_then_few_are_under_way_and_
     assert all(map(torch.equal, leaves, received))
 
 
-def test_num_finished_when_they_must_be_distributed_then_4_mib_at_a_time_or_one() -> None:
+class Places:
+    """A sink into which messages of an odd number are received in their place, and the others copied."""
+
+    def find_memory(self, message: Message) -> torch.Tensor | None:
+        return torch.empty(message.nbytes, dtype=torch.uint8) if message.offset % 2 else None
+
+    def drain(self, message: Message, buffer: torch.Tensor) -> None:
+        assert len(buffer) == message.nbytes
+
+
+class CountedWaits(LoopbackChannel):
+    """A channel that keeps how many messages were waited for together."""
+
+    counts: list[int]
+
+    def wait_all(self, works: Sequence[Work], timeout_s: float) -> None:
+        self.counts.append(len(works))
+        super().wait_all(works, timeout_s)
+
+
+def test_recv_messages_when_they_must_be_distributed_then_waits_for_4_mib_at_a_time_or_one() -> None:
     def together(*sizes_mib: float, is_followed: bool = False) -> int:
-        channel, _ = LoopbackChannel.make_pair()
-        under_way = []
-        for size_mib in sizes_mib:
+        theirs, ours = CountedWaits.make_pair()
+        assert isinstance(ours, CountedWaits)
+        ours.counts = []
+        messages = []
+        for number, size_mib in enumerate(sizes_mib):
             nbytes = round(abs(size_mib) * 1024 * 1024)
-            buffer = torch.empty(nbytes, dtype=torch.uint8)
-            staging = buffer if size_mib > 0 else None  # below 0: received in its place
-            under_way.append((channel.recv(buffer, 1), Message(0, nbytes, ()), staging))
-        return _num_finished(under_way, is_followed=is_followed)
+            theirs.send(torch.empty(nbytes, dtype=torch.uint8), 1)
+            messages.append(Message(2 * number + (size_mib < 0), nbytes, ()))
+        on_arrived = (lambda count: None) if is_followed else None
+        recv_messages(ours, 1, messages, Places(), pool=BufferPool(), timeout_s=5.0, on_arrived=on_arrived)
+        assert sum(ours.counts) == len(messages)
+        return ours.counts[0]
 
     assert together(2, 2, 2) == 2
     assert together(4, 4) == together(8, 1) == 1
