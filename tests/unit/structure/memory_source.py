@@ -16,11 +16,13 @@ class Cell:
         entry: A plain NonTensorData or NonTensorStack.
         reads: How often it was read.
         writes: How often it was written.
+        selects: How often a source of some of its rows was made.
     """
 
     entry: Any
     reads: int = 0
     writes: int = 0
+    selects: int = 0
 
 
 @dataclass
@@ -48,6 +50,7 @@ class MemorySource:
 
     def select(self, index: Any) -> MemorySource:
         """A part of the rows."""
+        self.cell.selects += 1
         size = self._rows(self.cell.entry).batch_size[0]
         if isinstance(index, int) and not -size <= index < size:
             raise IndexError(index)

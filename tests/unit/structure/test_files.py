@@ -102,8 +102,8 @@ def test_capture_when_tensordict_is_persistent_then_comes_back_as_a_tensordict(s
 
 
 def test_capture_when_tensordict_is_persistent_then_reads_no_tensor(stored: PersistentTensorDict) -> None:
-    captured = capture(stored)
-    watched = Watched(captured.tensors[("x",)]._array)  # type: ignore[attr-defined]
+    assert capture(stored).spec.batch_size == (4,)
+    watched = Watched(stored.file["x"])
     tensor = FileTensor(watched, torch.float32)
     assert tensor.shape == (4, 6)
     assert tensor.nbytes == 96

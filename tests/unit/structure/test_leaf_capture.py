@@ -1,4 +1,4 @@
-"""Single leaves, taken apart by themselves; what a whole tensordict holds is tested in ``test_capture``."""
+"""Single leaves; what a whole tensordict holds is tested in ``test_capture``."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from tdserve.base.errors import InvalidSpecError, NotSupportedError
-from tdserve.structure.leaf_capture import LeafReader
+from tdserve.base.errors import NotSupportedError
+from tdserve.structure.capture import capture
 from tdserve.structure.nodes import TensorLeaf, ValueLeaf
 
 
-def reader(*, is_destination: bool = False) -> LeafReader:
-    return LeafReader("store", is_destination)
-
-
 def test_tensor_when_it_is_a_view_of_bits_then_what_travels_is_resolved() -> None:
-    found = reader()
-    tensor = torch.tensor([1 + 2j, 3 - 1j]).conj()
-    assert found._tensor(tensor, torch.Tensor, ("a",), (2,)) == TensorLeaf("complex64", (2,))
+    found = capture(TensorDict({"a": torch.tensor([1 + 2j, 3 - 1j]).conj()}, [2]))
+    assert found.spec.root.entries == (("a", TensorLeaf("complex64", (2,))),)
     assert not found.tensors["a",].is_conj()
     assert found.tensors["a",].tolist() == [1 - 2j, 3 + 1j]
 
@@ -35,14 +30,15 @@ def test_tensor_when_it_is_a_view_of_bits_then_what_travels_is_resolved() -> Non
 )
 def test_tensor_when_it_cannot_travel_then_refused_by_name(tensor: torch.Tensor, what: str) -> None:
     with pytest.raises(NotSupportedError, match=rf"{what}.*key \('n', 'a'\) of store 'store'"):
-        reader()._tensor(tensor, type(tensor), ("n", "a"), (2,))
+        capture(TensorDict({"n": TensorDict({"a": tensor}, [2])}, [2]), store="store")
 
 
 @pytest.mark.parametrize("tensor", [torch.zeros(1).expand(2), torch.zeros(2, dtype=torch.complex64).conj()])
 def test_tensor_when_it_cannot_be_written_through_then_refused_as_destination(tensor: torch.Tensor) -> None:
-    reader()._tensor(tensor, torch.Tensor, ("a",), (2,))
+    td = TensorDict({"a": tensor}, [2])
+    capture(td)
     with pytest.raises(NotSupportedError, match="as destination"):
-        reader(is_destination=True)._tensor(tensor, torch.Tensor, ("a",), (2,))
+        capture(td, is_destination=True)
 
 
 @pytest.mark.parametrize(
@@ -53,11 +49,6 @@ def test_tensor_when_it_cannot_be_written_through_then_refused_as_destination(te
     ],
 )
 def test_value_when_taken_apart_then_its_leaf_and_content(item: Any, leaf: ValueLeaf, value: Any) -> None:
-    found = reader()
-    assert found._value(item, ("v",), (2,)) == leaf
+    found = capture(TensorDict({"v": item}, [2]))
+    assert found.spec.root.entries == (("v", leaf),)
     assert found.values["v",] == value
-
-
-def test_value_when_it_contradicts_the_batch_size_then_raises() -> None:
-    with pytest.raises(InvalidSpecError, match="'v'"):
-        reader()._value(NonTensorData("a", batch_size=[3]), ("v",), (2,))

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from tensordict import MemoryMappedTensor, NonTensorData, NonTensorStack, TensorClass, TensorDict
 
 from tdserve.base.errors import LocalProtocolError, NotSupportedError, SpecMismatchError
+from tdserve.structure import rows as structure_rows
 from tdserve.structure.capture import capture
+from tdserve.structure.captured import Captured
 from tdserve.structure.declaring import declare_ragged
 from tdserve.structure.rows import RowReader, RowSlots, copy_leaves
 from tests.unit.structure.ragged import turns
@@ -98,15 +100,22 @@ def test_read_when_a_tensor_is_special_then_its_content_without_gradient(tensor:
     assert found.tolist() == tensor.tolist()
 
 
-def test_read_when_row_is_a_tensorclass_then_known_from_the_second_on() -> None:
-    steps = [Step(x=torch.tensor(number), batch_size=[]) for number in range(2)]
-    outer = [TensorDict({"s": step, "y": torch.tensor(0)}) for step in steps]
-    for rows in (steps, outer):
-        subject = reader(rows[0])
-        assert subject._look(rows[0]) is None
-        assert subject.read(rows[0])[0][0].item() == 0
-        assert subject._look(rows[1]) is not None
-        assert subject.read(rows[1])[0][0].item() == 1
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_read_when_row_is_a_tensorclass_then_captured_only_the_first_time(
+    is_nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [Step(x=torch.tensor(number), batch_size=[]) for number in range(3)]
+    rows = [TensorDict({"s": step, "y": torch.tensor(0)}) if is_nested else step for step in steps]
+    subject, captured = reader(rows[0]), list[Any]()
+
+    def note_capture(row: Any, **options: Any) -> Captured:
+        captured.append(row)
+        return capture(row, **options)
+
+    monkeypatch.setattr(structure_rows, "capture", note_capture)
+    assert [subject.read(row)[0][0].item() for row in rows] == [0, 1, 2]
+    assert len(captured) == 1
+    assert captured[0] is rows[0]
 
 
 def test_read_when_tensorclass_is_another_then_error() -> None:
