@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path as FilePath
@@ -88,7 +89,9 @@ class Peer:
             report=self._on_report,
             transfer_timeout_s=transfer_timeout_s,
         )
+        others = set(threading.enumerate())
         self.session = WorkerSession(7, self.context, perform, is_quick)
+        self._threads = set(threading.enumerate()) - others
         self._kv_stores = {is_mail: KVStore(partial(self._publish, is_mail)) for is_mail in (False, True)}
         self._last_order = self._number = 0
         self.mails: SimpleQueue[bytes] = SimpleQueue()
@@ -139,7 +142,8 @@ class Peer:
     def close(self) -> None:
         """Closes both ends."""
         self.session.close()
-        self.session.lane._thread.join(TIMEOUT_S)
+        for thread in self._threads:
+            thread.join(TIMEOUT_S)
 
     def _connect(self, *, is_mail: bool, number: int = 0) -> GlooChannel:
         self._number = number

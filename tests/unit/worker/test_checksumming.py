@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,6 +20,7 @@ from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.v1 import worker_pb2
 from tdserve.worker.checksumming import MAX_PAUSE_S, Checksumming
+from tests.memory import count_bytes
 
 TIMEOUT_S = 20.0
 TD = TensorDict({"b": torch.rand(500_000), "a": torch.arange(3, dtype=torch.int16), "e": torch.zeros(0)}, [])
@@ -112,7 +114,9 @@ def test_order_when_the_version_is_gone_then_failure_and_the_next_one_is_carried
 
 
 def test_order_when_carried_out_then_nothing_of_its_folder_is_kept(worker: Worker) -> None:
-    for number in range(20):
+    sizes = []
+    for number in range(120):
         worker.put(worker.make(1, folder=f"w{number}"))
         worker.report()
-    assert worker.checksumming._newest == {}
+        sizes.append(count_bytes(worker.checksumming))
+    assert sizes[-1] < sizes[19] + 100 * sys.getsizeof(str(worker.folder))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 
 import pytest
@@ -71,7 +72,8 @@ time.sleep(60)
 
 
 def test_close_when_started_then_the_thread_ends() -> None:
-    watch = DescriptorWatch()
+    others, watch = set(threading.enumerate()), DescriptorWatch()
     watch.start()
+    (thread,) = set(threading.enumerate()) - others
     watch.close()
-    assert not watch._thread.is_alive()
+    assert not thread.is_alive()

@@ -15,6 +15,7 @@ from tdserve.transport import gloo
 from tdserve.transport.control_channel import MAX_SENT
 from tdserve.transport.proven import close_pairs
 from tdserve.v1 import worker_pb2
+from tdserve.worker.lane import Lane
 from tests.integration.processes import wait_for
 from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, sampling
 
@@ -73,7 +74,7 @@ def test_quick_orders_when_there_are_many_then_only_so_many_sends_are_kept(
         (content,) = receive(quick, sizes, tag)
         assert content[:8].view(torch.int64).item() == tag % 6
         assert quick.next_report().HasField("done")
-    wait_for(lambda: len(quick.session.lane._sent) < 2 * MAX_SENT, "the end of the sends")
+    wait_for(lambda: quick.session.lane.num_sent < 2 * MAX_SENT, "the end of the sends")
 
 
 def test_quick_orders_when_the_client_takes_nothing_then_its_channel_is_lost(plain: StoredTensorDict) -> None:
@@ -134,9 +135,18 @@ def test_failure_when_another_thread_closes_the_channel_then_not_reported_before
     assert peer.next_report().order == number
 
 
-def test_order_when_its_channel_never_forms_then_fails_as_soon_as_the_session_is_closed(peer: Peer) -> None:
+def test_order_when_its_channel_never_forms_then_fails_as_soon_as_the_session_is_closed(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, carry_out = Event(), Lane.carry_out
+
+    def note_begin(lane: Lane, order: worker_pb2.Order) -> None:
+        begun.set()
+        carry_out(lane, order)
+
+    monkeypatch.setattr(Lane, "carry_out", note_begin)
     number = peer.put(worker_pb2.Order(discard=worker_pb2.Discard(message_nbytes=[8])))
-    wait_for(peer.session.lane._orders.empty, "the session's thread to take it")
+    assert begun.wait(TIMEOUT_S)
     peer.session.close()
     failed = peer.reports.get(timeout=TIMEOUT_S / 2)  # a channel may take as long as all of it
     assert failed.order == number

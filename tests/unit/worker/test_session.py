@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from tdserve.base.errors import PeerLostError, RemoteProtocolError, TransferAbortedError
 from tdserve.control.status import decode_failure
 from tdserve.messages.content import make_rows_layout
-from tdserve.transport.control_channel import MAX_SENT
+from tdserve.transport.control_channel import MAX_SENT, Mail
 from tdserve.v1 import worker_pb2
+from tdserve.worker import session
 from tdserve.worker.lane import Lane
 from tests.integration.processes import wait_for
 from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, sampling
@@ -49,13 +52,21 @@ def test_mail_when_the_channel_for_content_is_replaced_meanwhile_then_read_all_t
         assert peer.next_report().mail == b"a question"
 
 
-def test_mail_when_there_is_much_then_reaped_in_the_sessions_thread(peer: Peer) -> None:
+def test_mail_when_there_is_much_then_reaped_in_the_sessions_thread(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[Mail]()
+
+    def make_mail(*arguments: Any, **options: Any) -> Mail:
+        made.append(Mail(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(session, "Mail", make_mail)
     mail = peer.open_mail()
+    (worker_mail,) = made
     for number in range(5 * MAX_SENT):
         peer.session.put(worker_pb2.Order(session=7, mail=str(number).encode()))
         assert int(peer.mails.get(timeout=TIMEOUT_S)) == number
-    worker_mail = peer.session.mailbox._mail
-    assert worker_mail is not None
     wait_for(lambda: worker_mail.num_sent < 2 * MAX_SENT, "the end of the sends")
     assert mail.num_sent == 0
 
