@@ -20,7 +20,12 @@ _PART_ELEMENTS = PIECE_ROWS // 2
 
 
 async def read_values(
-    worker: DataWorker, entry: OpenedStore, paths: Sequence[Path], elements: NDArray[np.int64]
+    worker: DataWorker,
+    entry: OpenedStore,
+    paths: Sequence[Path],
+    elements: NDArray[np.int64],
+    *,
+    part_elements: int = _PART_ELEMENTS,
 ) -> bytes:
     """Returns the ValueBlock of these elements of the flattened batch; of very many, read a part at a time.
 
@@ -28,8 +33,8 @@ async def read_values(
         TransferAbortedError: They were changed meanwhile.
     """
     blocks = []
-    for start in range(0, max(len(elements), 1), _PART_ELEMENTS):
-        part = elements[start : start + _PART_ELEMENTS]
+    for start in range(0, max(len(elements), 1), part_elements):
+        part = elements[start : start + part_elements]
         order = worker_pb2.Order()
         body = order.read_values
         body.store.CopyFrom(entry.make_ref(worker.known_specs))

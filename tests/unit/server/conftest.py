@@ -31,7 +31,13 @@ def processes(run: Loop) -> Iterator[WorkerProcesses]:
 
 
 @pytest.fixture(scope="session")
-def worker(run: Loop, processes: WorkerProcesses) -> Iterator[DataWorker]:
+def lost_workers() -> list[DataWorker]:
+    """The data worker, once for each time that it was lost."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def worker(run: Loop, processes: WorkerProcesses, lost_workers: list[DataWorker]) -> Iterator[DataWorker]:
     """A live data worker."""
     made = DataWorker(
         0,
@@ -39,7 +45,7 @@ def worker(run: Loop, processes: WorkerProcesses) -> Iterator[DataWorker]:
         arguments=("5.0",),
         timeout_s=4.0,
         on_session=lambda report: None,
-        on_lost=lambda worker: None,
+        on_lost=lost_workers.append,
     )
 
     async def start() -> None:

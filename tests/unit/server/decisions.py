@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.workers import DataWorker, drop_store
-from tdserve.store.catalog_db import CatalogDB
+from tdserve.store import catalog_db
+from tdserve.store.faults import lmdb_faults
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
@@ -335,11 +336,19 @@ def watching_others(monkeypatch: pytest.MonkeyPatch, on_step: Callable[[], None]
 
 
 @contextmanager
-def watching_writes(monkeypatch: pytest.MonkeyPatch, on_write: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-    """Lets ``on_write`` run each transaction of the catalog in this block; it gets the function that runs it."""
-    write = CatalogDB._write
+def watching_writes(
+    monkeypatch: pytest.MonkeyPatch, on_write: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Runs each transaction of the catalog in this block within ``on_write()``."""
+
+    @contextmanager
+    def watch(folder: Any, **limits: Any) -> Iterator[None]:
+        is_write = "asked" in limits
+        with on_write() if is_write else nullcontext(), lmdb_faults(folder, **limits):
+            yield
+
     with monkeypatch.context() as patch:
-        patch.setattr(CatalogDB, "_write", lambda db, changes: on_write(lambda: write(db, changes)))
+        patch.setattr(catalog_db, "lmdb_faults", watch)
         yield
 
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -19,10 +19,10 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.control.servicer import SessionLink
-from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.settings import Settings
+from tdserve.control.status import decode_failure
 from tdserve.server import control_process
 from tdserve.server.control_process import ControlProcess
+from tdserve.server.workers import DataWorker
 from tdserve.store.root import Root
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
@@ -32,10 +32,21 @@ from tests.unit.server.world import Loop, Outbox, outside
 SPEC = codec.encode(capture(TensorDict({"a": torch.zeros(4, 2)}, [4])).spec)
 
 
-@pytest.fixture
-def process(tmp_path: Path, run: Loop) -> Iterator[ControlProcess]:
-    """A control process whose worker was not started, since requests without content do not need it."""
-    config = ServerConfig(root=str(tmp_path / "root"), grace_s=0.1)
+class ReadyWorker(DataWorker):
+    """A data worker that counts as ready and has no process, since requests without content do not need one."""
+
+    def __init__(self, *arguments: Any, on_session: Callable[[worker_pb2.Report], None], **options: Any) -> None:
+        super().__init__(*arguments, on_session=on_session, **options)
+        self.report = on_session
+
+    def start(self) -> None:
+        self.ready.set()
+
+
+@contextmanager
+def restored(folder: Path, run: Loop) -> Iterator[ControlProcess]:
+    """A control process that was not started."""
+    config = ServerConfig(root=str(folder / "root"), grace_s=0.1)
     root = Root.acquire(config.root)
 
     async def make() -> ControlProcess:
@@ -46,6 +57,29 @@ def process(tmp_path: Path, run: Loop) -> Iterator[ControlProcess]:
     yield made
     run(made.stop())
     root.release()
+
+
+@pytest.fixture
+def process(tmp_path: Path, run: Loop) -> Iterator[ControlProcess]:
+    """A control process that was not started."""
+    with restored(tmp_path, run) as made:
+        yield made
+
+
+@pytest.fixture
+def serving(tmp_path: Path, run: Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serving]:
+    """A session, not begun yet, of a control process that was started."""
+    made: list[ReadyWorker] = []
+
+    def make_worker(*arguments: Any, **options: Any) -> ReadyWorker:
+        made.append(ReadyWorker(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(control_process, "DataWorker", make_worker)
+    monkeypatch.setattr(control_process, "KEEP_ANSWERS_S", 0.0)
+    with restored(tmp_path, run) as process:
+        run(process.start())
+        yield Serving(process, made[0])
 
 
 def asking(name: str) -> control_pb2.CreateStoreRequest:
@@ -86,8 +120,8 @@ def test_session_when_it_does_not_begin_with_hello_then_refused(
         run(process.serve_session(SessionLink(Outbox()), said(*messages)))
 
 
-def test_drain_when_begun_then_nothing_new_is_accepted(process: ControlProcess, run: Loop) -> None:
-    process._is_repaired.set()  # as after start()
+def test_drain_when_begun_then_nothing_new_is_accepted(serving: Serving, run: Loop) -> None:
+    process = serving.process
     run(process.drain())
     with pytest.raises(ConnectError, match="shutting down"):
         run(process.create_store(asking("x")))
@@ -100,8 +134,9 @@ def test_drain_when_begun_then_nothing_new_is_accepted(process: ControlProcess, 
 class Serving:
     """A session whose client has sent Hello and stays; ``mail`` delivers what its worker forwards."""
 
-    def __init__(self, process: ControlProcess) -> None:
-        self._process = process
+    def __init__(self, process: ControlProcess, worker: ReadyWorker) -> None:
+        self.process = process
+        self._worker = worker
         self._gone = asyncio.Event()
         self.outbox = Outbox()
         self.number = 0
@@ -109,16 +144,14 @@ class Serving:
 
     async def start(self) -> None:
         """Starts the session and waits until it is open."""
-        self._process._is_repaired.set()  # as after start()
-        self._process._workers[0].ready.set()
-        self.task = asyncio.create_task(self._process.serve_session(SessionLink(self.outbox), self._stream()))
+        self.task = asyncio.create_task(self.process.serve_session(SessionLink(self.outbox), self._stream()))
         await self.outbox.next()
         self.number = self.outbox.messages.pop().welcome.session
 
     async def mail(self, content: bytes, *, session: int = 0) -> None:
         """Delivers a message as the worker reports it, and lets the event loop take one turn."""
         report = worker_pb2.Report(session=session or self.number, mail=content)
-        await outside(lambda: self._process._on_session_report(report))
+        await outside(lambda: self._worker.report(report))
 
     async def end(self) -> None:
         """Ends the client's stream."""
@@ -138,28 +171,31 @@ def reading(request: int, **fields: Any) -> bytes:
 
 
 def test_session_when_its_client_stays_away_then_its_answers_are_forgotten_and_not_before(
-    process: ControlProcess, run: Loop
+    serving: Serving, run: Loop
 ) -> None:
+    async def create() -> str:
+        request = asking("x")
+        request.id.client_id, request.id.request = bytes(16), 1
+        answer = await serving.process.create_store(request)
+        return str(answer.description.uid)
+
     async def scenario() -> None:
-        process._clients._keep_s = 0.0
-        serving = Serving(process)
         await serving.start()
-        with process._services.answers.begin_transaction(bytes(16), 1, b"answer"):
-            pass
+        first = await create()
+        await serving.process.delete_store(control_pb2.DeleteStoreRequest(name="x"))
         for _ in range(10):
             await asyncio.sleep(0)
-        assert process._services.answers.list_clients() == {bytes(16)}
+        assert await create() == first  # the answer that is kept
         await serving.end()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert process._services.answers.list_clients() == set()
+        assert await create() != first
 
     run(scenario())
 
 
-def test_mail_when_a_request_then_answered_at_once(process: ControlProcess, run: Loop) -> None:
+def test_mail_when_a_request_then_answered_at_once(serving: Serving, run: Loop) -> None:
     async def scenario() -> None:
-        serving = Serving(process)
         await serving.start()
         await serving.mail(reading(1, fingerprint=b"known"))
         assert isinstance(serving.outbox.error(), StoreNotFoundError)
@@ -168,9 +204,8 @@ def test_mail_when_a_request_then_answered_at_once(process: ControlProcess, run:
     run(scenario())
 
 
-def test_mail_when_a_cancellation_then_that_request_is_given_up(process: ControlProcess, run: Loop) -> None:
+def test_mail_when_a_cancellation_then_that_request_is_given_up(serving: Serving, run: Loop) -> None:
     async def scenario() -> None:
-        serving = Serving(process)
         await serving.start()
         for request in (1, 2):
             await serving.mail(reading(request, timeout_s=20.0))
@@ -185,31 +220,8 @@ def test_mail_when_a_cancellation_then_that_request_is_given_up(process: Control
     run(scenario())
 
 
-def test_session_when_it_ends_and_holds_rows_then_they_are_there_for_others(process: ControlProcess, run: Loop) -> None:
-    async def scenario() -> dict[str, Any]:
-        kind, settings = control_pb2.STORE_KIND_REPLAY, Settings(sampler=Fifo()).to_json()
-        asked = control_pb2.CreateStoreRequest(name="q", kind=kind, spec=SPEC, capacity=4, settings=settings)
-        await process.create_store(asked)
-        table = process._services.stores.get("q").get_table()
-        reservation = table.plan_extend(2)
-        assert reservation is not None
-        table.arrive(reservation.rows)
-        table.commit(reservation)
-        serving = Serving(process)
-        await serving.start()
-        taking = control_pb2.SampleRequest(store="q", num_rows=3, is_lease=True)  # there are two: it is refused
-        await serving.mail(control_pb2.ClientMessage(request=1, sample=taking).SerializeToString())
-        assert table.plan_sample(2, rng=np.random.default_rng(0), owner=serving.number) is not None
-        assert table.info()["num_leased"] == 2
-        await serving.end()
-        return table.info()
-
-    assert run(scenario())["num_leased"] == 0
-
-
-def test_mail_when_garbage_then_the_session_ends(process: ControlProcess, run: Loop) -> None:
+def test_mail_when_garbage_then_the_session_ends(serving: Serving, run: Loop) -> None:
     async def scenario() -> None:
-        serving = Serving(process)
         await serving.start()
         await serving.mail(b"\xff" * 20)
         await serving.task
@@ -219,9 +231,8 @@ def test_mail_when_garbage_then_the_session_ends(process: ControlProcess, run: L
     run(scenario())
 
 
-def test_mail_when_of_no_session_then_nothing(process: ControlProcess, run: Loop) -> None:
+def test_mail_when_of_no_session_then_nothing(serving: Serving, run: Loop) -> None:
     async def scenario() -> None:
-        serving = Serving(process)
         await serving.start()
         await serving.mail(reading(1, fingerprint=b"known"), session=serving.number + 1)
         assert serving.outbox.messages == []
@@ -230,25 +241,26 @@ def test_mail_when_of_no_session_then_nothing(process: ControlProcess, run: Loop
     run(scenario())
 
 
-def test_mail_when_the_server_drains_then_refused(process: ControlProcess, run: Loop) -> None:
+def test_mail_when_the_server_drains_then_refused(serving: Serving, run: Loop) -> None:
     async def scenario() -> None:
-        serving = Serving(process)
         await serving.start()
-        process._is_draining = True  # as in drain(), before it has ended the sessions
+        await serving.mail(reading(1, timeout_s=20.0))
+        draining = asyncio.create_task(serving.process.drain())  # which waits for it
         refused = asyncio.create_task(serving.outbox.next())
-        await serving.mail(reading(1, fingerprint=b"known"))
+        await serving.mail(reading(2, fingerprint=b"known"))
         await refused
-        assert isinstance(serving.outbox.error(), ConnectError)
+        errors = {message.request: decode_failure(message.failure) for message in serving.outbox.messages}
+        assert isinstance(errors[2], ConnectError)
+        await draining
         await serving.end()
 
     run(scenario())
 
 
-def test_session_when_hello_is_of_another_version_then_one_failure(process: ControlProcess, run: Loop) -> None:
-    process._is_repaired.set()  # as after start()
+def test_session_when_hello_is_of_another_version_then_one_failure(serving: Serving, run: Loop) -> None:
     outbox = Outbox()
     hello = control_pb2.Hello(protocol_version=PROTOCOL_VERSION + 1, client_id=bytes(16), transport="gloo")
-    run(process.serve_session(SessionLink(outbox), said(control_pb2.ClientMessage(hello=hello))))
+    run(serving.process.serve_session(SessionLink(outbox), said(control_pb2.ClientMessage(hello=hello))))
     error = outbox.error()
     assert isinstance(error, ProtocolVersionError)
     assert (error.expected, error.actual) == (PROTOCOL_VERSION + 1, PROTOCOL_VERSION)

@@ -3,7 +3,8 @@ whatever the disk has no room for, and whenever the process is killed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,10 @@ def test_change_when_killed_before_or_behind_a_step_then_seen_and_on_record_or_n
     def keep() -> None:
         killed.append(Killed(world, tmp_path / f"killed-{len(killed)}"))
 
-    def keep_both(write: Callable[[], None]) -> None:
+    @contextmanager
+    def keep_both() -> Iterator[None]:
         keep()
-        write()
+        yield
         keep()
 
     with watching_writes(monkeypatch, keep_both), watching_others(monkeypatch, keep):
@@ -67,14 +69,10 @@ def test_change_when_a_transaction_finds_no_room_then_refused_and_unseen_or_done
         kind.prepare(run_world, run)
         session, before, num_writes = session_of(run_world), kind.look(run_world, run), 0
 
-        def refuse(write: Callable[[], None], number: int = number) -> None:
+        def refuse(number: int = number) -> AbstractContextManager[None]:
             nonlocal num_writes
             num_writes += 1
-            if num_writes <= number:
-                write()
-                return
-            with no_page_can_be_written():
-                write()
+            return nullcontext() if num_writes <= number else no_page_can_be_written()
 
         is_refused = False
         with watching_writes(monkeypatch, refuse):

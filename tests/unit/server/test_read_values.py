@@ -24,17 +24,17 @@ def row(number: int) -> TensorDict:
 
 @pytest.mark.parametrize("part_elements", [1, 3, 8192])
 def test_values_when_read_for_a_client_then_of_the_elements_and_leaves_that_it_means(
-    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch, part_elements: int
+    world: World, run: Loop, part_elements: int
 ) -> None:
     entry = run(world.create_replay("r", row(0), 4))
     batch: Any = torch.stack([row(number) for number in range(4)])
     run(world.replays.extend(world.session(), 1, extending(entry, batch)))
 
     def read(paths: list[tuple[str, ...]], elements: list[int]) -> list[list[Any]]:
-        content = run(values.read_values(world.worker, entry, paths, np.array(elements, np.int64)))
+        asked = np.array(elements, np.int64)
+        content = run(values.read_values(world.worker, entry, paths, asked, part_elements=part_elements))
         return [[decode_bytes(value, key="v") for value in column.values] for column in decode_block(content)]
 
-    monkeypatch.setattr(values, "_PART_ELEMENTS", part_elements)
     assert read([("w",), ("v",)], [3, 1]) == [[3, 1], ["v3", "v1"]]
     assert read([("v",)], [0, 1, 2, 3]) == [["v0", "v1", "v2", "v3"]]
     assert read([("v",)], []) == [[]]

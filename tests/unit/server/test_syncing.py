@@ -17,6 +17,7 @@ from tdserve.base.errors import ClosedError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server import syncing
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.sync_process import SyncProcess
 from tdserve.server.syncing import Syncing
 from tdserve.store.sync_pass import COPY_FILE
 from tdserve.store.version_marks import find_whole_versions
@@ -81,17 +82,21 @@ def test_sync_when_waited_for_or_due_or_stopped_then_notes_the_rows(world: World
 
 
 def test_wait_when_several_wait_and_the_process_is_killed_then_all_are_told_once_it_is_done(
-    world: World, run: Loop
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = _make(world, run)
+    entry, made = _make(world, run), list[SyncProcess]()
+
+    def make_process(lock_fd: int) -> SyncProcess:
+        made.append(SyncProcess(lock_fd))
+        return made[-1]
+
+    monkeypatch.setattr(syncing, "SyncProcess", make_process)
 
     async def sync() -> None:
         syncing = Syncing(world.stores, interval_s=0.0, before=_nothing)
         await syncing.start()
         await syncing.wait_synced(entry.record.uid)
-        process = syncing._process
-        assert process is not None
-        process.end()
+        made[0].end()
         await asyncio.gather(*(syncing.wait_synced(entry.record.uid) for _ in range(3)))
         assert await syncing.stop(60.0)
 

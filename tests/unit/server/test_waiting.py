@@ -9,7 +9,7 @@ import pytest
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError
 from tdserve.server.waiting import MAX_LOOKS, Waiters
-from tests.unit.server.world import Loop
+from tests.unit.server.world import Loop, outside
 
 
 def nothing() -> int | None:
@@ -179,7 +179,7 @@ def test_lines_when_there_are_several_then_one_that_must_wait_does_not_keep_the_
         assert waiters.has_line("stuck")
         stuck.cancel()
         await turns()
-        assert not waiters._lines
+        assert (waiters.num_waiting, waiters.has_line("stuck")) == (0, False)
         return sorted(stock.served)
 
     assert run(scenario()) == ["a", "b", "c", "d"]
@@ -234,10 +234,14 @@ def test_newcomer_when_the_last_of_its_line_was_just_served_then_looks_itself(ru
         first = stock.taker("first")
         await turns()
         stock.num_left = 2
+
+        def come() -> asyncio.Task[None]:  # the first is granted, and has not gone on yet
+            assert not stock.waiters.has_line("line")
+            assert not first.done()
+            return stock.taker("second")
+
         stock.waiters.wake()
-        stock.waiters._look()  # the first is granted, and has not gone on yet
-        assert not stock.waiters.has_line("line")
-        second = stock.taker("second")
+        second = await outside(come)
         await asyncio.gather(first, second)
         return sorted(stock.served)
 
@@ -278,10 +282,13 @@ def test_granted_when_cancelled_in_that_moment_then_given_back_and_the_next_has_
         first, second = stock.taker("first"), stock.taker("second")
         await turns()
         stock.num_left = 1
+
+        def cancel() -> None:  # its grant is in its future, and it has not gone on yet
+            assert stock.num_left == 0
+            first.cancel()
+
         stock.waiters.wake()
-        stock.waiters._look()
-        assert stock.num_left == 0
-        first.cancel()  # its grant is in its future, and it has not gone on yet
+        await outside(cancel)
         await second
         assert first.cancelled()
         assert stock.num_left == 0

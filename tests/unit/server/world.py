@@ -91,6 +91,14 @@ class Outbox:
         return decode_failure(message.failure)
 
 
+class OutboxLink(SessionLink):
+    """The link to a client whose answers stay in an outbox."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__(outbox)
+        self.outbox = outbox
+
+
 class World:
     """Everything but the gRPC server."""
 
@@ -133,7 +141,7 @@ class World:
         return ClientSession(
             number,
             hello,
-            SessionLink(Outbox()),
+            OutboxLink(Outbox()),
             make_mover=partial(RemoteMover, self.surroundings),
             worker=self.worker,
             interface="127.0.0.1",
@@ -182,9 +190,8 @@ async def turns_during(work: Coroutine[Any, Any, Any]) -> int:
 
 def outbox(session: ClientSession) -> Outbox:
     """Returns the outbox with the session's answers."""
-    link: Any = session.link
-    box: Outbox = link._context
-    return box
+    assert isinstance(session.link, OutboxLink)
+    return session.link.outbox
 
 
 def content_of(td: Any, fingerprint: bytes | None = None, *, is_packed: bool = False) -> control_pb2.Content:

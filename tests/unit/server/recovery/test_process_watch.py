@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,10 +68,14 @@ def test_watch_when_nobody_was_waited_for_for_a_while_then_it_looks_again(tmp_pa
             over = asyncio.Event()
             process_watch.watch("free", over.set)
             await over.wait()
-            assert process_watch._task is not None
-            await process_watch._task
+            await asyncio.gather(*looking())
 
     run(scenario())
+
+
+def looking() -> list[asyncio.Task[Any]]:
+    """Returns the task that looks, if it is not over."""
+    return [task for task in asyncio.all_tasks() if task.get_name() == "tdserve-process-watch"]
 
 
 def test_watch_when_one_file_cannot_be_looked_at_then_nothing_is_proved_and_the_others_are_told(
@@ -96,10 +101,10 @@ def test_close_when_somebody_is_waited_for_then_no_more(tmp_path: Path, run: Loo
         process_watch.close()
         lock = held(tmp_path, "a")
         process_watch.watch("a", lambda: pytest.fail("told"))
+        (task,) = looking()
         process_watch.close()
-        assert process_watch._task is not None
-        await asyncio.wait({process_watch._task})
-        assert process_watch._task.cancelled()
+        await asyncio.wait({task})
+        assert task.cancelled()
         lock.release()
 
     run(scenario())

@@ -22,7 +22,7 @@ from tdserve.rules.replay.conditions import PLAIN
 from tdserve.server.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import in_line, path
-from tests.unit.server.world import Loop, World, columns_of, content_of
+from tests.unit.server.world import Loop, World, columns_of, content_of, outside
 
 
 def rows(start: int, num_rows: int = 3) -> TensorDict:
@@ -213,8 +213,8 @@ def test_extend_when_granted_and_given_up_in_that_moment_then_the_next_writer_go
         )
         await in_line(entry, 2)
         table.abort(held)
-        entry.changed._look()  # granted, and not gone on yet
-        first.cancel()
+        entry.changed.wake()
+        await outside(first.cancel)  # it is granted, and has not gone on yet
         return await asyncio.wait_for(second, 5.0)
 
     assert len(decode_rows(run(scenario()).indices)) == 4

@@ -222,7 +222,7 @@ def test_extend_when_a_group_is_asked_for_while_it_waits_then_its_rows_have_it_a
 
     async def scenario() -> None:
         async with entry.write_lock:  # as whoever asks for the group
-            task = await until(lambda: bool(entry.write_lock._waiters), extend(world, entry, NUM_ROWS, request=3))
+            task = await until(lambda: "waiters:1" in repr(entry.write_lock), extend(world, entry, NUM_ROWS, request=3))
             entry.group_keys.append(("a",))
         await task
 
@@ -233,7 +233,7 @@ def test_extend_when_a_group_is_asked_for_while_it_waits_then_its_rows_have_it_a
 
 def test_extend_when_it_is_over_then_nothing_of_it_stays(world: World, run: Loop, entry: OpenedStore) -> None:
     run(extend(world, entry, NUM_ROWS))
-    assert not entry.get_table().ring._open
+    assert entry.get_table().ring.num_reserved == 0
 
 
 def test_state_when_rows_have_arrived_and_are_not_on_record_then_it_says_which(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tensordict import NonTensorData, TensorDict
 from tdserve.base.errors import KeyNotFoundError, PeerLostError
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.slices import Slices
+from tdserve.server import services
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.mover import MAX_REPORTED_BYTES
 from tdserve.server.sessions.session import ClientSession
@@ -179,12 +181,14 @@ def test_extend_when_groups_are_learnt_while_its_rows_come_then_it_brings_them_a
 
 
 def test_extend_when_two_keys_are_learnt_while_its_rows_come_then_it_brings_both(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, entry: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def learn_another() -> None:
         await RuleKeys().learn_group(entry, ("a",), world.session(3))
 
-    world.replays._rule_keys = Interrupted(learn_another)
+    monkeypatch.setattr(services, "RuleKeys", partial(Interrupted, learn_another))
+    world.reopen()
+    entry = world.stores.get(entry.name)
 
     async def scenario() -> None:
         await asyncio.gather(

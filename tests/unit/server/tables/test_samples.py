@@ -33,7 +33,7 @@ from tests.unit.server.replaying import (
     sample,
     sampling,
 )
-from tests.unit.server.world import Loop, World
+from tests.unit.server.world import Loop, World, outside
 
 
 @pytest.fixture
@@ -261,10 +261,13 @@ def test_sample_when_given_up_while_it_waits_then_it_takes_nothing(world: World,
             world.samples.sample(world.session(2), 1, sampling(2, is_lease=True, timeout_s=20.0))
         )
         await in_line(queue)
+
+        def cancel() -> None:  # it is granted, and has not gone on yet
+            assert queue.get_table().info()["num_leased"] == 2
+            waiting.cancel()
+
         await world.samples.release(1)
-        queue.changed._look()  # granted, and not gone on yet
-        assert queue.get_table().info()["num_leased"] == 2
-        waiting.cancel()
+        await outside(cancel)
         await asyncio.wait({waiting})
         assert waiting.cancelled()
 

@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 
 from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError
+from tdserve.rules.replay.conditions import SampleConditions
 from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.selections import MAX_SELECTORS
 from tdserve.rules.replay.slices import Slices
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
+from tdserve.server.tables.rule_keys import group_column
 from tests.unit.server.replaying import content, create, extend, extending, in_line, path, rows, sample, sampling
 from tests.unit.server.world import Loop, World, turns_during
 
@@ -52,11 +55,11 @@ def test_sample_when_rows_come_while_its_kind_is_learnt_then_they_are_among_them
         return await task
 
     run(scenario())
-    selector = next(each for key, each in entry.get_table().selectors._selectors.items() if key.group)
-    assert len(selector) == LONG_ROWS
-    table = entry.get_table()
-    key = next(key for key in table.selectors._selectors if key.group)
-    ids = table.columns.get_array(key.group, "int64")
+    table, column = entry.get_table(), group_column(("g",))
+    conditions = SampleConditions(group=column, group_size=2)
+    assert table.selectors.has(conditions)
+    assert len(table.selectors.get(conditions)) == LONG_ROWS
+    ids = table.columns.get_array(column, "int64")
     assert ids[:32].tolist() == [5 * LONG_ROWS + each // 2 for each in range(32)]
     assert ids[32:].tolist() == [each // 2 for each in range(32, LONG_ROWS)]
 
@@ -67,7 +70,7 @@ def test_sample_when_it_gives_up_meanwhile_then_the_next_finds_what_was_done(
     asked = sampling(6, consumer="a", timeout_s=1e-9)
     with pytest.raises(DeadlineExceededError, match="first sample of its kind"):
         run(world.samples.sample(world.session(), 1, asked))
-    (task,) = world.samples._selector_building._under_way.values()
+    (task,) = (task for task in asyncio.all_tasks(run.loop) if task.get_name() == "tdserve-selector-building")
     assert len(sample(world, run, entry, 6, consumer="a", timeout_s=20.0)["a"]) == 6
     assert task.done()
 
@@ -119,8 +122,10 @@ def test_sample_when_its_kind_is_forgotten_while_it_waits_then_it_is_learnt_agai
         asked = sampling(LONG_ROWS // 2 + 2, consumer="a", timeout_s=20.0)
         task = asyncio.create_task(world.samples.sample(world.session(), 1, asked))
         await in_line(made)
-        forgotten = next(key for key in selectors._selectors if key.consumer)
-        del selectors._selectors[forgotten]
+        forgotten = SampleConditions(consumer="a")
+        assert selectors.has(forgotten)
+        for number in range(MAX_SELECTORS):
+            selectors.get(SampleConditions((), max_lag=number))
         await world.replays.extend(world.session(2), 1, extending(made, rows(LONG_ROWS, 2)))
         assert not selectors.has(forgotten)
         found.append(await task)

@@ -291,9 +291,7 @@ def test_repair_when_values_wait_for_what_never_came_then_they_go(
     made: list[str] = []
     with monkeypatch.context() as patch:
         patch.setattr(world.stores.specs, "learn", crashing)
-        patch.setattr(
-            "tdserve.server.tensordicts.alterations._remove_files", lambda folder, uid: made.append(folder.name)
-        )
+        patch.setattr(restructuring, "remove", lambda folder: made.append(folder.name))
         with pytest.raises(RuntimeError, match="kill"):
             alter(world, run, adding(TensorDict({"s": "text"}, [4])))
     assert has_value(entry, (made[0], "s"))

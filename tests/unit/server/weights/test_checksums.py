@@ -37,6 +37,8 @@ class Weights:
     def __init__(self, world: World, run: Loop) -> None:
         self.world, self.run = world, run
         self.checksums = Checksums(world.stores)
+        self.orders: set[asyncio.Future[worker_pb2.Worked]] = set()
+        self.gives_up = False
 
     @property
     def entry(self) -> OpenedStore:
@@ -64,15 +66,26 @@ class Weights:
         is_quiet: asyncio.Future[None] = loop.create_future()
         loop.call_later(QUIET_S, is_quiet.set_result, None)  # behind those that were set before
         await is_quiet
-        while self.checksums._making:
-            await asyncio.wait([future for _, future in self.checksums._making.values()])
+        while self.orders:
+            await asyncio.wait(self.orders)
             await asyncio.sleep(0)
 
     def begin(self, version: int) -> None:
         """Has them made."""
         path = self.entry.folder / "versions" / f"{version}.safetensors"
         ref = worker_pb2.VersionRef(path=str(path), fingerprint=SPEC.fingerprint, spec=codec.encode(SPEC))
-        self.checksums.make(self.entry, self.entry.get_versions().get(version), lambda: ref, self.world.worker)
+        self.checksums.make(self.entry, self.entry.get_versions().get(version), lambda: ref, self)  # type: ignore[arg-type]
+
+    def submit(self, order: worker_pb2.Order) -> asyncio.Future[worker_pb2.Worked]:
+        """Stands for the worker: passes an order on to it, or gives it up for a next one."""
+        if self.gives_up:
+            future = asyncio.get_running_loop().create_future()
+            future.set_result(worker_pb2.Worked())
+        else:
+            future = self.world.worker.submit(order)
+        self.orders.add(future)
+        future.add_done_callback(self.orders.discard)
+        return future
 
     def unchanged(self, held: int, version: int) -> Unchanged | None:
         """What a reader need not be sent."""
@@ -141,14 +154,10 @@ def test_unchanged_when_most_was_so_far_then_it_is_waited_for_and_else_not(
 def test_made_when_the_worker_gives_them_up_for_the_next_version_time_after_time_then_made_more_rarely(
     weights: Weights, run: Loop
 ) -> None:
-    async def given_up(version: int) -> None:
-        done: asyncio.Future[worker_pb2.Worked] = asyncio.get_running_loop().create_future()
-        done.set_result(worker_pb2.Worked())
-        weights.checksums._take_report(weights.entry, weights.entry.get_versions().get(version), done)
-
+    weights.gives_up = True
     for number in range(2 * PATIENCE):
         version = weights.publish(number, 7)
-        run(given_up(version))
+        weights.make(version)
     assert not weights.entry.get_versions().is_worth_checksums(version + 1)
 
 
@@ -171,7 +180,7 @@ def test_make_when_the_next_version_comes_at_once_then_only_that_one_gets_them(w
 
     async def scenario() -> None:
         weights.begin(first)
-        assert not weights.checksums._making
+        assert not weights.orders
         weights.begin(second)
         await weights.settle()
 
