@@ -109,6 +109,11 @@ class GroupEpoch:
         return self._losses.num_begun
 
     @property
+    def is_in_call(self) -> bool:
+        """Whether a call of this member is under way."""
+        return self._losses.is_in_call
+
+    @property
     def is_foreign(self) -> bool:
         """Whether this is a forked child of the process that the epoch belongs to."""
         return os.getpid() != self._pid
@@ -299,7 +304,7 @@ class GroupEpoch:
 
     def _parting(self) -> dict[str, Any]:
         """Returns what a leaving member reports about its calls."""
-        if self._losses.is_in_call or not self._is_open:
+        if self.is_in_call or not self._is_open:
             return {"is_busy": True}
         return {"num_finished": self._losses.num_finished}
 

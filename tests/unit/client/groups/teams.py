@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.deadline import Deadline
+from tdserve.client.groups.epoch import GroupEpoch
+from tdserve.client.groups.epoch_entry import GroupAsk
 from tdserve.client.groups.group import Group
 
 TIMEOUT_S = 30.0
@@ -27,6 +30,7 @@ class Team:
     Attributes:
         clients: The clients by rank of the first epoch.
         groups: Likewise.
+        epochs: Their first epochs.
     """
 
     def __init__(self, server: tdserve.Server, size: int, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -38,11 +42,25 @@ class Team:
         ]
         self._threads = ThreadPoolExecutor(size + 1)
         self.groups: list[Group] = []
-        self.groups = self.run(lambda client, rank: client.group(self.name, size, rank), self.clients)
+        asks = [
+            GroupAsk(client, self.name, backend="gloo", device=None, interface=None)  # as client.group does
+            for client in self.clients
+        ]
+        self.epochs: list[GroupEpoch] = self.run(
+            lambda ask, rank: ask.join(world_size=size, rank=rank, last=None, deadline=Deadline.after(timeout_s)), asks
+        )
+        self.groups = [
+            Group(client, ask, epoch, "gloo")
+            for client, ask, epoch in zip(self.clients, asks, self.epochs, strict=True)
+        ]
+
+    def submit(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any]:
+        """Makes a call in a thread of its own."""
+        return self._threads.submit(call, *arguments, **options)
 
     def run(self, call: Callable[..., Any], over: list[Any]) -> list[Any]:
         """Calls a function with each member and its number, all at the same time; returns the results."""
-        futures = [self._threads.submit(call, each, number) for number, each in enumerate(over)]
+        futures = [self.submit(call, each, number) for number, each in enumerate(over)]
         return [future.result(2 * TIMEOUT_S) for future in futures]
 
     def each(self, call: Callable[[Group], Any], ranks: list[int] | None = None) -> list[Any]:

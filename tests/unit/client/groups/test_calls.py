@@ -34,11 +34,9 @@ def test_call_when_a_structure_comes_again_then_it_is_not_told_again(team: Team)
         td = content(number, 11)
         found = team.each(lambda group, td=td: group.broadcast(td if group.rank == 0 else None, 0))  # type: ignore[misc]
         assert [number_in(td, 11) for td in found] == [number] * 2
-    known = team.groups[0]._epoch.known
-    before = len(known.specs)
+    before = len(team.epochs[0].known.specs)
     team.each(lambda group: group.broadcast(content(9, 11), 0))
-    assert len(known.specs) == before
-    assert len(team.groups[1]._epoch.known.specs) == before
+    assert [len(epoch.known.specs) for epoch in team.epochs] == [before, before]
 
 
 def test_call_when_values_may_be_pickled_by_nobody_then_not_supported_at_the_source(team: Team) -> None:

@@ -3,10 +3,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
-from weakref import WeakSet
 
 import pytest
 import torch
@@ -18,17 +19,24 @@ from tdserve.client.groups import epoch as group_epoch
 from tdserve.client.groups.epoch import LOST_GRACE_S, GroupEpoch
 from tdserve.client.groups.group import Group
 from tdserve.transport.group_content import CALL_TAG, GroupWire
+from tdserve.transport.pool import BufferPool
 from tests.integration.processes import wait_for
+from tests.threads import find_threads
 from tests.unit.client.groups.teams import Team, content, number_in
 
 
-def epoch_of(team: Team, rank: int) -> GroupEpoch:
-    return team.groups[rank]._epoch
+def has_lost(epoch: GroupEpoch, rank: int) -> bool:
+    """Whether a member has the news that another has gone."""
+    try:
+        epoch.check(rank)
+    except PeerLostError:
+        return True
+    return False
 
 
 def test_call_when_its_block_fails_then_the_epoch_is_over_for_all(server: tdserve.Server) -> None:
     with Team(server, 2) as team:
-        with pytest.raises(ZeroDivisionError), epoch_of(team, 0).call(Deadline.after(5.0), "it"):
+        with pytest.raises(ZeroDivisionError), team.epochs[0].call(Deadline.after(5.0), "it"):
             _ = 1 / 0
         with pytest.raises(PeerLostError, match=r"it has failed|interrupted by ZeroDivisionError"):
             team.groups[0].barrier()
@@ -38,7 +46,7 @@ def test_call_when_its_block_fails_then_the_epoch_is_over_for_all(server: tdserv
 
 def test_call_when_another_takes_all_the_time_then_deadline_and_the_epoch_goes_on(server: tdserve.Server) -> None:
     with Team(server, 2) as team:
-        busy = epoch_of(team, 0).call(Deadline.after(5.0), "it", 1)
+        busy = team.epochs[0].call(Deadline.after(5.0), "it", 1)
         with busy, pytest.raises(DeadlineExceededError, match="another"):
             team.run(lambda group, _: group.barrier(timeout_s=0.05), team.groups[:1])
         assert team.each(lambda group: group.barrier()) == [None, None]
@@ -48,7 +56,7 @@ def test_call_when_the_session_of_a_member_ends_then_the_others_raise_long_befor
     server: tdserve.Server,
 ) -> None:
     with Team(server, 3) as team:
-        waiting = [team._threads.submit(team.groups[rank].broadcast, None, 2, timeout_s=25.0) for rank in (0, 1)]
+        waiting = [team.submit(team.groups[rank].broadcast, None, 2, timeout_s=25.0) for rank in (0, 1)]
         begin_s = time.monotonic()
         team.clients[2].close()
         for future in waiting:
@@ -67,8 +75,8 @@ def test_call_when_a_member_refuses_it_since_another_has_gone_then_who_waits_in_
     server: tdserve.Server, how: str
 ) -> None:
     with Team(server, 4) as team:
-        epochs = [epoch_of(team, rank) for rank in range(4)]
-        waiting = [team._threads.submit(team.groups[rank].broadcast, None, 3, timeout_s=25.0) for rank in (0, 2)]
+        epochs = [team.epochs[rank] for rank in range(4)]
+        waiting = [team.submit(team.groups[rank].broadcast, None, 3, timeout_s=25.0) for rank in (0, 2)]
         wait_for(lambda: epochs[0].num_calls == epochs[2].num_calls == 1, "two members in a call")
         begin_s = time.monotonic()
         again = go(team, 3, how)
@@ -86,11 +94,9 @@ def test_call_when_a_member_refuses_it_since_another_has_gone_then_who_waits_in_
 def go(team: Team, rank: int, how: str) -> Future[Any] | None:
     """A member goes; what it goes on with, if it does."""
     if how == "next epoch":
-        return team._threads.submit(team.groups[rank].next_epoch)
+        return team.submit(team.groups[rank].next_epoch)
     if how == "session":
-        session = team.clients[rank]._session
-        assert session is not None
-        session.close()  # without a word to anybody
+        team.epochs[rank].session.close()  # without a word to anybody
     else:
         (team.groups if how == "group" else team.clients)[rank].close()
     return None
@@ -104,14 +110,14 @@ def test_call_when_a_member_leaves_that_has_finished_it_then_the_others_finish_i
         barrier = Barrier(3)
 
         def play(group: Group) -> list[int]:
-            epoch, deadline = group._epoch, Deadline.after(20.0)
+            epoch, deadline = team.epochs[group.rank], Deadline.after(20.0)
             with epoch.call(deadline, "it") as link:
                 barrier.wait(20.0)
                 if group.rank == 2:
                     return []
                 wait_for(lambda: epoch.is_lost, "the news of the leave")
-                assert epoch._grace is None  # nothing is going to close the link
-                wire, into = GroupWire(link, CALL_TAG, deadline, group._client.pool), torch.zeros(3, dtype=torch.uint8)
+                assert not find_threads(f"tdserve-group-{team.name}-end")  # nothing is going to close the link
+                wire, into = GroupWire(link, CALL_TAG, deadline, BufferPool()), torch.zeros(3, dtype=torch.uint8)
                 wire.wait([wire.expect(into, 1 - group.rank), wire.post(torch.full_like(into, 7), 1 - group.rank)])
             return into.tolist()
 
@@ -129,9 +135,9 @@ def test_call_when_a_member_leaves_that_has_finished_it_then_the_others_finish_i
 def test_leave_when_a_call_of_its_own_is_under_way_then_every_call_of_the_others_ends(server: tdserve.Server) -> None:
     with Team(server, 3) as team:
         begin_s = time.monotonic()
-        busy = team._threads.submit(team.groups[2].from_remote_init, 1, timeout_s=20.0)
-        wait_for(lambda: epoch_of(team, 2)._losses.is_in_call, "a call of the leaver")
-        pair = team._threads.submit(team.groups[0].from_remote_init, 1, timeout_s=20.0)
+        busy = team.submit(team.groups[2].from_remote_init, 1, timeout_s=20.0)
+        wait_for(lambda: team.epochs[2].is_in_call, "a call of the leaver")
+        pair = team.submit(team.groups[0].from_remote_init, 1, timeout_s=20.0)
         team.groups[2].close()
         assert isinstance(busy.exception(20.0), ClosedError)
         assert isinstance(pair.exception(20.0), PeerLostError)
@@ -142,11 +148,11 @@ def test_call_of_two_when_the_other_was_let_go_of_a_call_of_all_then_refused_wit
     server: tdserve.Server,
 ) -> None:
     with Team(server, 4) as team:
-        waiting = team._threads.submit(team.groups[0].barrier, timeout_s=25.0)
-        wait_for(lambda: epoch_of(team, 0).num_calls == 1, "a member in a call")
+        waiting = team.submit(team.groups[0].barrier, timeout_s=25.0)
+        wait_for(lambda: team.epochs[0].num_calls == 1, "a member in a call")
         team.groups[3].close()
         assert isinstance(waiting.exception(20.0), PeerLostError)
-        wait_for(lambda: epoch_of(team, 1)._losses.find_loss(0), "the news of the member that was let go")
+        wait_for(lambda: has_lost(team.epochs[1], 0), "the news of the member that was let go")
         said = r"lost rank 0 .*: barrier\(\) has failed: lost rank 3 .* closed the group"
         with pytest.raises(PeerLostError, match=said):
             team.groups[1].send(content(1), 0)
@@ -162,7 +168,7 @@ def test_call_of_two_when_the_other_was_let_go_of_a_call_of_all_then_refused_wit
 
 def test_call_when_a_link_breaks_without_a_word_then_the_error_says_who_and_what_to_do(server: tdserve.Server) -> None:
     with Team(server, 2) as team:
-        epoch_of(team, 1)._close_link()
+        team.epochs[1].check().close()
         said = (
             rf"^lost rank 1 of group '{team.name}' \(process {os.getpid()} on .+\): [^\[].*; "
             r"epoch 1 is over, next_epoch\(\) forms another$"
@@ -183,12 +189,10 @@ def test_call_when_it_ends_late_then_the_error_says_whom_it_waited_for_and_what_
 
 def test_call_when_this_members_session_ends_then_peer_lost_and_it_may_come_back(server: tdserve.Server) -> None:
     with Team(server, 2) as team:
-        session = team.clients[1]._session
-        assert session is not None
-        session.close()
+        team.epochs[1].session.close()
         with pytest.raises(PeerLostError, match="session of this member has ended"):
             team.groups[1].barrier()
-        wait_for(lambda: epoch_of(team, 0).is_lost, "the news of the loss")
+        wait_for(lambda: team.epochs[0].is_lost, "the news of the loss")
         assert team.each(lambda group: group.next_epoch(2).epoch) == [2, 2]
         found = team.each(lambda group: group.broadcast(content(group.rank), 1))
         assert [number_in(td) for td in found] == [1, 1]
@@ -216,7 +220,7 @@ def test_call_of_two_when_a_third_has_left_then_it_goes_on_and_calls_of_all_do_n
 ) -> None:
     with Team(server, 3) as team:
         (team.groups if how == "group" else team.clients)[2].close()
-        wait_for(lambda: epoch_of(team, 0).is_lost and epoch_of(team, 1).is_lost, "the news of the leave")
+        wait_for(lambda: team.epochs[0].is_lost and team.epochs[1].is_lost, "the news of the leave")
 
         def play(group: Group) -> int:
             if group.rank == 0:
@@ -236,16 +240,14 @@ def test_call_of_two_when_a_third_has_left_then_it_goes_on_and_calls_of_all_do_n
         assert [group.world_size for group in team.each(lambda group: group.next_epoch(), [0, 1])] == [2, 2]
 
 
-@pytest.mark.parametrize("rank", [1, 2])
-def test_end_of_the_interpreter_when_in_a_group_then_it_is_left_in_good_order(
-    server: tdserve.Server, monkeypatch: pytest.MonkeyPatch, rank: int
+def test_end_of_the_interpreter_when_in_groups_then_each_is_left(
+    server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Team(server, 3) as team:
-        monkeypatch.setattr(group_epoch, "_open", WeakSet([epoch_of(team, rank)]))
-        group_epoch._leave_all()  # what atexit calls
-        wait_for(lambda: epoch_of(team, 0).is_lost, "the news of the leave")
-        with pytest.raises(PeerLostError, match=rf"lost rank {rank} .* closed the group"):
-            team.groups[0].barrier()
+    registered = list[Callable[[], None]]()
+    monkeypatch.setattr(group_epoch, "atexit", SimpleNamespace(register=registered.append, unregister=id))
+    with Team(server, 2) as team:
+        registered[-1]()
+        assert [type(error) for error in team.each(lambda group: group.barrier())] == [ClosedError] * 2
 
 
 def test_open_when_a_member_leaves_at_once_then_the_others_are_connected(server: tdserve.Server) -> None:
@@ -266,9 +268,9 @@ def test_open_when_a_member_leaves_at_once_then_the_others_are_connected(server:
 
 def test_check_when_closed_or_forked_then_typed_error(server: tdserve.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with Team(server, 1) as team:
-        epoch = epoch_of(team, 0)
+        epoch = team.epochs[0]
         with monkeypatch.context() as patched:
-            patched.setattr(epoch, "_pid", 1)
+            patched.setattr(group_epoch, "os", SimpleNamespace(getpid=lambda: 1))
             with pytest.raises(ForkedClientError):
                 epoch.check()
         assert epoch.check().rank == 0
@@ -284,7 +286,7 @@ def test_next_epoch_when_in_a_fork_then_typed_error_and_the_link_goes_on(
 ) -> None:
     with Team(server, 2) as team:
         with monkeypatch.context() as patched:
-            patched.setattr(epoch_of(team, 0), "_pid", 1)
+            patched.setattr(group_epoch, "os", SimpleNamespace(getpid=lambda: 1))
             with pytest.raises(ForkedClientError):
                 team.groups[0].next_epoch()
         assert team.each(lambda group: group.barrier()) == [None, None]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.client.groups.group import Group
-from tests.integration.processes import wait_for
+from tdserve.client.session.pending import Pending
+from tdserve.client.session.session import Session
 from tests.unit.client.groups.teams import LARGE, SMALL, Team, content, number_in
 
 SIZE = 3
@@ -47,12 +49,21 @@ def test_group_when_formed_then_all_see_the_same_members_and_no_registry_knows(t
 
 
 def test_close_when_another_thread_waits_for_the_next_epoch_then_that_ends_and_the_place_is_left(
-    server: tdserve.Server,
+    server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    is_sent, send = Event(), Session.send
+
+    def note_sent(session: Session, request: int, **body: Any) -> Pending:
+        pending = send(session, request, **body)
+        if "join_group" in body:
+            is_sent.set()
+        return pending
+
     with Team(server, 2) as team, ThreadPoolExecutor(1) as thread:
         one, other = team.groups
+        monkeypatch.setattr(Session, "send", note_sent)
         waiting = thread.submit(one.next_epoch, timeout_s=20.0)
-        wait_for(lambda: any(one._epoch.session._pending), "its request")
+        assert is_sent.wait(20.0)
         one.close()
         try:
             other.next_epoch(timeout_s=20.0)
@@ -300,7 +311,7 @@ def test_close_when_one_leaves_then_the_others_are_told_and_form_the_next_epoch_
         assert "rank 0 of group" in str(errors[0])
         again = team.each(lambda group: group.next_epoch(), [1, 2])
         assert [(group.rank, group.world_size, group.epoch) for group in again] == [(0, 2, 2), (1, 2, 2)]
-        joining = team._threads.submit(newcomer.group, team.name, 5)
+        joining = team.submit(newcomer.group, team.name, 5)
         found = team.each(lambda group: group.next_epoch(3), [1, 2])
         assert [(group.rank, group.world_size, group.epoch) for group in found] == [(0, 3, 3), (1, 3, 3)]
         team.groups[0] = joining.result(20.0)
