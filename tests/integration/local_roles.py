@@ -20,6 +20,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.config import check_transport
 from tdserve.messages.layout import LARGE_LEAF_BYTES
+from tdserve.store.claims import FOLDER, ClaimFile
 from tests.integration.strikes import strike_in_copy, strike_in_opening, strike_in_place
 
 Say = Callable[..., None]
@@ -122,16 +123,29 @@ def claim(
         replay = client.replay(name)
         for number in range(1, num_extends):
             say("wrote", number, *replay.extend(rows(number)).tolist())
-        say("claims", is_claiming(replay))
+        say("claims", is_claiming(client, name))
         if at >= 0:
             strike_in_place(at, signal_number)
         say("wrote", num_extends, *replay.extend(rows(num_extends)).tolist())
         signal.pause()
 
 
-def is_claiming(replay: Any) -> bool:
-    """Returns whether a handle takes rows by itself."""
-    return replay._coalescer._claim_policy._claim is not None
+def is_claiming(client: tdserve.Client, name: str) -> bool:
+    """Returns whether a writer of a table takes rows by itself."""
+    return find_num_claimed(client, name) is not None
+
+
+def find_num_claimed(client: tdserve.Client, name: str) -> int | None:
+    """Returns how many extends a writer of a table has claimed rows for; None if none may."""
+    folder = Path(client.stats()["root"]) / client.describe(name).path / FOLDER
+    for path in folder.glob("*"):
+        try:
+            file = ClaimFile.open(path)
+        except tdserve.CorruptDataError:  # it is over, and removed meanwhile
+            continue
+        if not file.is_over:
+            return file.num_written
+    return None
 
 
 def leave_root(say: Say, address: str, root: str) -> None:

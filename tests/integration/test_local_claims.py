@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.control.local import SOCKET_NAME
 from tests.integration.crashing import Crashing, Writer
 from tests.integration.local_roles import NUM_ROWS, is_claiming, numbers_in, row, rows
 from tests.integration.nursery import Child, Nursery
@@ -54,7 +58,7 @@ def replay(client: tdserve.Client, request: pytest.FixtureRequest) -> Iterator[A
     made = client.create_replay(name, row(), CAPACITY)
     for number in range(FEW):
         made.extend(rows(number))
-    assert is_claiming(made)
+    assert is_claiming(client, name)
     yield made
     if name in client:
         client.delete(name)
@@ -83,7 +87,7 @@ def test_extend_when_rows_are_claimed_then_they_follow_one_another_round_the_rin
             assert sorted(numbers_in(far[:])) == held(*range(max(number - 15, 0), number + 1))
             assert set(numbers_in(far.sample(200))) <= set(range(max(number - 15, 0), number + 1))
             assert far.info()["inserts"] == (number + 1) * NUM_ROWS
-    assert is_claiming(replay)
+    assert is_claiming(other, replay.name)
 
 
 def test_extend_when_several_are_under_way_then_each_goes_where_its_future_says(replay: Any) -> None:
@@ -128,7 +132,7 @@ def test_sample_when_it_waits_for_rows_then_a_claimed_extend_wakes_it(
     with ThreadPoolExecutor() as pool:
         for number in range(FEW):
             replay.extend(rows(number))
-        assert is_claiming(replay)
+        assert is_claiming(client, replay.name)
         waits = pool.submit(other.replay("awaited").sample, 100, timeout_s=30.0)
         wait_for(lambda: replay.info()["num_waiting"] == 1, "a sample that waits")
         replay.extend(rows(FEW))
@@ -169,7 +173,7 @@ def test_change_when_rows_are_claimed_then_as_if_each_had_been_asked_for(
         left = held(77, *range(1, number))
     for each in range(20):  # claims again
         replay.extend(rows(number + each))
-    assert is_claiming(replay)
+    assert is_claiming(other, replay.name)
     assert sorted(numbers_in(far[:])) == sorted((left + held(*range(number, number + 20)))[-CAPACITY:])
 
 
@@ -286,11 +290,22 @@ def test_extends_when_the_server_is_killed_again_and_again_then_each_is_stored_o
         writer = Writer(lambda number: replay.extend(rows(number, 1)))
         for _ in range(3):
             writer.goes_on()
-            wait_for(lambda: is_claiming(replay), "claims")
+            wait_for(lambda: is_claiming(client, replay.name), "claims")
             crashing.restart()
         writer.goes_on()
         stored = writer.end()
         assert sorted(numbers_in(replay[:])) == stored[-20_000:]
+
+
+def cut_local_connection() -> None:
+    """Shuts down the only connection of this process to a server's local socket."""
+    num_cut = 0
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+            if str(connection.getpeername()).endswith(f"/{SOCKET_NAME}"):
+                connection.shutdown(socket.SHUT_RDWR)
+                num_cut += 1
+    assert num_cut == 1
 
 
 def test_extend_when_its_session_is_lost_before_the_server_was_told_then_stored_once(
@@ -302,10 +317,10 @@ def test_extend_when_its_session_is_lost_before_the_server_was_told_then_stored_
         waits = pool.submit(other.replay("lost").sample, 1, timeout_s=60.0)  # so that the server is told of all
         wait_for(lambda: replay.info()["num_waiting"] == 1, "a sample that waits")
         for _ in range(2):
-            while not is_claiming(replay):
+            while not is_claiming(client, replay.name):
                 replay.extend(rows(number, 1))
                 number += 1
-            replay._client._session.local._socket._shut_down()
+            cut_local_connection()
             replay.extend(rows(number, 1))
             number += 1
         assert numbers_in(replay[:]) == list(range(number))

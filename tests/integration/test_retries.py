@@ -66,7 +66,7 @@ def test_extends_when_nobody_looks_at_claimed_rows_and_many_other_answers_come_t
         asked = client.create_replay(f"asked-{is_killed}", like=rows(0)[0], capacity=1_000)
         for number in range(FEW):
             claimed.extend(rows(number))
-        assert is_claiming(claimed)
+        assert is_claiming(client, claimed.name)
         assert len(claimed) == FEW  # somebody looks, and nobody does after this
         for number in range(FEW, 2 * FEW):
             claimed.extend(rows(number))

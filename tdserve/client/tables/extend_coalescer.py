@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from functools import partial
-from itertools import compress
 from threading import Lock
 from typing import Any
 
@@ -28,7 +26,7 @@ from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
 from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, UnknownOutcome
 from tdserve.client.tables.counts import LastCounts
-from tdserve.client.tables.parts import ExtendPart, join_requests
+from tdserve.client.tables.parts import ExtendPart, WaitingParts, join_requests
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
 from tdserve.messages.long_lists import find_columns
 from tdserve.messages.row_numbers import decode_rows
@@ -71,15 +69,13 @@ class ExtendCoalescer:
         self._claim_policy = ClaimPolicy(client, target, settings)
         self._client = client
         self._target = target
-        self._max_rows = max_rows
         self._max_under_way = 1 if is_ordered else MAX_UNDER_WAY if max_rows > 1 else MAX_WRITES_UNDER_WAY
         self._lock = Lock()
-        self._waiting: deque[ExtendPart] = deque()
+        self._waiting = WaitingParts(max_rows)
         self._under_way: dict[Future[control_pb2.Done], int] = {}
         # A request that was begun before the session or its channel was open. No other is sent until it has ended:
         # it would overtake this one.
         self._opening: Future[control_pb2.Done] | None = None
-        self._num_waiting_bytes = 0
         self._is_sending = False
         self._is_in_line = False  # waits until the client may begin another write
         self._pid = os.getpid()
@@ -117,7 +113,6 @@ class ExtendCoalescer:
             return
         with self._lock:
             self._waiting.append(part)
-            self._num_waiting_bytes += part.nbytes
         self._advance()
         if (mover := self._client.mover) is not None:
             mover.take_apart(part.captured)
@@ -129,7 +124,7 @@ class ExtendCoalescer:
                 if self._is_sending or not self._may_send():
                     return
                 self._is_sending = True
-                parts = self._take_parts()
+                parts = self._waiting.take(self._max_bytes(self._waiting.first))
             try:
                 self._send(parts)
             finally:
@@ -146,30 +141,14 @@ class ExtendCoalescer:
             return False
         if self._under_way and self._client.is_turning:  # they would be overtaken on the new route
             return False
-        first = self._waiting[0]
+        first = self._waiting.first
         max_bytes = self._max_bytes(first)
         is_too_large = 2 * first.nbytes > max_bytes  # too large to share: it need not wait for others
         if (is_too_large or first.is_alone) and self._max_under_way > 1:
             return True
         if len(self._under_way) >= self._max_under_way:
             return False
-        # As much as is under way already, or everything if nothing is: so requests grow with the caller's window.
-        # Batches of values, or of tensors that differ in size, are rarely as large as those before them.
-        enough = 3 * min(sum(self._under_way.values()), max_bytes) // 4 if self._max_rows > 1 else 0
-        return self._num_waiting_bytes >= enough
-
-    def _take_parts(self) -> list[ExtendPart]:
-        first = self._waiting.popleft()
-        parts, nbytes, num_rows = [first], first.nbytes, first.request.num_rows
-        while self._waiting:
-            following = self._waiting[0]
-            nbytes += following.nbytes
-            num_rows += following.request.num_rows
-            if nbytes > self._max_bytes(first) or num_rows > self._max_rows or not first.fits(following):
-                break
-            parts.append(self._waiting.popleft())
-        self._num_waiting_bytes -= sum(part.nbytes for part in parts)
-        return parts
+        return self._waiting.is_enough(sum(self._under_way.values()), max_bytes)
 
     def send(self, part: ExtendPart) -> torch.Tensor:
         """Sends a part by itself, and waits for its row numbers. Errors as of ``TableHandle.extend``."""
@@ -218,8 +197,7 @@ class ExtendCoalescer:
             self._is_in_line = False
         else:
             with self._lock:
-                self._waiting.extendleft(reversed(parts))
-                self._num_waiting_bytes += sum(part.nbytes for part in parts)
+                self._waiting.put_back(parts)
         return request
 
     def _send(self, parts: list[ExtendPart]) -> None:
@@ -292,8 +270,7 @@ class ExtendCoalescer:
         if isinstance(error, (RequestError, CapacityError)) and len(parts) > 1:
             # Refused together, for example because a limiter admits fewer rows at once: sent one by one.
             with self._lock:
-                self._num_waiting_bytes += sum(part.nbytes for part in parts)
-                self._waiting.extendleft(part._replace(is_alone=True) for part in reversed(parts))
+                self._waiting.put_back([part._replace(is_alone=True) for part in parts])
         elif error is not None:
             _fail(parts, error)
         else:
@@ -308,11 +285,7 @@ class ExtendCoalescer:
     def _release(self, error: BaseException | None) -> list[ExtendPart]:
         """Stops waiting for a session. Returns the parts that have failed with it, because their time is over too."""
         self._opening = None
-        are_late = [error is not None and part.deadline.expired for part in self._waiting]
-        late = list(compress(self._waiting, are_late))
-        self._waiting = deque(part for part, is_late in zip(self._waiting, are_late, strict=True) if not is_late)
-        self._num_waiting_bytes -= sum(part.nbytes for part in late)
-        return late
+        return [] if error is None else self._waiting.take_expired()
 
     def _go_on(self) -> None:
         """Sends what waits, in the thread that receives answers.

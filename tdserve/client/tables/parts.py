@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -78,6 +80,72 @@ class ExtendPart(NamedTuple):
             and own.HasField("policy_versions") == its.HasField("policy_versions")
             and self.captured.spec.with_rows(1) == other.captured.spec.with_rows(1)
         )
+
+
+class WaitingParts:
+    """Parts that wait to be sent, in order. Threads: not safe; the caller needs a lock.
+
+    Args:
+        max_rows: Of a shared request; 1 shares nothing.
+
+    Attributes:
+        nbytes: Size of all of them.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self.nbytes = 0
+        self._max_rows = max_rows
+        self._parts: deque[ExtendPart] = deque()
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[ExtendPart]:
+        return iter(self._parts)
+
+    @property
+    def first(self) -> ExtendPart:
+        """The part that is sent next; there must be one."""
+        return self._parts[0]
+
+    def append(self, part: ExtendPart) -> None:
+        """Adds a part behind all others."""
+        self._parts.append(part)
+        self.nbytes += part.nbytes
+
+    def put_back(self, parts: Sequence[ExtendPart]) -> None:
+        """Adds parts before all others, in their order."""
+        self._parts.extendleft(reversed(parts))
+        self.nbytes += sum(part.nbytes for part in parts)
+
+    def is_enough(self, under_way_nbytes: int, max_bytes: int) -> bool:
+        """Returns whether about as much waits as is under way already, so that requests grow with the caller's window.
+
+        Batches of values, or of tensors that differ in size, are rarely as large as those before them.
+        """
+        return self._max_rows == 1 or self.nbytes >= 3 * min(under_way_nbytes, max_bytes) // 4
+
+    def take(self, max_bytes: int) -> list[ExtendPart]:
+        """Removes and returns the parts of the next request: the first, and those behind it that may share it."""
+        first = self._parts.popleft()
+        parts, nbytes, num_rows = [first], first.nbytes, first.request.num_rows
+        while self._parts:
+            following = self._parts[0]
+            nbytes += following.nbytes
+            num_rows += following.request.num_rows
+            if nbytes > max_bytes or num_rows > self._max_rows or not first.fits(following):
+                break
+            parts.append(self._parts.popleft())
+        self.nbytes -= sum(part.nbytes for part in parts)
+        return parts
+
+    def take_expired(self) -> list[ExtendPart]:
+        """Removes and returns the parts whose time is over."""
+        are_late = [part.deadline.expired for part in self._parts]
+        late = list(compress(self._parts, are_late))
+        self._parts = deque(part for part, is_late in zip(self._parts, are_late, strict=True) if not is_late)
+        self.nbytes -= sum(part.nbytes for part in late)
+        return late
 
 
 def join_requests(requests: Sequence[control_pb2.ExtendRequest]) -> control_pb2.ExtendRequest:

@@ -9,7 +9,9 @@ import pytest
 
 import tdserve
 from tdserve.base.deadline import Deadline
+from tdserve.base.errors import StoreNotFoundError
 from tdserve.client.session.session import Session
+from tdserve.v1 import control_pb2
 from tests.integration.processes import wait_for
 from tests.unit.client.three_rows import local
 
@@ -61,7 +63,14 @@ def handle(client: tdserve.Client, name: str) -> tdserve.StoreHandle:
 def mailing(remote_client: tdserve.Client) -> Session:
     """A session whose small messages ride a channel already."""
     session = remote_client.session(Deadline.after(20.0))
-    control_channel = session._control_channel
-    assert control_channel is not None
-    wait_for(lambda: control_channel.is_open, "the opening of the control channel")
+
+    def is_mailed() -> bool:
+        asked = control_pb2.ReadRequest(store="no such store", fingerprint=b"known")
+        pending = session.send(number := remote_client.requests.take_number(), read=asked)
+        with pytest.raises(StoreNotFoundError):
+            pending.wait(20.0, "an answer")
+        session.forget(number)
+        return pending.is_mailed
+
+    wait_for(is_mailed, "the opening of the control channel")
     return session

@@ -42,14 +42,17 @@ def test_views_when_another_thread_makes_the_first_at_the_same_time_then_all_of_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layout = read_layout(capture(TensorDict({"first": torch.zeros(3), "second": torch.zeros(2)}, [])).spec)
-    buffer, found, find_size = BufferPool().take(layout.nbytes), list[int](), columns._compute_strides
+    buffer, found = BufferPool().take(layout.nbytes), list[int]()
 
-    def interrupt(shape: tuple[int, ...]) -> tuple[int, ...]:
-        monkeypatch.undo()
-        found.append(len(make_views(layout, buffer)))  # what another thread would do now
-        return find_size(shape)
+    class Interrupting(dict[str, int]):
+        """Sizes of elements, which are looked up while views are made."""
 
-    monkeypatch.setattr(columns, "_compute_strides", interrupt)
+        def __getitem__(self, dtype: str) -> int:
+            monkeypatch.undo()
+            found.append(len(make_views(layout, buffer)))  # what another thread would do now
+            return super().__getitem__(dtype)
+
+    monkeypatch.setattr(columns, "ITEMSIZE", Interrupting(ITEMSIZE))
     found.append(len(make_views(layout, buffer)))
     assert found == [len(layout.slots)] * 2
 

@@ -13,8 +13,6 @@ from tdserve.base.errors import NotSupportedError
 from tdserve.client.content.devices import (
     ALIGN_NBYTES,
     Uploads,
-    _compute_offsets,
-    _split_windows,
     begin,
     resolve_device,
     to_device,
@@ -237,21 +235,32 @@ def test_uploads_when_staging_memory_could_not_be_had_then_the_next_one_tries_ag
     assert uploads.begin(content()).take()["text"] == "prompt"
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.integers(1, 700), max_size=12), st.integers(1, 900))
-def test_windows_when_put_together_then_every_byte_once(sizes_nbytes: list[int], window_nbytes: int) -> None:
-    offsets, total = _compute_offsets(sizes_nbytes)
-    whole = torch.zeros(total, dtype=torch.int64)
-    for first, last, pieces in _split_windows(sizes_nbytes, offsets, window_nbytes):
-        assert 0 < last - first <= window_nbytes
-        for number, start, stop, at in pieces:
-            assert first + at == offsets[number] + start
-            assert at + stop - start <= last - first
-            whole[first + at : first + at + stop - start] += 1
-    for offset, nbytes in zip(offsets, sizes_nbytes, strict=True):
-        assert offset % ALIGN_NBYTES == 0
-        assert bool((whole[offset : offset + nbytes] == 1).all())
-    assert int(whole.sum()) == sum(sizes_nbytes)
+class MeasuredDevice(PunctualDevice):
+    """Keeps the sizes of its copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes_nbytes: list[int] = []
+
+    def copy(self, target: torch.Tensor, staged: torch.Tensor) -> LateCopy:
+        """Makes the copy."""
+        self.sizes_nbytes.append(target.numel())
+        return super().copy(target, staged)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=6), st.integers(32, 900))
+def test_upload_when_leaves_and_slots_are_of_any_size_then_every_byte_goes_once_and_no_more_than_a_slot_at_a_time(
+    sizes_nbytes: list[int], slot_nbytes: int
+) -> None:
+    device = MeasuredDevice()
+    leaves = {f"k{number:02}": torch.arange(nbytes).to(torch.uint8) for number, nbytes in enumerate(sizes_nbytes)}
+    placed = Uploads(device, slot_nbytes=slot_nbytes).begin(TensorDict(leaves, [])).take()
+    assert all(torch.equal(placed[key], leaf) for key, leaf in leaves.items())
+    offsets = [placed[key].data_ptr() - placed["k00"].data_ptr() for key in leaves]
+    assert all(offset % ALIGN_NBYTES == 0 for offset in offsets)
+    assert sum(device.sizes_nbytes) == offsets[-1] + sizes_nbytes[-1]
+    assert max(device.sizes_nbytes) <= slot_nbytes
 
 
 def test_to_device_when_none_or_no_cuda_device_then_as_tensordict_does() -> None:

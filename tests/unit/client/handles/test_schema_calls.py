@@ -104,12 +104,12 @@ def test_set_when_rows_differ_in_structure_then_not_supported(client: tdserve.Cl
 
 
 def test_select_when_in_place_then_the_others_go(handle: tdserve.StoreHandle) -> None:
-    handle._keep_only([("n", "c")], strict=True)
+    handle.select(("n", "c"), inplace=True)
     assert handle.keys(True) == [("n", "c"), "n"]
     with pytest.raises(KeyNotFoundError):
-        handle._keep_only(["q"], strict=True)
-    handle._keep_only([("n", "c"), "q"], strict=False)
-    handle._drop(["q", ("n", "c")])
+        handle.select("q", inplace=True)
+    handle.select(("n", "c"), "q", inplace=True, strict=False)
+    handle.exclude("q", ("n", "c"), inplace=True)
     assert handle.keys(True) == ["n"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, StoreNotFoundError
 from tdserve.client.local import claims as local_claims
 from tdserve.client.local.claims import RowClaim
+from tdserve.client.local.writes import fill_rows
 from tdserve.client.session.session import Session
+from tdserve.store import session_locks
 from tdserve.store.claims import FOLDER, ClaimFile
 from tdserve.structure.capture import Captured, capture
 from tdserve.v1 import control_pb2
@@ -41,6 +45,7 @@ class Table:
         assert self.session.local is not None
         self.local = self.session.local
         self.description = client.describe(name)
+        self.stored = self.handle.spec.prepend((CAPACITY,))
         self.path = f"{self.description.path}/{FOLDER}/here"
         self.file = ClaimFile.create(self.local.root / self.path, CAPACITY)
 
@@ -48,11 +53,11 @@ class Table:
         """What the client is let claim."""
         self.file.take(0, num_rows)
         said = control_pb2.Claim(first_row=first_row, uid=self.description.uid, path=self.path)
-        return RowClaim(self.local, self.handle.name, self.handle._stored, said)
+        return RowClaim(self.local, self.handle.name, self.stored, said)
 
     def written(self) -> list[int]:
         """What the leaf ``b`` holds, a number per row; they must agree."""
-        store = self.local.store(self.handle.name, self.description.uid, self.handle._stored)
+        store = self.local.store(self.handle.name, self.description.uid, self.stored)
         leaf = store.leaves[("b",)]
         assert torch.equal(leaf[:, 0], store.leaves[("a",)])
         found: list[int] = leaf[:, 0].tolist()
@@ -60,7 +65,7 @@ class Table:
 
     def generations(self) -> list[int]:
         """Of the rows."""
-        store = self.local.store(self.handle.name, self.description.uid, self.handle._stored)
+        store = self.local.store(self.handle.name, self.description.uid, self.stored)
         found: list[int] = store.generations.values[:CAPACITY].tolist()
         return found
 
@@ -100,10 +105,16 @@ def test_extend_when_the_server_has_ended_the_claim_then_over_and_nothing_claime
 def test_extend_when_the_claim_ends_while_it_claims_then_nothing_is_filled_and_the_server_is_told(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = table.claim()
+    claim, fence = table.claim(), ClaimFile.fence
     said: list[control_pb2.ClientMessage] = []
+
+    def end_meanwhile(file: ClaimFile) -> None:
+        if file is not table.file:
+            table.file.end()
+        fence(file)
+
     monkeypatch.setattr(table.local, "send", said.append)
-    monkeypatch.setattr(claim._file, "fence", table.file.end)
+    monkeypatch.setattr(ClaimFile, "fence", end_meanwhile)
     assert claim.extend(1, batch(1)) is None
     assert table.written() == [0] * CAPACITY
     assert [message.claimed.abandons for message in said] == [True]
@@ -129,7 +140,7 @@ def test_extend_when_the_copy_fails_then_nothing_is_on_record_and_the_server_is_
 
 def test_extend_when_a_call_was_interrupted_between_claim_and_copy_then_abandoned(table: Table) -> None:
     claim = table.claim()
-    assert claim._file.claim(2) == 0
+    assert table.file.claim(2) == 0
     assert claim.extend(1, batch(1)) is None
     assert table.file.num_written == 0
 
@@ -169,11 +180,35 @@ def test_extend_when_the_store_is_deleted_then_over(table: Table, local_client: 
 def test_close_when_a_session_ends_then_its_lock_is_held_until_nothing_is_filled(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = table.claim()
-    with claim._lock:  # as while an extend copies
-        table.session._stream.close()
-        table.local._socket._shut_down()  # type: ignore[union-attr]
-        wait_for(lambda: table.local._is_over, "the end of the session")
-        assert table.local._lock is not None
-        assert table.local._lock._fd >= 0
-    wait_for(lambda: table.local._lock._fd < 0, "the release")  # type: ignore[union-attr]
+    claim, lock = table.claim(), table.session.welcome.local.lock_name
+    begun, may_end = Event(), Event()
+    table.file.request_messages(100)
+
+    def fill_slowly(*arguments: Any) -> None:
+        begun.set()
+        assert may_end.wait(20.0)
+        fill_rows(*arguments)
+
+    def is_over() -> bool:
+        try:
+            table.local.keep(claim)
+        except ConnectError:
+            return True
+        return False
+
+    def is_locked() -> bool:
+        return session_locks.is_held(table.local.root / "sessions", lock)
+
+    monkeypatch.setattr(local_claims, "fill_rows", fill_slowly)
+    with ThreadPoolExecutor(2) as threads:
+        filling = threads.submit(claim.extend, 1, batch(1))
+        assert begun.wait(20.0)
+        closing = threads.submit(table.session.close)
+        try:
+            wait_for(is_over, "the end of the session")
+            assert is_locked()
+        finally:
+            may_end.set()
+        assert filling.result(20.0) is not None
+        closing.result(20.0)
+    wait_for(lambda: not is_locked(), "the release")

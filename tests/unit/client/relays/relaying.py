@@ -63,10 +63,10 @@ class Office:
         assert report is not None, f"no report of {kind}"
         return report
 
-    def introduce(self, link: int, kept: int) -> None:
-        """Has the first client pass on what came over ``kept``."""
+    def introduce(self, link: int, kept: int, *, client: int = 0) -> None:
+        """Has a client, the first one, pass on what came over ``kept``."""
         order = control_pb2.RelayOrder(pass_on=control_pb2.PassOn(link=link, kept=kept, secret=SECRET))
-        self.ends[0].on_order(order)
+        self.ends[client].on_order(order)
 
     def keep(self, link: int, buffer: torch.Tensor | None = None) -> Kept:
         """The first client has a version whole."""

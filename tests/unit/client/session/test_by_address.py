@@ -25,6 +25,11 @@ class _Counting:
         return self.num_made
 
 
+def sessions(client: tdserve.Client) -> set[int]:
+    """Numbers of the sessions at the client's server."""
+    return {each["session"] for each in client.stats()["sessions"]}
+
+
 def test_attribute_when_asked_for_then_made_once_unless_it_was_assigned() -> None:
     counting = _Counting()
     assert (counting.made, counting.made, counting.num_made) == (1, 1, 1)
@@ -39,23 +44,27 @@ def test_handles_when_pickled_then_by_address_over_one_client_that_is_made_when_
 ) -> None:
     store = client.memmap(ROWS, name)
     replay = client.create_replay(f"{name}-r", ROWS[0], 8)
+    replay.extend(ROWS[4:])
+    before = sessions(client)
     found_store, found_replay = pickle.loads(pickle.dumps((store, replay)))
-    assert "_client" not in found_store._store.__dict__
     assert pickle.loads(pickle.dumps(found_store)).name == name  # before it was used, too
+    assert sessions(client) == before
     assert found_store[3]["a"] == 3
-    assert found_replay.extend(ROWS[:4]).tolist() == replay[:]["a"].tolist()
-    assert found_store._store.client is found_replay._client is not client
-    assert found_store._store.client.recipe == client.recipe
+    assert found_replay.extend(ROWS[:4]).tolist() == [4, 5, 6, 7]
+    assert replay[:]["a"].tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
+    assert len(sessions(client) - before) <= 1, "none if an earlier test has opened it"
     with pytest.raises(tdserve.KeyNotFoundError):
         found_store["b"]
 
 
 def test_handle_when_copied_then_over_the_same_client(client: tdserve.Client, name: str) -> None:
     store = client.memmap(ROWS, name)
+    assert store[2]["a"] == 2
+    before = sessions(client)
     copied = copy.copy(store)
-    assert copied._store.client is client
     assert copied is not store
     assert copied[2]["a"] == 2
+    assert sessions(client) == before
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

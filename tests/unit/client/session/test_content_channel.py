@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -16,7 +17,7 @@ from tdserve.client.session.content_channel import (
     ContentChannel,
     ContentChannels,
 )
-from tdserve.transport.channel import Channel
+from tdserve.transport.channel import Channel, Work
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2
@@ -165,30 +166,55 @@ def test_get_when_it_takes_the_place_of_another_then_late_for_a_call_and_there_f
     assert makers.open() is makers.channels.current.get(0.0)
 
 
+class NoWork:
+    """Stands for a send that nobody waits for."""
+
+    def wait(self, timeout_s: float) -> None:
+        raise AssertionError("waited for")
+
+
+class KeptWorks:
+    """Which sends are kept, by their requests: an object that nobody refers to is gone."""
+
+    def __init__(self) -> None:
+        self._works: dict[int, weakref.ref[Work]] = {}
+
+    def note(self, request: int, work: Work) -> Work:
+        self._works[request] = weakref.ref(work)
+        return work
+
+    def make(self, request: int) -> Work:
+        return self.note(request, NoWork())
+
+    @property
+    def requests(self) -> list[int]:
+        return [request for request, work in self._works.items() if work() is not None]
+
+
 def test_kept_sends_when_a_later_request_was_taken_then_let_go(makers: Makers) -> None:
-    channel, content = makers.open(), makers.channels.current
-    works = [channel.send(torch.zeros(1, dtype=torch.uint8), tag) for tag in (1, 2)]
-    content.keep(7, works[:1], 1)
-    content.keep(9, works[1:], 1)
+    makers.open()
+    content, kept = makers.channels.current, KeptWorks()
+    content.keep(7, [kept.make(7)], 1)
+    content.keep(9, [kept.make(9)], 1)
     content.let_go_before(7)  # sent before the first was refused: it may have been taken before
-    assert sorted(content._kept) == [7, 9]
+    assert kept.requests == [7, 9]
     content.let_go_before(8)
-    assert sorted(content._kept) == [9]
+    assert kept.requests == [9]
     makers.channels.replace(0, "broken")
-    assert content._kept == {}
+    assert kept.requests == []
 
 
 def test_reap_when_too_much_is_kept_then_waits_until_the_server_has_taken_the_oldest(makers: Makers) -> None:
-    channel, content = makers.open(), makers.channels.current
-    content.keep(1, [channel.send(torch.ones(1, dtype=torch.uint8), 1)], MAX_KEPT_BYTES)
+    channel, content, kept = makers.open(), makers.channels.current, KeptWorks()
+    content.keep(1, [kept.note(1, channel.send(torch.ones(1, dtype=torch.uint8), 1))], MAX_KEPT_BYTES)
     content.reap()
-    assert sorted(content._kept) == [1]
-    content.keep(2, [], 1)
+    assert kept.requests == [1]
+    content.keep(2, [kept.make(2)], 1)
     with ThreadPoolExecutor(1) as thread:
         reaping = thread.submit(content.reap)
         makers.others[0].recv(torch.zeros(1, dtype=torch.uint8), 1).wait(TIMEOUT_S)
         reaping.result(TIMEOUT_S)
-    assert sorted(content._kept) == [2]
+    assert kept.requests == [2]
 
 
 def test_reap_when_the_server_takes_nothing_then_the_channel_is_lost(

@@ -10,6 +10,7 @@ from tdserve.base.errors import ClosedError, DeadlineExceededError, StoreNotCrea
 from tdserve.client.session import catalog_client
 from tdserve.client.session.catalog_client import MAX_WARNED, MIN_LOOK_S, MissingNames
 from tests.integration.processes import wait_for
+from tests.memory import count_bytes
 
 NAMES = ["policy", "replay", "replay-2", "replica"]
 
@@ -40,9 +41,11 @@ def test_warn_when_a_store_does_not_exist_then_once_with_names_that_are_near(cap
     assert [record.name for record in caplog.records] == ["tdserve.client"]
     assert caplog.records[0].levelno == logging.WARNING
     assert "store 'polcy': there is none yet, but 'policy'" in caplog.text
-    for number in range(2 * MAX_WARNED):  # what is remembered of names has an end
+    sizes = []
+    for number in range(4 * MAX_WARNED):  # what is remembered of names has an end
         missing.warn(f"another {number}", 9.0)
-    assert len(missing._warned_s) <= MAX_WARNED
+        sizes.append(count_bytes(missing))
+    assert max(sizes) <= 2 * sizes[MAX_WARNED]
 
 
 @pytest.mark.parametrize("left_s", [1.0, 0.5, 0.42, 0.0])

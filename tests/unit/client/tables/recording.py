@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from tdserve.client.tables.nstep import NStep
+from tdserve.client.tables.row_buffer import NO_PRIORITY
+from tdserve.client.tables.row_sender import RowSender
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import capture
 
@@ -124,3 +127,22 @@ class RecordingTable:
         """Waits until a batch is being sent."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._num_waiting > 0, WAIT_S)
+
+
+def sender(
+    table: RecordingTable,
+    *,
+    batch: int = 4,
+    flush_s: float | None = None,
+    max_bytes: int = 1 << 20,
+    n_step: NStep | None = None,
+) -> RowSender:
+    """For rows of one number."""
+    window = None if n_step is None else n_step.make_window(table.spec)
+    return RowSender(table, table.spec, batch=batch, flush_s=flush_s, max_bytes=max_bytes, window=window)
+
+
+def put(subject: RowSender, *numbers: int, priority: float = NO_PRIORITY, timeout_s: float | None = WAIT_S) -> None:
+    """Rows of these numbers."""
+    for number in numbers:
+        subject.put([torch.tensor(number)], [], 0, priority, timeout_s)

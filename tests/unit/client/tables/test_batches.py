@@ -12,7 +12,10 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, StoreNotFoundError
+from tdserve.client.content.devices import begin
+from tdserve.client.tables import batches as table_batches
 from tests.integration.processes import wait_for
+from tests.threads import find_threads
 
 ROWS = TensorDict({"a": torch.arange(8)}, [8])
 
@@ -49,31 +52,37 @@ def test_next_when_there_are_too_few_rows_then_deadline_and_goes_on_later(client
 
 @pytest.mark.parametrize("prefetch", [1, 2])
 def test_next_when_the_session_is_lost_while_nothing_is_under_way_then_goes_on_however_often(
-    client: tdserve.Client, replay: tdserve.ReplayHandle, prefetch: int
+    client: tdserve.Client, replay: tdserve.ReplayHandle, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches: Any
+    came = list[Any]()
+
+    def note_batch(batch: Any, device: Any) -> Any:
+        came.append(batch)
+        return begin(batch, device)
+
+    monkeypatch.setattr(table_batches, "begin", note_batch)
     with replay.batches(4, prefetch=prefetch, timeout_s=20.0) as batches:
-        for _ in range(4 * prefetch):
+        for number in range(4 * prefetch):
             assert len(next(batches)) == 4
-            wait_for(lambda: not batches._order.under_way and not batches._order.room._value, "full prefetch")
+            wait_for(lambda number=number: len(came) == number + 1 + prefetch, "full prefetch")  # type: ignore[misc]
             client.session(Deadline.after(20.0)).close()
         assert len(next(batches)) == 4
 
 
 def test_close_when_a_thread_waits_for_a_batch_then_it_ends(client: tdserve.Client, name: str) -> None:
-    batches: Any = client.create_replay(name, ROWS[0], 8).batches(4, timeout_s=20.0)
+    batches = client.create_replay(name, ROWS[0], 8).batches(4, timeout_s=20.0)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(next, batches)
         batches.close()
         with pytest.raises(ClosedError):
             waiting.result(20.0)
-    assert not batches._thread.is_alive()
+    assert not find_threads(f"tdserve-batches-{name}")
 
 
 def test_batches_when_dropped_then_their_thread_ends(replay: tdserve.ReplayHandle) -> None:
-    batches: Any = replay.batches(4)
+    batches = replay.batches(4)
     next(batches)
-    thread = batches._thread
+    (thread,) = find_threads(f"tdserve-batches-{replay.name}")
     del batches
     gc.collect()
     thread.join(20.0)

@@ -8,6 +8,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.deadline import Deadline
+from tdserve.client.session.outgoing import WriteTarget
 from tdserve.client.tables.claim_policy import (
     AHEAD,
     AHEAD_ROWS,
@@ -16,7 +18,10 @@ from tdserve.client.tables.claim_policy import (
     ClaimPolicy,
     ClaimRequest,
 )
+from tdserve.rules.replay.settings import Settings
+from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
+from tests.integration.local_roles import find_num_claimed
 
 
 def rows(*numbers: int) -> TensorDict:
@@ -29,16 +34,11 @@ def make(client: tdserve.Client, name: str, **settings: Any) -> Any:
     return client.create_replay(name, rows(0)[0], 64, **settings)
 
 
-def claim_policy_of(replay: Any) -> ClaimPolicy:
-    """The policy by which the extends of a handle ask for claims."""
-    found: ClaimPolicy = replay._coalescer._claim_policy
-    return found
-
-
-def num_claimed(replay: Any) -> int | None:
-    """Extends that a handle's claim was used for; None without one."""
-    claim = claim_policy_of(replay)._claim
-    return None if claim is None else claim.num_extends
+def make_policy(client: tdserve.Client, replay: Any) -> ClaimPolicy:
+    """A policy for extends of this table, in an open session."""
+    client.session(Deadline.after(20.0))
+    stored = replay.spec.prepend((64,))
+    return ClaimPolicy(client, WriteTarget(replay.name, stored.fingerprint, stored), Settings())
 
 
 def test_make_claim_request_when_a_local_writer_goes_on_then_after_a_few_extends_and_used_from_the_next_on(
@@ -46,11 +46,11 @@ def test_make_claim_request_when_a_local_writer_goes_on_then_after_a_few_extends
 ) -> None:
     replay = make(local_client, name)
     for number in range(FIRST_CLAIM_EXTENDS):
-        assert num_claimed(replay) is None
+        assert find_num_claimed(local_client, name) is None
         replay.extend(rows(number))
-    assert num_claimed(replay) == 0
+    assert find_num_claimed(local_client, name) == 0
     assert replay.extend(rows(FIRST_CLAIM_EXTENDS)).tolist() == [FIRST_CLAIM_EXTENDS]
-    assert num_claimed(replay) == 1
+    assert find_num_claimed(local_client, name) == 1
     assert replay[:]["number"].tolist() == list(range(FIRST_CLAIM_EXTENDS + 1))
 
 
@@ -61,7 +61,7 @@ def test_make_claim_request_when_a_local_writer_goes_on_then_after_a_few_extends
 def test_make_claim_request_when_extends_are_long_then_fewer_or_none_are_ahead_so_that_a_commit_is_short(
     local_client: tdserve.Client, name: str, num_rows: int, num_ahead: int
 ) -> None:
-    policy = claim_policy_of(make(local_client, name))
+    policy = make_policy(local_client, make(local_client, name))
     claim_requests = [policy.make_claim_request(num_rows) for _ in range(FIRST_CLAIM_EXTENDS)]
     assert claim_requests[:-1] == [None] * (FIRST_CLAIM_EXTENDS - 1)
     assert claim_requests[-1] == (ClaimRequest(num_ahead) if num_ahead else None)
@@ -71,7 +71,7 @@ def test_extend_when_something_is_said_of_the_rows_then_asked_for(local_client: 
     replay = make(local_client, name, sampler=tdserve.Prioritized())
     for number in range(FIRST_CLAIM_EXTENDS + 1):
         replay.extend(rows(number))
-    assert num_claimed(replay) == 1
+    assert find_num_claimed(local_client, name) == 1
     replay.extend(rows(9), priority=3.0)
     found = replay.sample(200)
     assert set(found["priority"][found["number"] == 9].tolist()) == {3.0}
@@ -96,14 +96,14 @@ def test_make_claim_request_when_the_table_decides_more_then_never(
     replay = make(local_client, name, **settings)
     for number in range(3 * FIRST_CLAIM_EXTENDS):
         replay.extend(rows(number))
-    assert num_claimed(replay) is None
+    assert find_num_claimed(local_client, name) is None
 
 
 def test_make_claim_request_when_the_client_is_elsewhere_then_never(remote_client: tdserve.Client, name: str) -> None:
     replay = make(remote_client, name)
     for number in range(3 * FIRST_CLAIM_EXTENDS):
         replay.extend(rows(number))
-    assert num_claimed(replay) is None
+    assert find_num_claimed(remote_client, name) is None
 
 
 def test_make_claim_request_when_claims_are_not_worth_it_then_after_longer_and_longer_pauses(
@@ -112,9 +112,9 @@ def test_make_claim_request_when_claims_are_not_worth_it_then_after_longer_and_l
     replay, other = make(local_client, name), remote_client.replay(name)
     claim_requests = []
     for number in range(100):
-        before = num_claimed(replay)
+        before = find_num_claimed(local_client, name)
         replay.extend(rows(number))
-        if before is None and num_claimed(replay) == 0:
+        if before is None and find_num_claimed(local_client, name) == 0:
             claim_requests.append(number)
             other.extend(rows(1000))
     pauses = [later - earlier for earlier, later in pairwise(claim_requests)]
@@ -129,20 +129,19 @@ def test_make_claim_request_when_a_claim_was_worth_it_then_the_next_comes_soon(
     for _ in range(3):
         for number in range(2 * FIRST_CLAIM_EXTENDS + MIN_EXTENDS):
             replay.extend(rows(number))
-        assert (num_claimed(replay) or 0) >= MIN_EXTENDS
+        assert (find_num_claimed(local_client, name) or 0) >= MIN_EXTENDS
         other.extend(rows(1000))
 
 
 def test_answer_when_the_server_offers_nothing_then_asked_for_as_before(
     local_client: tdserve.Client, name: str
 ) -> None:
-    replay = make(local_client, name)
-    policy = claim_policy_of(replay)
-    policy._num_left = 1
-    claim_request = policy.make_claim_request(4)
+    policy = make_policy(local_client, make(local_client, name))
+    *before, claim_request = (policy.make_claim_request(4) for _ in range(FIRST_CLAIM_EXTENDS))
+    assert before == [None] * (FIRST_CLAIM_EXTENDS - 1)
     assert claim_request == ClaimRequest(128)
     assert policy.is_awaiting_claim
     assert policy.make_claim_request(4) is None, "one at a time"
     policy.take_answer(claim_request, control_pb2.Done())
     assert not policy.is_awaiting_claim
-    assert replay.extend(rows(1)).tolist() == [0]
+    assert policy.extend(capture(rows(1))) is None

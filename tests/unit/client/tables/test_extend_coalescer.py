@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
@@ -18,14 +17,11 @@ from tdserve.base.config import DEFAULT_INLINE_BYTES
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, PeerLostError
 from tdserve.client.session.calls import MAX_BACKGROUND_THREADS
-from tdserve.client.session.outgoing import WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.client.tables import extend_coalescer
-from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.transfers.write import write_early
-from tdserve.rules.replay.settings import Settings
-from tests.unit.client.tables.numbered import part, rows
+from tests.unit.client.tables.numbered import rows
 
 pytestmark = pytest.mark.integration
 
@@ -216,26 +212,25 @@ def test_submit_when_a_channel_was_lost_then_small_extends_are_sent_at_once_and_
 
 
 def test_submit_when_a_channel_was_lost_then_extends_that_need_it_wait_for_the_first_and_keep_their_order(
-    remote_client: tdserve.Client, name: str
+    remote_client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sent = list[str]()
+
+    def note_request(*arguments: Any, what: str, **options: Any) -> Future[Any]:
+        sent.append(what)
+        return write_early(*arguments, what=what, **options)
+
     num_rows = 2 * DEFAULT_INLINE_BYTES // rows(1).bytes()
     queue = remote_client.create_queue(name, rows(1)[0], 8 * num_rows)
     with renewing(remote_client):
+        monkeypatch.setattr(extend_coalescer, "write_early", note_request)
         futures = [queue.extend(rows(num_rows, number * num_rows), return_early=True) for number in range(6)]
         futures.append(queue.extend(rows(1, 6 * num_rows), return_early=True))  # needs none, and overtakes nobody
-        assert queue._coalescer.is_waiting
-        assert len(queue._coalescer._under_way) == 1
+        assert len(sent) == 1
+        assert not any(future.done() for future in futures)
     for future in futures:
         future.result(30.0)
     assert queue[:]["number"].tolist() == list(range(6 * num_rows + 1))
-
-
-def test_take_parts_when_there_are_too_many_rows_or_bytes_then_as_many_as_fit(client: tdserve.Client) -> None:
-    coalescer = ExtendCoalescer(client, WriteTarget("replay", b""), Settings(), max_rows=100)
-    for num_rows in (40, 40, 40):
-        coalescer._waiting.append(part(num_rows))
-    assert [each.request.num_rows for each in coalescer._take_parts()] == [40, 40]
-    assert [each.request.num_rows for each in coalescer._take_parts()] == [40]
 
 
 def histories(first: int, num_rows: int = 8) -> TensorDict:
@@ -283,15 +278,3 @@ def test_submit_when_a_value_is_that_of_all_rows_then_each_batch_keeps_its_own(
     batches = [TensorDict({"number": torch.full((4,), each), "text": f"all {each}"}, [4]) for each in range(20)]
     for number, index in enumerate(extend_all(replay, batches)):
         assert replay[index].get("text").tolist() == [f"all {number}"] * 4
-
-
-def test_may_send_when_batches_differ_in_size_then_about_as_much_is_enough(client: tdserve.Client) -> None:
-    coalescer = ExtendCoalescer(client, WriteTarget("replay", b""), Settings(), max_rows=100)
-    coalescer._under_way[Future()] = part(8).nbytes
-    for num_rows, may_send in ((5, False), (6, True)):
-        coalescer._waiting = deque([part(num_rows)])
-        coalescer._num_waiting_bytes = part(num_rows).nbytes
-        assert coalescer._may_send() is may_send
-    alone = part(1)._replace(is_alone=True)
-    coalescer._waiting, coalescer._num_waiting_bytes = deque([alone]), 0
-    assert coalescer._may_send()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,12 +17,11 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     WriterFailedError,
 )
-from tdserve.client.session import process_exit
 from tdserve.client.tables import row_sender
 from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.row_buffer import NO_PRIORITY
-from tdserve.client.tables.row_sender import RowSender
-from tests.unit.client.tables.recording import WAIT_S, RecordingTable, row
+from tests.threads import find_threads
+from tests.unit.client.tables.recording import WAIT_S, RecordingTable, put, row, sender
 
 FOREVER = Deadline.never
 SOON = 0.05
@@ -35,25 +33,6 @@ def table() -> Iterator[RecordingTable]:
     made = RecordingTable()
     yield made
     made.let()
-
-
-def sender(
-    table: RecordingTable,
-    *,
-    batch: int = 4,
-    flush_s: float | None = None,
-    max_bytes: int = 1 << 20,
-    n_step: NStep | None = None,
-) -> RowSender:
-    """For rows of one number."""
-    window = None if n_step is None else n_step.make_window(table.spec)
-    return RowSender(table, table.spec, batch=batch, flush_s=flush_s, max_bytes=max_bytes, window=window)
-
-
-def put(subject: RowSender, *numbers: int, priority: float = NO_PRIORITY, timeout_s: float | None = WAIT_S) -> None:
-    """Rows of these numbers."""
-    for number in numbers:
-        subject.put([torch.tensor(number)], [], 0, priority, timeout_s)
 
 
 def test_put_when_a_batch_is_full_then_sent_with_the_next_row(table: RecordingTable) -> None:
@@ -331,7 +310,7 @@ def test_close_when_closed_then_other_calls_say_so_and_the_thread_is_over(table:
     for call in calls:
         with pytest.raises(ClosedError, match="frames"):
             call()
-    assert not subject._thread.is_alive()
+    assert not find_threads(f"tdserve-writer-{table.name}-")
 
 
 def test_put_when_closed_while_it_waits_for_room_then_closed_error(table: RecordingTable) -> None:
@@ -354,44 +333,3 @@ def test_drain_when_called_then_everything_is_sent_and_the_thread_ends(table: Re
     assert table.numbers == list(range(6))
     with pytest.raises(ClosedError):
         put(subject, 6)
-
-
-def test_drain_when_the_collector_calls_it_in_the_thread_itself_then_no_deadlock(table: RecordingTable) -> None:
-    subject = sender(table)
-    put(subject, 0)
-    with subject._lock:
-        subject.drain()
-        gc.collect()
-    subject.join(WAIT_S)
-    assert table.numbers == [0]
-
-
-def test_exit_when_a_sender_is_still_open_then_its_rows_are_sent(table: RecordingTable) -> None:
-    subject = sender(table)
-    put(subject, 0, 1)
-    row_sender._EXIT_FLUSH.run()
-    assert table.numbers == [0, 1]
-
-
-def test_exit_when_the_table_waits_then_not_for_ever(table: RecordingTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_exit, "EXIT_FLUSH_S", SOON)
-    subject = sender(table)
-    table.hold()
-    put(subject, 0)
-    row_sender._EXIT_FLUSH.run()
-    assert table.numbers == []
-
-
-def test_timing_when_the_newest_row_is_young_then_it_is_held_back(table: RecordingTable) -> None:
-    subject = sender(table, batch=100, flush_s=10.0)
-    put(subject, 0, 1)
-    with subject._lock:
-        page = subject._newest
-        assert page is not None
-        now_s = page.times_s[1]
-        page.times_s[0] -= 10.0
-        assert subject._num_due(now_s) == 1
-        assert subject._num_due(now_s + 10.0) == 2
-        page.times_s[0] += 9.0
-        assert subject._num_due(now_s) == 0
-    subject.close(FOREVER)

@@ -31,8 +31,8 @@ def table(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
     return made
 
 
-def test_table_when_shown_then_names_itself_and_its_server(table: tdserve.ReplayHandle) -> None:
-    assert repr(table) == f"<ReplayHandle {table.name!r} capacity=8 at {table._client.address}>"
+def test_table_when_shown_then_names_itself_and_its_server(client: tdserve.Client, table: tdserve.ReplayHandle) -> None:
+    assert repr(table) == f"<ReplayHandle {table.name!r} capacity=8 at {client.address}>"
 
 
 def test_extend_when_leaves_are_missing_then_they_are_written_later(table: tdserve.ReplayHandle) -> None:

@@ -6,6 +6,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.client.tensordicts.loading import ShownStores
+from tests.memory import count_bytes
 
 
 def made() -> TensorDict:
@@ -22,10 +23,13 @@ def test_name_of_when_added_then_known_by_identity() -> None:
 
 
 def test_name_of_when_the_tensordict_is_gone_then_nothing_is_kept() -> None:
-    shows, kept = ShownStores(), made()
+    shows, kept, sizes = ShownStores(), made(), []
     shows.add(kept, "kept")
-    for _ in range(50):
-        shows.add(made(), "gone")
-    gc.collect()
-    assert len(shows._names) == 1
+    for _ in range(5):
+        for _ in range(50):
+            shows.add(made(), "gone")
+        gc.collect()
+        sizes.append(count_bytes(shows))
+    assert max(sizes) == sizes[0]
+    assert shows.name_of(kept) == "kept"
     assert shows.name_of(made()) is None

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torch import nn
 
 import tdserve
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.client.weights.publishing import MAX_KNOWN_SPECS, MIN_ANNOUNCED_LEAVES, Published
 from tdserve.server.specs import MIN_KEPT
@@ -129,7 +130,7 @@ def test_publish_when_structures_come_and_go_then_neither_end_keeps_them_all(tmp
     with tdserve.Server(tmp_path / "root") as server, server.client(transport=transport) as client:
         for width in range(1, 201):
             client.publish("policy", TensorDict({"w": torch.zeros(width)}, []), keep=1)
-        assert len(client._session.known_specs) == MAX_KNOWN_SPECS  # type: ignore[union-attr]
+        assert len(client.session(Deadline.after(20.0)).known_specs) == MAX_KNOWN_SPECS
         assert client.publish("policy", TensorDict({"w": torch.ones(1)}, [])) == 201  # one that both have forgotten
         weights = client.latest("policy")
         assert weights is not None

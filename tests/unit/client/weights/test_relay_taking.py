@@ -41,10 +41,18 @@ def accept(asked: control_pb2.TakenRequest) -> None:
     assert asked.checksums == compute_checksums(LAYOUT, content(), SPEC)
 
 
-def taken(between: Office, verify: Verify = accept, *, keeps: bool = False, into: Leaves | None = None) -> Received:
-    """The second client gets a version over link 4."""
-    accepted = control_pb2.Accepted(link=4, link_secret=SECRET, is_relayed=True, keeps=keeps)
-    relays = between.ends[1]
+def taken(
+    between: Office,
+    verify: Verify = accept,
+    *,
+    keeps: bool = False,
+    into: Leaves | None = None,
+    link: int = 4,
+    client: int = 1,
+) -> Received:
+    """A client, the second one, gets a version over a link."""
+    accepted = control_pb2.Accepted(link=link, link_secret=SECRET, is_relayed=True, keeps=keeps)
+    relays = between.ends[client]
     return take_relayed(relays, accepted, verify, layout=LAYOUT, spec=SPEC, pool=POOL, timeout_s=20.0, into=into)
 
 
@@ -75,8 +83,8 @@ def test_take_when_it_is_kept_then_what_the_caller_does_with_theirs_goes_to_nobo
         between.introduce(4, kept=3)
         received = taken(between, keeps=True)
         received.get_leaves()["b",].fill_(-1)
-        kept = between.ends[1]._kept[4]
-        assert torch.equal(kept.buffer, content())
+        between.introduce(5, kept=4, client=1)
+        check(taken(between, link=5, client=0))
 
 
 def test_take_when_the_checksums_are_wrong_then_nothing_of_it_is_shown_or_kept() -> None:

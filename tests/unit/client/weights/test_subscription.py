@@ -29,10 +29,12 @@ def publish(client: tdserve.Client, name: str, number: int) -> int:
     return version
 
 
-def waiting(thread: ThreadPoolExecutor, subscription: Subscription) -> Future[Weights | None]:
-    """The next version, or None at the end; returns when it has been asked for."""
+def waiting(
+    thread: ThreadPoolExecutor, client: tdserve.Client, name: str, subscription: Subscription
+) -> Future[Weights | None]:
+    """The next version, or None at the end; returns when the server has been asked for it."""
     future = thread.submit(lambda: next(subscription, None))
-    wait_for(lambda: subscription._under_way, "a request")
+    wait_for(lambda: client.describe(name).num_waiting, "a request")
     return future
 
 
@@ -44,7 +46,7 @@ def test_subscription_when_it_is_slow_then_it_skips_to_the_newest_and_waits_for_
     with client.subscribe(name, timeout_s=TIMEOUT_S) as subscription:
         first = next(subscription)
         assert (first.version, first.data["w"].tolist()) == (3, [3.0] * 3)
-        later = waiting(thread, subscription)
+        later = waiting(thread, client, name, subscription)
         publish(client, name, 4)
         found = later.result(TIMEOUT_S)
         assert found is not None
@@ -94,7 +96,7 @@ def test_subscription_when_closed_while_another_thread_waits_then_the_iteration_
     publish(client, name, 1)
     with server.client(transport=client.transport) as own:
         subscription = own.subscribe(name, newer_than=1, timeout_s=math.inf)
-        later = waiting(thread, subscription)
+        later = waiting(thread, client, name, subscription)
         (subscription if what == "subscription" else own).close()
         assert later.result(TIMEOUT_S) is None
         assert list(subscription) == []
