@@ -15,6 +15,8 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.config import check_transport
+from tdserve.base.deadline import Deadline
+from tdserve.client.groups.epoch_entry import GroupAsk
 from tdserve.client.groups.group import Group
 from tdserve.transport.group_content import GroupWire
 from tdserve.transport.group_gloo import LinkWork
@@ -97,13 +99,15 @@ def wait_in_vain(say: Say, address: str, name: str, size: int, rank: int, *, tra
     """Waits for a broadcast of the last rank, which dies before it. Rank 1 begins the call after it has learned of
     that."""
     with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
-        group = client.group(name, size, rank)
+        ask = GroupAsk(client, name, backend="gloo", device=None, interface=None)  # as client.group does
+        epoch = ask.join(world_size=size, rank=rank, last=None, deadline=Deadline.after(TIMEOUT_S))
+        group = Group(client, ask, epoch, "gloo")
         say("together")
         if rank == size - 1:
             signal.pause()
         start_s = time.monotonic()
         if rank == 1:
-            wait_for(lambda: group._epoch.is_lost, "the news of the loss")
+            wait_for(lambda: epoch.is_lost, "the news of the loss")
         try:
             group.broadcast(None, size - 1, timeout_s=LOST_TIMEOUT_S)
         except tdserve.PeerLostError as error:

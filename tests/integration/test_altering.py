@@ -213,7 +213,7 @@ def test_read_when_keys_come_and_go_then_always_of_one_structure(
                     other_number = 100 + number
                     known = {"z": full(other_number, 40), ("n", "z"): full(other_number), "t": f"text {other_number}"}
                     handle.update({**known, "u": "new"})
-                handle._drop(["z", ("n", "z"), "t", "u"])
+                handle.exclude("z", ("n", "z"), "t", "u", inplace=True)
         finally:
             is_over.set()
         assert all(reader.result(30.0) > 0 for reader in readers)

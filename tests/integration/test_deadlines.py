@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.deadline import Deadline
 from tests.integration.crashing import Crashing
 from tests.integration.processes import all_below, is_gone, state_of, wait_for
 
@@ -105,14 +106,14 @@ def test_calls_when_the_server_stands_still_then_they_end_in_time_and_its_sessio
 ) -> None:
     with crashing.server.client(transport="auto" if transport == "none" else transport) as client:
         calls = calls_of(client, *handles_of(client))
-        session = client._session
+        session = client.session(Deadline.after(20.0))
         if transport == "none":
             other = pickle.loads(pickle.dumps(client))
             calls = calls_of(other, *(pickle.loads(pickle.dumps(each)) for each in handles_of(client)))
         with stopped(crashing.server):
             check_all_end_in_time(calls)
         assert client["store"].get("x").shape == (300, 3)
-        assert transport == "gloo" or client._session is session
+        assert transport == "gloo" or client.session(Deadline.after(20.0)) is session
 
 
 def test_calls_when_the_server_is_gone_then_they_end_in_time(crashing: Crashing, tmp_path: Path) -> None:

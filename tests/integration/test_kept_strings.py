@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 import pytest
 import torch
 from tensordict import TensorDict
@@ -11,7 +12,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.config import PROTOCOL_VERSION
 from tdserve.base.ids import make_client_id
-from tdserve.control.connection import ControlConnection
+from tdserve.control.connection import CHANNEL_OPTIONS, ControlConnection
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
@@ -42,11 +43,10 @@ def test_consumer_when_its_name_is_long_then_refused_and_nothing_is_kept(
 def test_hello_when_a_name_in_it_is_long_then_refused(server: tdserve.Server, field: str) -> None:
     said: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "client_id": make_client_id(), "transport": "gloo"}
     hello = control_pb2.Hello(**{**said, field: "x" * 1_000_000})
-    connection = ControlConnection(server.address)
-    stub: Any = ControlServiceStub(connection._channel)
-    (answer,) = stub.Session(iter([control_pb2.ClientMessage(hello=hello)]))
+    with grpc.insecure_channel(server.address, options=CHANNEL_OPTIONS) as channel:
+        stub: Any = ControlServiceStub(channel)
+        (answer,) = stub.Session(iter([control_pb2.ClientMessage(hello=hello)]))
     assert answer.failure.error == "InvalidRequestError"
-    connection.close()
 
 
 def test_settings_when_they_are_long_then_refused(server: tdserve.Server, client: tdserve.Client, name: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.deadline import Deadline
 from tdserve.client.session.content_channel import MAX_BROKEN
 from tdserve.client.session.session import Session
 from tests.integration.processes import wait_for
@@ -69,10 +70,14 @@ def worker_of(client: tdserve.Client) -> int:
     return pid
 
 
+def session_of(client: tdserve.Client) -> Session:
+    """Returns the client's session, a new one if it was lost."""
+    return client.session(Deadline.after(TIMEOUT_S))
+
+
 def channel_number(client: tdserve.Client) -> int:
     """Returns the number of channels that were lost."""
-    assert client._session is not None
-    return client._session.content_channel.number
+    return session_of(client).content_channel.number
 
 
 CALLS: dict[str, Callable[[tdserve.Client, str], Any]] = {
@@ -109,7 +114,7 @@ def test_call_when_it_ends_in_its_content_then_all_else_goes_on(
         taken = todo.take(4)
         assert taken.__enter__()["id"].tolist() == [0, 1, 2, 3]
         next(batches)
-        session, worker = client._session, worker_of(client)
+        session, worker = session_of(client), worker_of(client)
         for _ in range(2):
             with stopped(worker):
                 early = [tables["small"].extend(rows(SMALL), return_early=True) for _ in range(3)]
@@ -120,14 +125,14 @@ def test_call_when_it_ends_in_its_content_then_all_else_goes_on(
             assert channel_number(client) == 2
         for _ in range(6):
             next(batches)
-        assert client._session is session
+        assert session_of(client) is session
         other = stack.enter_context(server.client(transport="gloo"))
         assert other.queue(todo.name).take(4, timeout_s=5.0, ack=False)["id"].tolist() == [4, 5, 6, 7]
         taken.__exit__(None, None, None)
         assert len(todo) == 4  # those that the other has
         CALLS[kind](client, name)
         assert tables["small"].info()["inserts"] == 7 + (kind == "write of one message")
-        assert client._session is session
+        assert session_of(client) is session
 
 
 def test_take_when_it_ends_in_its_content_then_the_rows_are_there_for_others(client: tdserve.Client, name: str) -> None:
@@ -135,14 +140,14 @@ def test_take_when_it_ends_in_its_content_then_the_rows_are_there_for_others(cli
     tasks.extend(torch.cat([rows(MEDIUM, value) for value in range(4)]))
     held = tasks.take(1)
     assert held.__enter__()["x"][0, 0] == 0.0
-    session = client._session
+    session = session_of(client)
     with stopped(worker_of(client)), pytest.raises(tdserve.DeadlineExceededError):
         tasks.take(3, timeout_s=1.0).__enter__()
     with tasks.take(3, timeout_s=TIMEOUT_S) as again:
         assert again["x"][:, 0].tolist() == [1.0, 2.0, 3.0]
     held.__exit__(None, None, None)
     assert len(tasks) == 0
-    assert client._session is session
+    assert session_of(client) is session
 
 
 def test_take_when_it_is_granted_after_its_end_then_the_rows_are_there_for_others(
@@ -153,7 +158,7 @@ def test_take_when_it_is_granted_after_its_end_then_the_rows_are_there_for_other
     tasks.extend(torch.cat([rows(MEDIUM, value) for value in range(4)]))
     few.extend(IDS)
     tasks.take(1, ack=False)
-    session = client._session
+    session = session_of(client)
     with stopped(server.pid):
         for queue in (tasks, few):
             with pytest.raises(tdserve.DeadlineExceededError):
@@ -161,7 +166,7 @@ def test_take_when_it_is_granted_after_its_end_then_the_rows_are_there_for_other
     with server.client(transport="gloo") as other:
         assert other.queue(name).take(3, timeout_s=TIMEOUT_S, ack=False)["x"][:, 0].tolist() == [1.0, 2.0, 3.0]
         assert len(other.queue(few.name).take(8, timeout_s=TIMEOUT_S, ack=False)) == 8
-    assert client._session is session
+    assert session_of(client) is session
 
 
 def test_write_when_its_content_had_not_begun_to_move_then_its_channel_stays(client: tdserve.Client, name: str) -> None:
@@ -187,12 +192,12 @@ def test_store_when_its_first_write_ends_in_its_content_then_its_name_is_free(
     client: tdserve.Client, name: str
 ) -> None:
     client.init_remote(rows(MEDIUM), f"{name}-other")
-    session = client._session
+    session = session_of(client)
     with stopped(worker_of(client)), pytest.raises(tdserve.DeadlineExceededError):
         client.init_remote(rows(MEDIUM), name, timeout_s=1.0)
     made = wait_for(lambda: _made(client, TensorDict({"y": torch.ones(MEDIUM)}, []), name), "the end of the first try")
     assert made["y"].sum() == MEDIUM
-    assert client._session is session
+    assert session_of(client) is session
 
 
 def _made(client: tdserve.Client, td: TensorDict, name: str) -> Any:
@@ -209,8 +214,7 @@ def test_calls_of_many_threads_when_a_channel_breaks_again_and_again_then_each_w
     made = client.create_replay(name, like=rows(SMALL)[0], capacity=1_000)
     store = client.init_remote(rows(MEDIUM), f"{name}-store")
     assert store is not None
-    session, num_breaks = client._session, 3
-    assert session is not None
+    session, num_breaks = session_of(client), 3
 
     def work(thread: int) -> int:
         for number in range(10):
@@ -229,7 +233,7 @@ def test_calls_of_many_threads_when_a_channel_breaks_again_and_again_then_each_w
     assert sorted(made[:]["x"][:, 0].tolist()) == sorted(
         float(thread * 100 + number) for thread in range(8) for number in range(10)
     )
-    assert client._session is session
+    assert session_of(client) is session
     assert channel_number(client) >= num_breaks
 
 
@@ -237,8 +241,7 @@ def make_ring(client: tdserve.Client, name: str) -> tuple[tdserve.ReplayHandle, 
     """Creates a ring with a small row, and returns the session that wrote it."""
     made = client.create_replay(name, like=rows(SMALL)[0], capacity=100)
     made.extend(rows(SMALL))
-    assert client._session is not None
-    return made, client._session
+    return made, session_of(client)
 
 
 def test_channel_when_it_is_cut_at_any_moment_then_replaced_and_the_session_goes_on(
@@ -251,7 +254,7 @@ def test_channel_when_it_is_cut_at_any_moment_then_replaced_and_the_session_goes
         made.sample(3)
         assert [future.result(TIMEOUT_S).numel() for future in early] == [1, 1]
         assert made.info()["inserts"] == 3 + 2 * count
-    assert client._session is session
+    assert session_of(client) is session
 
 
 def test_channel_when_it_breaks_too_often_then_the_session_ends_and_another_is_opened(
@@ -264,6 +267,6 @@ def test_channel_when_it_breaks_too_often_then_the_session_ends_and_another_is_o
         if session.is_lost:
             break
     assert session.is_lost
-    assert client._session is not session
+    assert session_of(client) is not session
     made.extend(rows(SMALL))
     assert made.info()["inserts"] == 2

@@ -298,7 +298,8 @@ def test_rendezvous_when_it_is_garbage_then_only_its_session_has_no_channel(
     server: tdserve.Server, client: tdserve.Client, attacker: Attacker, key: str
 ) -> None:
     for value in (b"", b"\xff" * 4096):
-        attacker.session._send_rendezvous(control_pb2.Rendezvous(key=key, value=value))
+        entry = control_pb2.Rendezvous(key=key, value=value)
+        attacker.session.notify(control_pb2.ClientMessage(rendezvous=entry))
     answer = attacker.answer(read=control_pb2.ReadRequest(store="store", timeout_s=1.0))
     assert isinstance(answer, (tdserve.TDServeError, control_pb2.ServerMessage))
 

@@ -258,10 +258,9 @@ def test_batches_when_prefetched_ones_become_too_old_then_they_are_dropped(
     replay = client.create_replay(name, rows(0)[0], 64, policy=policy.name)
     policy.publish()
     replay.extend(rows(0, 1))
-    made: Any = replay.batches(4, prefetch=4, max_lag=0, timeout_s=20.0)
-    with made as batches:
+    with replay.batches(4, prefetch=4, max_lag=0, timeout_s=20.0) as batches:
         assert set(next(batches)["policy_version"].tolist()) == {1}
-        wait_for(lambda: batches._ready.qsize() == 3, "batches that wait")
+        wait_for(lambda: replay.info()["samples"] == 4 * 4, "batches that wait or come")
         policy.publish()
         replay.extend(rows(2))
         assert numbers(next(batches)) == [2, 2, 2, 2]

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.config import TransportName
+from tdserve.base.deadline import Deadline
 
 pytestmark = pytest.mark.integration
 
@@ -73,11 +74,11 @@ def test_call_when_it_ends_in_its_timeout_then_leases_and_session_stay(
         taken = todo.take(4)
         rows = taken.__enter__()
         assert rows["id"].tolist() == [0, 1, 2, 3]
-        session = client._session
+        session = client.session(Deadline.after(20.0))
         for _ in range(2):
             with pytest.raises(tdserve.DeadlineExceededError):
                 CALLS[kind](client)
-        assert client._session is session
+        assert client.session(Deadline.after(20.0)) is session
         other = stack.enter_context(server.client(transport="gloo"))
         assert other.queue(name).take(4, timeout_s=5.0, ack=False)["id"].tolist() == [4, 5, 6, 7]
         taken.__exit__(None, None, None)
