@@ -1,4 +1,5 @@
-"""The house rule on private names of torch and tensordict: only a few modules use them, each name with its reason.
+"""The house rules on private names. Of torch and tensordict only a few modules use them, each name with its reason; of
+tdserve and of the tests themselves no test uses any.
 
 Source in, findings out, as of the scanners in ``house``.
 """
@@ -6,7 +7,7 @@ Source in, findings out, as of the scanners in ``house``.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tests.house import Function, Module, dotted, foreign_names
 
@@ -17,11 +18,30 @@ HOMES = (
 )
 """The modules that may use private names of torch and tensordict."""
 
-OTHERS = ("_asdict", "_exit", "_fields", "_make", "_register_atexit", "_replace")
-"""Attributes of named tuples, of ``os``, and the one private name of the standard library."""
+NAMED_TUPLES = ("_asdict", "_fields", "_make", "_replace")
+"""Attributes of named tuples, which are public."""
+
+OTHERS = (*NAMED_TUPLES, "_exit", "_register_atexit")
+"""These, one of ``os``, and the one private name of the standard library."""
 
 ATTRIBUTE_CALLS = ("getattr", "setattr", "hasattr", "delattr", "__setattr__", "__getattribute__", "attrgetter")
 """Their arguments name attributes."""
+
+
+FOREIGN_IN_TESTS: Mapping[tuple[str, str], str] = {
+    ("tests.conformance.operations", "_source"): "of a view of tensordict: what it shows",
+    ("tests.integration.data_parallel", "_world"): "of torch.distributed: the groups of the process",
+    ("tests.integration.loop_costs", "_run"): "of asyncio.Handle: times each callback of the event loop",
+    ("tests.sameness", "_parameters"): "of torch.nn.Module: what counts as a parameter",
+    ("tests.unit.client.tables.test_sampling", "_version"): "of a tensor: how often torch has seen it written",
+    ("tests.unit.structure.test_independent_views", "_version"): "likewise",
+    ("tests.unit.structure.test_state", "_parameters"): "of torch.nn.Module: what counts as a parameter",
+    ("tests.unit.structure.test_tensordict_private", "_backend"): "of tensordict: that it is there",
+    ("tests.unit.structure.test_tensordict_private", "_td"): "a module of tensordict: that it has what is used",
+    ("tests.unit.transport.test_distributed_private", "_devices"): "of gloo's options: that they are taken",
+    ("tests.unit.transport.test_distributed_private", "_threads"): "likewise",
+}
+"""Uses in tests of names that others define, and tdserve or a test too: where, the name, whose it is and what for."""
 
 
 def private_name_faults(modules: Sequence[Module]) -> list[str]:
@@ -48,6 +68,27 @@ def private_name_faults(modules: Sequence[Module]) -> list[str]:
     return sorted(set(faults))
 
 
+def access_faults(modules: Sequence[Module]) -> list[str]:
+    """Private names that one of the modules defines and a test uses: in an import, or as an attribute of anything but
+    ``self``. Tests look from outside, so that the code can move. Exempt is ``FOREIGN_IN_TESTS``, as long as it is
+    needed."""
+    defined = {name for module in modules if module.name not in HOMES for name in _definitions(module)}
+    faults, needed = [], set()
+    for module in modules:
+        if module.name.partition(".")[0] != "tests":
+            continue
+        used = [*private_attributes(module)]
+        used += [(part, found.line) for found in module.imports for part in found.target.split(".")]
+        for name, line in used:
+            if is_private(name) and name in defined and name not in NAMED_TUPLES:
+                needed.add((module.name, name))
+                if (module.name, name) not in FOREIGN_IN_TESTS:
+                    faults.append(f"{module.name}:{line}: {name} is private")
+    tests = {module.name for module in modules}
+    idle = [each for each in FOREIGN_IN_TESTS if each[0] in tests and each not in needed]
+    return sorted(set(faults)) + [f"{name}: does not use {attribute}" for name, attribute in idle]
+
+
 def private_attributes(module: Module) -> Iterator[tuple[str, int]]:
     """Yields private attributes of objects other than ``self``: accessed with a dot, or named in calls such as
     ``getattr``."""
@@ -57,8 +98,10 @@ def private_attributes(module: Module) -> Iterator[tuple[str, int]]:
                 yield node.attr, node.lineno
         elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in ATTRIBUTE_CALLS:
             for part in node.args:
-                if isinstance(part, ast.Constant) and isinstance(part.value, str) and is_private(part.value):
-                    yield part.value, part.lineno
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    name = part.value.rpartition(".")[2]
+                    if is_private(name):
+                        yield name, part.lineno
 
 
 def all_private_names(module: Module) -> set[str]:

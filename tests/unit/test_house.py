@@ -16,7 +16,7 @@ import pytest
 
 import tdserve
 from tests import house
-from tests.private_names import private_name_faults
+from tests.private_names import access_faults, private_name_faults
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,6 +59,12 @@ def test_foreign_names_when_scanned_then_only_their_owner_touches_them(own: list
 
 def test_private_names_of_torch_and_tensordict_when_used_then_in_their_modules_only(own: list[house.Module]) -> None:
     assert private_name_faults(own) == []
+
+
+def test_private_names_when_tdserve_or_a_test_defines_them_then_no_test_uses_them(
+    own: list[house.Module], tests: list[house.Module]
+) -> None:
+    assert access_faults([*own, *tests]) == []
 
 
 def test_control_process_when_imported_then_brings_neither_torch_nor_the_client(package: list[house.Module]) -> None:
@@ -245,6 +251,12 @@ EXAMPLES = [
         },
         "_x is private",
     ),
+    (access_faults, {"t.a": "class A:\n  _x: int", "tests.a": "def f(a):\n  return a._x"}, "_x is private"),
+    (access_faults, {"t.a": "_X = 1", "tests.a": "m.setattr(a, '_X', 2)"}, "_X is private"),
+    (access_faults, {"t.a": "_X = 1", "tests.a": "m.setattr('t.a._X', 2)"}, "_X is private"),
+    (access_faults, {"t.a": "def _f(): pass", "tests.a": "from t.a import _f"}, "_f is private"),
+    (access_faults, {"tests.a": "class A:\n  def f(self):\n    self._x = 1\nA()._x"}, "_x is private"),
+    (access_faults, {"t.a": "_world = 1", "tests.integration.data_parallel": "x = 1"}, "does not use _world"),
     (house.docstring_faults, {"t.a": "x = 1"}, "the module has no docstring"),
     (house.docstring_faults, {"t.a": "'doc'\nclass A: pass"}, "A has no docstring"),
     (house.docstring_faults, {"t.a": "'doc'\nasync def f(): pass"}, "f has no docstring"),
@@ -278,11 +290,21 @@ GOOD = {
     "tdserve.structure.tensordict_private": "from tensordict import TensorDict\nTensorDict._new_unsafe()",
     "tdserve.server.main": "from tdserve.control import a\nasync def f():\n  await asyncio.sleep(0)",
 }
+GOOD_TEST = {
+    "tdserve.base.a": "class A:\n  _x: int\n_Y = 1\na._x",
+    "tests.a": "class B:\n  _z: int\n  def f(self):\n    return self._z\nos._exit(torch._C, B()._replace(), b.x)",
+}
 
 
-@pytest.mark.parametrize("scanner", [house.floor_faults, house.circles, house.owner_faults, private_name_faults])
-def test_scanner_when_shown_a_good_example_then_is_silent(scanner: house.Scanner) -> None:
-    assert scanner([house.parse(name, text) for name, text in GOOD.items()]) == []
+@pytest.mark.parametrize(
+    ("scanner", "sources"),
+    [
+        *((scanner, GOOD) for scanner in (house.floor_faults, house.circles, house.owner_faults, private_name_faults)),
+        (access_faults, GOOD_TEST),
+    ],
+)
+def test_scanner_when_shown_a_good_example_then_is_silent(scanner: house.Scanner, sources: dict[str, str]) -> None:
+    assert scanner([house.parse(name, text) for name, text in sources.items()]) == []
 
 
 def test_circles_when_two_rooms_import_each_other_then_shows_them() -> None:
