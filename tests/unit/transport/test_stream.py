@@ -246,7 +246,7 @@ def test_pack_when_there_is_nothing_then_empty() -> None:
     unpack(b"", (), LeafEnd([]))
 
 
-SLOW_S = 0.15
+SLOW_S = 0.1
 
 
 @pytest.mark.parametrize("is_direct", [True, False])
@@ -262,7 +262,7 @@ def test_send_messages_when_slow_but_moving_then_not_given_up(is_direct: bool) -
 
     with ThreadPoolExecutor(1) as thread:
         receiving = thread.submit(receive)
-        send_messages(ours, 0, layout.messages, FlatEnd(buffer), pool=BufferPool(), timeout_s=PerMessage(2 * SLOW_S))
+        send_messages(ours, 0, layout.messages, FlatEnd(buffer), pool=BufferPool(), timeout_s=PerMessage(6 * SLOW_S))
         receiving.result(5.0)
 
 
@@ -270,7 +270,7 @@ def test_recv_messages_when_slow_but_moving_then_not_given_up() -> None:
     ours, theirs = LoopbackChannel.make_pair()
     layout = layout_of(10)
     buffer = random_bytes(layout.nbytes)
-    timeout_s = PerMessage(1.3 * SLOW_S)
+    timeout_s = PerMessage(6 * SLOW_S)
 
     def send() -> None:
         for message in layout.messages:
