@@ -86,6 +86,11 @@ class Module:
         return self.name.endswith(("_pb2", "_pb2_grpc"))
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree; kept, since walking costs more than any scanner does at a node."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def imports(self) -> list[Import]:
         """Every import, relative ones resolved; ``from a import b`` gives ``a.b``."""
         return list(_imports(self))
@@ -235,10 +240,10 @@ def size_faults(modules: Sequence[Module]) -> list[str]:
     """Files over 400 lines, functions over 60 lines; docstrings do not count."""
     faults = []
     for module in modules:
-        num_lines = module.text.count("\n") - sum(map(_docstring_lines, ast.walk(module.tree)))
+        num_lines = module.text.count("\n") - sum(map(_docstring_lines, module.nodes))
         if num_lines > MAX_FILE_LINES:
             faults.append(f"{module.name}: {num_lines} lines")
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, Function):
                 num_lines = _body_lines(node)
                 if num_lines > MAX_FUNCTION_LINES:
@@ -252,7 +257,7 @@ def name_faults(modules: Sequence[Module]) -> list[str]:
     for module in modules:
         if module.name.rpartition(".")[2] in BANNED_FILES:
             faults.append(f"{module.name}: name the file after what it holds")
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef) and node.name.endswith(BANNED_WORDS):
                 faults.append(f"{module.name}:{node.lineno}: name {node.name} after its role")
     return faults
@@ -263,7 +268,7 @@ def call_faults(modules: Sequence[Module]) -> list[str]:
     return [
         f"{module.name}:{node.lineno}: {name}()"
         for module in modules
-        for node, name in _calls(module.tree)
+        for node, name in _calls(module)
         if name in BANNED_CALLS
     ]
 
@@ -272,7 +277,7 @@ def raise_faults(modules: Sequence[Module]) -> list[str]:
     """Builtin exceptions raised where a class of tdserve.base.errors belongs."""
     faults = []
     for module in modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.Raise) and node.exc is not None:
                 raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
                 if isinstance(raised, ast.Name) and raised.id in FOREIGN_RAISES:
@@ -290,7 +295,7 @@ def sleep_faults(modules: Sequence[Module]) -> list[str]:
     """Calls of any ``sleep`` but ``sleep(0)``, which only yields."""
     faults = []
     for module in modules:
-        for node, name in _calls(module.tree):
+        for node, name in _calls(module):
             yields = [a.value for a in node.args if isinstance(a, ast.Constant)] == [0]
             if name == "sleep" and not yields:
                 faults.append(f"{module.name}:{node.lineno}: sleeps; wait for a state with a deadline")
@@ -305,9 +310,9 @@ def mirror_faults(modules: Sequence[Module], tests: Path) -> list[str]:
 
 
 def _imports(module: Module) -> Iterator[Import]:
-    typing_only = _lines_of_typing_blocks(module.tree)
-    in_function = {id(sub) for node in ast.walk(module.tree) if isinstance(node, Function) for sub in ast.walk(node)}
-    for node in ast.walk(module.tree):
+    typing_only = _lines_of_typing_blocks(module)
+    in_function = {id(sub) for node in module.nodes if isinstance(node, Function) for sub in ast.walk(node)}
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -327,9 +332,9 @@ def _origin(module: Module, node: ast.ImportFrom) -> str:
     return ".".join([*base, node.module] if node.module else base)
 
 
-def _lines_of_typing_blocks(tree: ast.Module) -> set[int]:
+def _lines_of_typing_blocks(module: Module) -> set[int]:
     lines: set[int] = set()
-    for node in ast.walk(tree):
+    for node in module.nodes:
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             lines.update(range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1))
     return lines
@@ -353,22 +358,22 @@ def dotted(node: ast.expr) -> str:
 def foreign_names(module: Module) -> Iterator[tuple[str, int]]:
     """Every imported name, and every attribute reached through one, spelt from its top-level package on."""
     bound: dict[str, str] = {}
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             bound |= {a.asname or _top(a.name): a.name if a.asname else _top(a.name) for a in node.names}
         elif isinstance(node, ast.ImportFrom):
             bound |= {a.asname or a.name: f"{_origin(module, node)}.{a.name}" for a in node.names}
     for found in module.imports:
         yield found.target, found.line
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Attribute):
             root, _, rest = dotted(node).partition(".")
             if root in bound:
                 yield f"{bound[root]}.{rest}", node.lineno
 
 
-def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
-    for node in ast.walk(tree):
+def _calls(module: Module) -> Iterator[tuple[ast.Call, str]]:
+    for node in module.nodes:
         if isinstance(node, ast.Call):
             yield node, dotted(node.func).rpartition(".")[2]
 

@@ -92,7 +92,7 @@ def access_faults(modules: Sequence[Module]) -> list[str]:
 def private_attributes(module: Module) -> Iterator[tuple[str, int]]:
     """Yields private attributes of objects other than ``self``: accessed with a dot, or named in calls such as
     ``getattr``."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
                 yield node.attr, node.lineno
@@ -111,7 +111,7 @@ def all_private_names(module: Module) -> set[str]:
     names |= {part for found, _ in foreign_names(module) for part in found.split(".") if is_private(part)}
     return names | {
         node.name
-        for kind in ast.walk(module.tree)
+        for kind in module.nodes
         if isinstance(kind, ast.ClassDef)
         for node in kind.body
         if isinstance(node, Function) and is_private(node.name)
@@ -125,7 +125,7 @@ def is_private(name: str) -> bool:
 
 def _definitions(module: Module) -> Iterator[str]:
     """Lists the functions, classes, variables and attributes that a module defines."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, (*Function, ast.ClassDef)):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
