@@ -20,8 +20,8 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """A live server."""
-    with tdserve.Server(str(tmp_path_factory.mktemp("root"))).start() as made:
+    """A live server, which waits at its end for no call that a test has left behind."""
+    with tdserve.Server(str(tmp_path_factory.mktemp("root")), grace_s=1.0).start() as made:
         yield made
 
 
