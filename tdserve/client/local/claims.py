@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
 
@@ -51,19 +52,19 @@ class RowClaim:
         self.is_exhausted = False
         local.keep(self)
 
-    def extend(self, request: int, captured: Captured) -> NDArray[np.int64] | None:
+    def extend(self, request: int, captured: Sequence[Captured]) -> NDArray[np.int64] | None:
         """Writes rows, and returns their numbers.
 
         None if the server must be asked for rows, and then the claim is over.
 
         Args:
             request: Number of this request, which a retry uses too.
-            captured: Their content.
+            captured: Their content, in order.
 
         Raises:
             ConnectError: The session is lost. A retry finds out whether the rows are stored.
         """
-        num_rows = captured.spec.batch_size[0]
+        num_rows = sum(each.spec.batch_size[0] for each in captured)
         with self._lock:
             first = self._take(num_rows)
             if first is None:
@@ -77,7 +78,7 @@ class RowClaim:
             try:
                 self._generations[places.get_part(0, num_rows)] |= 1
                 self._file.fence()  # a long copy may bypass the order of stores
-                fill_rows(self._store, places, [captured])
+                fill_rows(self._store, places, captured)
                 is_awaited = self._file.write(request, num_rows)
             except BaseException:
                 self._abandon()

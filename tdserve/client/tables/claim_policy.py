@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,14 +82,14 @@ class ClaimPolicy:
         self._pause = FIRST_CLAIM_EXTENDS
         self.is_awaiting_claim = False
 
-    def extend(self, captured: Captured) -> torch.Tensor | UnknownOutcome | None:
+    def extend(self, captured: Sequence[Captured]) -> torch.Tensor | UnknownOutcome | None:
         """Writes rows without annotations into claimed rows, without asking the server.
 
         Returns:
             Their numbers; None if the server must be asked; or how to go on after the session was lost.
         """
         claim = self._claim
-        if claim is None or captured.is_in_files:
+        if claim is None or any(each.is_in_files for each in captured):
             return None
         number = self._client.requests.begin_change()
         try:

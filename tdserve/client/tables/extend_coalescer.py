@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from functools import partial
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -104,7 +105,7 @@ class ExtendCoalescer:
     def _max_bytes(self, first: ExtendPart) -> int:
         """Returns the largest size of a shared request that begins with this part."""
         mover = self._client.mover
-        return ClientMover.max_joined_bytes if mover is None or first.captured.spec.values else mover.max_joined_bytes
+        return ClientMover.max_joined_bytes if mover is None or first.row_spec.values else mover.max_joined_bytes
 
     def submit(self, part: ExtendPart) -> None:
         """Sends a part now, or later together with others, when the requests before it leave room."""
@@ -115,7 +116,8 @@ class ExtendCoalescer:
             self._waiting.append(part)
         self._advance()
         if (mover := self._client.mover) is not None:
-            mover.take_apart(part.captured)
+            for captured in part.captured:
+                mover.take_apart(captured)
 
     def _advance(self) -> None:
         """Sends the parts that may be sent. One thread at a time does so, which keeps the order, for the others too."""
@@ -166,7 +168,7 @@ class ExtendCoalescer:
         self._counts.update(done)
         return _decode_indices(done)
 
-    def claim(self, captured: Captured) -> torch.Tensor | UnknownOutcome | None:
+    def claim(self, captured: Sequence[Captured]) -> torch.Tensor | UnknownOutcome | None:
         """Writes rows without annotations as ``ClaimPolicy.extend`` does; returns None if others wait before them."""
         return None if self.is_waiting else self._claim_policy.extend(captured)
 
@@ -241,7 +243,7 @@ class ExtendCoalescer:
 
     def _recipe(self, parts: list[ExtendPart], claim_request: ClaimRequest | None) -> tuple[MakeOutgoing, MakeBody]:
         request = join_requests([part.request for part in parts])
-        captured = [part.captured for part in parts]
+        captured = list(chain.from_iterable(part.captured for part in parts))
 
         def make_outgoing(session: Session) -> Outgoing:
             margin_nbytes = sum(len(column.data) for column in find_columns(request))

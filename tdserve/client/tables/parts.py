@@ -15,6 +15,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.client.content.value_blocks import compute_joinable_nbytes
 from tdserve.messages.long_lists import find_columns
 from tdserve.structure.capture import Captured
+from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 
@@ -22,7 +23,7 @@ class ExtendPart(NamedTuple):
     """One extend.
 
     Attributes:
-        captured: Its rows.
+        captured: Its rows, in order; several captures of one structure.
         request: Annotations of the rows; the content is added when it is sent.
         deadline: Its own.
         what: Names it in the error of a timeout.
@@ -32,7 +33,7 @@ class ExtendPart(NamedTuple):
         number: Number of its request, if it was tried before.
     """
 
-    captured: Captured
+    captured: Sequence[Captured]
     request: control_pb2.ExtendRequest
     deadline: Deadline
     what: str
@@ -44,7 +45,7 @@ class ExtendPart(NamedTuple):
     @classmethod
     def from_request(
         cls,
-        captured: Captured,
+        captured: Sequence[Captured],
         request: control_pb2.ExtendRequest,
         deadline: Deadline,
         *,
@@ -52,15 +53,21 @@ class ExtendPart(NamedTuple):
     ) -> ExtendPart:
         """Makes a part that is under way: its future cannot be cancelled."""
         what = f"an extend of {request.store!r} by {request.num_rows} rows"
-        nbytes = compute_joinable_nbytes(captured.spec, captured.values)
+        sizes = [compute_joinable_nbytes(each.spec, each.values) for each in captured]
+        values_nbytes = sum(size or 0 for size in sizes)
         future: Future[torch.Tensor] = Future()
         future.set_running_or_notify_cancel()
-        return cls(captured, request, deadline, what, future, nbytes is None, nbytes or 0, number)
+        return cls(captured, request, deadline, what, future, None in sizes, values_nbytes, number)
 
     @property
     def nbytes(self) -> int:
         """Size of the tensors and values."""
-        return self.captured.spec.nbytes + self.values_nbytes
+        return sum(each.spec.nbytes for each in self.captured) + self.values_nbytes
+
+    @property
+    def row_spec(self) -> Spec:
+        """Structure of one row, with a batch dimension of 1."""
+        return self.captured[0].spec.with_rows(1)
 
     @property
     def is_plain(self) -> bool:
@@ -78,7 +85,7 @@ class ExtendPart(NamedTuple):
             and own.keys == its.keys
             and own.HasField("priorities") == its.HasField("priorities")
             and own.HasField("policy_versions") == its.HasField("policy_versions")
-            and self.captured.spec.with_rows(1) == other.captured.spec.with_rows(1)
+            and self.row_spec == other.row_spec
         )
 
 

@@ -17,13 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.structure.build import build
+from tdserve.structure.captured import Captured
 from tdserve.structure.rows import RowSlots, copy_leaves
-from tdserve.structure.torch_types import to_indexable
 from tdserve.structure.tree import Spec
-
-MAX_JOINED_BYTES = 4 * 1024 * 1024
-"""Waiting rows that are joined into one batch: as much as one message holds."""
 
 NO_PRIORITY = math.nan
 """Marks a row without one in lists of priorities, which are never NaN."""
@@ -122,7 +118,8 @@ class Batch:
     """Rows that are sent together.
 
     Attributes:
-        td: Their content, batch size ``[num_rows, *row]``.
+        captured: Their content, in order, one for each run of rows: batch size ``[n, *row]``. It shares memory with the
+            buffer until the batch is given back.
         num_rows: At least 1.
         stream: Number of their stream.
         priorities: float64 ``[num_rows]``; None if none was given.
@@ -131,13 +128,29 @@ class Batch:
         parts: Page, first row and end of each run of rows.
     """
 
-    td: Any
+    captured: tuple[Captured, ...]
     num_rows: int
     stream: int
     priorities: NDArray[np.float64] | None
     policy_versions: NDArray[np.int64] | None
     ends: NDArray[np.bool_] | None
     parts: tuple[tuple[Page, int, int], ...]
+
+    def cut(self, rows: slice) -> list[Captured]:
+        """Returns the content of some of the rows, from ``rows.start`` to ``rows.stop``."""
+        if rows == slice(0, self.num_rows):
+            return list(self.captured)
+        found: list[Captured] = []
+        begin = 0
+        for captured in self.captured:
+            end = begin + captured.spec.batch_size[0]
+            own = slice(max(rows.start, begin) - begin, min(rows.stop, end) - begin)
+            begin = end
+            if own.start < own.stop:
+                tensors = {path: tensor[own] for path, tensor in captured.tensors.items()}
+                values = {path: column[own] for path, column in captured.values.items()}
+                found.append(Captured(captured.spec.with_rows(own.stop - own.start), tensors, values, {}))
+        return found
 
 
 class RowBuffer:
@@ -158,14 +171,12 @@ class RowBuffer:
     def __init__(self, spec: Spec, *, page_rows: int, max_bytes: int) -> None:
         self._spec = spec
         self._batch_spec = spec.with_device(None).prepend((1,)).with_values_per_row()
-        join_bytes = min(MAX_JOINED_BYTES, max_bytes // 4)
-        self._budget_bytes = max_bytes - join_bytes
+        self._budget_bytes = max_bytes
         row_bytes = max(RowSlots.compute_nbytes(spec, 1), 1)
         if 2 * row_bytes > self._budget_bytes:
-            reason = f"{max_bytes} bytes do not hold two rows of {row_bytes} bytes each, and a quarter for sending"
+            reason = f"{max_bytes} bytes do not hold two rows of {row_bytes} bytes each"
             raise InvalidRequestError(argument="max_bytes", reason=reason)
         self.page_rows = min(page_rows, self._budget_bytes // (2 * row_bytes))
-        self.num_joined = max(self.page_rows, join_bytes // max(spec.nbytes, 1))
         self._page_bytes = self.page_rows * row_bytes
         self._pages: deque[Page] = deque()
         self._free: list[RowSlots] = []
@@ -256,7 +267,8 @@ class RowBuffer:
             page.waiting_nbytes -= nbytes
             self._values_under_way += nbytes
         batch = self._batch(parts, num_rows, annotations)
-        parts[0][0].is_under_way = len(parts) == 1  # several runs are copied
+        for page, _, _ in parts:
+            page.is_under_way = True
         self._drop_used_up()
         return batch
 
@@ -267,8 +279,7 @@ class RowBuffer:
         if self._spec.values:
             for page, start, stop in batch.parts:
                 page.values[start:stop] = [()] * (stop - start)
-        page = batch.parts[0][0]
-        if page.is_under_way:
+        for page, _, _ in batch.parts:
             page.is_under_way = False
             if page not in self._pages:
                 self._free.append(page.slots)
@@ -281,17 +292,11 @@ class RowBuffer:
                 self._free.append(page.slots)
 
     def _batch(self, parts: list[tuple[Page, int, int]], num_rows: int, annotations: tuple[bool, bool]) -> Batch:
-        pieces = [[tensor[start:stop] for tensor in page.slots.tensors] for page, start, stop in parts]
-        columns = pieces[0] if len(parts) == 1 else [_join(column) for column in zip(*pieces, strict=True)]
-        spec = self._batch_spec.with_rows(num_rows)
-        tensors = {path: column for (path, _), column in zip(spec.tensors, columns, strict=True)}
-        rows = list(chain.from_iterable(page.values[start:stop] for page, start, stop in parts))
-        values = {path: [row[number] for row in rows] for number, (path, _) in enumerate(spec.values)}
         priorities = list(chain.from_iterable(page.priorities[start:stop] for page, start, stop in parts))
         versions = list(chain.from_iterable(page.policy_versions[start:stop] for page, start, stop in parts))
         ends = list(chain.from_iterable(page.ends[start:stop] for page, start, stop in parts))
         return Batch(
-            td=build(spec, tensors, values),
+            captured=tuple(self._capture(*part) for part in parts),
             num_rows=num_rows,
             stream=parts[0][0].stream,
             priorities=np.array(priorities) if annotations[0] else None,
@@ -300,6 +305,10 @@ class RowBuffer:
             parts=tuple(parts),
         )
 
-
-def _join(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([to_indexable(piece) for piece in pieces]).view(pieces[0].dtype)
+    def _capture(self, page: Page, start: int, stop: int) -> Captured:
+        spec = self._batch_spec.with_rows(stop - start)
+        columns = zip(spec.tensors, page.slots.tensors, strict=True)
+        tensors = {path: tensor[start:stop] for (path, _), tensor in columns}
+        rows = page.values[start:stop]
+        values = {path: [row[number] for row in rows] for number, (path, _) in enumerate(spec.values)}
+        return Captured(spec, tensors, values, {})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tdserve.base.errors import CapacityError, InvalidRequestError
 from tdserve.client.tables.row_buffer import Batch
 from tdserve.rules.replay.settings import Settings
+from tdserve.structure.captured import Captured
 from tdserve.structure.tree import Spec
 
 MIN_RING_BATCHES = 16
@@ -23,9 +24,9 @@ class RowDestination(Protocol):
     spec: Spec
     settings: Settings
 
-    def extend(
+    def extend_captured(
         self,
-        batch: Any,
+        captured: Sequence[Captured],
         *,
         priority: Any = None,
         ends: Any = None,
@@ -101,5 +102,4 @@ class Delivery:
             more["policy_version"] = batch.policy_versions[rows]
         if batch.ends is not None and batch.ends[rows].any():
             more["ends"] = batch.ends[rows]
-        td = batch.td if rows == slice(0, batch.num_rows) else batch.td[rows]
-        self._table.extend(td, writer=batch.stream, timeout_s=math.inf, **more)
+        self._table.extend_captured(batch.cut(rows), writer=batch.stream, timeout_s=math.inf, **more)

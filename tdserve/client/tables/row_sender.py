@@ -24,6 +24,7 @@ from tdserve.base.errors import (
     RequestError,
     WriterFailedError,
 )
+from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.tables.nstep import NStepWindow
 from tdserve.client.tables.row_buffer import NO_VERSION, Batch, Page, RowBuffer
@@ -85,7 +86,8 @@ class RowSender:
         self._num_held = int(window is None or window.n == 1)  # else open rows are held back
         self._buffer = RowBuffer(spec, page_rows=min(batch, compute_max_rows(table)), max_bytes=max_bytes)
         self._batch = self._buffer.page_rows
-        self._delivery = Delivery(table, batch=self._batch, num_joined=self._buffer.num_joined)
+        joined_bytes = min(ClientMover.max_joined_bytes, max_bytes // 4)  # appends go on in the rest of the memory
+        self._delivery = Delivery(table, batch=self._batch, num_joined=joined_bytes // max(spec.nbytes, 1))
         if window is not None and self._buffer.max_rows < window.n + 2 * self._batch:
             reason = f"{max_bytes} bytes do not hold {window.n} rows whose horizon is open, and two batches"
             raise InvalidRequestError(argument="max_bytes", reason=reason)

@@ -156,7 +156,34 @@ class TableHandle(ByAddress):
         """
         writer = check_integer("writer", writer, 0, maximum=2**64 - 1)
         captured, keys = self._capture_batch(batch)
-        num_rows = captured.spec.batch_size[0]
+        return self._extend(
+            (captured,),
+            keys,
+            priority=priority,
+            ends=ends,
+            writer=writer,
+            policy_version=policy_version,
+            timeout_s=timeout_s,
+            return_early=return_early,
+        )
+
+    def extend_captured(self, captured: Sequence[Captured], **annotations: Any) -> torch.Tensor:
+        """Writes rows that a writer has captured, all together; other arguments, result and errors as of ``extend``."""
+        return self._extend(captured, self._check_fits(captured[0].spec), **annotations)
+
+    def _extend(
+        self,
+        captured: Sequence[Captured],
+        keys: tuple[Path, ...],
+        *,
+        priority: Any = None,
+        ends: Any = None,
+        writer: int = 0,
+        policy_version: Any = None,
+        timeout_s: float | None = None,
+        return_early: bool = False,
+    ) -> Any:
+        num_rows = sum(each.spec.batch_size[0] for each in captured)
         deadline = self._client.deadline(timeout_s)
         if num_rows == 0:
             empty = torch.empty(0, dtype=torch.int64)
@@ -433,28 +460,33 @@ class TableHandle(ByAddress):
 
     def _capture_fitting(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
         captured = capture(batch, store=self.name, like=self._stored, allow_pickle=self._client.allow_pickle)
+        is_deep = len(captured.spec.batch_size) == len(self.spec.batch_size) + 1
+        if not is_deep and (rows := restack_by_rows(batch)) is not batch:
+            return self._capture_fitting(rows)
+        return captured, self._check_fits(captured.spec)
+
+    def _check_fits(self, spec: Spec) -> tuple[Path, ...]:
+        """Returns the keys that rows of this structure have, none if they have all. Raises if they do not fit."""
         fitting, keys = self._fitting
-        if captured.spec is fitting:
-            return captured, keys
-        batch_size = captured.spec.batch_size
+        if spec is fitting:
+            return keys
+        batch_size = spec.batch_size
         if len(batch_size) != len(self.spec.batch_size) + 1:
-            if (rows := restack_by_rows(batch)) is not batch:
-                return self._capture_fitting(rows)
             expected = f"batch size {['n', *self.spec.batch_size]}"
             raise SpecMismatchError(store=self.name, key="", expected=expected, actual=str(list(batch_size)))
         expected_spec = self._stored.with_rows(batch_size[0])
         keys = ()
-        found = {path for path, _ in (*captured.spec.tensors, *captured.spec.values)}
+        found = {path for path, _ in (*spec.tensors, *spec.values)}
         if found and found < set(self._paths):
             keys = tuple(path for path in self._paths if path in found)
             expected_spec = expected_spec.select(keys, store=self.name)
         # Without the missing leaves some nodes may be empty.
-        given = captured.spec.select(keys, store=self.name) if keys else captured.spec
+        given = spec.select(keys, store=self.name) if keys else spec
         check_matches(expected_spec, given, store=self.name)
         if batch_size[0] > self.capacity:
             raise TooLargeError(what=f"rows of one extend of {self.name!r}", asked=batch_size[0], free=self.capacity)
-        self._fitting = captured.spec, keys  # the writer's next batch probably has the same structure
-        return captured, keys
+        self._fitting = spec, keys  # the writer's next batch probably has the same structure
+        return keys
 
 
 def _check_whole(content: Content, request: int) -> None:

@@ -77,7 +77,7 @@ def table(local_client: tdserve.Client, name: str) -> Table:
 
 def test_extend_when_rows_may_be_claimed_then_odd_filled_and_on_record_round_the_ring(table: Table) -> None:
     claim = table.claim(first_row=4)
-    found = [claim.extend(7, batch(1)), claim.extend(8, batch(2))]
+    found = [claim.extend(7, [batch(1)]), claim.extend(8, [batch(2)])]
     assert [None if each is None else each.tolist() for each in found] == [[4, 5, 6], [7, 0, 1]]
     assert table.written() == [2, 2, 0, 0, 1, 1, 1, 2]
     assert table.generations() == [1, 1, 0, 0, 1, 1, 1, 1], "the server makes them live"
@@ -87,17 +87,17 @@ def test_extend_when_rows_may_be_claimed_then_odd_filled_and_on_record_round_the
 
 def test_extend_when_the_server_has_to_catch_up_first_then_over_and_exhausted(table: Table) -> None:
     claim = table.claim(num_rows=4)
-    assert claim.extend(1, batch(1)) is not None
-    assert claim.extend(2, batch(1)) is None
+    assert claim.extend(1, [batch(1)]) is not None
+    assert claim.extend(2, [batch(1)]) is None
     assert claim.is_exhausted
     table.file.take(1, 100)
-    assert claim.extend(3, batch(1)) is None, "the server was asked for rows instead, which ends the claim there"
+    assert claim.extend(3, [batch(1)]) is None, "the server was asked for rows instead, which ends the claim there"
 
 
 def test_extend_when_the_server_has_ended_the_claim_then_over_and_nothing_claimed(table: Table) -> None:
     claim = table.claim()
     table.file.end()
-    assert claim.extend(1, batch(1)) is None
+    assert claim.extend(1, [batch(1)]) is None
     assert not claim.is_exhausted
     assert table.file.num_claimed == 0
 
@@ -115,7 +115,7 @@ def test_extend_when_the_claim_ends_while_it_claims_then_nothing_is_filled_and_t
 
     monkeypatch.setattr(table.local, "send", said.append)
     monkeypatch.setattr(ClaimFile, "fence", end_meanwhile)
-    assert claim.extend(1, batch(1)) is None
+    assert claim.extend(1, [batch(1)]) is None
     assert table.written() == [0] * CAPACITY
     assert [message.claimed.abandons for message in said] == [True]
 
@@ -132,16 +132,16 @@ def test_extend_when_the_copy_fails_then_nothing_is_on_record_and_the_server_is_
 
     monkeypatch.setattr(local_claims, "fill_rows", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        claim.extend(1, batch(1))
+        claim.extend(1, [batch(1)])
     assert (table.file.num_claimed, table.file.num_written) == (3, 0)
     assert [message.claimed.abandons for message in said] == [True]
-    assert claim.extend(2, batch(2)) is None
+    assert claim.extend(2, [batch(2)]) is None
 
 
 def test_extend_when_a_call_was_interrupted_between_claim_and_copy_then_abandoned(table: Table) -> None:
     claim = table.claim()
     assert table.file.claim(2) == 0
-    assert claim.extend(1, batch(1)) is None
+    assert claim.extend(1, [batch(1)]) is None
     assert table.file.num_written == 0
 
 
@@ -150,7 +150,7 @@ def test_extend_when_the_server_wants_to_be_told_and_is_gone_then_connect_error_
     table.local.close()
     with pytest.raises(ConnectError):
         table.claim()
-    assert claim.extend(1, batch(1)) is None, "closed with the session"
+    assert claim.extend(1, [batch(1)]) is None, "closed with the session"
 
 
 def test_extend_when_the_bell_cannot_be_rung_then_the_row_is_on_record_and_nothing_follows(
@@ -164,15 +164,15 @@ def test_extend_when_the_bell_cannot_be_rung_then_the_row_is_on_record_and_nothi
 
     monkeypatch.setattr(table.local, "send", lost)
     with pytest.raises(ConnectError):
-        claim.extend(1, batch(1))
+        claim.extend(1, [batch(1)])
     assert table.file.record(0) == (1, 3)
-    assert claim.extend(2, batch(2)) is None
+    assert claim.extend(2, [batch(2)]) is None
 
 
 def test_extend_when_the_store_is_deleted_then_over(table: Table, local_client: tdserve.Client) -> None:
     claim = table.claim()
     local_client.delete(table.handle.name)
-    assert claim.extend(1, batch(1)) is None
+    assert claim.extend(1, [batch(1)]) is None
     with pytest.raises(StoreNotFoundError):
         table.handle.extend(rows(1, 1))
 

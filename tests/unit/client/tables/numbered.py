@@ -23,4 +23,4 @@ def rows(num_rows: int, first: int = 0) -> TensorDict:
 def part(num_rows: int, **said: Any) -> ExtendPart:
     """An extend by such rows, of which this is said."""
     request = control_pb2.ExtendRequest(store="replay", num_rows=num_rows, **said)
-    return ExtendPart(capture(rows(num_rows)), request, Deadline.never, "an extend", Future())
+    return ExtendPart((capture(rows(num_rows)),), request, Deadline.never, "an extend", Future())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import Condition
 from typing import Any
 
@@ -13,7 +14,8 @@ from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.row_buffer import NO_PRIORITY
 from tdserve.client.tables.row_sender import RowSender
 from tdserve.rules.replay.settings import Settings
-from tdserve.structure.capture import capture
+from tdserve.structure.build import build
+from tdserve.structure.capture import Captured, capture
 
 WAIT_S = 20.0
 
@@ -51,7 +53,7 @@ class RecordingTable:
         self._changed = Condition()
 
     def hold(self) -> None:
-        """Makes every ``extend`` wait from now on."""
+        """Makes every call wait from now on."""
         with self._changed:
             self._permits = 0
 
@@ -61,9 +63,9 @@ class RecordingTable:
             self._permits += num_calls
             self._changed.notify_all()
 
-    def extend(
+    def extend_captured(
         self,
-        batch: Any,
+        captured: Sequence[Captured],
         *,
         priority: Any = None,
         ends: Any = None,
@@ -81,7 +83,8 @@ class RecordingTable:
             fault = self.faults.pop(0) if self.faults else None
             if fault is not None:
                 raise fault
-            self.contents.append(batch.clone())
+            batch = torch.cat([build(each.spec, each.tensors, each.values) for each in captured])
+            self.contents.append(batch)
             self.batches.append(batch["x"].tolist())
             said = {"priority": priority, "ends": ends, "policy_version": policy_version}
             self.calls.append({**said, "writer": writer, "timeout_s": timeout_s})

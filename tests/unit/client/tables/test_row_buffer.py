@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.tables.row_buffer import NO_PRIORITY, NO_VERSION, Batch, Page, RowBuffer
+from tdserve.structure.build import build
 from tdserve.structure.capture import capture
 from tdserve.structure.rows import RowReader, RowSlots
 from tdserve.structure.tree import check_matches
@@ -23,8 +24,8 @@ ROW_BYTES = RowSlots.compute_nbytes(SPEC, 1)
 
 
 def buffer(page_rows: int = 3, num_rows: int = 1000) -> RowBuffer:
-    """For rows of one number, with room for about so many."""
-    return RowBuffer(SPEC, page_rows=page_rows, max_bytes=num_rows * ROW_BYTES * 4 // 3)
+    """For rows of one number, with room for so many."""
+    return RowBuffer(SPEC, page_rows=page_rows, max_bytes=num_rows * ROW_BYTES)
 
 
 def put(subject: RowBuffer, *numbers: int, stream: int = 1, priority: float = NO_PRIORITY) -> Page:
@@ -38,10 +39,15 @@ def put(subject: RowBuffer, *numbers: int, stream: int = 1, priority: float = NO
     return page
 
 
+def numbers_of(batch: Batch) -> list[int]:
+    """The numbers of its rows, in order."""
+    return [number for captured in batch.captured for number in captured.tensors[("x",)].tolist()]
+
+
 def taken(subject: RowBuffer, max_rows: int = 1000) -> list[int]:
     """The numbers of the next batch, which is given back at once."""
     batch = subject.take(max_rows)
-    found: list[int] = batch.td["x"].tolist()
+    found = numbers_of(batch)
     assert batch.num_rows == len(found)
     subject.give_back(batch)
     return found
@@ -71,11 +77,23 @@ def test_take_when_limited_then_the_oldest_and_the_rest_later(max_rows: int) -> 
     assert all_taken(subject, max_rows) == [numbers[start : start + max_rows] for start in range(0, 8, max_rows)]
 
 
-def test_take_when_rows_are_of_one_page_then_shares_its_memory() -> None:
-    subject = buffer()
-    page = put(subject, 1, 2)
+def test_take_when_rows_lie_in_pages_then_shares_their_memory() -> None:
+    subject = buffer(page_rows=2)
+    pages = [put(subject, 1, 2), put(subject, 3)]
     batch = subject.take(10)
-    assert batch.td["x"].untyped_storage().data_ptr() == page.slots.tensors[0].untyped_storage().data_ptr()
+    found = [captured.tensors[("x",)].data_ptr() for captured in batch.captured]
+    assert found == [page.slots.tensors[0].data_ptr() for page in pages]
+
+
+@pytest.mark.parametrize("start", [0, 1, 3, 4])
+@pytest.mark.parametrize("stop", [5, 6, 7])
+def test_cut_when_rows_lie_in_pages_then_those_rows(start: int, stop: int) -> None:
+    subject = buffer(page_rows=3)
+    put(subject, *range(7))
+    batch = subject.take(10)
+    pieces = batch.cut(slice(start, stop))
+    assert [number for each in pieces for number in each.tensors[("x",)].tolist()] == list(range(start, stop))
+    assert all(len(each.tensors[("x",)]) == each.spec.batch_size[0] for each in pieces)
 
 
 def test_take_when_a_page_is_sent_in_part_then_rows_still_come_behind_it() -> None:
@@ -83,7 +101,7 @@ def test_take_when_a_page_is_sent_in_part_then_rows_still_come_behind_it() -> No
     page = put(subject, 0, 1)
     first = subject.take(10)
     assert put(subject, 2) is page
-    assert first.td["x"].tolist() == [0, 1]
+    assert numbers_of(first) == [0, 1]
     subject.give_back(first)
     put(subject, 3, 4)
     assert taken(subject) == [2, 3, 4]
@@ -110,7 +128,7 @@ def test_take_when_only_some_have_a_priority_then_never_in_one_batch() -> None:
     found: list[Any] = []
     while subject.num_waiting:
         batch = subject.take(10)
-        found.append((batch.td["x"].tolist(), None if batch.priorities is None else batch.priorities.tolist()))
+        found.append((numbers_of(batch), None if batch.priorities is None else batch.priorities.tolist()))
         subject.give_back(batch)
     assert found == [([0, 1], None), ([2, 3, 4, 5], [0.5] * 4), ([6], None)]
 
@@ -151,17 +169,21 @@ def test_page_when_memory_is_used_up_then_none_until_a_batch_is_given_back() -> 
     assert subject.nbytes == 0
 
 
-def test_page_when_rows_were_joined_then_their_memory_is_free_at_once() -> None:
-    subject = buffer(page_rows=2, num_rows=4)
+def test_page_when_rows_of_several_are_under_way_then_their_memory_is_kept() -> None:
+    subject = buffer(page_rows=2, num_rows=6)
     put(subject, *range(4))
     batch = subject.take(4)
-    put(subject, 4, 5, 6, 7)
-    assert batch.td["x"].tolist() == [0, 1, 2, 3]
+    put(subject, 4, 5)
+    assert subject.find_page(1) is None
+    assert numbers_of(batch) == [0, 1, 2, 3]
+    subject.give_back(batch)
+    put(subject, 6, 7, 8, 9)
+    assert all_taken(subject) == [[4, 5, 6, 7, 8, 9]]
 
 
 @pytest.mark.parametrize("num_rows", [2, 3, 5, 100])
 def test_nbytes_when_filled_then_stays_within_max_bytes(num_rows: int) -> None:
-    max_bytes = -(-num_rows * ROW_BYTES * 4 // 3)
+    max_bytes = num_rows * ROW_BYTES
     subject = RowBuffer(SPEC, page_rows=64, max_bytes=max_bytes)
     number = 0
     while subject.find_page(1) is not None:
@@ -169,12 +191,12 @@ def test_nbytes_when_filled_then_stays_within_max_bytes(num_rows: int) -> None:
         number += 1
     assert number == subject.max_rows
     assert num_rows - subject.page_rows < number <= num_rows
-    assert subject.nbytes <= max_bytes * 3 // 4 + 1
+    assert subject.nbytes <= max_bytes
 
 
 def test_buffer_when_two_rows_do_not_fit_then_refused() -> None:
     with pytest.raises(InvalidRequestError) as raised:
-        RowBuffer(SPEC, page_rows=64, max_bytes=2 * ROW_BYTES)
+        RowBuffer(SPEC, page_rows=64, max_bytes=2 * ROW_BYTES - 1)
     assert raised.value.argument == "max_bytes"
 
 
@@ -188,7 +210,7 @@ def test_values_when_they_are_large_then_bounded_but_one_row_always_fits() -> No
         assert subject.find_page(1, 1) is None
         batch = subject.take(10)
         assert subject.find_page(1, 1) is None
-        assert batch.td["v"] == ["long"]
+        assert [captured.values[("v",)] for captured in batch.captured] == [["long"]]
         subject.give_back(batch)
     assert subject.nbytes < 100_000
 
@@ -204,12 +226,15 @@ def test_take_when_rows_are_anything_then_stacked(td: Any, num_rows: int) -> Non
         page = subject.find_page(1, 1 if values else 0)
         assert page is not None
         page.put(leaves, NO_PRIORITY, 0.0, list(values), 1)
-    found = capture(subject.take(num_rows).td)
-    check_matches(captured.spec.prepend((num_rows,)), found.spec, store="s")
-    for path, tensor in captured.tensors.items():
-        assert [row.tobytes() for row in _bits(found.tensors[path])] == [_bits(tensor[None])[0].tobytes()] * num_rows
-    for number, (path, _) in enumerate(captured.spec.values):
-        assert same_value(list(found.values[path]), [values[number]] * num_rows)
+    for found in subject.take(num_rows).captured:
+        num_found = found.spec.batch_size[0]
+        built = capture(build(found.spec, found.tensors, found.values))
+        check_matches(captured.spec.prepend((num_found,)), built.spec, store="s")
+        for path, tensor in captured.tensors.items():
+            bits = [row.tobytes() for row in _bits(built.tensors[path])]
+            assert bits == [_bits(tensor[None])[0].tobytes()] * num_found
+        for number, (path, _) in enumerate(captured.spec.values):
+            assert same_value(list(built.values[path]), [values[number]] * num_found)
 
 
 def _bits(tensor: torch.Tensor) -> Any:
@@ -247,7 +272,7 @@ class History:
     def give_back(self) -> None:
         if self.under_way is not None:
             batch, numbers = self.under_way
-            assert batch.td["x"].tolist() == numbers
+            assert numbers_of(batch) == numbers
             self.subject.give_back(batch)
             self.under_way = None
 
@@ -285,6 +310,6 @@ def test_take_when_policy_versions_are_given_then_each_row_has_its_own_and_those
     while subject.num_waiting:
         batch = subject.take(10)
         versions = None if batch.policy_versions is None else batch.policy_versions.tolist()
-        found.append((batch.td["x"].tolist(), versions))
+        found.append((numbers_of(batch), versions))
         subject.give_back(batch)
     assert found == [([0], None), ([1, 2, 3, 4], [3, 3, 5, 0]), ([5], None)]

@@ -91,7 +91,7 @@ def test_put_when_several_threads_put_then_each_ones_rows_in_its_order(table: Re
 def test_put_when_memory_is_full_then_error_says_what_it_waits_for_and_the_sender_goes_on(
     table: RecordingTable,
 ) -> None:
-    subject = sender(table, max_bytes=8 * 608 * 4 // 3 + 1)
+    subject = sender(table, max_bytes=8 * 608)
     table.hold()
     put(subject, *range(4))
     put(subject, 4)
@@ -102,7 +102,7 @@ def test_put_when_memory_is_full_then_error_says_what_it_waits_for_and_the_sende
     message = str(raised.value)
     assert "'frames'" in message
     assert "4 rows under way and 4 waiting" in message
-    assert f"of {8 * 608 * 4 // 3 + 1} bytes" in message
+    assert f"of {8 * 608} bytes" in message
     assert raised.value.timeout_s == SOON
     with pytest.raises(DeadlineExceededError):
         put(subject, 8, timeout_s=0.0)
@@ -114,7 +114,7 @@ def test_put_when_memory_is_full_then_error_says_what_it_waits_for_and_the_sende
 
 
 def test_put_when_memory_holds_two_rows_then_still_gets_everything_through(table: RecordingTable) -> None:
-    subject = sender(table, max_bytes=2 * 608 * 4 // 3 + 1)
+    subject = sender(table, max_bytes=2 * 608)
     put(subject, *range(20))
     subject.close(FOREVER)
     assert table.numbers == list(range(20))
@@ -314,7 +314,7 @@ def test_close_when_closed_then_other_calls_say_so_and_the_thread_is_over(table:
 
 
 def test_put_when_closed_while_it_waits_for_room_then_closed_error(table: RecordingTable) -> None:
-    subject = sender(table, max_bytes=2 * 608 * 4 // 3 + 1)
+    subject = sender(table, max_bytes=2 * 608)
     table.hold()
     put(subject, 0, 1)
     table.wait_called()
