@@ -12,11 +12,12 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from itertools import count
 from pathlib import Path
 
-from tdserve.base.errors import CapacityError, RemoteProtocolError, StoreNotFoundError, TDServeError
+from tdserve.base.errors import CapacityError, LocalProtocolError, RemoteProtocolError, StoreNotFoundError, TDServeError
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.server.idempotency import CommittedAnswers
@@ -30,6 +31,21 @@ from tdserve.store.claims import FOLDER, MAX_RECORDS, ClaimFile
 from tdserve.v1 import control_pb2
 
 _log = logging.getLogger("tdserve.server")
+
+
+class _State(Enum):
+    OPEN = "open"  # the client may claim rows
+    ENDED = "ended"  # it may fill the rows that it has claimed
+    BROKEN = "broken"  # the store was deleted, or the file contradicts itself: nothing is committed any more
+    SETTLED = "settled"  # all rows are committed or free
+
+
+_NEXT_STATES = {
+    _State.OPEN: (_State.ENDED, _State.BROKEN),
+    _State.ENDED: (_State.BROKEN, _State.SETTLED),
+    _State.BROKEN: (_State.SETTLED,),
+    _State.SETTLED: (),
+}
 
 
 class TableClaims:
@@ -68,7 +84,8 @@ class TableClaims:
         self._window = window
         self._pending = deque(unfilled)  # claimed, and not known to be filled
         self._num_claimed = record.num_filled + sum(map(len, unfilled))
-        self._is_over = self._is_looking = self._is_broken = False
+        self._state = _State.OPEN
+        self._is_catching_up = False  # a commit wakes others, who catch up too
         self._failure: CapacityError | None = None
         self._last_request: int | None = None  # with an answer that the client may still ask for
         self._table.claims = self
@@ -79,9 +96,9 @@ class TableClaims:
 
     def catch_up(self) -> None:
         """Commits the rows that were filled, and takes claimed rows out of every sample."""
-        if self._is_looking or self._is_broken:
+        if self._is_catching_up or self._state in (_State.BROKEN, _State.SETTLED):
             return
-        self._is_looking = True
+        self._is_catching_up = True
         self._failure = None
         try:
             # num_claimed is read first: every claim that it counts, but for the last, is filled, and num_written counts
@@ -96,14 +113,14 @@ class TableClaims:
             self._failure = error
             _log.error("rows that were claimed of store %r are not committed yet: %s", self._entry.name, error)
         except StoreNotFoundError:
-            self._is_broken = True  # it was deleted: nobody asks for these rows
+            self._enter(_State.BROKEN)  # it was deleted: nobody asks for these rows
         except TDServeError as error:
-            self._is_broken = True
+            self._enter(_State.BROKEN)
             _log.error("rows that were claimed of store %r cannot be committed: %s", self._entry.name, error)
             if self._session is not None:
                 self._session.ended.set()
         finally:
-            self._is_looking = False
+            self._is_catching_up = False
         self._settle()
 
     def check_committed(self) -> None:
@@ -113,9 +130,8 @@ class TableClaims:
 
     def take_back(self) -> None:
         """Ends the claim: the client keeps only the rows that it is filling."""
-        if not self._is_over:
-            self._is_over = True
-            self._file.end()
+        if self._state is _State.OPEN:
+            self._enter(_State.ENDED)
         self.catch_up()
 
     def abandon(self) -> None:
@@ -133,11 +149,19 @@ class TableClaims:
     @property
     def is_settled(self) -> bool:
         """Whether the claim is over and all of its rows are committed or free."""
-        return self._is_over and not self._pending
+        return self._state is _State.SETTLED
+
+    def _enter(self, state: _State) -> None:
+        if state not in _NEXT_STATES[self._state]:
+            raise LocalProtocolError(reason=f"a claim that is {self._state.value} cannot become {state.value}")
+        if self._state is _State.OPEN:
+            self._file.end()
+        self._state = state
 
     def _settle(self) -> None:
-        if not self.is_settled or self._table.claims is not self:
+        if self._pending or self._state in (_State.OPEN, _State.SETTLED):
             return
+        self._enter(_State.SETTLED)
         self._active.discard(self)
         self._table.claims = self._entry.changed.on_wait = None
         if not self._entry.changed.is_deleted:
@@ -186,7 +210,7 @@ class TableClaims:
         if len(reservation) != num_rows:
             raise RemoteProtocolError(expected=f"a record of {len(reservation)} rows", received=f"one of {num_rows}")
         num_allowed = self._record.num_allowed
-        if not self._is_over:
+        if self._state is _State.OPEN:
             promised = num_allowed - self._num_claimed
             num_allowed = self._num_claimed + self._table.num_claimable(self._window, num_promised=promised)
         num_filled = self._record.num_filled + num_rows
