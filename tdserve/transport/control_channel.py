@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from struct import Struct
 from threading import Thread, current_thread
 
 import torch
@@ -32,8 +33,10 @@ overflow."""
 JOIN_TIMEOUT_S = 5.0
 """Time for the thread of a closed channel to end; it takes milliseconds."""
 
-_LENGTH_BYTES = 4
-_SLOT_BYTES = _LENGTH_BYTES + MAIL_BYTES
+_HEADER = Struct("<HH")
+"""Length and label of a message."""
+
+_SLOT_BYTES = _HEADER.size + MAIL_BYTES
 
 
 class Mail:
@@ -41,7 +44,7 @@ class Mail:
 
     Args:
         channel: Carries the messages; closing it ends the mail.
-        on_message: Called for every message of the other end, in order; must not block.
+        on_message: Called with every message of the other end and its label, in order; must not block.
         on_lost: Called once, in that thread, with the reason, when the channel is lost.
         name: Name of the thread.
     """
@@ -50,7 +53,7 @@ class Mail:
         self,
         channel: Channel,
         *,
-        on_message: Callable[[bytes], None],
+        on_message: Callable[[bytes, int], None],
         on_lost: Callable[[TDServeError], None],
         name: str,
     ) -> None:
@@ -72,8 +75,12 @@ class Mail:
         """Number of messages sent whose end ``reap`` has not seen yet."""
         return len(self._sent)
 
-    def send(self, content: bytes) -> None:
+    def send(self, content: bytes, label: int = 0) -> None:
         """Sends a message without waiting for the other end. Call ``reap`` from time to time.
+
+        Args:
+            content: The message.
+            label: Tells the receiver what to do with it, before it is parsed.
 
         Raises:
             TooLargeError: It is longer than ``MAIL_BYTES``. Nothing was sent.
@@ -82,8 +89,8 @@ class Mail:
         if len(content) > MAIL_BYTES:
             raise TooLargeError(what="bytes of one mail", asked=len(content), free=MAIL_BYTES)
         slot = bytearray(_SLOT_BYTES)
-        slot[:_LENGTH_BYTES] = len(content).to_bytes(_LENGTH_BYTES, "little")
-        slot[_LENGTH_BYTES : _LENGTH_BYTES + len(content)] = content
+        _HEADER.pack_into(slot, 0, len(content), label)
+        slot[_HEADER.size : _HEADER.size + len(content)] = content
         self._sent.append(self._channel.send(torch.frombuffer(slot, dtype=torch.uint8), MAIL_TAG))
 
     def reap(self, timeout_s: float, *, keep: int = MAX_SENT) -> None:
@@ -113,9 +120,8 @@ class Mail:
                 work.wait(ENDLESS_S)
                 self._slots.popleft()
                 content = slot.numpy().tobytes()
-                length = int.from_bytes(content[:_LENGTH_BYTES], "little")
-                message = content[_LENGTH_BYTES : _LENGTH_BYTES + length]
-                self._on_message(message)
+                length, label = _HEADER.unpack_from(content)
+                self._on_message(content[_HEADER.size : _HEADER.size + length], label)
                 self._post(slot)
         except TDServeError as error:
             self._on_lost(error)

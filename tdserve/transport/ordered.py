@@ -226,7 +226,7 @@ class OrderedChannel:
             self._lose(str(error))
             raise
 
-    def _on_note(self, note: bytes) -> None:
+    def _on_note(self, note: bytes, _: int) -> None:
         """Handles a note: at the leader, what the other end has posted; at the other end, what moves next."""
         direction, tag, nbytes = _NOTE.unpack(note)
         with self._changed:

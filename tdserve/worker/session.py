@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Thread
 
+from tdserve.base.config import MAIL_FOR_WORKER
 from tdserve.base.errors import DeadlineExceededError, TDServeError, TransferAbortedError, TransportError
 from tdserve.control.status import encode_failure
 from tdserve.transport.channel import Channel
@@ -109,8 +110,8 @@ class Mailbox:
         report.rendezvous.key, report.rendezvous.value, report.rendezvous.is_mail = key, value, True
         self._report(report)
 
-    def _on_message(self, content: bytes) -> None:
-        answer = self._answer(content)
+    def _on_message(self, content: bytes, label: int) -> None:
+        answer = self._answer(content) if label == MAIL_FOR_WORKER else None
         if answer is None:
             self._report(worker_pb2.Report(session=self._session, mail=content))
         elif answer and self.send(answer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 
-from tdserve.base.config import MAIL_BYTES
+from tdserve.base.config import MAIL_BYTES, MAIL_FOR_WORKER
 from tdserve.base.errors import ClosedError, TDServeError
 from tdserve.rules.channel_transports import BASE_TRANSPORT
 from tdserve.transport.channel import Channel
@@ -91,7 +91,7 @@ class ClientControlChannel:
             return False
         if message.HasField("join_group"):  # must not overtake the notice of leaving, which is no request
             return False
-        mail.send(message.SerializeToString())
+        mail.send(message.SerializeToString(), MAIL_FOR_WORKER if message.HasField("read") else 0)
         mail.reap(REAP_TIMEOUT_S)
         return True
 
@@ -129,7 +129,7 @@ class ClientControlChannel:
     def _on_entry(self, key: str, value: bytes) -> None:
         self._publish(control_pb2.Rendezvous(key=key, value=value, is_mail=True))
 
-    def _on_content(self, content: bytes) -> None:
+    def _on_content(self, content: bytes, _: int) -> None:
         self._on_message(control_pb2.ServerMessage.FromString(content))
 
 

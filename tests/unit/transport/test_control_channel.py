@@ -40,7 +40,7 @@ class Box:
             self._lost.get_nowait()
         return error
 
-    def _on_message(self, message: bytes) -> None:
+    def _on_message(self, message: bytes, label: int) -> None:
         if self.echoes:
             self.mail.send(message[::-1])
         else:
@@ -135,13 +135,13 @@ def test_join_when_the_channel_was_closed_then_the_threads_are_gone() -> None:
 
 def test_mail_when_it_has_not_begun_then_what_came_waits_for_it() -> None:
     ours, theirs = LoopbackChannel.make_pair()
-    came: SimpleQueue[bytes] = SimpleQueue()
+    came: SimpleQueue[tuple[bytes, int]] = SimpleQueue()
     num_threads = active_count()
-    mail = Mail(ours, on_message=came.put, on_lost=lambda _: None, name="later")
-    Mail(theirs, on_message=lambda _: None, on_lost=lambda _: None, name="sending").send(b"x")
+    mail = Mail(ours, on_message=lambda *message: came.put(message), on_lost=lambda _: None, name="later")
+    Mail(theirs, on_message=lambda *_: None, on_lost=lambda _: None, name="sending").send(b"x")
     assert (active_count(), came.empty()) == (num_threads, True)
     mail.begin()
-    assert came.get(timeout=TIMEOUT_S) == b"x"
+    assert came.get(timeout=TIMEOUT_S) == (b"x", 0)
     ours.close()
     mail.join()
 
@@ -150,11 +150,11 @@ def test_join_when_called_by_the_thread_itself_then_does_not_wait() -> None:
     ours, theirs = LoopbackChannel.make_pair()
     reported: SimpleQueue[str] = SimpleQueue()
 
-    def on_message(message: bytes) -> None:
+    def on_message(message: bytes, label: int) -> None:
         receiving.join()
         reported.put("joined")
 
-    def ignore(_: object) -> None:
+    def ignore(*_: object) -> None:
         pass
 
     receiving = Mail(ours, on_message=on_message, on_lost=ignore, name="receiving")
@@ -165,11 +165,23 @@ def test_join_when_called_by_the_thread_itself_then_does_not_wait() -> None:
     receiving.join()
 
 
+def test_send_when_a_label_is_given_then_it_arrives_with_the_message() -> None:
+    ours, theirs = LoopbackChannel.make_pair()
+    came: SimpleQueue[tuple[bytes, int]] = SimpleQueue()
+    mail = Mail(ours, on_message=lambda *message: came.put(message), on_lost=lambda _: None, name="receiving")
+    mail.begin()
+    sending = Mail(theirs, on_message=lambda *_: None, on_lost=lambda _: None, name="sending")
+    sending.send(bytes(MAIL_BYTES), 7)
+    assert came.get(timeout=TIMEOUT_S) == (bytes(MAIL_BYTES), 7)
+    ours.close()
+    mail.join()
+
+
 def test_mail_when_on_message_fails_then_on_lost_is_told() -> None:
     ours, theirs = LoopbackChannel.make_pair()
     lost: SimpleQueue[Exception] = SimpleQueue()
 
-    def fail(content: bytes) -> None:
+    def fail(content: bytes, label: int) -> None:
         raise ZeroDivisionError
 
     Mail(ours, on_message=fail, on_lost=lost.put, name="a").begin()

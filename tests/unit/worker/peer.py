@@ -104,7 +104,12 @@ class Peer:
     def open_mail(self) -> Mail:
         """Opens the control channel and returns the client's end; its messages are collected in ``mails``."""
         channel = self._connect(is_mail=True)
-        mail = Mail(channel, on_message=self.mails.put, on_lost=lambda error: None, name="client-mail")
+        mail = Mail(
+            channel,
+            on_message=lambda content, _: self.mails.put(content),
+            on_lost=lambda error: None,
+            name="client-mail",
+        )
         mail.begin()
         return mail
 

@@ -7,6 +7,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
+from tdserve.base.config import MAIL_FOR_WORKER
 from tdserve.base.errors import ConnectError, TDServeError
 from tdserve.control.status import decode_failure
 from tdserve.transport.control_channel import MAX_SENT, Mail
@@ -52,7 +53,12 @@ class Client:
             )
             self.channel = connecting.result(TIMEOUT_S)
         if reads:
-            self.mail = Mail(self.channel, on_message=self.answers.put, on_lost=self._ignore, name="client")
+            self.mail = Mail(
+                self.channel,
+                on_message=lambda content, _: self.answers.put(content),
+                on_lost=self._ignore,
+                name="client",
+            )
             self.mail.begin()
         report = self.next_report()
         assert (report.order, report.session, report.HasField("done")) == (3, 7, True)
@@ -105,10 +111,16 @@ def test_message_when_it_comes_then_control_is_told_in_order(client: Client) -> 
 def test_message_when_the_worker_knows_the_answer_then_control_never_sees_it(client: Client) -> None:
     client.connect()
     for _ in range(3 * MAX_SENT):  # it also looks after what it has sent by itself
-        client.mail.send(b"a known question")
+        client.mail.send(b"a known question", MAIL_FOR_WORKER)
         assert client.next_answer() == b"an answer"
-    client.mail.send(b"another")
+    client.mail.send(b"another", MAIL_FOR_WORKER)
     assert client.next_report().mail == b"another"
+
+
+def test_message_when_it_is_not_labelled_for_the_worker_then_control_gets_it(client: Client) -> None:
+    client.connect()
+    client.mail.send(b"a known question")
+    assert client.next_report().mail == b"a known question"
 
 
 def test_send_when_the_channel_is_not_formed_then_nothing(client: Client) -> None:

@@ -50,7 +50,12 @@ class Server:
                 timeout_s=TIMEOUT_S,
             )
             self.channel = connecting.result(TIMEOUT_S)
-        self.mail = Mail(self.channel, on_message=self._requests.put, on_lost=self.lost.put, name="server")
+        self.mail = Mail(
+            self.channel,
+            on_message=lambda content, _: self._requests.put(content),
+            on_lost=self.lost.put,
+            name="server",
+        )
         self.mail.begin()
         wait_for(lambda: self.control_channel.is_open, "the opening")
 
