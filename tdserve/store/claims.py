@@ -3,16 +3,16 @@
 A file belongs to one claim. It has a page of numbers, then a circular journal of records. All are int64, little-endian.
 Each number has one writer:
 
-=====  =======  ====================================================================
+=====  =======  =====================================================================
 word   writer   meaning
-=====  =======  ====================================================================
+=====  =======  =====================================================================
 0      client   rows that it has claimed
 1      client   records that it has written
 16     server   rows that it may claim
 17     server   1: it may claim no more
 18     server   records that the server has taken
-19     server   rows claimed from which on the client tells the server of every record
-=====  =======  ====================================================================
+19     server   claimed rows from which on the client reports every record to the server
+=====  =======  =====================================================================
 
 A record is the number of a request and of the rows that it has filled; these rows follow those of the previous record.
 To claim, a client adds to word 0 and then reads word 17; to end the claim, the server sets word 17 and then reads word

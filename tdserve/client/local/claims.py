@@ -90,10 +90,7 @@ class RowClaim:
         return rows
 
     def _ring(self) -> None:
-        """Wakes the server, while no other extend can follow.
-
-        So at the loss of a session only the last one may be stored without an answer.
-        """
+        """Messages the server, under the lock: a lost session leaves at most one extend without an answer."""
         try:
             self._local.send(self._bell)
         except TDServeError:
