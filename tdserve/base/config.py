@@ -194,7 +194,7 @@ class ServerConfig:
         for entry in fields(cls):
             value = given.pop(entry.name, None)
             if value is None:
-                value = _from_variable(entry.name, _SERVER_PARSERS[entry.name], environ)
+                value = _read_variable(entry.name, _SERVER_PARSERS[entry.name], environ)
             if value is None and defaults is not None:
                 value = defaults.get(entry.name)
             if value is not None:
@@ -239,7 +239,7 @@ class ClientConfig:
         Raises:
             InvalidRequestError: A variable holds an invalid value.
         """
-        values = {name: _from_variable(name, parse, environ) for name, parse in _CLIENT_PARSERS.items()}
+        values = {name: _read_variable(name, parse, environ) for name, parse in _CLIENT_PARSERS.items()}
         values["address"] = values["address"] or _find_server_address(environ)
         return cls(**{name: value for name, value in values.items() if value is not None})
 
@@ -282,26 +282,26 @@ class TorchrunRank:
 
 def read_client_interface() -> str | None:
     """Returns the interface that ``TDSERVE_INTERFACE`` names for clients, if any."""
-    found: str | None = _from_variable("interface", str, None)
+    found: str | None = _read_variable("interface", str, None)
     return found
 
 
-def fail_delay_s() -> float:
+def read_fail_delay_s() -> float:
     """Returns ``TDSERVE_FAIL_DELAY_S``: seconds between the last line of a command that failed and its end; 0 by
     default.
 
     Slows restart loops. An invalid value is ignored: the original failure has already been reported.
     """
     try:
-        delay_s: float = _from_variable("fail_delay_s", float, None) or 0.0
+        delay_s: float = _read_variable("read_fail_delay_s", float, None) or 0.0
     except InvalidRequestError:
         return 0.0
     return delay_s if 0.0 <= delay_s < math.inf else 0.0
 
 
 def _find_server_address(environ: Mapping[str, str] | None) -> str:
-    host = _from_variable("host", str, environ) or ServerConfig.host
-    port = _from_variable("port", int, environ) or DEFAULT_PORT  # a client cannot know what port 0 became
+    host = _read_variable("host", str, environ) or ServerConfig.host
+    port = _read_variable("port", int, environ) or DEFAULT_PORT  # a client cannot know what port 0 became
     return join_address({"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(host, host), port)  # noqa: S104
 
 
@@ -406,7 +406,7 @@ def _check_seconds(name: str, value: float, *, above: float = -1.0) -> None:
         raise InvalidRequestError(argument=name, reason=f"{value!r} is not more than {above:g} s")
 
 
-def _from_variable(name: str, parse: Callable[[str], Any], environ: Mapping[str, str] | None) -> Any:
+def _read_variable(name: str, parse: Callable[[str], Any], environ: Mapping[str, str] | None) -> Any:
     variable = _PREFIX + name.upper()
     text = (os.environ if environ is None else environ).get(variable)
     if text is None or text == "":  # an empty variable is how compose files say "not set"

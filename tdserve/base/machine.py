@@ -119,7 +119,7 @@ def _read_oom_kills(path: str) -> int:
         return 0
 
 
-def own_command() -> str:
+def get_own_command() -> str:
     """Returns how a shell here runs tdserve: a virtual environment may not be on PATH."""
     return "tdserve" if shutil.which("tdserve") else f"{sys.executable} -m tdserve"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from tdserve.base.config import fail_delay_s
+from tdserve.base.config import read_fail_delay_s
 from tdserve.base.errors import TDServeError
 from tdserve.cli.render import to_one_line
 
@@ -42,7 +42,7 @@ def lasting(command: Callable[..., int]) -> Callable[..., int]:
             # Nothing is left to unwind, and 0 would be no failure.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(FAILED))
             print_error(error)
-            time.sleep(fail_delay_s())
+            time.sleep(read_fail_delay_s())
             return FAILED
 
     return run

@@ -18,7 +18,7 @@ from tdserve.client.movers.remote import RemoteMover
 from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.description import StoreDescription, VersionInfo
-from tdserve.client.session.message_facts import server_facts
+from tdserve.client.session.message_facts import convert_stats
 from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.session import Session
 from tdserve.client.session.store_options import StoreOptions
@@ -495,7 +495,7 @@ class Client(TensorDictClient):
         """
         session = self._session
         return {
-            **server_facts(self.catalog.get_server_stats()),
+            **convert_stats(self.catalog.get_server_stats()),
             "address": self.address,
             "transport": session.transport if session is not None else None,
             "why_not_nccl": self.why_not_nccl,

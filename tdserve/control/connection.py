@@ -19,10 +19,10 @@ from tdserve.base.deadline import compute_grace_s
 from tdserve.base.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.forking import (
-    answer_of,
     exclude_forks,
     receive_beside_forks,
     send_beside_forks,
+    wait_for_answer,
     watch_forks,
 )
 from tdserve.control.parts import PART_BYTES, cut, cut_large
@@ -234,7 +234,7 @@ class ControlConnection:
     def _ask(self, method: str, request: Any, timeout_s: float) -> Any:
         if method == "CreateStore" and request.ByteSize() > PART_BYTES:
             method, request = "CreateLargeStore", cut(request)
-        return answer_of(getattr(self._stub, method), request, timeout=timeout_s, metadata=self._metadata)
+        return wait_for_answer(getattr(self._stub, method), request, timeout=timeout_s, metadata=self._metadata)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Waits until the server accepts connections.
@@ -250,7 +250,9 @@ class ControlConnection:
             remaining_s = max(deadline - time.monotonic(), 0.0)
             try:
                 check_s = min(remaining_s, READY_CHECK_S if self._has_warned else FIRST_CHECK_S)
-                answer_of(self._health.Check, health_pb2.HealthCheckRequest(), timeout=check_s, wait_for_ready=True)
+                wait_for_answer(
+                    self._health.Check, health_pb2.HealthCheckRequest(), timeout=check_s, wait_for_ready=True
+                )
                 self._has_warned = False
                 return
             except (grpc.RpcError, ValueError) as error:

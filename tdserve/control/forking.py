@@ -154,7 +154,7 @@ def exclude_forks() -> Iterator[None]:
         gate.end()
 
 
-def answer_of(method: Any, request: Any, *, timeout: float, **options: Any) -> Any:
+def wait_for_answer(method: Any, request: Any, *, timeout: float, **options: Any) -> Any:
     """Returns the answer to a unary call, and waits for it outside gRPC.
 
     Args:

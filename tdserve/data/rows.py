@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.data.opened import MappedStore
-from tdserve.messages.content import ReadStatus, make_status_column, mark_moved
+from tdserve.messages.content import ReadStatus, make_status_column, mark_torn
 from tdserve.messages.layout import Layout
 from tdserve.transport.sources_sinks import RowEnd
 
@@ -32,8 +32,8 @@ def make_rows_source(
 
     def trail() -> list[NDArray[Any]]:
         found = store.generations.values[rows]
-        num_missing = mark_moved(found, expected)
+        num_torn = mark_torn(found, expected)
         columns = [np.frombuffer(column, np.uint8) for column in added.values()]
-        return [rows, found, *columns, make_status_column(ReadStatus.WHOLE, num_missing=num_missing)]
+        return [rows, found, *columns, make_status_column(ReadStatus.WHOLE, num_torn=num_torn)]
 
     return RowEnd(layout, store.get_tables(layout), rows, trail)

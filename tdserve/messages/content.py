@@ -72,12 +72,12 @@ STATUS = Trailing("status", "int64", (8,))
 """[ReadStatus, content version, missing rows, 0...]: 64 bytes behind the content of every read."""
 
 
-def make_status_column(outcome: ReadStatus, version: int = 0, num_missing: int = 0) -> NDArray[np.int64]:
+def make_status_column(outcome: ReadStatus, version: int = 0, num_torn: int = 0) -> NDArray[np.int64]:
     """Returns the column that ends a read."""
-    return np.array([outcome, version, num_missing, 0, 0, 0, 0, 0], np.int64)
+    return np.array([outcome, version, num_torn, 0, 0, 0, 0, 0], np.int64)
 
 
-def mark_moved(generations: NDArray[np.int64], expected: NDArray[np.int64]) -> int:
+def mark_torn(generations: NDArray[np.int64], expected: NDArray[np.int64]) -> int:
     """Marks torn rows: those that were written or left while they were copied; returns how many. Their content is
     undefined.
 
@@ -87,10 +87,10 @@ def mark_moved(generations: NDArray[np.int64], expected: NDArray[np.int64]) -> i
         expected: Generations at the moment when control selected the rows.
     """
     has_moved = (generations != expected) | (generations & 1 == 1)  # odd: a part of it is being written
-    num_missing = int(np.count_nonzero(has_moved))
-    if num_missing:
+    num_torn = int(np.count_nonzero(has_moved))
+    if num_torn:
         generations[has_moved] = -expected[has_moved]
-    return num_missing
+    return num_torn
 
 
 def decode_paths(keys: Iterable[content_pb2.Path]) -> list[Path]:

@@ -188,7 +188,7 @@ def decode_rows(content: bytes, *, max_rows: int | None = None) -> NDArray[np.in
     return numbers.astype(np.int64, copy=False)
 
 
-def run_of(content: bytes) -> tuple[int, int] | None:
+def find_run(content: bytes) -> tuple[int, int] | None:
     """Returns first number and count of a run, without expanding it; None for any other form."""
     if len(content) != _RUN_FORM.size:
         return None

@@ -141,7 +141,7 @@ class ControlProcess:
             await self._services.adoption.adopt_at_start(name, path, read_only=read_only)
         await self._services.syncing.start()
         await self._door.open()
-        self._services.stores.unfinished.on_open()
+        self._services.stores.unfinished_writes.on_open()
         self._is_repaired.set()
 
     async def drain(self) -> None:

@@ -39,7 +39,7 @@ def describe(stores: Stores, entry: OpenedStore, *, with_spec: bool = True) -> c
         durability=record.durability,
         adopted=record.adopted,
         read_only=record.read_only,
-        num_waiting=entry.changed.num_waiting,
+        num_waiting=entry.waiters.num_waiting,
     )
     if with_spec:
         description.spec.CopyFrom(get_message(spec))

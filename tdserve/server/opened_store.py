@@ -39,7 +39,7 @@ class OpenedStore:
         generations: Writable mapping; None for weights.
         table: Rules of a replay table.
         versions: Rules of weights.
-        changed: Waiters for changes of its rows, content or versions.
+        waiters: Waiters for changes of its rows, content or versions.
         write_lock: Serialises writes to a tensordict store.
         link_lock: Held while rows of one extend are linked to trajectories: no others may come between them.
         view_lock: Serialises the creation of a table's selectors.
@@ -61,7 +61,7 @@ class OpenedStore:
     generations: Generations | None = None
     table: Table | None = None
     versions: Versions | None = None
-    changed: Waiters = field(default_factory=Waiters)
+    waiters: Waiters = field(default_factory=Waiters)
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     link_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     view_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -117,7 +117,7 @@ class OpenedStore:
 
     def check_present(self) -> None:
         """Raises StoreNotFoundError if the store was deleted: nothing more may be committed to it."""
-        self.changed.check_present()
+        self.waiters.check_present()
 
     def hold_newest(self) -> None:
         """Keeps the newest version's file until the next sync releases it; called for weights that were just opened."""

@@ -19,8 +19,8 @@ from tdserve.rules.replay.table import Table
 from tdserve.rules.weights import Versions
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import find_unfilled_claims
+from tdserve.server.recovery.unfinished_writes import UnfinishedWrites
 from tdserve.server.specs import Specs
-from tdserve.server.unfinished import Unfinished
 from tdserve.store.adopted import Adopted, check_adopted
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
@@ -84,14 +84,14 @@ class Opener:
         root: The acquired root.
         db: Its catalog.
         specs: Structures of the stores.
-        unfinished: Rows that local writers left unfinished before a restart.
+        unfinished_writes: Rows that local writers left unfinished before a restart.
     """
 
-    def __init__(self, root: Root, db: CatalogDB, specs: Specs, unfinished: Unfinished) -> None:
+    def __init__(self, root: Root, db: CatalogDB, specs: Specs, unfinished_writes: UnfinishedWrites) -> None:
         self._root = root
         self._db = db
         self._specs = specs
-        self._unfinished = unfinished
+        self._unfinished_writes = unfinished_writes
 
     def is_long(self, record: StoreRecord) -> bool:
         """Returns whether opening this store takes so long that a thread should do it."""
@@ -130,7 +130,7 @@ class Opener:
             check_adopted(folder, spec)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
         entry = OpenedStore(record, spec, folder, generations=generations)
-        self._unfinished.restore(entry)
+        self._unfinished_writes.restore(entry)
         return entry
 
     def _table_parts(self, record: StoreRecord) -> tuple[Callable[[], Table], Callable[[Table], OpenedStore]]:
@@ -140,7 +140,7 @@ class Opener:
         spec = self._specs.get(record.fingerprint, record.order)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
         stored = make_stored_spec(record, spec)
-        reserved = self._unfinished.find_reserved(record.uid)
+        reserved = self._unfinished_writes.find_reserved(record.uid)
         claimed = find_unfilled_claims(self._db, folder, record, generations.values)
         make = partial(
             Table.restore,
@@ -149,7 +149,7 @@ class Opener:
             Settings.from_json(state.get("settings", record.settings)),
             state,
             now_reserved=[*(rows.rows for rows in reserved), *(rows for _, several in claimed for rows in several)],
-            held=self._unfinished.find_overwritten(record.uid, stored),
+            held=self._unfinished_writes.find_overwritten(record.uid, stored),
             make_column=partial(open_column, folder),
             num_keys=len(spec.tensors) + len(spec.values),
             first_generation=2 + 2 * int(record.uid[:7], 16),  # below 2**30: requests carry the lower 32 bits
@@ -159,7 +159,7 @@ class Opener:
             entry = OpenedStore(record, stored, folder, row_spec=spec, generations=generations, table=table)
             entry.group_keys.extend(tuple(path) for path in state.get("group_keys", ()))
             entry.known_groups.update(entry.group_keys)
-            left = iter(self._unfinished.restore(entry, reserved))
+            left = iter(self._unfinished_writes.restore(entry, reserved))
             entry.unfilled.extend((writer, list(islice(left, len(several)))) for writer, several in claimed)
             return entry
 

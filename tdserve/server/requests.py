@@ -157,7 +157,7 @@ class Requests:
         try:
             if request in session.requests:
                 with self._held.admit(session, f"a request of kind {kind!r}", message.ByteSize()):
-                    await session.end_of(request)
+                    await session.wait_ended(request)
             session.begin(request)
             return True
         except ServerBusyError as error:

@@ -85,7 +85,7 @@ class RowWriteHold:
         if self._entry.table is not None:
             await call_in_turns(self._held_rows(self._entry.table), self._entry.table.let_go)
         self.end()
-        self._entry.changed.wake()
+        self._entry.waiters.wake()
 
     def _held_rows(self, table: Table) -> Iterator[Rows]:
         """Yields the rows that ``hold`` itself has held so far: the first of those that were not held before."""
@@ -208,7 +208,7 @@ async def wait_for_others(session: ClientSession, entry: OpenedStore, rows: RowS
     """
     if entry.writes:
         await session.wait(
-            entry.changed,
+            entry.waiters,
             lambda: is_free(entry, rows) or None,
             deadline,
             lambda: f"the end of another write to rows of {entry.name!r}",

@@ -31,8 +31,8 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import Opener, TableOpening, make_files, make_stored_spec
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.recovery.redo_log import RedoEntry
+from tdserve.server.recovery.unfinished_writes import UnfinishedWrites
 from tdserve.server.specs import Specs, make_keys
-from tdserve.server.unfinished import Unfinished
 from tdserve.server.waiting import Waiters
 from tdserve.server.workers import DataWorker, drop_store
 from tdserve.store.adopted import Adopted
@@ -64,7 +64,7 @@ class Stores:
 
     def __init__(self, root: Root, db: CatalogDB, process_watch: ProcessWatch, workers: Sequence[DataWorker]) -> None:
         self.process_watch = process_watch
-        self.unfinished = Unfinished(db, process_watch)
+        self.unfinished_writes = UnfinishedWrites(db, process_watch)
         self.root = root
         self.db = db
         self.catalog = Catalog()
@@ -73,7 +73,7 @@ class Stores:
         self.followers: dict[str, set[str]] = {}
         self._workers = workers
         self._garbage = Garbage()
-        self._opener = Opener(root, db, self.specs, self.unfinished)
+        self._opener = Opener(root, db, self.specs, self.unfinished_writes)
         self._opening: dict[str, TableOpening] = {}  # tables that a thread is opening
         self._entries: dict[str, OpenedStore] = {}
         self._loading: dict[int, set[str]] = {}  # by session, names of the stores that it fills for the first time
@@ -311,7 +311,7 @@ class Stores:
         Raises:
             CapacityError: Not even the reserve of the catalog has room for that. Nothing was changed.
         """
-        if entry.changed.is_deleted:
+        if entry.waiters.is_deleted:
             return
         if entry.table is not None:
             entry.table.take_back_claims()
@@ -327,7 +327,7 @@ class Stores:
         if entry.generations is not None:
             entry.generations.mark_deleted()
         self._remove(entry.record)
-        entry.changed.delete(entry.name)
+        entry.waiters.delete(entry.name)
         self._wake(entry.name)
         await asyncio.to_thread(self.root.empty_trash, entry.record.uid)
         await drop_store(self._workers, entry.record.uid)
@@ -452,7 +452,7 @@ class Stores:
         """Records a store as never visible, so that it is removed even if a crash follows."""
         txn.put("stores", record.name.encode(), replace(record, loading=True).to_bytes())
         txn.delete("states", record.uid.encode())
-        self.unfinished.forget(record.uid, txn)
+        self.unfinished_writes.forget(record.uid, txn)
 
     def _remove(self, record: StoreRecord) -> None:
         self.root.move_to_trash(record.name, record.uid)

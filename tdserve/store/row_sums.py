@@ -32,7 +32,7 @@ def sum_rows(table: NDArray[np.uint8], seed: int) -> Sums:
     sums: Sums = np.zeros(num_rows, np.uint64)
     for number, begin in enumerate(range(0, nbytes, _SEGMENT_BYTES)):
         width = min(_SEGMENT_BYTES, nbytes - begin)
-        weight = sum_of(seed, number)
+        weight = compute_factor(seed, number)
         num_words = -(-width // 8)
         step = max(1, _CHUNK_BYTES // (8 * num_words))
         for first in range(0, num_rows, step):
@@ -43,7 +43,7 @@ def sum_rows(table: NDArray[np.uint8], seed: int) -> Sums:
     return sums
 
 
-def sum_of(*numbers: int) -> np.uint64:
+def compute_factor(*numbers: int) -> np.uint64:
     """Returns an odd number by which sums of one origin are multiplied before sums of different origins are added."""
     mixed = _mix(np.array([(number + 1) & 0xFFFFFFFFFFFFFFFF for number in numbers], np.uint64))
     total = np.uint64(0)

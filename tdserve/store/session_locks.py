@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tdserve.base.errors import ConnectError
 from tdserve.store.faults import convert_os_errors
-from tdserve.store.spools import spool_path
+from tdserve.store.spools import make_spool_path
 
 
 class SessionLock:
@@ -75,6 +75,6 @@ def is_held(folder: Path, name: str) -> bool:
 
 def remove(folder: Path, name: str) -> None:
     """Removes the files of a session that has ended."""
-    for path in (folder / name, spool_path(folder, name)):
+    for path in (folder / name, make_spool_path(folder, name)):
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -35,7 +35,7 @@ class Spool:
     """
 
     def __init__(self, folder: Path, lock_name: str) -> None:
-        self._path = spool_path(folder, lock_name)
+        self._path = make_spool_path(folder, lock_name)
         self._lock = Lock()
         self._fd = -1
         self._is_closed = False
@@ -96,7 +96,7 @@ def _write(fd: int, parts: Sequence[Buffer], nbytes: int, offset: int) -> None:
             written += os.pwrite(fd, content[written:], offset + written)
 
 
-def spool_path(folder: Path, lock_name: str) -> Path:
+def make_spool_path(folder: Path, lock_name: str) -> Path:
     """Returns the spool file that belongs to a session's lock."""
     return folder / f"{lock_name}{_SUFFIX}"
 

@@ -22,7 +22,7 @@ from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import sync_file
 from tdserve.store.object_rows import KeyPath
 from tdserve.store.objects import Objects
-from tdserve.store.row_sums import Sums, sum_of
+from tdserve.store.row_sums import Sums, compute_factor
 
 NAME = "synced-values"
 """Name of the folder in a store's."""
@@ -81,7 +81,7 @@ class ValueCopy:
             return
         with Objects(self.folder) as objects:
             for seed, (path, num_each) in enumerate(leaves, _FIRST_SEED):
-                weights = np.array([sum_of(seed, number) for number in range(num_each)], np.uint64)
+                weights = np.array([compute_factor(seed, number) for number in range(num_each)], np.uint64)
                 step = max(1, _MAX_ELEMENTS_AT_ONCE // max(num_each, 1))
                 for first in range(0, len(rows), step):
                     part = slice(first, first + step)

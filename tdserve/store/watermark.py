@@ -35,7 +35,7 @@ from tdserve.store.format import Folder, plan
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.mapped import map_shared
 from tdserve.store.row_columns import FOLDER as COLUMNS_FOLDER
-from tdserve.store.row_sums import Sums, sum_of, sum_rows
+from tdserve.store.row_sums import Sums, compute_factor, sum_rows
 from tdserve.store.value_copy import ValueCopy, ValueLeafRows
 from tdserve.structure.tree import Spec
 
@@ -105,7 +105,7 @@ class SyncedStore:
             if nbytes and len(rows):
                 table = _map_table(path, self.num_rows, nbytes)
                 for part, chosen in _iter_pieces(table, rows):
-                    sums[part] += sum_rows(chosen, seed) * sum_of(seed)
+                    sums[part] += sum_rows(chosen, seed) * compute_factor(seed)
         if values is not None:
             values.add_sums(sums, rows, self.values)
         return sums

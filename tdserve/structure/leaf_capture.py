@@ -20,7 +20,7 @@ from tdserve.structure.nodes import MAX_DIMS, PACKED, Entry, Path, TensorKind, T
 from tdserve.structure.pieces import Jagged
 from tdserve.structure.stacks.common_structure import CapturedPart
 from tdserve.structure.stacks.elements import Element, flatten_elements, list_values, make_nested_leaf, split_elements
-from tdserve.structure.state import PLAIN, mark_of
+from tdserve.structure.state import PLAIN, read_mark
 from tdserve.structure.torch_private import FakeTensor, is_fake_parameter
 from tdserve.structure.torch_types import FROM_TORCH
 from tdserve.values.codec import encode_many
@@ -122,7 +122,7 @@ class LeafReader:
         if type(item) is FakeTensor:
             return TensorKind.PARAMETER if is_fake_parameter(item) else TensorKind.PLAIN, item.requires_grad
         try:
-            return mark_of(item)
+            return read_mark(item)
         except NotSupportedError as error:
             raise self._refusal(error.feature, path, error.reason) from None
 

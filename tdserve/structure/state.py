@@ -28,7 +28,7 @@ _PLAIN_CLASSES = (torch.Tensor, MemoryMappedTensor)
 """Classes of tensors that are restored as plain ones: they differ only in where their memory comes from."""
 
 
-def mark_of(tensor: torch.Tensor) -> tuple[TensorKind, bool]:
+def read_mark(tensor: torch.Tensor) -> tuple[TensorKind, bool]:
     """Returns the kind of a tensor, and whether it requires grad.
 
     Raises:

@@ -82,7 +82,7 @@ class Sockets:
         return _describe_hosts(self.strangers)
 
 
-def shut_door(listening: int) -> None:
+def refuse_connections(listening: int) -> None:
     """Makes the kernel drop requests for connections to a listening socket; existing connections continue.
 
     Does nothing if the system has no such filters.

@@ -14,7 +14,7 @@ from threading import Event, Thread
 from tdserve.base.errors import ServerBusyError
 from tdserve.base.machine import EXIT_NO_DESCRIPTORS, count_descriptors, get_descriptor_limit
 from tdserve.transport.proven import leave_all_devices
-from tdserve.transport.strangers import Sockets, shut_door
+from tdserve.transport.strangers import Sockets, refuse_connections
 
 LOOK_INTERVAL_S = 0.5
 
@@ -80,7 +80,7 @@ class DescriptorWatch:
             return 0
         leave_all_devices()
         for listening in sockets.listening:
-            shut_door(listening)
+            refuse_connections(listening)
         _log.warning(
             "%d connections to gloo's port said nothing that belongs there, and hold descriptors: from %s. The port "
             "takes no more, another one is used. The ports of gloo belong in a trusted network",

@@ -49,7 +49,7 @@ class Received:
         return self._status[0] == ReadStatus.FAILED
 
     @property
-    def num_missing(self) -> int:
+    def num_torn(self) -> int:
         """Rows that were overwritten while they were copied."""
         return self._status[2]
 

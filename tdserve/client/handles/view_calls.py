@@ -16,7 +16,7 @@ from tdserve.client.datasets.dataset import INDEX_KEY, add_index
 from tdserve.client.datasets.epoch_batches import EpochBatches, EpochPlan
 from tdserve.client.handles.skeletons import Skeleton
 from tdserve.client.handles.store_client import StoreClient
-from tdserve.rules.replay.epochs import make_epoch_order, share_of
+from tdserve.rules.replay.epochs import compute_share, make_epoch_order
 from tdserve.structure.tree import Path, Spec
 
 
@@ -236,7 +236,7 @@ class ViewCalls:
             reason = f"the rows of {self.name!r} have a key {INDEX_KEY!r} of their own"
             raise InvalidRequestError(argument="with_index", reason=reason)
         order = make_epoch_order(sampler, batch_size[0], epoch=epoch)
-        share = share_of(batch_size[0], rank=rank, world_size=world_size)
+        share = compute_share(batch_size[0], rank=rank, world_size=world_size)
         if drop_last:
             share = share[: batch_size[0] // world_size // num_rows * num_rows]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tdserve.client.content.leaves import copy_contents
 from tdserve.client.local.end import LocalEnd
 from tdserve.data.opened import MappedStore
-from tdserve.messages.row_numbers import decode_rows, is_run, run_of
+from tdserve.messages.row_numbers import decode_rows, find_run, is_run
 from tdserve.messages.selection.selection import Selection
 from tdserve.messages.selection.torch_selection import to_torch_index
 from tdserve.store.versions import VersionFile, list_leaf_places
@@ -101,7 +101,7 @@ class Places:
     @classmethod
     def decode(cls, encoded: bytes) -> Places:
         """Reads the rows of a message."""
-        run = run_of(encoded)
+        run = find_run(encoded)
         return cls(rows=decode_rows(encoded)) if run is None else cls(run[0])
 
     def get_part(self, first: int, num_rows: int) -> slice | NDArray[np.int64]:

@@ -21,7 +21,7 @@ def message_facts(message: Message) -> dict[str, Any]:
     return facts
 
 
-def server_facts(stats: control_pb2.GetStatsResponse) -> dict[str, Any]:
+def convert_stats(stats: control_pb2.GetStatsResponse) -> dict[str, Any]:
     """Returns the figures of a server, with the counts of ``transports`` by the name of the transport."""
     facts = message_facts(stats)
     return {**facts, "transports": {each.pop("transport"): each for each in facts["transports"]}}

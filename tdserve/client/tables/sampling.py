@@ -121,7 +121,7 @@ class Sampled:
         spec: Their structure, with the added keys.
         tensors: Every leaf by path, including added keys.
         values: Non-tensor values by path.
-        num_missing: Rows that were overwritten while they were copied.
+        num_torn: Rows that were overwritten while they were copied.
     """
 
     def __init__(self, content: Content, query: Query) -> None:
@@ -140,7 +140,7 @@ class Sampled:
         self._pad = query.pad
         self._stored = query.stored
         self._fault = content.fault
-        self.num_missing = received.num_missing
+        self.num_torn = received.num_torn
 
     @property
     def missing(self) -> torch.Tensor:
@@ -305,7 +305,7 @@ def replace_torn(client: SessionClient, query: Query, rows: Sampled, deadline: D
 
     Rows that belong together (slices, groups) are all drawn again, in batches of ``num_rows``.
     """
-    if not rows.num_missing:
+    if not rows.num_torn:
         return rows
     query = replace(query, replaces_torn=True)
     is_together = query.group_by is not None or SLICE_END_KEY in query.added

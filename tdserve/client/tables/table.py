@@ -490,7 +490,7 @@ class TableHandle(ByAddress):
 
 
 def _check_whole(content: Content, request: int) -> None:
-    if content.columns.num_missing:
+    if content.columns.num_torn:
         raise TransferAbortedError(transfer=request, reason="rows were written while they were read")
 
 

@@ -56,7 +56,7 @@ def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Dead
         except TDServeError:
             session.cancel(request)  # they may have been granted, and then nobody knows which they are
             raise
-        if rows.num_missing:
+        if rows.num_torn:
             give_back(client, query, _name_rows(rows), GIVE_BACK_TIMEOUT_S)
             raise TransferAbortedError(transfer=request, reason="rows were overwritten while they were copied")
         return rows

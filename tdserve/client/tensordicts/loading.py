@@ -39,7 +39,7 @@ from tdserve.structure.build import build, fill
 from tdserve.structure.capture import capture
 from tdserve.structure.entries import change_tensors, get_entry
 from tdserve.structure.replace_content import take_over
-from tdserve.structure.state import mark_of, mark_tensor, restore_state
+from tdserve.structure.state import mark_tensor, read_mark, restore_state
 from tdserve.structure.torch_private import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Path, Spec
@@ -293,12 +293,12 @@ def imitate(
             reason = "torch has none: store it in the layout torch.jagged, or load it with its content"
             raise NotSupportedError(feature="a strided nested tensor without content", reason=reason)
         if mode is None:
-            return mark_tensor(leaf.to("meta"), *mark_of(leaf))
+            return mark_tensor(leaf.to("meta"), *read_mark(leaf))
         if leaf.is_nested and mode.shape_env is None:
             reason = "its sizes are symbols: use FakeTensorMode(shape_env=ShapeEnv()), or device='meta'"
             raise NotSupportedError(feature="a jagged tensor under this FakeTensorMode", reason=reason)
         content = leaf.detach()  # its sizes are known, except those of a nested one
-        return mark_tensor(mode.from_tensor(content, static_shapes=None if leaf.is_nested else True), *mark_of(leaf))
+        return mark_tensor(mode.from_tensor(content, static_shapes=None if leaf.is_nested else True), *read_mark(leaf))
 
     with unset_fake_temporarily():  # else received content would be in fake memory
         values = fetch_values([path for path, _ in spec.values]) if spec.values else {}

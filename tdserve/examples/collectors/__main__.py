@@ -16,7 +16,7 @@ import torch.distributed as dist
 import tdserve
 from tdserve.base.config import TorchrunRank
 from tdserve.base.errors import InvalidRequestError, PeerLostError, TDServeError
-from tdserve.base.machine import own_command
+from tdserve.base.machine import get_own_command
 from tdserve.examples.collectors.collector import collect_all
 from tdserve.examples.collectors.learner import lead
 from tdserve.examples.demo.processes import Processes
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lead(options: argparse.Namespace, address: str, run: str, **arguments: object) -> None:
-    print(f"server {address}; look inside: {own_command()} ls --address {address}", flush=True)
+    print(f"server {address}; look inside: {get_own_command()} ls --address {address}", flush=True)
     lead(address, run, num_versions=options.versions, max_seconds=options.max_seconds, **arguments)  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import tdserve
 from tdserve.base.errors import InvalidRequestError, TDServeError
-from tdserve.base.machine import own_command
+from tdserve.base.machine import get_own_command
 from tdserve.examples.demo.options import DemoOptions
 from tdserve.examples.demo.processes import Processes, Signals
 from tdserve.examples.demo.report import Ending, Goal, ProgressDisplay, Result, print_summary, summary, write_json
@@ -48,7 +48,7 @@ def _run_all(options: DemoOptions, folder: Path, signals: Signals) -> int:
     processes = Processes(folder)
     with tdserve.Server(options.root or folder / "root") as server:
         console.print(
-            f"server {server.address}; look inside: {own_command()} ls --address {server.address}", highlight=False
+            f"server {server.address}; look inside: {get_own_command()} ls --address {server.address}", highlight=False
         )
         try:
             # connect first: a data worker takes long to start beside three more processes that import torch

@@ -112,7 +112,7 @@ def make_epoch_order(sampler: Any, num_rows: int, *, epoch: int) -> EpochOrder:
     return kind(num_rows, seed=sampler.seed or 0, epoch=epoch)
 
 
-def share_of(num_rows: int, *, rank: int, world_size: int) -> range:
+def compute_share(num_rows: int, *, rank: int, world_size: int) -> range:
     """Returns the places of an order that one of several readers visits; all readers together visit each place once.
 
     If they do not divide evenly, some readers have one place more than others.

@@ -117,7 +117,7 @@ class GroupSelector:
         self._complete.remove(groups[(before >= self._size) & (before - counts < self._size)])
         empty = groups[before == counts]
         for value in self._id_of_group[empty].tolist():
-            del self._group_of_id.part_of(value)[value]
+            del self._group_of_id.find_part(value)[value]
         self._unused.extend(empty.tolist())
 
     def update(self, rows: Rows) -> None:
@@ -148,7 +148,7 @@ class GroupSelector:
         """Returns the numbers of the groups of these values, each named once; a new one for each without members."""
         groups = []
         for value in ids.tolist():
-            known = self._group_of_id.part_of(value)
+            known = self._group_of_id.find_part(value)
             group = known.get(value)
             if group is None:
                 if self._unused:

@@ -20,7 +20,7 @@ class PartedDict:
         self._parts: list[dict[int, int]] = [{} for _ in range(num_parts)]
         self._mask = num_parts - 1
 
-    def part_of(self, key: int) -> dict[int, int]:
+    def find_part(self, key: int) -> dict[int, int]:
         """Returns the part that has the entry of a key, if there is one; a new entry goes there too."""
         # The hash of a tuple is mixed, that of a number is not; a dictionary uses the low bits first.
         return self._parts[hash((key,)) >> 32 & self._mask]

@@ -132,7 +132,7 @@ class MinTree:
         """Removes rows."""
         self.set(rows, np.full(len(rows), np.inf))
 
-    def lowest(self, num_rows: int) -> Rows:
+    def find_lowest(self, num_rows: int) -> Rows:
         """Returns the rows of the lowest numbers, lowest first; all members if there are fewer."""
         self._carry()
         numbers = self._minima.top

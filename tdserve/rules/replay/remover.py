@@ -30,7 +30,7 @@ class Evictor(Protocol):
     def update(self, rows: Rows) -> None:
         """Notes that the priorities of these rows have changed; rows that are not members are ignored."""
 
-    def lowest(self, num_rows: int) -> Rows:
+    def find_lowest(self, num_rows: int) -> Rows:
         """Returns the rows to overwrite next, in order; all members if there are fewer. They stay members."""
 
 
@@ -97,6 +97,6 @@ class LowestEvictor:
         rows = rows[self._is_member[rows]]
         self._tree.set(rows, self._priority[rows])
 
-    def lowest(self, num_rows: int) -> Rows:
+    def find_lowest(self, num_rows: int) -> Rows:
         """Returns the members of lowest priority, lowest first; all if there are fewer."""
-        return self._tree.lowest(num_rows)
+        return self._tree.find_lowest(num_rows)

@@ -44,7 +44,7 @@ class RowMask:
         """Returns which of these rows, each from 0 to the capacity, are members; a copy."""
         return np.array(self._is_member[rows])
 
-    def first_rows(self, max_rows: int) -> Rows:
+    def get_first_rows(self, max_rows: int) -> Rows:
         """Returns the first members in the order of their numbers, at most ``max_rows``."""
         found = [np.empty(0, np.int64)]
         missing = max_rows

@@ -121,7 +121,7 @@ class ConditionalSelectors:
         """
         if self._written is None or conditions.require == ():
             return ""
-        rows = self._members.first_rows(MAX_LOOKED_AT)
+        rows = self._members.get_first_rows(MAX_LOOKED_AT)
         counts = self._written.count_missing(rows)
         wanted = range(self._num_keys) if conditions.require is None else conditions.require
         missing = sorted((number for number in wanted if counts[number]), key=lambda number: -counts[number])

@@ -65,7 +65,7 @@ class Table(TableState):
             missing = num_rows - self.ring.num_free
             if missing > len(self._evictor):  # the others are held
                 return None
-            self.remove(self._evictor.lowest(missing))
+            self.remove(self._evictor.find_lowest(missing))
         reservation = self.ring.reserve(num_rows)
         if reservation is not None and len(reservation.evicted):
             self._leave(reservation.evicted)

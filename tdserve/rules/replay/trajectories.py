@@ -136,7 +136,7 @@ class Trajectories:
             self._writer_of_tail[tails].tolist(), self._id_of_tail[tails].tolist(), strict=True
         ):
             name = (number << _ID_BITS) + trajectory_id
-            del self._tails.part_of(name)[name]
+            del self._tails.find_part(name)[name]
 
     def restore(self, live_rows: Rows) -> None:
         """Rebuilds the links from the stored ``columns.previous``, which may be some writes old.
@@ -191,7 +191,7 @@ class Trajectories:
         found = []
         for each, row, opens in zip(ids.tolist(), rows.tolist(), is_open.tolist(), strict=True):
             name = (writer << _ID_BITS) + each
-            tails = self._tails.part_of(name)
+            tails = self._tails.find_part(name)
             found.append(tails.pop(name, _NONE))
             if opens:
                 tails[name] = row

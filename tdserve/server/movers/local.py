@@ -88,7 +88,7 @@ class LocalMover(Mover):
     def give_up_rows(self, request: int, rows: RowsToFill) -> None:
         """Frees the rows, or holds them back while the client may still write: a stopped process may go on."""
         if self.may_still_write(request):
-            self._stores.unfinished.hold_back(rows.entry, rows.reservation, self._record(rows))
+            self._stores.unfinished_writes.hold_back(rows.entry, rows.reservation, self._record(rows))
         else:
             super().give_up_rows(request, rows)
             self._stores.db.delete("pending", self._record(rows).key)

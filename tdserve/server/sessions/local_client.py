@@ -17,7 +17,7 @@ from tdserve.control.status import decode_failure
 from tdserve.server.inline_tasks import InlineFuture
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.root import Root
-from tdserve.store.spools import spool_path
+from tdserve.store.spools import make_spool_path
 from tdserve.v1 import control_pb2, worker_pb2
 
 _KEY_BYTES = 16
@@ -156,7 +156,7 @@ class LocalClient:
     def add_spool(self, content: control_pb2.Content, order: worker_pb2.PutValues) -> None:
         """Adds to an order the place where this client has put the values of a write."""
         if content.spool_nbytes and self.lock_name:
-            order.spool = str(spool_path(self._sessions_folder, self.lock_name))
+            order.spool = str(make_spool_path(self._sessions_folder, self.lock_name))
             order.spool_offset, order.spool_nbytes = content.spool_offset, content.spool_nbytes
 
     def is_writing(self, request: int) -> bool:

@@ -122,7 +122,7 @@ class Mover(ABC):
     def give_up_rows(self, request: int, rows: RowsToFill) -> None:
         """Frees rows that were not filled or are not needed. Nobody can write them any more."""
         rows.entry.get_table().abort(rows.reservation)
-        rows.entry.changed.wake()
+        rows.entry.waiters.wake()
 
     @abstractmethod
     async def get_rows(

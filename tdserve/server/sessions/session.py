@@ -154,7 +154,7 @@ class ClientSession:
         """Begins a request that is not under way."""
         self.requests.add(request)
 
-    async def end_of(self, request: int) -> None:
+    async def wait_ended(self, request: int) -> None:
         """Waits until a request has ended, if it is under way."""
         await inline_tasks.ensure_task()
         with self.mark_waiting():

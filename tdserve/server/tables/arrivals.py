@@ -13,7 +13,7 @@ from tdserve.messages.long_lists import find_columns, read_list
 from tdserve.messages.row_numbers import decode_column
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, check_priorities
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.tables.rule_keys import Buffer, group_column, to_bools, to_ids
+from tdserve.server.tables.rule_keys import Buffer, name_group_column, to_bools, to_ids
 from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
 
@@ -46,7 +46,9 @@ class Coming:
                 ends = flags if ends is None else ends | flags
             else:
                 ids = to_ids(found[path], self.num_rows)
-        groups = {group_column(path): to_ids(found[path], self.num_rows) for path in entry.group_keys if path in found}
+        groups = {
+            name_group_column(path): to_ids(found[path], self.num_rows) for path in entry.group_keys if path in found
+        }
         return replace(self.arrival, ends=ends, ids=ids, groups=groups)
 
 

@@ -47,7 +47,7 @@ class Changes:
         if kind == "priorities":  # it is safe to repeat, so nothing is recorded
             done = await _set_priorities(entry, asked.priorities)
             if not asked.priorities.checks_only:
-                entry.changed.wake()
+                entry.waiters.wake()
             return done
         async with entry.write_lock:  # no row is half written meanwhile
             entry.check_present()
@@ -62,8 +62,8 @@ class Changes:
             answer = done.SerializeToString()
             with self._answers.begin_transaction(session.client_id, request, answer, is_decided=True) as txn:
                 self._stores.save_state(entry, txn, entry.get_table_state())
-                self._stores.unfinished.note_left(entry, txn)
-        entry.changed.wake()
+                self._stores.unfinished_writes.note_left(entry, txn)
+        entry.waiters.wake()
         return done
 
     async def _apply(

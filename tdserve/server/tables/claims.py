@@ -91,7 +91,7 @@ class TableClaims:
         self._table.claims = self
         self._active = claiming.active
         self._active.add(self)
-        entry.changed.on_wait = self.listen
+        entry.waiters.on_wait = self.listen
         self._ring_when_needed()
 
     def catch_up(self) -> None:
@@ -163,11 +163,11 @@ class TableClaims:
             return
         self._enter(_State.SETTLED)
         self._active.discard(self)
-        self._table.claims = self._entry.changed.on_wait = None
-        if not self._entry.changed.is_deleted:
+        self._table.claims = self._entry.waiters.on_wait = None
+        if not self._entry.waiters.is_deleted:
             self._stores.db.delete("pending", self._record.key)
         self._file.unlink()
-        self._entry.changed.wake()
+        self._entry.waiters.wake()
         if self._session is not None:
             self._session.mover.claims.pop(self._record.uid)
 
@@ -239,7 +239,7 @@ class TableClaims:
         self.catch_up()
 
     def _ring_when_needed(self) -> None:
-        is_awaited = bool(self._entry.changed.num_waiting)
+        is_awaited = bool(self._entry.waiters.num_waiting)
         self._file.request_messages(0 if is_awaited else self._num_claimed + self._window // 2)
 
 
@@ -349,7 +349,7 @@ class Claiming:
         for reservation in unfilled:
             entry.get_table().release(reservation)
         self.stores.db.delete("pending", record.key)
-        entry.changed.wake()
+        entry.waiters.wake()
 
 
 def _path_of(entry: OpenedStore, record: ClaimRecord) -> Path:

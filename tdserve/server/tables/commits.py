@@ -69,7 +69,7 @@ def commit_rows(
         table.take_back(reservation.rows, arrival)
         raise
     table.commit(reservation)
-    entry.changed.wake()
+    entry.waiters.wake()
     return done
 
 
@@ -125,7 +125,7 @@ async def commit_in_turns(
     last_references: list[Any] = [redo, rest, shown, arrived]
     del redo, rest, shown, arrived
     drop_references(last_references, num_rows=len(reservation))
-    entry.changed.wake()
+    entry.waiters.wake()
     return done
 
 

@@ -72,4 +72,4 @@ class DeadValues:
             return False
         finally:
             entry.get_table().abort(reservation)
-            entry.changed.wake()
+            entry.waiters.wake()

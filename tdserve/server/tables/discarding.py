@@ -64,7 +64,7 @@ class Discarding:
             self._under_way[uid] = task
             return False
         if table.discard(max_lag):
-            entry.changed.wake()
+            entry.waiters.wake()
         return True
 
     async def _discard(self, entry: OpenedStore, table: Table, max_lag: int) -> None:
@@ -72,4 +72,4 @@ class Discarding:
             await run_in_turns(table.discard_in_pieces(max_lag))
         finally:
             del self._under_way[entry.record.uid]
-            entry.changed.wake()
+            entry.waiters.wake()

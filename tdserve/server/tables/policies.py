@@ -67,7 +67,7 @@ def wake_followers(stores: Stores, policy: str) -> None:
         if entry is None:
             stores.followers[policy].discard(name)
         else:
-            entry.changed.wake()
+            entry.waiters.wake()
 
 
 def check_max_lag(entry: OpenedStore, asked: control_pb2.SampleRequest) -> int | None:

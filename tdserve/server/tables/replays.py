@@ -25,7 +25,7 @@ from tdserve.server.tables.commits import commit_in_turns, commit_rows
 from tdserve.server.tables.numbers import compute_row_numbers, plan_read
 from tdserve.server.tables.policies import MadeBy
 from tdserve.server.tables.reserving import reserve_rows
-from tdserve.server.tables.rule_keys import Buffer, RuleKeys, group_column
+from tdserve.server.tables.rule_keys import Buffer, RuleKeys, name_group_column
 from tdserve.server.tables.samples import Samples, make_older_store_error
 from tdserve.server.turns import build_row_set, drop_references
 from tdserve.structure.tree import Path
@@ -96,9 +96,9 @@ class Replays:
             async with entry.write_lock if is_long else entry.link_lock if has_links else nullcontext():
                 # Groups that were requested while these rows were filled, and groups by values. During a read, more may
                 # be requested or given up.
-                while lacking := [path for path in entry.group_keys if group_column(path) not in arrival.groups]:
+                while lacking := [path for path in entry.group_keys if name_group_column(path) not in arrival.groups]:
                     ids = await self._rule_keys.read_ids(entry, lacking[0], reservation.rows, session)
-                    arrival = replace(arrival, groups={**arrival.groups, group_column(lacking[0]): ids})
+                    arrival = replace(arrival, groups={**arrival.groups, name_group_column(lacking[0]): ids})
                 if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                     session.mover.give_up_rows(request, rows)  # a retry: it was committed over another session
                     return control_pb2.Done.FromString(answered)

@@ -35,11 +35,11 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
 
     if num_rows <= table.step_rows:
         return await session.wait(
-            entry.changed, lambda: table.plan_extend(num_rows), deadline, why, line=line, give_back=table.abort
+            entry.waiters, lambda: table.plan_extend(num_rows), deadline, why, line=line, give_back=table.abort
         )
     await inline_tasks.ensure_task()
     await session.wait(
-        entry.changed,
+        entry.waiters,
         lambda: table.begin_reserving(num_rows) or None,
         deadline,
         why,
@@ -52,7 +52,7 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
     try:
         while missing:
             look = partial(table.reserve_part, min(missing, table.step_rows))
-            newest.append(await session.wait(entry.changed, look, deadline, why, give_back=table.abort))
+            newest.append(await session.wait(entry.waiters, look, deadline, why, give_back=table.abort))
             missing -= len(newest[-1])
             if len(newest) == _NUM_JOINED or not missing:
                 parts.append(table.ring.join(newest, await asyncio.to_thread(_rows_of, newest)))
@@ -69,7 +69,7 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
         raise
     finally:
         table.end_reserving()
-        entry.changed.wake()
+        entry.waiters.wake()
     return parts[0]
 
 

@@ -43,7 +43,7 @@ class RuleKeys:
             KeyNotFoundError: The table has no such leaf.
             NotSupportedError: A row has several values there.
         """
-        column = group_column(path)
+        column = name_group_column(path)
         if path in entry.known_groups:
             return column
         if path not in dict((*entry.spec.tensors, *entry.spec.values)):
@@ -56,7 +56,7 @@ class RuleKeys:
     async def _look_at_rows(self, entry: OpenedStore, path: Path, session: ClientSession) -> None:
         """Fills the column of a leaf, a piece at a time. Rows that are committed meanwhile bring their own entry; an
         entry read from a row that was replaced meanwhile is dropped."""
-        name = group_column(path)
+        name = name_group_column(path)
         if entry.record.capacity >= LONG_ROWS:
             await asyncio.to_thread(entry.get_table().columns.get_array, name, np.int64)
         table = await _end_claims(entry, session)
@@ -129,7 +129,7 @@ async def _end_claims(entry: OpenedStore, session: ClientSession) -> Table:
     while (table := entry.get_table()).claims is not None:
         table.take_back_claims()
         await session.wait(
-            entry.changed,
+            entry.waiters,
             lambda: True if entry.get_table().claims is None else None,
             deadline,
             lambda: f"a writer that is filling rows of {entry.name!r}",
@@ -151,7 +151,7 @@ def _compute_digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=_ID_BYTES).digest()
 
 
-def group_column(path: Path) -> str:
+def name_group_column(path: Path) -> str:
     """Returns the name of the column that groups rows by a leaf."""
     return "group-" + _compute_digest(repr(path).encode("utf-8", "surrogatepass")).hex()
 

@@ -165,13 +165,13 @@ class Samples:
             self._leasing.setdefault(session.number, {})[entry.record.uid] = entry
         if asked.message_nbytes:
             # Callers that wait in line go first.
-            begun = None if entry.changed.has_line(call.line) else call.plan_batches(call.num_batches)
+            begun = None if entry.waiters.has_line(call.line) else call.plan_batches(call.num_batches)
             found = None if begun is None else await self._complete(call, begun)
             return await self._send_expected(session, request, entry, found, asked)
         granted: _Granted | None = None
         while granted is None:
             begun = await session.wait(
-                entry.changed, call.plan, deadline, call.describe_wait, line=call.line, give_back=table.undo
+                entry.waiters, call.plan, deadline, call.describe_wait, line=call.line, give_back=table.undo
             )
             granted = await self._complete(call, begun)
             call.draws_at_once = granted is None  # there were too few such rows: the next attempt waits for nothing
@@ -280,7 +280,7 @@ class Samples:
         self, entry: OpenedStore, granted: _Granted, send: Callable[[], Awaitable[control_pb2.Done | None]]
     ) -> control_pb2.Done | None:
         """Has a sample sent. If that fails, what it used up is available again."""
-        entry.changed.wake()  # a writer may wait for what it used up
+        entry.waiters.wake()  # a writer may wait for what it used up
         try:
             done = await send()
         except BaseException:
@@ -299,12 +299,12 @@ class Samples:
             task = asyncio.create_task(run_in_turns(steps), name="tdserve-settling")
             self._settling.add(task)
             task.add_done_callback(self._settling.discard)
-            task.add_done_callback(lambda _: entry.changed.wake())
+            task.add_done_callback(lambda _: entry.waiters.wake())
             await asyncio.shield(task)
         else:
             for _ in steps:
                 pass
-            entry.changed.wake()
+            entry.waiters.wake()
 
 
 def _check_session(session: ClientSession) -> None:
@@ -325,7 +325,7 @@ def _get_size(asked: control_pb2.SampleRequest) -> tuple[int, int]:
 def _release_in_pieces(entry: OpenedStore, table: Table, session: int, request: int = 0) -> Iterator[None]:
     for num_rows in table.selectors.release_in_pieces(session, request=request):
         if num_rows:
-            entry.changed.wake()
+            entry.waiters.wake()
         yield
 
 

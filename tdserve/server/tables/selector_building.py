@@ -37,7 +37,7 @@ class SelectorBuilding:
             task = asyncio.get_running_loop().create_task(building, name="tdserve-selector-building")
             self._under_way[name] = task
             task.add_done_callback(lambda _: self._end(name))
-            task.add_done_callback(lambda _: entry.changed.wake())
+            task.add_done_callback(lambda _: entry.waiters.wake())
         return False
 
     async def wait_ready(

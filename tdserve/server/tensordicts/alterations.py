@@ -187,7 +187,7 @@ class Alterations:
                 hold_s = MAX_HOLD_S if remaining_s is None else min(MAX_HOLD_S, remaining_s)
                 with suppress(DeadlineExceededError):
                     await session.wait(
-                        entry.changed,
+                        entry.waiters,
                         lambda: None if entry.writes else True,
                         Deadline.after(hold_s),
                         lambda: f"the end of writes to {entry.name!r}",
@@ -289,7 +289,7 @@ class Alterations:
             task.add_done_callback(self._retrying.discard)
 
     async def _retry(self, entry: OpenedStore, restructured: Restructured, held: RowWriteHold) -> None:
-        while not entry.changed.is_deleted:
+        while not entry.waiters.is_deleted:
             await asyncio.sleep(RETRY_EVERY_S)
             with suppress(TDServeError):
                 await self._finish(entry, restructured, held)
@@ -316,7 +316,7 @@ class Alterations:
             )
         await held.let_go(is_written=True)
         self._stores.db.delete("pending", restructured.key)
-        entry.changed.wake()
+        entry.waiters.wake()
 
 
 def _decode(asked: control_pb2.AlterRequest) -> Alteration:

@@ -28,7 +28,7 @@ class InPlace:
     def __init__(self, stores: Stores, answers: CommittedAnswers) -> None:
         self._stores = stores
         self._answers = answers
-        self._unfinished = stores.unfinished
+        self._unfinished_writes = stores.unfinished_writes
 
     async def write(
         self,
@@ -69,10 +69,10 @@ class InPlace:
         except BaseException:
             if has_values or client.is_writing(request):
                 held.end()
-                self._unfinished.lose(entry, overwrite)
+                self._unfinished_writes.lose(entry, overwrite)
             else:
                 await held.let_go(is_written=False, then=lambda: self._forget(overwrite))
-            entry.changed.wake()
+            entry.waiters.wake()
             raise
         done = control_pb2.Done(version=held.next_version)
         # Recorded before it becomes visible: a retry after a crash in between must not write over later content.
@@ -82,7 +82,7 @@ class InPlace:
             overwrite.commit(txn)
             txn.update("pending", entry.lost.replace_written(rows, keys))
         await held.let_go(is_written=True, then=lambda: self._stores.db.delete_later("pending", overwrite.key))
-        entry.changed.wake()
+        entry.waiters.wake()
         return done
 
     def _forget(self, overwrite: Overwrite) -> None:
@@ -99,8 +99,8 @@ class InPlace:
         """
         if entry.lost:
             await session.wait(
-                entry.changed,
-                lambda: None if self._unfinished.may_be_written(entry, rows) else True,
+                entry.waiters,
+                lambda: None if self._unfinished_writes.may_be_written(entry, rows) else True,
                 deadline,
                 lambda: f"the end of the process that stopped while it overwrote rows of {entry.name!r}",
             )

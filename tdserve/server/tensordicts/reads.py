@@ -42,7 +42,7 @@ class Reads:
             if deadline.timeout_s == 0 and entry.content_version <= asked.newer_than:
                 return control_pb2.Done(nothing_newer=True)
             await session.wait(
-                entry.changed,
+                entry.waiters,
                 lambda: entry if entry.content_version > asked.newer_than else None,
                 deadline,
                 lambda: f"content of {entry.name!r} newer than version {asked.newer_than}",
@@ -71,7 +71,7 @@ class Reads:
             remaining_s = deadline.remaining_s
             with suppress(DeadlineExceededError):
                 await session.wait(
-                    entry.changed,
+                    entry.waiters,
                     lambda until_s=until_s: (  # type: ignore[misc]
                         True if entry.lost.may_heal_until_s != until_s or not entry.lost.find_writers(rows) else None
                     ),

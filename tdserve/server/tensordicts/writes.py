@@ -202,7 +202,7 @@ class Writes:
             await self._wait_for_rows(session, entry, rows, deadline)
 
     def _is_free(self, entry: OpenedStore, rows: RowSet) -> bool:
-        return is_free(entry, rows) and not self._stores.unfinished.may_be_written(entry, rows)
+        return is_free(entry, rows) and not self._stores.unfinished_writes.may_be_written(entry, rows)
 
     async def _wait_for_rows(
         self, session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline
@@ -270,7 +270,7 @@ class Writes:
                 self._stores.db.delete("pending", JOURNAL + entry.record.uid.encode())
 
         await held.let_go(is_written=failure is None, then=forget)
-        entry.changed.wake()
+        entry.waiters.wake()
         if failure is not None:
             raise failure
 

@@ -89,7 +89,7 @@ class Checksums:
         uid = entry.record.uid
         if self._waiting.get(uid) == version.version:  # else a newer version has replaced it
             del self._waiting[uid]
-            if not entry.changed.is_deleted:
+            if not entry.waiters.is_deleted:
                 self._begin(entry, version, make_ref, worker)
 
     def _begin(self, entry: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
@@ -130,7 +130,7 @@ class Checksums:
         uid = entry.record.uid
         if self._making.get(uid, (0, None))[1] is done:
             del self._making[uid]
-        if done.cancelled() or done.exception() is not None or entry.changed.is_deleted:
+        if done.cancelled() or done.exception() is not None or entry.waiters.is_deleted:
             return  # readers get the version whole
         content = done.result().checksums
         versions = entry.get_versions()
@@ -143,7 +143,7 @@ class Checksums:
                 versions.note_unchanged(version.version, before[0], share=share)
             with suppress(CapacityError), self._stores.db.begin_transaction() as txn:  # a restart computes them again
                 self._stores.save_state(entry, txn, versions.get_state())
-            entry.changed.wake()
+            entry.waiters.wake()
         elif not content and spec.tensors:
             versions.note_superseded(version.version)
 

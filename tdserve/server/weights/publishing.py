@@ -87,7 +87,7 @@ class Publishing:
         drop(entry, drops)
         if versions.newest is not None and versions.newest.version == publishing.version:
             entry.spec = spec
-        entry.changed.wake()
+        entry.waiters.wake()
         self._versions.relays.announce(entry)
         wake_followers(self._stores, entry.name)
         self._versions.make_checksums(entry, session.worker)
@@ -136,7 +136,7 @@ class Publishing:
             version = versions.get(asked.version)
         else:
             found = await session.wait(
-                entry.changed, look, deadline, lambda: f"a version of {entry.name!r} newer than {newer_than}"
+                entry.waiters, look, deadline, lambda: f"a version of {entry.name!r} newer than {newer_than}"
             )
             version = versions.newest or found  # the one found may have been retired before this task resumed
         return await session.mover.get_version(request, VersionToSend(entry, version, asked, deadline))

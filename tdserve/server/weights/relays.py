@@ -195,7 +195,7 @@ class Relays:
             found = store.fanout.find_content(link)
             if found is not None and store.fanout.is_from_server(link, session.number):
                 store.checksums.setdefault(found[1], report.whole.checksums)
-                store.entry.changed.wake()
+                store.entry.waiters.wake()
         self._on_moved(store)
 
     async def check_taken(
@@ -254,11 +254,11 @@ class Relays:
 
             with suppress(DeadlineExceededError):
                 within = Deadline.after(min(timeout_s, MAX_OWN_S))
-                checksums = await session.wait(entry.changed, own, within, lambda: "its own checksums")
+                checksums = await session.wait(entry.waiters, own, within, lambda: "its own checksums")
                 if checksums:
                     return checksums
         return await session.wait(
-            entry.changed,
+            entry.waiters,
             lambda: store.checksums.get(content),
             Deadline.after(timeout_s),
             lambda: f"the checksums of version {version} of {entry.name!r}",
@@ -303,7 +303,7 @@ class Relays:
         if not store.fanout.num_links:
             store.nbytes.clear()
             store.checksums.clear()
-            if store.entry.changed.is_deleted:
+            if store.entry.waiters.is_deleted:
                 self._stores.pop(store.entry.record.uid, None)
 
     def _release(self, store: _Store, released: list[Placement]) -> None:

@@ -73,7 +73,7 @@ class Unpublished:
             entry: Its store. A store that has a version, or may still get one, stays.
             writer: Lock of the local client that may still write; "" for none.
         """
-        if not entry.record.loading or entry.changed.is_deleted:
+        if not entry.record.loading or entry.waiters.is_deleted:
             return
         if writer:
             self._wait_for(entry.record, writer)

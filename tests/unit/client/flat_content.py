@@ -15,9 +15,9 @@ from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 
 
-def status(kind: int = ReadStatus.WHOLE, version: int = 0, num_missing: int = 0) -> torch.Tensor:
+def status(kind: int = ReadStatus.WHOLE, version: int = 0, num_torn: int = 0) -> torch.Tensor:
     """The column that ends every read."""
-    return torch.tensor([kind, version, num_missing, 0, 0, 0, 0, 0])
+    return torch.tensor([kind, version, num_torn, 0, 0, 0, 0, 0])
 
 
 def rows_content(
@@ -28,7 +28,7 @@ def rows_content(
     captured = capture(td)
     layout = make_rows_layout(captured.spec, len(index), tuple(added))
     leaves = [captured.tensors[slot.path] for slot in layout.slots[: layout.num_leaves]]
-    ending = status(num_missing=sum(number < 0 for number in generation))
+    ending = status(num_torn=sum(number < 0 for number in generation))
     received = Received(layout, [*leaves, torch.tensor(index), torch.tensor(generation), *added.values(), ending])
     spec, values = decode_values(captured.spec, encode_values(captured.spec, captured.values, store=""))
     return Content(spec, received.get_leaves(), values, 0, control_pb2.Accepted(), received)

@@ -16,11 +16,11 @@ from tdserve.base.errors import DeadlineExceededError, TDServeError
 from tdserve.control import forking
 from tdserve.control.connection import ControlConnection
 from tdserve.control.forking import (
-    answer_of,
     exclude_forks,
     get_fork_gate,
     receive_beside_forks,
     send_beside_forks,
+    wait_for_answer,
     watch_forks,
 )
 from tests.integration.processes import REPOSITORY, wait_for
@@ -167,7 +167,7 @@ def test_answer_when_grpc_stands_still_then_error_in_time(monkeypatch: pytest.Mo
     with pytest.raises(
         DeadlineExceededError, match=r"gRPC, which hangs in this process, did not happen within 0\.01 s"
     ):
-        answer_of(Still(), None, timeout=0.01)
+        wait_for_answer(Still(), None, timeout=0.01)
 
 
 def test_begin_when_the_forking_thread_ends_something_itself_then_it_does_not_wait_for_itself() -> None:

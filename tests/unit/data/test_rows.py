@@ -49,7 +49,7 @@ def test_rows_when_none_has_moved_then_all_with_numbers_and_what_the_table_adds(
     assert received.get_trailing(INDEX_KEY).tolist() == [5, 0, 5]
     assert received.get_trailing(GENERATION_KEY).tolist() == [2, 2, 2]
     assert received.get_trailing("priority").tolist() == [0.5, 1.5, 2.5]
-    assert received.num_missing == 0
+    assert received.num_torn == 0
 
 
 @pytest.mark.parametrize(("expected", "now"), [(2, 4), (2, 3), (3, 3), (2, 0)])
@@ -59,7 +59,7 @@ def test_rows_when_one_has_moved_or_is_being_written_then_marked(
     plain.generations.values[3] = now
     received = taken(*source_of(opened, [2, 3, 4], [2, expected, 2]))
     assert received.get_trailing(GENERATION_KEY).tolist() == [2, -expected, 2]
-    assert received.num_missing == 1
+    assert received.num_torn == 1
 
 
 def test_rows_when_one_moves_after_its_first_bytes_were_copied_then_marked_all_the_same(
@@ -76,10 +76,10 @@ def test_rows_when_one_moves_after_its_first_bytes_were_copied_then_marked_all_t
             store.generations.values[2] += 1
     received = Received(layout, make_views(layout, buffer))
     assert received.get_trailing(GENERATION_KEY).tolist() == [2, -2, 2]
-    assert received.num_missing == 1
+    assert received.num_torn == 1
 
 
 def test_rows_when_there_are_none_then_nothing_is_missing(opened: MappedStore) -> None:
     received = taken(*source_of(opened, [], []))
     assert received.get_leaves()["small",].shape == (0,)
-    assert received.num_missing == 0
+    assert received.num_torn == 0

@@ -15,8 +15,8 @@ from tdserve.messages.row_numbers import (
     encode_many,
     encode_repeats,
     encode_rows,
+    find_run,
     is_run,
-    run_of,
     sort_unique,
     spread,
 )
@@ -102,12 +102,12 @@ def test_run_when_numbers_follow_one_another_then_known_without_them(rows: list[
     found = np.array(rows, np.int64)
     assert is_run(found) == (rows == list(range(rows[0], rows[0] + len(rows))))
     expected = (rows[0], len(rows)) if len(rows) > 3 and is_run(found) else None
-    assert run_of(encode_rows(found)) == expected
+    assert find_run(encode_rows(found)) == expected
 
 
 @pytest.mark.parametrize("numbers", [[-1, 3, 0], [-1, -3, 2], [-2, 2, 1], [4, 5, 6]])
 def test_run_when_the_bytes_stand_for_none_then_none(numbers: list[int]) -> None:
-    assert run_of(np.array(numbers, "<i8").tobytes()) is None
+    assert find_run(np.array(numbers, "<i8").tobytes()) is None
 
 
 @pytest.mark.parametrize("rows", [[0, 2, 1, 3], [5, 5, 5, 8], [3, 2, 1, 0]])

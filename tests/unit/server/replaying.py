@@ -96,7 +96,7 @@ def writing(entry: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> 
 async def in_line(entry: OpenedStore, num_callers: int = 1) -> None:
     """Lets the event loop run until this many callers wait for rows of the store."""
     for _ in range(10_000):
-        if entry.changed.num_waiting >= num_callers:
+        if entry.waiters.num_waiting >= num_callers:
             return
         await asyncio.sleep(0)
     raise AssertionError("nobody waits")

@@ -176,7 +176,7 @@ def test_wait_for_others_when_they_end_then_goes_on_and_else_deadline(
         waiting = asyncio.create_task(wait_for_others(session, entry, row(1), Deadline.after(20.0)))
         await asyncio.sleep(0)
         await held.let_go(is_written=True)
-        entry.changed.wake()
+        entry.waiters.wake()
         await waiting
 
     run(scenario())

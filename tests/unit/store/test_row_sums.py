@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tdserve.store.row_sums import sum_of, sum_rows
+from tdserve.store.row_sums import compute_factor, sum_rows
 
 WIDTHS = [1, 3, 8, 64, 100, 4096, (1 << 16) + 24, 300_000]
 
@@ -52,6 +52,6 @@ def test_sums_when_floats_differ_in_their_highest_bits_alone_then_differ() -> No
 
 
 def test_sum_of_when_numbers_differ_then_differs_and_is_odd() -> None:
-    found = {int(sum_of(first, second)) for first in range(30) for second in range(30)}
+    found = {int(compute_factor(first, second)) for first in range(30) for second in range(30)}
     assert len(found) == 900
     assert all(number % 2 for number in found)

@@ -11,14 +11,14 @@ import pytest
 
 from tdserve.base.errors import CapacityError, ConnectError, RemoteProtocolError, TDServeError
 from tdserve.messages.value_columns import Buffer
-from tdserve.store.spools import Spool, SpoolWriter, read_spooled, remove_spool, spool_path
+from tdserve.store.spools import Spool, SpoolWriter, make_spool_path, read_spooled, remove_spool
 from tests.integration.processes import num_open_below
 from tests.unit.store.conftest import SMALL_DISK_BYTES
 
 
 def read(folder: Path, place: tuple[int, int]) -> bytes:
     """As a worker does."""
-    return read_spooled(str(spool_path(folder, "lock")), *place)
+    return read_spooled(str(make_spool_path(folder, "lock")), *place)
 
 
 def put(spool: Spool, parts: Sequence[Buffer]) -> tuple[int, int]:
@@ -64,12 +64,12 @@ def test_put_when_others_were_freed_then_their_place_is_used_again(tmp_path: Pat
     third = put(spool, [b"c" * 90_000])
     assert third[0] == first[0]
     assert read(tmp_path, second) == b"b" * 70_000
-    nbytes = spool_path(tmp_path, "lock").stat().st_size
+    nbytes = make_spool_path(tmp_path, "lock").stat().st_size
     for number in range(50):
         spool.free(*third)
         third = put(spool, [b"%c" % number * 90_000])
     assert read(tmp_path, third) == b"%c" % 49 * 90_000
-    assert spool_path(tmp_path, "lock").stat().st_size <= nbytes + 90_000
+    assert make_spool_path(tmp_path, "lock").stat().st_size <= nbytes + 90_000
     spool.close()
 
 
@@ -111,7 +111,7 @@ def test_put_when_done_then_only_the_spools_own_file_is_open(tmp_path: Path) -> 
 
 def test_put_when_somebody_put_a_link_there_then_refused_and_its_target_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "target").write_bytes(b"mine")
-    spool_path(tmp_path, "lock").symlink_to(tmp_path / "target")
+    make_spool_path(tmp_path, "lock").symlink_to(tmp_path / "target")
     with pytest.raises(TDServeError):
         put(Spool(tmp_path, "lock"), [b"theirs"])
     assert (tmp_path / "target").read_bytes() == b"mine"
@@ -128,7 +128,7 @@ def test_put_when_the_disk_is_full_then_capacity_error(small_disk: Path) -> None
 
 @pytest.mark.parametrize("place", [(0, 5), (4, 1), (1 << 40, 1), (0, 1 << 62), (1 << 63, 1), (-1, 1)])
 def test_read_when_it_is_not_there_then_the_clients_fault(tmp_path: Path, place: tuple[int, int]) -> None:
-    spool_path(tmp_path, "lock").write_bytes(b"1234")
+    make_spool_path(tmp_path, "lock").write_bytes(b"1234")
     with pytest.raises(RemoteProtocolError):
         read(tmp_path, place)
 

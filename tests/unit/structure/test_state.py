@@ -14,7 +14,7 @@ from tdserve.structure import codec
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import Params, TensorKind
-from tdserve.structure.state import make_params, mark_of, mark_tensor, read_params, restore_state
+from tdserve.structure.state import make_params, mark_tensor, read_mark, read_params, restore_state
 from tdserve.v1 import spec_pb2
 from tests.conformance.kinds import KINDS
 from tests.sameness import assert_same
@@ -53,10 +53,10 @@ def test_kind_when_captured_sent_and_built_then_the_same(name: str) -> None:
     ],
 )
 def test_mark_of_when_given_back_then_the_same_kind_of_the_same_memory(tensor: torch.Tensor, mark: Any) -> None:
-    assert mark_of(tensor) == mark
+    assert read_mark(tensor) == mark
     plain = torch.ones(2, dtype=tensor.dtype)
     found = mark_tensor(plain, *mark)
-    assert mark_of(found) == mark
+    assert read_mark(found) == mark
     assert found.is_leaf
     assert found.data_ptr() == plain.data_ptr()
     assert not plain.requires_grad
@@ -67,7 +67,7 @@ def test_mark_of_when_the_class_is_another_then_refused() -> None:
         pass
 
     with pytest.raises(NotSupportedError, match=r"class Image.*as_subclass"):
-        mark_of(torch.ones(2).as_subclass(Image))
+        read_mark(torch.ones(2).as_subclass(Image))
 
 
 def test_capture_when_exact_and_the_class_of_a_tensor_would_be_lost_then_refused_by_its_key() -> None:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tdserve.transport.strangers import Sockets, describe_connections, shut_door
+from tdserve.transport.strangers import Sockets, describe_connections, refuse_connections
 
 
 def make_address(port: int, family: int = socket.AF_INET) -> bytes:
@@ -52,7 +52,7 @@ def test_sockets_when_strangers_and_others_are_connected_then_only_strangers_cou
         assert accepted[1].recv(9, socket.MSG_WAITALL)
         assert Sockets.from_this_process().num_strangers == before - 1
         assert "127.0.0.1 (" in sockets.describe_strangers()
-        shut_door(listening.fileno())
+        refuse_connections(listening.fileno())
         with pytest.raises(TimeoutError):
             socket.create_connection(listening.getsockname(), timeout=0.1)
         others[2].sendall(b"those that are there go on")

@@ -202,7 +202,7 @@ def test_rows_when_chosen_then_copied_with_what_the_table_adds(end: LocalEnd, fi
     for path, leaf in leaves.items():
         assert torch.equal(leaf, TD[path][[4, 1]])
     assert copied.received.get_trailing("priority").tolist() == [0.5, 1.5]
-    assert copied.received.num_missing == 0
+    assert copied.received.num_torn == 0
     leaves["a",].zero_()
     assert torch.equal(files.leaves["a",], TD["a"])
 
@@ -218,7 +218,7 @@ def test_rows_when_they_have_no_tensors_then_what_the_table_adds_may_be_changed(
     assert received.get_leaves() == {}
     assert received.get_trailing(INDEX_KEY).tolist() == [4, 1]
     assert torch.equal(received.get_trailing(SLICE_END_KEY), torch.from_numpy(flags))
-    assert received.num_missing == 0
+    assert received.num_torn == 0
     for name in (INDEX_KEY, GENERATION_KEY, SLICE_END_KEY):
         received.get_trailing(name).zero_()
     assert files.generations.values.tolist() == [2] * 7
@@ -230,7 +230,7 @@ def test_rows_when_one_moves_while_they_are_copied_then_missing(end: LocalEnd, f
 
     copied = copy_rows(end, "x", files.spec, (), granted([4, 1], [2, 2]), Moving(happens))
     assert copied.received.get_trailing(GENERATION_KEY).tolist()[0] == 2
-    assert copied.received.num_missing == 1
+    assert copied.received.num_torn == 1
 
 
 def test_rows_when_the_store_is_deleted_meanwhile_then_to_be_asked_for_again(

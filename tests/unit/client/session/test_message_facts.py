@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tdserve.client.session.message_facts import message_facts, server_facts
+from tdserve.client.session.message_facts import convert_stats, message_facts
 from tdserve.v1 import control_pb2
 
 
@@ -14,7 +14,7 @@ def test_message_when_turned_into_facts_then_has_every_field_and_what_lies_in_li
 
 def test_server_when_its_figures_are_shown_then_counts_have_the_names_of_their_transports() -> None:
     counts = [control_pb2.TransportStats(transport=name, bytes_in=5) for name in ("gloo", "inline")]
-    facts = server_facts(control_pb2.GetStatsResponse(transports=counts, server_id="s"))
+    facts = convert_stats(control_pb2.GetStatsResponse(transports=counts, server_id="s"))
     assert facts["server_id"] == "s"
     assert facts["sessions"] == []
     assert list(facts["transports"]) == ["gloo", "inline"]

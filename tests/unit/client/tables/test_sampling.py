@@ -83,7 +83,7 @@ def test_ask_when_it_is_known_what_comes_then_received_without_an_answer(
     drawing = Drawing(remote_client, replay)
     assert drawing.asked.posted is not None
     rows = drawing.take()
-    assert rows.num_missing == 0
+    assert rows.num_torn == 0
     index = rows.tensors[("index",)]
     assert torch.equal(rows.tensors[("a",)], WIDE["a"][index])
 
@@ -147,7 +147,7 @@ def test_build_when_whole_then_has_the_added_keys() -> None:
 
 def test_missing_when_rows_were_overwritten_then_replaced_by_others() -> None:
     rows = sampled([3, 1, 5], [2, -1, -1], with_values=True)
-    assert rows.num_missing == 2
+    assert rows.num_torn == 2
     assert rows.missing.tolist() == [1, 2]
     rows.replace(rows.missing, sampled([7, 8], [4, 6], with_values=True))
     assert len(rows.missing) == 0
@@ -239,7 +239,7 @@ def test_replace_torn_when_rows_were_overwritten_then_others_come_and_are_not_co
     drawing = Drawing(client, table, **fields[kind])
     torn = drawing.take()
     torn.tensors[("generation",)][[1, 2, 7]] = -1
-    torn.num_missing = 3
+    torn.num_torn = 3
     whole = replace_torn(client, drawing.query, torn, drawing.deadline, num_rows=NUM_ROWS)
     assert torch.equal(whole.tensors[("a",)], whole.tensors[("index",)])
     assert len(whole.missing) == 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.epochs import EncipheredOrder, SortedOrder, make_epoch_order, share_of
+from tdserve.rules.replay.epochs import EncipheredOrder, SortedOrder, compute_share, make_epoch_order
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.sampler import Uniform
 from tdserve.rules.replay.without_replacement import WithoutReplacement
@@ -95,7 +95,7 @@ def test_order_when_a_sampler_draws_rows_twice_then_refused() -> None:
 
 @pytest.mark.parametrize(("num_rows", "world_size"), [(10, 1), (10, 3), (3, 8), (0, 2), (1001, 8)])
 def test_shares_when_put_together_then_all_places_once_and_evenly(num_rows: int, world_size: int) -> None:
-    shares = [share_of(num_rows, rank=rank, world_size=world_size) for rank in range(world_size)]
+    shares = [compute_share(num_rows, rank=rank, world_size=world_size) for rank in range(world_size)]
     assert [place for share in shares for place in share] == list(range(num_rows))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -103,4 +103,4 @@ def test_shares_when_put_together_then_all_places_once_and_evenly(num_rows: int,
 @pytest.mark.parametrize(("rank", "world_size"), [(-1, 1), (1, 1), (0, 0), (True, 2), (0.0, 1)])
 def test_shares_when_there_is_no_such_reader_then_refused(rank: int, world_size: int) -> None:
     with pytest.raises(InvalidRequestError, match=r"rank|world_size"):
-        share_of(10, rank=rank, world_size=world_size)
+        compute_share(10, rank=rank, world_size=world_size)

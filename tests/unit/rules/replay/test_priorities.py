@@ -120,7 +120,7 @@ def test_lowest_when_numbers_change_then_as_sorted(capacity: int) -> None:
         model[gone] = np.inf
         tree.drop(gone)
         for num_rows in (1, 7, capacity):
-            found = tree.lowest(num_rows)
+            found = tree.find_lowest(num_rows)
             assert len(set(found.tolist())) == len(found)
             ordered = np.sort(model)
             assert model[found].tolist() == ordered[ordered < np.inf][:num_rows].tolist()
@@ -128,6 +128,6 @@ def test_lowest_when_numbers_change_then_as_sorted(capacity: int) -> None:
 
 def test_lowest_when_there_is_none_then_empty() -> None:
     tree = MinTree(100)
-    assert tree.lowest(3).tolist() == []
+    assert tree.find_lowest(3).tolist() == []
     tree.set(np.array([4]), np.array([0.0]))
-    assert tree.lowest(3).tolist() == [4]
+    assert tree.find_lowest(3).tolist() == [4]

@@ -60,4 +60,4 @@ def test_contains_when_the_mask_changes_later_then_the_answer_stays() -> None:
 def test_first_rows_when_members_lie_far_apart_then_the_first_of_them(max_rows: int, expected: list[int]) -> None:
     mask = RowMask(3 * RUN_PIECE_ROWS)
     mask.add(np.array([2 * RUN_PIECE_ROWS, 7, RUN_PIECE_ROWS + 1]))
-    assert mask.first_rows(max_rows).tolist() == expected
+    assert mask.get_first_rows(max_rows).tolist() == expected

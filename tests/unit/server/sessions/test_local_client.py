@@ -9,7 +9,7 @@ from tdserve.base.errors import CapacityError, CorruptDataError, PeerLostError
 from tdserve.control.status import encode_failure
 from tdserve.server.sessions.local_client import Invitation
 from tdserve.store.root import Root
-from tdserve.store.spools import spool_path
+from tdserve.store.spools import make_spool_path
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.world import Loop, World, outside
@@ -175,7 +175,7 @@ def test_spooled_when_values_are_in_a_file_then_the_order_says_where(
             if is_read_only or not nbytes:
                 assert order == worker_pb2.PutValues()
             else:
-                path = spool_path(world.root.sessions_folder, peer.lock_name)
+                path = make_spool_path(world.root.sessions_folder, peer.lock_name)
                 assert (order.spool, order.spool_offset, order.spool_nbytes) == (str(path), 512, nbytes)
 
     run(scenario())

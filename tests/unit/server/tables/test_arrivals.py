@@ -11,7 +11,7 @@ from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.slices import Slices
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.tables.arrivals import decode_arrival
-from tdserve.server.tables.rule_keys import group_column
+from tdserve.server.tables.rule_keys import name_group_column
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create, path
 from tests.unit.server.world import Loop, World
@@ -118,5 +118,5 @@ def test_with_columns_when_a_trajectory_key_and_a_group_are_known_then_both(worl
     )
     assert found.ids is not None
     assert found.ids.tolist() == [7, 8, 7]
-    assert found.groups[group_column(("g",))].tolist() == [1, 1, 2]
+    assert found.groups[name_group_column(("g",))].tolist() == [1, 1, 2]
     assert found.ends is None

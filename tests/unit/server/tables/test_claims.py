@@ -122,7 +122,7 @@ async def settled(entry: OpenedStore) -> None:
     deadline = Deadline.after(20.0)
     while num_reserved(entry):
         assert not deadline.expired
-        await entry.changed.wait_for(lambda: None if num_reserved(entry) else True, deadline, lambda: "the proof")
+        await entry.waiters.wait_for(lambda: None if num_reserved(entry) else True, deadline, lambda: "the proof")
 
 
 def restarted(world: World, name: str) -> OpenedStore:

@@ -213,7 +213,7 @@ def test_extend_when_granted_and_given_up_in_that_moment_then_the_next_writer_go
         )
         await in_line(entry, 2)
         table.abort(held)
-        entry.changed.wake()
+        entry.waiters.wake()
         await outside(first.cancel)  # it is granted, and has not gone on yet
         return await asyncio.wait_for(second, 5.0)
 

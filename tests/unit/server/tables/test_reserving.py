@@ -15,7 +15,7 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.tables.rule_keys import group_column
+from tdserve.server.tables.rule_keys import name_group_column
 from tdserve.v1 import control_pb2
 from tests.unit.rules.replay.tables import write
 from tests.unit.server.world import Loop, World, content_of, turns_during
@@ -227,7 +227,7 @@ def test_extend_when_a_group_is_asked_for_while_it_waits_then_its_rows_have_it_a
         await task
 
     run(scenario())
-    assert (table.columns.get_array(group_column(("a",)), np.int64)[:NUM_ROWS] == 3).all()
+    assert (table.columns.get_array(name_group_column(("a",)), np.int64)[:NUM_ROWS] == 3).all()
     assert not PLAIN_ARRIVAL.groups
 
 

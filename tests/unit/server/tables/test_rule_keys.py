@@ -17,7 +17,7 @@ from tdserve.server import services
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.mover import MAX_REPORTED_BYTES
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.tables.rule_keys import RuleKeys, group_column, to_bools, to_ids
+from tdserve.server.tables.rule_keys import RuleKeys, name_group_column, to_bools, to_ids
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import content, create, extend, extending, path, rows, sampling, writing
 from tests.unit.server.world import Loop, World, outside
@@ -48,7 +48,7 @@ def entry(world: World, run: Loop) -> OpenedStore:
 
 def column(entry: OpenedStore, *key: str) -> list[int]:
     """What rows are grouped by."""
-    found: list[int] = entry.get_table().columns.get_array(group_column(key), np.int64).tolist()
+    found: list[int] = entry.get_table().columns.get_array(name_group_column(key), np.int64).tolist()
     return found
 
 
@@ -64,7 +64,7 @@ def test_learn_when_rows_are_there_then_equal_values_get_equal_numbers(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
     for key in (("g",), ("n", "w")):
-        assert run(RuleKeys().learn_group(entry, key, world.session())) == group_column(key)
+        assert run(RuleKeys().learn_group(entry, key, world.session())) == name_group_column(key)
         found = column(entry, *key)
         assert found[0:6:2] == found[1:6:2]
         assert len(set(found[:6])) == 3
@@ -74,7 +74,7 @@ def test_learn_when_rows_are_there_then_equal_values_get_equal_numbers(
 
 def test_learn_when_known_already_then_no_row_is_looked_at(world: World, run: Loop, entry: OpenedStore) -> None:
     run(RuleKeys().learn_group(entry, ("g",), world.session()))
-    entry.get_table().columns.get_array(group_column(("g",)), np.int64)[:] = 77
+    entry.get_table().columns.get_array(name_group_column(("g",)), np.int64)[:] = 77
     run(RuleKeys().learn_group(entry, ("g",), world.session()))
     assert column(entry, "g") == [77] * 8
 
@@ -238,7 +238,7 @@ def test_extend_when_it_has_more_rows_than_one_report_then_they_are_read_a_part_
 
 
 def test_group_column_when_keys_differ_then_its_name_does_and_is_a_file_name() -> None:
-    names = {group_column(key) for key in (("a", "b"), ("ab",), ("a.b",), ("a/b",), ("\udcff",))}
+    names = {name_group_column(key) for key in (("a", "b"), ("ab",), ("a.b",), ("a/b",), ("\udcff",))}
     assert len(names) == 5
     assert all(name.replace("-", "").isalnum() for name in names)
 

@@ -245,7 +245,7 @@ def test_sample_when_somebody_waits_in_its_line_then_who_expects_content_at_once
         await in_line(queue)
         list(queue.get_table().selectors.release_in_pieces(1))  # there is something now, and nobody was woken yet
         answer = await world.samples.sample(session, 1, sampling(1, is_lease=True, message_nbytes=sizes))
-        queue.changed.wake()
+        queue.waiters.wake()
         await waiting
         return answer
 

@@ -12,7 +12,7 @@ from tdserve.rules.replay.selections import MAX_SELECTORS
 from tdserve.rules.replay.slices import Slices
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
-from tdserve.server.tables.rule_keys import group_column
+from tdserve.server.tables.rule_keys import name_group_column
 from tests.unit.server.replaying import content, create, extend, extending, in_line, path, rows, sample, sampling
 from tests.unit.server.world import Loop, World, turns_during
 
@@ -55,7 +55,7 @@ def test_sample_when_rows_come_while_its_kind_is_learnt_then_they_are_among_them
         return await task
 
     run(scenario())
-    table, column = entry.get_table(), group_column(("g",))
+    table, column = entry.get_table(), name_group_column(("g",))
     conditions = SampleConditions(group=column, group_size=2)
     assert table.selectors.has(conditions)
     assert len(table.selectors.get(conditions)) == LONG_ROWS

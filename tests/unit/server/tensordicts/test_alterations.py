@@ -183,7 +183,7 @@ def test_alter_when_somebody_writes_then_it_waits_for_him_and_new_writes_for_it(
             await asyncio.sleep(0)
         assert not altering.done()
         entry.writes.clear()
-        entry.changed.wake()
+        entry.waiters.wake()
         await altering
 
     run(writing())

@@ -73,7 +73,7 @@ def test_read_when_something_newer_comes_then_it_is_read(world: World, run: Loop
         await asyncio.sleep(0)
         assert not task.done()
         entry.get_generation_values()[:] += 2
-        entry.changed.wake()
+        entry.waiters.wake()
         return await task
 
     done = run(waiting())

@@ -270,7 +270,7 @@ def test_taken_when_the_server_makes_its_own_then_nobody_elses_count_unless_it_t
         waiting = asyncio.create_task(trees.taken(2, links[0], WRONG))
         await asyncio.sleep(0)
         trees.entry.get_versions().set_checksums(version.version, WRONG)
-        trees.entry.changed.wake()
+        trees.entry.waiters.wake()
         await waiting
         version = trees.publish(nbytes=MIN_NBYTES)
         assert (await trees.root()).link > root.link
@@ -371,7 +371,7 @@ def test_forget_deleted_when_nothing_is_under_way_then_all_of_the_store_is_forgo
         trees.publish()
         root = await trees.root()
         placed = await trees.place(2)
-        trees.entry.changed.delete("w")
+        trees.entry.waiters.delete("w")
         trees.relays.forget_deleted(trees.entry)
         assert len(trees.relays) == 1  # one client still takes it from another
         trees.report(2, ended=placed.link)

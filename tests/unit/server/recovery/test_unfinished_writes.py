@@ -19,7 +19,7 @@ from tdserve.rules.replay.order import Fifo
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.server.recovery.reserved import ReservedRows
-from tdserve.server.unfinished import RETRY_GRACE_S
+from tdserve.server.recovery.unfinished_writes import RETRY_GRACE_S
 from tdserve.store.session_locks import SessionLock
 from tdserve.v1 import control_pb2
 from tests.unit.server.local_peer import LocalPeer
@@ -59,17 +59,17 @@ def test_reserved_when_the_writer_is_gone_then_off_the_record(world: World, entr
     ReservedRows(uid, LOCK, 1, encode_rows(ROWS)).save(world.db)
     lock = SessionLock.hold(world.root.sessions_folder, LOCK)
     assert lock is not None
-    assert [each.rows.tolist() for each in world.stores.unfinished.find_reserved(uid)] == [ROWS.tolist()]
+    assert [each.rows.tolist() for each in world.stores.unfinished_writes.find_reserved(uid)] == [ROWS.tolist()]
     lock.release()
-    assert world.stores.unfinished.find_reserved(uid) == []
+    assert world.stores.unfinished_writes.find_reserved(uid) == []
     assert records(world) == 0
 
 
 def test_overwritten_when_on_record_then_each_row_once(world: World, entry: OpenedStore) -> None:
     for request, numbers in ((1, [3, 1]), (2, [1, 5])):
         Overwrite(entry.record.uid, LOCK, request, RowSet.from_rows(np.array(numbers)), ()).save(world.db)
-    assert world.stores.unfinished.find_overwritten(entry.record.uid, entry.spec).tolist() == [1, 3, 5]
-    assert world.stores.unfinished.find_overwritten("another", entry.spec).tolist() == []
+    assert world.stores.unfinished_writes.find_overwritten(entry.record.uid, entry.spec).tolist() == [1, 3, 5]
+    assert world.stores.unfinished_writes.find_overwritten("another", entry.spec).tolist() == []
 
 
 def overwriting(entry: OpenedStore, index: list[int]) -> control_pb2.WriteRequest:
@@ -164,7 +164,7 @@ def test_lost_rows_when_their_writer_is_not_proved_gone_since_a_restart_then_it_
             while (world.root.sessions_folder / LOCK).exists():  # noqa: ASYNC110 (it is looked at from time to time)
                 await asyncio.sleep(0)
             assert lost.may_heal_until_s == math.inf
-        world.stores.unfinished.on_open()
+        world.stores.unfinished_writes.on_open()
         until_s = lost.may_heal_until_s
         assert RETRY_GRACE_S / 2 < until_s - time.monotonic() <= RETRY_GRACE_S
         if not is_released_first:

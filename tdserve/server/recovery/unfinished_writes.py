@@ -35,8 +35,8 @@ tries at least every 2 s. It is counted from the opening of sessions, and again 
 earlier session, which it holds as long as it is at work, or stopped."""
 
 
-class Unfinished:
-    """Unfinished rows, which are kept from other writers, also across a restart.
+class UnfinishedWrites:
+    """UnfinishedWrites rows, which are kept from other writers, also across a restart.
 
     Args:
         db: Catalog that records them.
@@ -135,7 +135,7 @@ class Unfinished:
             self._healing.append(entry)
         else:
             entry.lost.may_heal_until_s = time.monotonic() + RETRY_GRACE_S
-            entry.changed.wake()
+            entry.waiters.wake()
 
     def _restore_lost(self, entry: OpenedStore) -> None:
         """Marks rows that are still odd as lost, except those of a write that was complete when the crash came."""
@@ -165,7 +165,7 @@ class Unfinished:
         """Frees reserved rows for the next writer."""
         entry.get_table().release(reservation)
         self._db.delete("pending", record.key)
-        entry.changed.wake()
+        entry.waiters.wake()
 
     def _let_go(self, entry: OpenedStore, overwrite: Overwrite) -> None:
         """Handles the proof that the writer of lost rows is gone.
@@ -187,7 +187,7 @@ class Unfinished:
                 self._dropping.add(task)
                 task.add_done_callback(self._dropping.discard)
                 task.add_done_callback(retrieve_exception)
-        entry.changed.wake()
+        entry.waiters.wake()
 
     async def _drop(self, entry: OpenedStore, lost: Overwrite) -> None:
         def forget() -> None:
@@ -195,4 +195,4 @@ class Unfinished:
                 lost.forget(txn)
 
         await RowWriteHold(entry, lost.rows, ()).drop(forget)
-        entry.changed.wake()
+        entry.waiters.wake()
