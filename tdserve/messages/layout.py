@@ -122,6 +122,11 @@ class Layout:
         return tuple(slot.path for slot in self.slots[: self.num_leaves])
 
     @cached_property
+    def trailing_numbers(self) -> dict[str, int]:
+        """Numbers of the slots of trailing columns, by name."""
+        return {self.slots[number].path[0]: number for number in range(self.num_leaves, len(self.slots))}
+
+    @cached_property
     def messages(self) -> tuple[Message, ...]:
         """The messages: large leaves alone in pieces of at most 4 MiB, runs of small ones together; every leaf is
         covered once."""

@@ -34,9 +34,7 @@ class Received:
 
     def get_trailing(self, name: str) -> torch.Tensor:
         """Returns a column that the service has added."""
-        slots = self._layout.slots
-        number = next(i for i in range(self._layout.num_leaves, len(slots)) if slots[i].path == (name,))
-        return self.columns[number]
+        return self.columns[self._layout.trailing_numbers[name]]
 
     @cached_property
     def _status(self) -> list[int]:

@@ -126,7 +126,7 @@ class Sampled:
 
     def __init__(self, content: Content, query: Query) -> None:
         received = content.columns
-        self.tensors: dict[Path, torch.Tensor] = received.get_leaves()
+        self.tensors = content.leaves  # not copied: the content of a sample has no other reader
         shown = (INDEX_KEY, GENERATION_KEY, *query.added)
         if SLICE_END_KEY in query.added:
             has_flag = _TRUNCATED in self.tensors

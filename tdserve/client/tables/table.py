@@ -88,6 +88,7 @@ class TableHandle(ByAddress):
         self._counts = LastCounts(description.num_rows, description.inserts)
         self.settings = Settings.from_json(description.settings)
         self._stored = self.spec.prepend((self.capacity,))
+        self._added_columns = [list_added_columns(self.settings, is_grouped=flag) for flag in (False, True)]
         self.__dict__.pop("_coalescer", None)
         self._paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
         self._fitting: tuple[Spec | None, tuple[Path, ...]] = (None, ())
@@ -167,7 +168,7 @@ class TableHandle(ByAddress):
             return_early=return_early,
         )
 
-    def extend_captured(self, captured: Sequence[Captured], **annotations: Any) -> torch.Tensor:
+    def extend_captured(self, captured: Sequence[Captured], **annotations: Any) -> Any:
         """Writes rows that a writer has captured, all together; other arguments, result and errors as of ``extend``."""
         return self._extend(captured, self._check_fits(captured[0].spec), **annotations)
 
@@ -402,7 +403,7 @@ class TableHandle(ByAddress):
         return Query(
             self.name,
             self._stored,
-            list_added_columns(self.settings, is_grouped=group is not None),
+            self._added_columns[group is not None],
             require=required,
             consumer=consumer,
             group_by=group,

@@ -77,6 +77,8 @@ def place_lists(message: control_pb2.ClientMessage, ahead: LongListFile | None) 
         CapacityError: The disk had no room for the lists.
     """
     lists = find_lists(message)
+    if not lists and ahead is None:
+        return
     if any(each.file for each in lists):
         raise RemoteProtocolError(expected="a list", received="the name of a file")
     expected, received = sum(each.nbytes_ahead for each in lists), 0 if ahead is None else ahead.nbytes

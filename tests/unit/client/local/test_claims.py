@@ -201,7 +201,7 @@ def test_close_when_a_session_ends_then_its_lock_is_held_until_nothing_is_filled
 
     monkeypatch.setattr(local_claims, "fill_rows", fill_slowly)
     with ThreadPoolExecutor(2) as threads:
-        filling = threads.submit(claim.extend, 1, batch(1))
+        filling = threads.submit(claim.extend, 1, [batch(1)])
         assert begun.wait(20.0)
         closing = threads.submit(table.session.close)
         try:

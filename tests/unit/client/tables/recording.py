@@ -83,7 +83,7 @@ class RecordingTable:
             fault = self.faults.pop(0) if self.faults else None
             if fault is not None:
                 raise fault
-            batch = torch.cat([build(each.spec, each.tensors, each.values) for each in captured])
+            batch: Any = torch.cat([build(each.spec, each.tensors, each.values) for each in captured])
             self.contents.append(batch)
             self.batches.append(batch["x"].tolist())
             said = {"priority": priority, "ends": ends, "policy_version": policy_version}
