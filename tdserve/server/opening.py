@@ -19,8 +19,8 @@ from tdserve.rules.replay.table import Table
 from tdserve.rules.weights import Versions
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import find_unfilled_claims
-from tdserve.server.recovery.unfinished_writes import UnfinishedWrites
 from tdserve.server.specs import Specs
+from tdserve.server.unfinished_writes import UnfinishedWrites
 from tdserve.store.adopted import Adopted, check_adopted
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations

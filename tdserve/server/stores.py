@@ -31,8 +31,8 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import Opener, TableOpening, make_files, make_stored_spec
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.recovery.redo_log import RedoEntry
-from tdserve.server.recovery.unfinished_writes import UnfinishedWrites
 from tdserve.server.specs import Specs, make_keys
+from tdserve.server.unfinished_writes import UnfinishedWrites
 from tdserve.server.waiting import Waiters
 from tdserve.server.workers import DataWorker, drop_store
 from tdserve.store.adopted import Adopted

@@ -62,7 +62,7 @@ def test_parse_when_it_is_an_index_then_as_torch_takes_it(given: Any, expected: 
 
 @pytest.mark.parametrize("given", ["a", b"a", 1.0, np.bool_(True), np.float32(1), np.array([1.0])])
 def test_parse_when_torch_would_refuse_then_type_error(given: Any) -> None:
-    with pytest.raises(TypeError, match="no index"):
+    with pytest.raises(TypeError, match="not an index"):
         parse_item(given)
 
 

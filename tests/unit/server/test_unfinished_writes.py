@@ -19,7 +19,7 @@ from tdserve.rules.replay.order import Fifo
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.server.recovery.reserved import ReservedRows
-from tdserve.server.recovery.unfinished_writes import RETRY_GRACE_S
+from tdserve.server.unfinished_writes import RETRY_GRACE_S
 from tdserve.store.session_locks import SessionLock
 from tdserve.v1 import control_pb2
 from tests.unit.server.local_peer import LocalPeer
