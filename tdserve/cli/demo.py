@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tdserve.base.config import TRANSPORTS
+from tdserve.base.addresses import parse_address
+from tdserve.base.config import TRANSPORTS, ServerConfig
 from tdserve.base.errors import NotSupportedError
 from tdserve.cli.lasting import lasting
 from tdserve.cli.options import Command, make_endpoint
-from tdserve.examples.demo.options import ROLES, DemoOptions, index_of_host
+from tdserve.examples.demo.options import ROLES, DemoOptions
 
 DEFAULTS = DemoOptions()
 
@@ -61,18 +63,50 @@ def demo(**settings: Any) -> int:
             from tdserve.examples.demo.main import run  # imports torch and gymnasium
         return run(DemoOptions(**_said(settings)))
     if role == "server":
-        from tdserve.examples.demo.server_role import serve  # needs gRPC's server side
+        from tdserve.server.main import run as serve  # needs gRPC's server side
 
-        return serve(settings["address"], settings["root"])
+        return serve(server_settings(settings["address"], settings["root"]).validate())
     options = _role_options(settings)
     with _missing_explained():
         if role == "actor":
-            from tdserve.examples.demo.actor import act_alone
+            from tdserve.examples.demo.actor import act
 
-            return act_alone(options)
+            return act(options)
         from tdserve.examples.demo.learner import learn_alone
 
         return learn_alone(options)
+
+
+def server_settings(address: str | None, root: Path | None, environ: Mapping[str, str] | None = None) -> ServerConfig:
+    """Returns the server's settings, from ``TDSERVE_*`` variables and from the address that the other roles use.
+
+    Args:
+        address: ``host:port`` of the server for the other roles. A name or address that other machines can reach means
+            every interface, because a container's health check comes over loopback. None means ``127.0.0.1:7707``.
+        root: The folder that the server owns; None reads ``TDSERVE_ROOT``.
+        environ: The variables; None reads those of the process.
+
+    Raises:
+        InvalidRequestError: A setting is not possible, or there is no root.
+    """
+    defaults = {}
+    if address is not None:
+        host, port = parse_address("address", address)
+        is_here = ServerConfig(root="", host=host).is_loopback
+        defaults = {"host": host if is_here else "0.0.0.0", "port": port}  # noqa: S104 (not without a token)
+    return ServerConfig.from_env(environ, defaults=defaults, root=None if root is None else str(root))
+
+
+def index_of_host(hostname: str) -> int:
+    """Returns the number of an actor that was given none.
+
+    It is the one at the end of ``actor-3``, one made of a container's id, or 0. The actors of one service in containers
+    differ only in this name, and have to explore differently.
+    """
+    numbered = re.fullmatch(r".*[-_.](\d{1,6})", hostname)
+    if numbered:
+        return int(numbered[1])
+    return int(hostname, 16) % 10_000 if re.fullmatch(r"[0-9a-f]{12}", hostname) else 0
 
 
 def _said(settings: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def run_all(options: argparse.Namespace) -> None:
             check()  # a dead collector is the cause, what it was waited for in vain the effect
             raise
         finally:
-            collectors.stop()
+            collectors.close()
 
 
 def run_rank(options: argparse.Namespace, rank: TorchrunRank) -> None:

@@ -2,9 +2,8 @@
 
 Read in this order: ``stores`` (what is shared), ``actor``, ``learner``, ``dqn``; the rest starts, watches and draws::
 
-    actor 0 ──extend──► transitions ──sample──► learner
-    actor 1 ──extend──► episodes                   │
-       ▲ ▲                  │                      │
+    actor 0 ──extend──► transitions ──sample──► learner, which also starts the others
+    actor 1 ──extend──► episodes ─────read────►    │    and shows how the run goes
+       ▲ ▲                                         │
        └─┴──────latest── policy ◄──────publish─────┘
-                            └──► the parent: progress, figures
 """

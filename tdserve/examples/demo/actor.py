@@ -1,24 +1,20 @@
-"""An actor: steps environments with the newest policy, and sends to the server what happened.
-
-``act`` is a process of the whole demo. ``act_alone`` is ``tdserve demo --role actor``: it goes on while the server, the
-network or the learner is away.
-"""
+"""An actor: steps environments with the newest policy, and sends to the server what happened."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.errors import DeadlineExceededError
+from tdserve.base.errors import DeadlineExceededError, TransportError
 from tdserve.examples.demo.dqn import epsilon, make_network
 from tdserve.examples.demo.options import DemoOptions, parse
-from tdserve.examples.demo.patience import BORNE, Patience
 from tdserve.examples.demo.processes import end_with_parent
 from tdserve.examples.demo.rollout import Actions, Observations, Rollout, to_episode_rows, to_transition_rows
 from tdserve.examples.demo.stores import PATIENCE_S, POLICY, WARMUP_ROWS, open_stores, sizes
@@ -27,6 +23,9 @@ NUM_ENVS = 4
 STEPS_PER_VERSION = 8
 """Steps of every environment with one policy. Together with the learner's updates per version, this fixes how often a
 transition is learned from, however fast the machine is: neither side outruns the other."""
+
+GONE_S = 300.0
+"""After this long without an answer or a newer policy, the server or the learner will not come back by itself."""
 
 WARMUP_CALLS = WARMUP_ROWS // (NUM_ENVS * STEPS_PER_VERSION)
 """Calls of ``Actor.act`` before there is a policy."""
@@ -57,18 +56,13 @@ class Actor:
         self.is_over = False
         self.num_sent = 0
 
-    def follow_policy(self, timeout_s: float | None = None) -> float:
+    def follow_policy(self, timeout_s: float) -> float:
         """Waits for a newer policy and takes it. With 0 seconds, takes one only if it is there.
 
         Returns:
             The share of random actions that goes with the policy; 1 where there was none.
         """
-        policy = self._client.latest(
-            POLICY,
-            newer_than=self.version,
-            timeout_s=PATIENCE_S if timeout_s is None else timeout_s,
-            out=self._parameters,
-        )
+        policy = self._client.latest(POLICY, newer_than=self.version, timeout_s=timeout_s, out=self._parameters)
         if policy is None:
             return 1.0
         self.version = policy.version
@@ -91,24 +85,9 @@ class Actor:
 
 
 def act(options: DemoOptions) -> int:
-    """Acts until ``max_seconds`` are over or SIGTERM comes. Returns the exit code."""
-    torch.set_num_threads(1)
-    deadline_s = time.monotonic() + options.max_seconds
-    with options.connect() as client:
-        actor = Actor(client, options)
-        for _ in range(WARMUP_CALLS):
-            actor.act(exploration=1.0)
-        while time.monotonic() < deadline_s:
-            actor.act(actor.follow_policy())
-    return 0
-
-
-GONE_S = 300.0
-"""After this long without any success, the server or the learner will not come back by itself."""
-
-
-def act_alone(options: DemoOptions) -> int:
     """Acts until the learner says that the run is over, or until ``max_seconds`` and a minute are over.
+
+    Whatever happens to the server or the network, the client's calls go on as soon as they are back.
 
     Returns:
         The exit code: 0.
@@ -121,54 +100,47 @@ def act_alone(options: DemoOptions) -> int:
     def say(line: str) -> None:
         print(f"actor {options.index}: {line}", flush=True)
 
-    say(f"connects to {options.server_address}")
-    patience = Patience(GONE_S, say=say)
-    with options.connect(timeout_s=PATIENCE_S) as client:
-        actor = patience.call(lambda: Actor(client, options))
-        ending = _act(actor, patience, max_seconds=options.max_seconds, say=say)
-        while actor.is_over and _another_begins(actor, options.linger_s, say=say):
-            ending = _act(actor, patience, max_seconds=options.max_seconds, say=say)
+    say(f"connects to {options.address}")
+    with options.connect(timeout_s=GONE_S) as client:
+        actor = Actor(client, options)
+        ending, wait_s = "no other run has begun", PATIENCE_S
+        if POLICY in client:
+            actor.follow_policy(GONE_S)
+        while not actor.is_over or _another_begins(actor, wait_s, say):
+            ending, wait_s = _act(actor, options.max_seconds), options.linger_s
+            if not actor.is_over:
+                break
     say(f"{ending}; {actor.num_sent:,} transitions sent, policy version {actor.version}")
     return 0
 
 
-def _act(actor: Actor, patience: Patience, *, max_seconds: float, say: Callable[[str], None]) -> str:
-    """Acts; returns why it has ended."""
-    patience.call(lambda: actor.follow_policy(0))
-    if actor.is_over:
-        say("the run there is over; waits for another one")
-        try:
-            actor.follow_policy()
-        except DeadlineExceededError:
-            return "no other run has begun"
-    for _ in range(WARMUP_CALLS):
-        patience.call(lambda: actor.act(exploration=1.0))
-    deadline_s = time.monotonic() + max_seconds + PATIENCE_S
-    while time.monotonic() < deadline_s:
-        try:
-            exploration = actor.follow_policy()
-            if actor.is_over:
-                return "the learner says that it is over"
-            actor.act(exploration)
-        except BORNE as error:
-            patience.bear(error)
-        else:
-            patience.renew()
-    return "the time is up"
-
-
-def _another_begins(actor: Actor, linger_s: float, *, say: Callable[[str], None]) -> bool:
+def _another_begins(actor: Actor, wait_s: float, say: Callable[[str], None]) -> bool:
     """Waits for another run and returns whether one began. With 0 seconds it does not wait."""
-    if linger_s == 0:
-        return False
-    say(f"the run is over; stays {linger_s:g} s for another one")
-    try:
-        actor.follow_policy(linger_s)
-    except BORNE:
-        return False  # no learner began one, or the server went away first
+    if wait_s:
+        say(f"the run is over; stays {wait_s:g} s for another one")
+        with suppress(TransportError, DeadlineExceededError):  # no learner began one, or the server went away
+            actor.follow_policy(wait_s)
     return not actor.is_over
+
+
+def _act(actor: Actor, max_seconds: float) -> str:
+    """Acts; returns why it has ended."""
+    for _ in range(WARMUP_CALLS):
+        actor.act(exploration=1.0)
+    end_s = time.monotonic() + max_seconds + PATIENCE_S
+    while (left_s := end_s - time.monotonic()) > 0:
+        try:
+            exploration = actor.follow_policy(min(left_s, GONE_S))
+        except (TransportError, DeadlineExceededError):
+            if left_s > GONE_S:
+                raise
+            break
+        if actor.is_over:
+            return "the learner says that it is over"
+        actor.act(exploration)
+    return "the time is up"
 
 
 if __name__ == "__main__":
     end_with_parent()
-    sys.exit(act(parse("actor")))
+    sys.exit(act(parse(sys.argv[1:])))

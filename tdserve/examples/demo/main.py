@@ -1,27 +1,30 @@
-"""The parent process of the demo: starts server, actors and learner, watches them, and leaves nothing behind."""
+"""The whole demo: starts a server and actors, is the learner, and leaves nothing behind."""
 
 from __future__ import annotations
 
+import signal
 import tempfile
-import time
+from contextlib import closing
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
 import tdserve
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.machine import get_own_command
+from tdserve.examples.demo.learner import Learner, learn
 from tdserve.examples.demo.options import DemoOptions
-from tdserve.examples.demo.processes import Processes, Signals
-from tdserve.examples.demo.report import Ending, Goal, ProgressDisplay, Result, print_summary, summary, write_json
-from tdserve.examples.demo.stores import open_stores, sizes
-from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, Begun, Watch
+from tdserve.examples.demo.processes import Processes, hold_signals
+from tdserve.examples.demo.report import Ending, Result, find_target, print_summary, summarize, write_json
+from tdserve.examples.demo.stores import sizes
+from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, Watch
 
-POLL_INTERVAL_S = 0.5
+SERVER_TIMEOUT_S = 10.0
+"""The server runs on this machine, and is not started again: an answer that takes longer does not come."""
 
-STARTING = "starts {} actors and a learner, which import torch; the first figures come after some seconds"
+STARTING = "starts {} actors, which import torch; the first figures come after some seconds"
 
 
 def run(options: DemoOptions) -> int:
@@ -37,76 +40,55 @@ def run(options: DemoOptions) -> int:
     """
     sizes(options.env)
     _make_folders(options)
-    with Signals() as signals, tempfile.TemporaryDirectory(prefix="tdserve-demo-") as folder:
-        return _run_all(options, Path(folder), signals)
+    torch.set_num_threads(1)
+    console = Console(highlight=False)
+    with hold_signals() as signals:
+        with tempfile.TemporaryDirectory(prefix="tdserve-demo-") as folder:
+            result, ending = _run_all(options, Path(folder), signals, console)
+        write_json(result, options.figures_path)
+        draw(result, options.curve_path)
+        print_summary(console, summarize(result))
+        if ending.details:
+            Console(stderr=True).print(ending.details, markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{options.curve_path}\n{options.figures_path}", soft_wrap=True)
+        return ending.exit_code
 
 
-def _run_all(options: DemoOptions, folder: Path, signals: Signals) -> int:
-    started_s = time.time()
-    console = Console()
-    goal = Goal.of(options)
-    processes = Processes(folder)
-    with tdserve.Server(options.root or folder / "root") as server:
-        console.print(
-            f"server {server.address}; look inside: {get_own_command()} ls --address {server.address}", highlight=False
-        )
+def _run_all(
+    options: DemoOptions, folder: Path, signals: list[signal.Signals], console: Console
+) -> tuple[Result, Ending]:
+    """Is the learner, and starts the others. All have ended when it returns."""
+    with (
+        tdserve.Server(options.root or folder / "root") as server,
+        closing(Processes(folder)) as actors,
+        # connect first: a data worker takes long to start beside more processes that import torch
+        tdserve.connect(server.address, transport=options.transport, timeout_s=SERVER_TIMEOUT_S) as client,
+    ):
+        address = server.address
+        console.print(f"server {address}; look inside: {get_own_command()} ls --address {address}", soft_wrap=True)
+        learner = Learner(client, options)
+        watch = Watch(client, learner.stores, learner.begin()[0])
+        for index in range(options.num_actors):
+            arguments = options.arguments(address=address, index=index)
+            actors.start(f"actor {index}", "tdserve.examples.demo.actor", arguments)
+        console.print(STARTING.format(options.num_actors), soft_wrap=True)
+
+        def check() -> Ending | None:
+            # A signal to the whole group may end the server, and its end may end the others: name the cause first.
+            if signals:
+                return Ending(f"stopped by {signals[0].name}", 128 + signals[0])
+            if not server.is_alive:
+                return Ending("lost the server: its process ended", 1)
+            death = actors.death()
+            return None if death is None else Ending(str(death), 1, death.last_lines)
+
         try:
-            # connect first: a data worker takes long to start beside three more processes that import torch
-            with tdserve.connect(server.address, transport=options.transport) as client:
-                stores = open_stores(client, options.env)
-                watch = Watch(client, stores, Begun.now(client, stores)._replace(seconds=time.time() - started_s))
-                module = "tdserve.examples.demo"
-                for index in range(options.num_actors):
-                    arguments = options.arguments(address=server.address, index=index)
-                    processes.start(f"actor {index}", f"{module}.actor", arguments)
-                processes.start("learner", f"{module}.learner", options.arguments(address=server.address))
-                console.print(STARTING.format(options.num_actors), highlight=False, soft_wrap=True)
-                with ProgressDisplay(console, title=options.title, target=goal.target) as progress:
-                    ending = _follow(watch, progress, server, processes=processes, signals=signals, goal=goal)
-        finally:
-            processes.stop()
-    result = Result(options, goal.target, ending.reason, watch.newest, watch.episodes)
-    write_json(result, options.figures_path)
-    draw(result, options.curve_path)
-    print_summary(console, summary(result))
-    if ending.details:
-        Console(stderr=True).print(ending.details, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{options.curve_path}\n{options.figures_path}", soft_wrap=True, highlight=False)
-    return ending.exit_code
-
-
-def _follow(
-    watch: Watch,
-    progress: ProgressDisplay,
-    server: tdserve.Server,
-    *,
-    processes: Processes,
-    signals: Signals,
-    goal: Goal,
-) -> Ending:
-    while True:
-        death = processes.death()
-        fault = _poll(watch) if server.is_alive else "its process ended"
-        # A signal to the whole group may end the server, and its end may end the others: name the cause first.
-        if signals.received is not None:
-            return Ending(f"stopped by {signals.received.name}", 128 + signals.received)
-        if fault is not None:
-            return Ending(f"lost the server: {fault}", 1)
-        if death is not None:
-            return Ending(str(death), 1, death.last_lines)
-        progress.show(watch.newest, watch.rates)
-        ending = goal.ending(watch.newest)
-        if ending is not None:
-            return ending
-        time.sleep(POLL_INTERVAL_S)
-
-
-def _poll(watch: Watch) -> str | None:
-    try:
-        watch.poll()
-    except TDServeError as fault:
-        return str(fault)
-    return None
+            ending = learn(learner, watch, options, console=console, check=check)
+            if server.is_alive:
+                learner.publish(is_over=True, **watch.progress)
+        except TDServeError as fault:
+            ending = check() or Ending(f"lost the server: {fault}", 1)
+    return Result(options, ending.reason, watch.newest, watch.episodes), ending
 
 
 def _make_folders(options: DemoOptions) -> None:
@@ -119,8 +101,7 @@ def _make_folders(options: DemoOptions) -> None:
 
 def draw(result: Result, path: Path) -> None:
     """Draws the learning curve: a dot for every episode, and a line for the mean of the last 20."""
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)  # needs no display, and no state of pyplot
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")  # needs no display, and no state of pyplot
     axes = figure.add_subplot()
     for actor in sorted({episode.actor for episode in result.episodes}):
         mine = [episode for episode in result.episodes if episode.actor == actor]
@@ -129,8 +110,9 @@ def draw(result: Result, path: Path) -> None:
     if result.curve:
         seconds, means = zip(*result.curve, strict=True)
         axes.plot(seconds, means, "k-", label=f"mean of the last {NUM_EPISODES_OF_MEAN}")
-    if result.target is not None:
-        axes.axhline(result.target, color="tab:green", linestyle="--", label=f"solved: {result.target:g}")
+    target = find_target(result.options)
+    if target is not None:
+        axes.axhline(target, color="tab:green", linestyle="--", label=f"solved: {target:g}")
     axes.set(xlabel="seconds", ylabel="return", title=f"{result.options.title}: {result.ending}")
     axes.legend(loc="upper left")
     axes.grid(alpha=0.3)

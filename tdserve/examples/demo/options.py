@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +34,7 @@ class DemoOptions:
         json_path: The file for the figures as JSON; None means ``figures.json`` in ``out``.
         png_path: The file for the learning curve; None means ``learning-curve.png`` in ``out``.
         role: Run only this part, with a server that runs elsewhere; None means the whole demo.
-        address: ``host:port`` of that server.
+        address: ``host:port`` of that server; empty for the whole demo, which starts one.
         index: The number of this actor, from 0.
         token: The token of that server, kept out of ``repr``.
         local_root: Where this process sees that server's root, if elsewhere than the server does.
@@ -54,7 +52,7 @@ class DemoOptions:
     json_path: Path | None = None
     png_path: Path | None = None
     role: Role | None = None
-    address: str | None = None
+    address: str = ""
     index: int = 0
     token: str | None = field(default=None, repr=False)
     local_root: str | None = None
@@ -69,23 +67,12 @@ class DemoOptions:
         ):
             if not is_fine:
                 raise InvalidRequestError(argument=name, reason=f"{getattr(self, name)} is not {bound}")
-        if (self.role is None) != (self.address is None):
+        if (self.role is None) != (not self.address):
             raise InvalidRequestError(argument="role", reason="a role needs an address, and an address a role")
 
-    @property
-    def server_address(self) -> str:
-        """The address that an actor or learner connects to.
-
-        Raises:
-            InvalidRequestError: These are the options of the whole demo, which starts a server of its own.
-        """
-        if self.address is None:
-            raise InvalidRequestError(argument="address", reason="there is none")
-        return self.address
-
-    def connect(self, *, timeout_s: float = 30.0) -> tdserve.Client:
-        """Returns a client of that server."""
-        address, token, root = self.server_address, self.token, self.local_root
+    def connect(self, *, timeout_s: float) -> tdserve.Client:
+        """Returns a client of that server. Its calls wait so long for a server that is away."""
+        address, token, root = self.address, self.token, self.local_root
         return tdserve.connect(address, transport=self.transport, token=token, timeout_s=timeout_s, root=root)
 
     @property
@@ -103,25 +90,13 @@ class DemoOptions:
         """The path of the PNG file."""
         return self.png_path or self.out / "learning-curve.png"
 
-    def arguments(self, *, address: str, index: int = 0) -> list[str]:
-        """Returns the command line of an actor or learner of this run; ``parse`` reads it."""
+    def arguments(self, *, address: str, index: int) -> list[str]:
+        """Returns the command line of an actor of this run; ``parse`` reads it."""
         shared = {name: getattr(self, name) for name in ("seed", "max_seconds", "transport", "env")}
         return [json.dumps({**shared, "address": address, "index": index})]
 
 
-def index_of_host(hostname: str) -> int:
-    """Returns the number of an actor that was given none.
-
-    It is the one at the end of ``actor-3``, one made of a container's id, or 0. The actors of one service in containers
-    differ only in this name, and have to explore differently.
-    """
-    numbered = re.fullmatch(r".*[-_.](\d{1,6})", hostname)
-    if numbered:
-        return int(numbered[1])
-    return int(hostname, 16) % 10_000 if re.fullmatch(r"[0-9a-f]{12}", hostname) else 0
-
-
-def parse(role: Role, arguments: Sequence[str] | None = None) -> DemoOptions:
-    """Reads the command line of ``python -m tdserve.examples.demo.actor`` or ``.learner``, written by ``arguments``."""
-    (options,) = sys.argv[1:] if arguments is None else arguments
-    return DemoOptions(role=role, **json.loads(options))
+def parse(arguments: Sequence[str]) -> DemoOptions:
+    """Reads the command line of ``python -m tdserve.examples.demo.actor``, written by ``arguments``."""
+    (options,) = arguments
+    return DemoOptions(role="actor", **json.loads(options))

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
@@ -63,43 +64,37 @@ class Processes:
                 return Death(name, exit_code, "\n".join(lines[-NUM_LOG_LINES:]))
         return None
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Ends all children, politely at first, and returns when all are gone."""
         for child in self._children.values():
             child.terminate()
-        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        end_s = time.monotonic() + STOP_TIMEOUT_S
         for child in self._children.values():
-            try:
-                child.wait(max(0.0, deadline_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            if child.stdin is not None:
-                child.stdin.close()
+            with child:  # at the end of the block it is waited for
+                try:
+                    child.wait(max(0.0, end_s - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    child.kill()
         self._children.clear()
 
     def _log(self, name: str) -> Path:
         return self._logs / f"{name}.log"
 
 
-class Signals:
-    """Keeps SIGINT, SIGTERM or SIGHUP as a value, so that no signal interrupts a clean-up. A context manager."""
+@contextmanager
+def hold_signals() -> Iterator[list[signal.Signals]]:
+    """Yields a list that collects SIGINT, SIGTERM and SIGHUP, so that no signal interrupts a clean-up."""
+    received: list[signal.Signals] = []
 
-    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    def receive(number: int, _: object) -> None:
+        received.append(signal.Signals(number))
 
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-
-    def __enter__(self) -> Signals:
-        self._before = {number: signal.signal(number, self._receive) for number in self.NUMBERS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
-
-    def _receive(self, number: int, _: object) -> None:
-        self.received = self.received or signal.Signals(number)
 
 
 def end_with_parent() -> None:

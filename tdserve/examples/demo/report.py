@@ -6,7 +6,8 @@ This module does not import matplotlib: roles run without it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 
 from tdserve.examples.demo.options import DemoOptions
-from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, Episode, Rates, Snapshot, mean_return
+from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, Episode, Snapshot, compute_rates, mean_return
 
 LINE_INTERVAL_S = 2.0
 """Seconds between two plain lines: a log file wants few."""
@@ -37,77 +38,55 @@ SOLVED = Ending("solved", 0)
 TIME_IS_UP = Ending("time is up", 0)
 
 
-class Goal(NamedTuple):
-    """When a run ends by itself."""
-
-    target: float | None  # mean return; None where the environment names none
-    max_seconds: float
-
-    @classmethod
-    def of(cls, options: DemoOptions) -> Goal:
-        """Returns the goal of a run: the target that it was given, or the environment's own."""
-        target = options.target
-        if target is None:
-            target = gymnasium.spec(options.env).reward_threshold
-        return cls(target, options.max_seconds)
-
-    def ending(self, seen: Snapshot) -> Ending | None:
-        """Returns the ending that has been reached, if any."""
-        if self.target is not None and seen.mean_return is not None and seen.mean_return >= self.target:
-            return SOLVED
-        return TIME_IS_UP if seen.seconds >= self.max_seconds else None
+def find_target(options: DemoOptions) -> float | None:
+    """Returns the mean return that solves a run: the one that was given, or the environment's own, if it has one."""
+    return gymnasium.spec(options.env).reward_threshold if options.target is None else options.target
 
 
-class ProgressDisplay:
-    """Shows snapshots as they come: in a table that renews itself on a terminal, in plain lines elsewhere.
+def find_ending(seen: Snapshot, options: DemoOptions) -> Ending | None:
+    """Returns the ending that a run has reached, if any."""
+    target = find_target(options)
+    if target is not None and seen.mean_return is not None and seen.mean_return >= target:
+        return SOLVED
+    return TIME_IS_UP if seen.seconds >= options.max_seconds else None
 
-    A context manager.
+
+@contextmanager
+def open_display(console: Console, options: DemoOptions) -> Iterator[Callable[[Snapshot, dict[str, Any]], None]]:
+    """Yields what shows snapshots with their rates: in a table that renews itself on a terminal, or in plain lines.
 
     Args:
         console: The console to print to; whether it is a terminal decides the form.
-        title: The title of the table.
-        target: The mean return that ends the run; None where the environment names none.
+        options: Of the run.
     """
+    target, shown_s = find_target(options), -LINE_INTERVAL_S
 
-    def __init__(self, console: Console, *, title: str, target: float | None) -> None:
-        self._console = console
-        self._title = title
-        self._target = target
-        self._live = Live(console=console, refresh_per_second=REFRESHES_PER_S) if console.is_terminal else None
-        self._last_line_s = -LINE_INTERVAL_S
+    def print_line(snapshot: Snapshot, rates: dict[str, Any]) -> None:
+        nonlocal shown_s
+        if snapshot.seconds - shown_s >= LINE_INTERVAL_S:
+            shown_s = snapshot.seconds
+            figures = describe(snapshot, rates, target=target)
+            console.print(" | ".join(f"{name} {value}" for name, value in figures.items()), soft_wrap=True)
 
-    def __enter__(self) -> ProgressDisplay:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def show(self, snapshot: Snapshot, rates: Rates) -> None:
-        """Renews the table, or prints a line if the last line is two seconds old."""
-        figures = describe(snapshot, rates, target=self._target)
-        if self._live is not None:
-            self._live.update(_table(self._title, figures))
-        elif snapshot.seconds - self._last_line_s >= LINE_INTERVAL_S:
-            self._last_line_s = snapshot.seconds
-            line = " | ".join(f"{name} {value}" for name, value in figures.items())
-            self._console.print(line, soft_wrap=True, highlight=False)
+    if not console.is_terminal:
+        yield print_line
+        return
+    with Live(console=console, refresh_per_second=REFRESHES_PER_S) as live:
+        yield lambda snapshot, rates: live.update(_table(options.title, describe(snapshot, rates, target=target)))
 
 
-def describe(snapshot: Snapshot, rates: Rates, *, target: float | None) -> dict[str, str]:
+def describe(snapshot: Snapshot, rates: dict[str, Any], *, target: float | None) -> dict[str, str]:
     """Returns the figures as text, by their names."""
-    mean = "-" if snapshot.mean_return is None else f"{snapshot.mean_return:.1f}"
+    mean = _decimal(snapshot.mean_return)
     stale = "-" if snapshot.staleness is None else f"{snapshot.staleness:.1f} behind"
     return {
         "time": f"{snapshot.seconds:.0f} s",
         "return": mean if target is None else f"{mean} of {target:g}",
         "episodes": f"{snapshot.num_episodes}",
-        "transitions": f"{rates.transitions:,.0f}/s",
-        "samples": f"{rates.samples:,.0f}/s",
-        "updates": f"{rates.updates:,.0f}/s",
-        "bytes": _megabytes(rates.num_bytes, "/s") or "-",
+        "transitions": f"{rates['transitions']:,.0f}/s",
+        "samples": f"{rates['samples']:,.0f}/s",
+        "updates": f"{rates['updates']:,.0f}/s",
+        "bytes": _megabytes(rates["num_bytes"], "/s") or "-",
         "policy": f"version {snapshot.version}, actors {stale}",
     }
 
@@ -117,15 +96,9 @@ class Result:
     """One finished run."""
 
     options: DemoOptions
-    target: float | None
     ending: str
     last: Snapshot
     episodes: list[Episode]
-
-    @property
-    def is_solved(self) -> bool:
-        """Whether the mean return reached its target."""
-        return self.ending == SOLVED.reason
 
     @property
     def curve(self) -> list[tuple[float, float]]:
@@ -140,14 +113,13 @@ def write_json(result: Result, path: Path) -> None:
     Raises:
         OSError: A folder or file cannot be written.
     """
-    options = result.options
     figures: dict[str, Any] = {
-        **{name: getattr(options, name) for name in ("env", "seed", "transport", "num_actors")},
-        "solved": result.is_solved,
+        **{name: getattr(result.options, name) for name in ("env", "seed", "transport", "num_actors")},
+        "solved": result.ending == SOLVED.reason,
         "ending": result.ending,
-        "target_return": result.target,
+        "target_return": find_target(result.options),
         **asdict(result.last),
-        "per_second": asdict(Rates.between(Snapshot(), result.last)),
+        "per_second": compute_rates(Snapshot(), result.last),
         "curve": [{"seconds": seconds, "mean_return": mean} for seconds, mean in result.curve],
         "episodes": [episode._asdict() for episode in result.episodes],
     }
@@ -155,21 +127,19 @@ def write_json(result: Result, path: Path) -> None:
     path.write_text(json.dumps(figures, indent=1) + "\n")
 
 
-def summary(result: Result) -> dict[str, str]:
+def summarize(result: Result) -> dict[str, str]:
     """Returns the rows of the table that ends a run."""
     last = result.last
-    rates = Rates.between(Snapshot(), last)
+    rates = compute_rates(Snapshot(), last)
     return {
         "ending": result.ending,
         "seed": f"{result.options.seed}",
         "seconds": f"{last.seconds:.1f}",
-        f"mean return of the last {NUM_EPISODES_OF_MEAN}": (
-            "-" if last.mean_return is None else f"{last.mean_return:.1f}"
-        ),
+        f"mean return of the last {NUM_EPISODES_OF_MEAN}": _decimal(last.mean_return),
         "episodes": f"{last.num_episodes}",
-        "transitions": f"{last.num_transitions:,} ({rates.transitions:,.0f}/s)",
-        "samples": f"{last.num_samples:,} ({rates.samples:,.0f}/s)",
-        "updates": f"{last.num_updates:,} ({rates.updates:,.0f}/s)",
+        "transitions": f"{last.num_transitions:,} ({rates['transitions']:,.0f}/s)",
+        "samples": f"{last.num_samples:,} ({rates['samples']:,.0f}/s)",
+        "updates": f"{last.num_updates:,} ({rates['updates']:,.0f}/s)",
         "policy versions": f"{last.version}",
         "moved": _megabytes(last.num_bytes) or "nothing: all in shared memory",
     }
@@ -178,6 +148,10 @@ def summary(result: Result) -> dict[str, str]:
 def print_summary(console: Console, figures: Mapping[str, str]) -> None:
     """Prints the table that ends a run."""
     console.print(_table("tdserve demo", figures), soft_wrap=not console.is_terminal)
+
+
+def _decimal(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def _megabytes(num_bytes: Mapping[str, float], per: str = "") -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
@@ -77,13 +79,14 @@ class Rollout:
     """
 
     def __init__(self, env: str, num_envs: int, rng: np.random.Generator) -> None:
-        self._envs = [gymnasium.make(env, disable_env_checker=True) for _ in range(num_envs)]
+        make = partial(gymnasium.make, env, disable_env_checker=True)
+        # a step that ends an episode begins the next one, and returns the last observation apart
+        self._envs = SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         self._rng = rng
-        self._num_actions = int(self._envs[0].action_space.n)  # type: ignore[attr-defined]  # stores.sizes checked it
-        self._joined = [StepJoiner() for _ in self._envs]
-        self._returns = [0.0] * num_envs
-        starts = [env.reset(seed=int(rng.integers(2**31)))[0] for env in self._envs]
-        self._observations: Observations = np.stack(starts).astype(np.float32)
+        self._num_actions = int(self._envs.single_action_space.n)  # type: ignore[attr-defined]  # stores.sizes checked it
+        self._joined = [StepJoiner() for _ in range(num_envs)]
+        self._returns = np.zeros(num_envs)
+        self._observations: Observations = self._envs.reset(seed=int(rng.integers(2**31)))[0].astype(np.float32)
 
     def collect(
         self, num_steps: int, policy: Callable[[Observations], Actions], *, epsilon: float
@@ -96,44 +99,31 @@ class Rollout:
         transitions: list[Transition] = []
         returns: list[float] = []
         for _ in range(num_steps):
-            num_envs = len(self._envs)
-            is_random = self._rng.random(num_envs) < epsilon
-            random = self._rng.integers(self._num_actions, size=num_envs)
+            is_random = self._rng.random(len(self._joined)) < epsilon
+            random = self._rng.integers(self._num_actions, size=len(self._joined))
             actions = np.where(is_random, random, policy(self._observations))
-            before, self._observations = self._observations, self._observations.copy()
-            for number, env in enumerate(self._envs):
-                seen, reward, terminated, truncated, _ = env.step(int(actions[number]))
-                after = np.asarray(seen, np.float32)
-                done = terminated or truncated
-                transitions += self._joined[number].step(
-                    before[number], int(actions[number]), float(reward), after=after, terminated=terminated, done=done
-                )
-                self._returns[number] += float(reward)
+            before = self._observations
+            seen, rewards, terminated, truncated, info = self._envs.step(actions)
+            self._observations = seen.astype(np.float32)
+            self._returns += rewards
+            for number, done in enumerate(terminated | truncated):
+                after = info["final_obs"][number].astype(np.float32) if done else self._observations[number]
+                step = before[number], int(actions[number]), float(rewards[number])
+                transitions += self._joined[number].step(*step, after=after, terminated=terminated[number], done=done)
                 if done:
-                    returns.append(self._returns[number])
+                    returns.append(float(self._returns[number]))
                     self._returns[number] = 0.0
-                    after = env.reset()[0]
-                self._observations[number] = after
         return transitions, returns
 
 
 def to_transition_rows(transitions: list[Transition], *, policy_version: int) -> TensorDict:
     """Returns the rows of the store of transitions."""
-    observation, action, next_observation, reward, discount = zip(*transitions, strict=True)
-    num_rows = len(transitions)
-    return TensorDict(
-        {
-            "observation": torch.from_numpy(np.stack(observation)),
-            "action": torch.tensor(action),
-            "policy_version": torch.full((num_rows,), policy_version),
-            "next": {
-                "observation": torch.from_numpy(np.stack(next_observation)),
-                "reward": torch.tensor(reward),
-                "discount": torch.tensor(discount),
-            },
-        },
-        [num_rows],
-    )
+    columns = (torch.from_numpy(np.array(column)) for column in zip(*transitions, strict=True))
+    observation, action, next_observation, reward, discount = columns
+    following = {"observation": next_observation, "reward": reward.float(), "discount": discount.float()}
+    version = torch.full_like(action, policy_version)
+    rows = {"observation": observation, "action": action, "policy_version": version, "next": following}
+    return TensorDict(rows, action.shape)
 
 
 def to_episode_rows(returns: list[float], *, actor: int, policy_version: int, ended_s: float) -> TensorDict:

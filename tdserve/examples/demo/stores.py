@@ -5,6 +5,7 @@ Every process opens them with ``exists_ok=True``, so that they may start, and st
 
 from __future__ import annotations
 
+import zlib
 from typing import NamedTuple
 
 import gymnasium
@@ -76,3 +77,17 @@ def open_stores(client: tdserve.Client, env: str) -> DemoStores:
         ),
         client.create_replay("episodes", like=episodes[0], capacity=EPISODES_CAPACITY, exists_ok=True),
     )
+
+
+def checksum(replay: tdserve.ReplayHandle) -> str:
+    """Returns a checksum of all rows of a replay, as clients read them: it tells whether the content has changed.
+
+    Raises:
+        TDServeError: The rows could not be read.
+    """
+    found, num_rows = 0, len(replay)
+    if num_rows:
+        rows = replay[:num_rows]
+        for key in sorted(rows.keys(True, True), key=str):
+            found = zlib.crc32(rows[key].contiguous().numpy().tobytes(), found)
+    return f"crc32 {found:08x} over {num_rows} rows"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from tensordict import TensorDictBase
 
 import tdserve
 from tdserve.examples.demo.stores import EPISODES_CAPACITY, POLICY, TRANSITIONS_CAPACITY, DemoStores
@@ -45,29 +48,18 @@ class Snapshot:
     num_bytes: dict[str, int] = field(default_factory=dict)  # moved in both directions, by transport
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Per second, between two snapshots."""
+def compute_rates(first: Snapshot, last: Snapshot) -> dict[str, Any]:
+    """Returns transitions, samples, updates and ``num_bytes`` per second between two snapshots.
 
-    transitions: float
-    samples: float
-    updates: float
-    num_bytes: dict[str, float]
-
-    @classmethod
-    def between(cls, first: Snapshot, last: Snapshot) -> Rates:
-        """Returns the rates; all are 0 when no time passed."""
-        span_s = last.seconds - first.seconds
-
-        def rate(before: float, after: float) -> float:
-            return (after - before) / span_s if span_s > 0 else 0.0
-
-        return cls(
-            transitions=rate(first.num_transitions, last.num_transitions),
-            samples=rate(first.num_samples, last.num_samples),
-            updates=rate(first.num_updates, last.num_updates),
-            num_bytes={name: rate(first.num_bytes.get(name, 0), count) for name, count in last.num_bytes.items()},
-        )
+    All are 0 when no time passed.
+    """
+    span_s = last.seconds - first.seconds or math.inf
+    return {
+        "transitions": (last.num_transitions - first.num_transitions) / span_s,
+        "samples": (last.num_samples - first.num_samples) / span_s,
+        "updates": (last.num_updates - first.num_updates) / span_s,
+        "num_bytes": {name: (num - first.num_bytes.get(name, 0)) / span_s for name, num in last.num_bytes.items()},
+    }
 
 
 class Begun(NamedTuple):
@@ -82,13 +74,12 @@ class Begun(NamedTuple):
     @classmethod
     def now(cls, client: tdserve.Client, stores: DemoStores) -> Begun:
         """Returns a run that begins now, after everything that the stores hold."""
-        policy = client.latest(POLICY, newer_than=0, timeout_s=0)
         transitions = stores.transitions.info()
         return cls(
             first_episode=stores.episodes.info()["inserts"],
             first_transition=transitions["inserts"],
             first_sample=transitions["samples"],
-            first_update=0 if policy is None else policy.metadata["num_updates"],
+            first_update=find_newest(client)[1],
         )
 
 
@@ -107,10 +98,8 @@ class Watch:
         self._begun = begun
         self._started_s = time.time() - begun.seconds
         self._server_bytes = self._read_bytes()
-        self._num_bytes = dict.fromkeys(self._server_bytes, 0)
-        self._polls: deque[Snapshot] = deque(maxlen=NUM_POLLS_OF_RATES + 1)
-        self._num_updates = begun.first_update
-        self._version = 0
+        self._num_bytes = Counter(dict.fromkeys(self._server_bytes, 0))
+        self._polls = deque([Snapshot(seconds=begun.seconds)], maxlen=NUM_POLLS_OF_RATES + 1)
         self.episodes: list[Episode] = []
 
     @property
@@ -119,14 +108,19 @@ class Watch:
         return time.time() - self._started_s
 
     @property
-    def newest(self) -> Snapshot:
-        """The snapshot of the last poll."""
-        return self._polls[-1] if self._polls else Snapshot(seconds=self._begun.seconds)
+    def progress(self) -> dict[str, float]:
+        """What each published policy tells of the run, for a learner that continues it."""
+        return self._begun._replace(seconds=self.seconds)._asdict()
 
     @property
-    def rates(self) -> Rates:
-        """The rates of about the last two seconds; 0 until the second poll."""
-        return Rates.between(self._polls[0] if self._polls else self.newest, self.newest)
+    def newest(self) -> Snapshot:
+        """The snapshot of the last poll."""
+        return self._polls[-1]
+
+    @property
+    def rates(self) -> dict[str, Any]:
+        """The rates of about the last two seconds."""
+        return compute_rates(self._polls[0], self._polls[-1])
 
     def poll(self) -> Snapshot:
         """Asks the server, and returns what it said.
@@ -136,53 +130,48 @@ class Watch:
         """
         self.episodes = self._read_episodes()
         info = self._stores.transitions.info()
-        versions = self._read_recent_versions(info["inserts"])
-        self._read_policy()
+        num_rows = info["inserts"]
+        recent = read_rows(self._stores.transitions, max(0, num_rows - NUM_RECENT_ROWS), num_rows, TRANSITIONS_CAPACITY)
+        versions = [version for rows in recent for version in rows["policy_version"].tolist()]
+        version, num_updates = find_newest(self._client)
         snapshot = Snapshot(
             seconds=self.seconds,
             num_episodes=len(self.episodes),
             mean_return=mean_return(self.episodes),
-            num_transitions=info["inserts"] - self._begun.first_transition,
+            num_transitions=num_rows - self._begun.first_transition,
             num_samples=info["samples"] - self._begun.first_sample,
-            num_updates=self._num_updates - self._begun.first_update,
-            version=self._version,
-            staleness=self._version - fmean(versions) if versions else None,
+            num_updates=num_updates - self._begun.first_update,
+            version=version,
+            staleness=version - fmean(versions) if versions else None,
             num_bytes=self._count_bytes(),
         )
         self._polls.append(snapshot)
         return snapshot
 
     def _read_episodes(self) -> list[Episode]:
-        episodes: list[Episode] = []
-        for part in parts(self._begun.first_episode, self._stores.episodes.info()["inserts"], EPISODES_CAPACITY):
-            rows = self._stores.episodes[part]
+        replay, episodes = self._stores.episodes, []
+        for rows in read_rows(replay, self._begun.first_episode, replay.info()["inserts"], EPISODES_CAPACITY):
             columns = (rows["ended_s"] - self._started_s, rows["actor"], rows["episode_return"], rows["policy_version"])
             episodes += [Episode(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
         return episodes
 
-    def _read_bytes(self) -> dict[str, int]:
+    def _read_bytes(self) -> Counter[str]:
         transports = self._client.stats()["transports"]
-        return {name: moved["bytes_in"] + moved["bytes_out"] for name, moved in transports.items()}
+        return Counter({name: moved["bytes_in"] + moved["bytes_out"] for name, moved in transports.items()})
 
     def _count_bytes(self) -> dict[str, int]:
-        """Returns the bytes moved since the watch began. A server that restarted counts from 0 again."""
+        """Returns the bytes moved since the watch began; where the server has restarted, at least so many."""
         before, self._server_bytes = self._server_bytes, self._read_bytes()
-        for name, num_bytes in self._server_bytes.items():
-            first = before.get(name, 0)
-            growth = num_bytes - first if num_bytes >= first else num_bytes  # after a restart: a lower bound
-            self._num_bytes[name] = self._num_bytes.get(name, 0) + growth
+        self._num_bytes.update(self._server_bytes - before)  # without those that a new server counts from 0 again
         return dict(self._num_bytes)
 
-    def _read_policy(self) -> None:
-        policy = self._client.latest(POLICY, newer_than=self._version, timeout_s=0)
-        if policy is not None:
-            self._version = policy.version
-            self._num_updates = policy.metadata["num_updates"]
 
-    def _read_recent_versions(self, num_transitions: int) -> list[int]:
-        end = num_transitions % TRANSITIONS_CAPACITY or TRANSITIONS_CAPACITY
-        newest = slice(max(0, end - NUM_RECENT_ROWS), end)
-        return self._stores.transitions[newest]["policy_version"].tolist() if num_transitions else []
+def find_newest(client: tdserve.Client) -> tuple[int, int]:
+    """Returns the number of the newest policy, and after how many updates it was published."""
+    if POLICY not in client:
+        return 0, 0
+    newest = client.versions(POLICY)[-1]
+    return newest.version, newest.metadata["num_updates"]
 
 
 def mean_return(episodes: list[Episode]) -> float | None:
@@ -191,10 +180,11 @@ def mean_return(episodes: list[Episode]) -> float | None:
     return fmean(returns) if len(returns) == NUM_EPISODES_OF_MEAN else None
 
 
-def parts(first: int, end: int, capacity: int) -> list[slice]:
-    """Returns where rows ``first`` to ``end - 1`` of a ring lie, oldest first, without those that were overwritten."""
+def read_rows(replay: tdserve.ReplayHandle, first: int, end: int, capacity: int) -> list[TensorDictBase]:
+    """Returns rows ``first`` to ``end - 1`` of a ring, oldest first, without those that were overwritten."""
     first = max(first, end - capacity)
     if first >= end:
         return []
     start, stop = first % capacity, (end - 1) % capacity + 1
-    return [slice(start, stop)] if start < stop else [slice(start, capacity), slice(0, stop)]
+    parts = [slice(start, stop)] if start < stop else [slice(start, capacity), slice(0, stop)]
+    return [replay[part] for part in parts]

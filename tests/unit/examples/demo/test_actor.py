@@ -11,11 +11,11 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.errors import ConnectError
 from tdserve.examples.demo import actor
-from tdserve.examples.demo.actor import NUM_ENVS, STEPS_PER_VERSION, Actor, act_alone
+from tdserve.examples.demo.actor import NUM_ENVS, STEPS_PER_VERSION, Actor, act
 from tdserve.examples.demo.dqn import EXPLORED_ROWS, FINAL_EPSILONS, make_network
 from tdserve.examples.demo.learner import Learner
 from tdserve.examples.demo.options import DemoOptions
-from tdserve.examples.demo.stores import MIN_ROWS, POLICY, open_stores
+from tdserve.examples.demo.stores import MIN_ROWS, PATIENCE_S, POLICY, open_stores
 from tests.integration.processes import wait_for
 
 
@@ -49,7 +49,7 @@ def test_actor_when_a_policy_is_published_then_acts_by_it_and_says_its_version(c
     stores = open_stores(client, "CartPole-v1")
     version = publish_always(client, 1)
     actor = Actor(client, DemoOptions(index=0))
-    assert actor.follow_policy() == FINAL_EPSILONS[0]
+    assert actor.follow_policy(PATIENCE_S) == FINAL_EPSILONS[0]
     before = len(stores.transitions)
     for _ in range(3):
         actor.act(exploration=0.0)
@@ -69,16 +69,15 @@ def options(server: tdserve.Server, **more: object) -> DemoOptions:
     return DemoOptions(**{"role": "actor", "address": server.address, "index": 5, **more})  # type: ignore[arg-type]
 
 
-def test_act_alone_when_the_learner_says_that_it_is_over_then_ends(
+def test_act_when_the_learner_says_that_it_is_over_then_ends(
     server: tdserve.Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes: list[int] = []
-    acting = Thread(target=lambda: codes.append(act_alone(options(server))))
+    acting = Thread(target=lambda: codes.append(act(options(server))))
     acting.start()
     with server.client() as client:
         learner = Learner(client, options(server))
-        with learner.batches() as batches:  # the samples wait for the actor
-            next(batches)
+        learner.stores.transitions.sample(1)  # it waits for the actor
         learner.publish(is_over=False)
         learner.publish(is_over=True)
         acting.join(60.0)
@@ -90,11 +89,11 @@ def test_act_alone_when_the_learner_says_that_it_is_over_then_ends(
     assert last.startswith(f"actor 5: the learner says that it is over; {num_rows:,} transitions sent, policy version")
 
 
-def test_act_alone_when_told_to_linger_and_another_run_begins_then_takes_part_and_ends_when_none_does(
+def test_act_when_told_to_linger_and_another_run_begins_then_takes_part_and_ends_when_none_does(
     server: tdserve.Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes: list[int] = []
-    acting = Thread(target=lambda: codes.append(act_alone(options(server, linger_s=5.0))))
+    acting = Thread(target=lambda: codes.append(act(options(server, linger_s=5.0))))
     with server.client() as client:
         learner = Learner(client, options(server))
         learner.publish(is_over=False)
@@ -111,35 +110,30 @@ def test_act_alone_when_told_to_linger_and_another_run_begins_then_takes_part_an
     assert codes == [0]
 
 
-def test_act_alone_when_an_earlier_run_is_over_and_no_other_begins_then_ends_without_a_row(
+def test_act_when_an_earlier_run_is_over_and_no_other_begins_then_ends_without_a_row(
     server: tdserve.Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actor, "PATIENCE_S", 0.2)
     with server.client() as client:
         Learner(client, options(server)).publish(is_over=True)
-        assert act_alone(options(server)) == 0
+        assert act(options(server)) == 0
         assert open_stores(client, "CartPole-v1").transitions.info()["inserts"] == 0
     assert "no other run has begun" in capsys.readouterr().out
 
 
-def test_act_alone_when_the_time_and_a_minute_are_up_then_ends(
+def test_act_when_the_time_and_a_minute_are_up_then_ends(
     server: tdserve.Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with server.client() as client:
         Learner(client, options(server)).publish(is_over=False)
     monkeypatch.setattr(actor, "PATIENCE_S", 1.0)
-    assert act_alone(options(server, max_seconds=0.1)) == 0
-    said = capsys.readouterr().out
-    assert "newer than 1 did not happen" in said, "waits for a learner that publishes no more"
-    assert "the time is up" in said
+    assert act(options(server, max_seconds=0.1)) == 0
+    assert "the time is up" in capsys.readouterr().out
 
 
-def test_act_alone_when_the_server_stays_away_then_raises(
-    server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(actor, "GONE_S", 0.0)
-    monkeypatch.setattr(actor, "PATIENCE_S", 0.5)
+def test_act_when_the_server_stays_away_then_raises(server: tdserve.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "GONE_S", 0.5)
     asked = options(server)
     server.shutdown()
     with pytest.raises(ConnectError):
-        act_alone(asked)
+        act(asked)

@@ -14,11 +14,10 @@ import tdserve
 from tdserve.base.errors import ConnectError
 from tdserve.examples.demo import learner
 from tdserve.examples.demo.actor import Actor
-from tdserve.examples.demo.checksum import checksum
 from tdserve.examples.demo.dqn import make_network
 from tdserve.examples.demo.learner import Learner, learn_alone, update
 from tdserve.examples.demo.options import DemoOptions
-from tdserve.examples.demo.stores import POLICY
+from tdserve.examples.demo.stores import POLICY, checksum
 
 
 def batch(num_rows: int = 64) -> TensorDict:
@@ -111,8 +110,7 @@ def test_learn_alone_when_another_was_killed_in_the_run_then_goes_on_from_its_po
 def test_learn_alone_when_the_server_stays_away_then_raises(
     server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learner, "GONE_S", 0.0)
-    monkeypatch.setattr(learner, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(learner, "GONE_S", 0.5)
     asked = options(server)
     server.shutdown()
     with pytest.raises(ConnectError):

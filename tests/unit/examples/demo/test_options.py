@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.examples.demo.options import DemoOptions, index_of_host, parse
+from tdserve.examples.demo.options import DemoOptions, parse
 
 
 def test_arguments_are_parsed_to_the_same_run() -> None:
     asked = DemoOptions(seed=7, max_seconds=12.5, env="Acrobot-v1", transport="gloo")
-    child = parse("actor", asked.arguments(address="127.0.0.1:4444", index=1))
+    child = parse(asked.arguments(address="127.0.0.1:4444", index=1))
     assert child == DemoOptions(
         seed=7, max_seconds=12.5, env="Acrobot-v1", transport="gloo", role="actor", address="127.0.0.1:4444", index=1
     )
@@ -38,19 +38,6 @@ def test_figures_go_into_the_folder_unless_named() -> None:
     options = DemoOptions(out=Path("there"), json_path=Path("elsewhere.json"))
     assert options.figures_path == Path("elsewhere.json")
     assert options.curve_path == Path("there/learning-curve.png")
-
-
-def test_the_whole_demo_has_no_server_address() -> None:
-    with pytest.raises(InvalidRequestError):
-        _ = DemoOptions().server_address
-
-
-@pytest.mark.parametrize(
-    ("hostname", "index"),
-    [("actor-3", 3), ("demo_actor_12", 12), ("myhost", 0), ("node7", 0), ("00000000002a", 42), ("3f2a9c81b2c4", 1924)],
-)
-def test_index_of_host_when_it_ends_in_a_number_or_is_a_container_then_that(hostname: str, index: int) -> None:
-    assert index_of_host(hostname) == index
 
 
 def test_options_when_shown_then_the_token_is_not() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.examples.demo import processes as under_test
-from tdserve.examples.demo.processes import Death, Processes, Signals
+from tdserve.examples.demo.processes import Death, Processes, hold_signals
 
 TIMEOUT_S = 60.0
 # python -m timeit runs any statement: children without a module of their own
@@ -21,7 +21,7 @@ DEAF = ["-s", "import signal; signal.signal(15, signal.SIG_IGN); print('deaf', f
 def children(tmp_path: Path) -> Iterator[Processes]:
     started = Processes(tmp_path)
     yield started
-    started.stop()
+    started.close()
 
 
 def is_running(pid: int) -> bool:
@@ -65,20 +65,20 @@ def test_a_killed_child_is_named_with_its_signal(children: Processes) -> None:
     assert "one ended unexpectedly (signal 9)" in str(wait_for_death(children))
 
 
-def test_stop_ends_every_child(children: Processes) -> None:
+def test_close_ends_every_child(children: Processes) -> None:
     pids = [children.start(name, "timeit", WAITING) for name in ("one", "two")]
-    children.stop()
+    children.close()
     assert not any(map(is_running, pids))
     assert children.death() is None
 
 
-def test_stop_kills_a_child_that_does_not_listen(
+def test_close_kills_a_child_that_does_not_listen(
     children: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(under_test, "STOP_TIMEOUT_S", 0.1)
     pid = children.start("deaf", "timeit", DEAF)
     wait_for_text(tmp_path / "deaf.log", "deaf")
-    children.stop()
+    children.close()
     assert not is_running(pid)
 
 
@@ -89,9 +89,9 @@ def test_a_child_is_out_of_reach_of_the_terminals_signals(children: Processes) -
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_kept_and_interrupts_nothing(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with Signals() as signals:
-        assert signals.received is None
+    with hold_signals() as received:
+        assert not received
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), signal.SIGHUP)
-        assert signals.received is number
+        assert received == [number, signal.SIGHUP]
     assert signal.getsignal(number) is before

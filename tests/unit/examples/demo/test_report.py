@@ -13,21 +13,22 @@ from tdserve.examples.demo.report import (
     SOLVED,
     TIME_IS_UP,
     Ending,
-    Goal,
-    ProgressDisplay,
     Result,
     describe,
+    find_ending,
+    find_target,
+    open_display,
     print_summary,
-    summary,
+    summarize,
     write_json,
 )
-from tdserve.examples.demo.watch import Episode, Rates, Snapshot
+from tdserve.examples.demo.watch import Episode, Snapshot, compute_rates
 
 
 def result(folder: Path, num_episodes: int = 30, ending: str = "solved") -> Result:
     episodes = [Episode(float(number), number % 2, 10.0 * number, number) for number in range(num_episodes)]
     last = Snapshot(seconds=40.0, num_transitions=8000, num_samples=80_000, num_bytes={"gloo": 4_000_000})
-    return Result(DemoOptions(out=folder / "new", seed=3), 475.0, ending, last, episodes)
+    return Result(DemoOptions(out=folder / "new", seed=3), ending, last, episodes)
 
 
 def test_curve_begins_with_the_twentieth_episode(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_write_leaves_the_figures_as_json(tmp_path: Path) -> None:
 
 
 def test_summary_gives_counts_with_their_rates(tmp_path: Path) -> None:
-    rows = summary(result(tmp_path))
+    rows = summarize(result(tmp_path))
     assert rows["ending"] == "solved"
     assert rows["transitions"] == "8,000 (200/s)"
     assert rows["moved"] == "gloo 4.0 MB"
@@ -76,33 +77,33 @@ def test_write_draws_a_curve_however_short_the_run(tmp_path: Path, num_episodes:
     ],
 )
 def test_a_run_ends_at_its_goal_or_when_the_time_is_up(seen: Snapshot, ending: Ending | None) -> None:
-    assert Goal(475.0, 10.0).ending(seen) == ending
+    assert find_ending(seen, DemoOptions(target=475.0, max_seconds=10.0)) == ending
+
+
+def test_target_when_none_is_given_then_is_the_environments_own() -> None:
+    assert find_target(DemoOptions(env="CartPole-v1")) == 475.0
+    assert find_target(DemoOptions(env="CartPole-v1", target=0.0)) == 0.0
 
 
 def test_a_run_without_a_target_ends_when_the_time_is_up() -> None:
-    goal = Goal(None, 10.0)
-    assert goal.ending(Snapshot(seconds=9.0, mean_return=1e9)) is None
-    assert goal.ending(Snapshot(seconds=10.0, mean_return=1e9)) == TIME_IS_UP
-
-
-def test_goal_when_no_target_is_given_then_has_the_environments_own() -> None:
-    assert Goal.of(DemoOptions(env="CartPole-v1")).target == 475.0
-    assert Goal.of(DemoOptions(env="CartPole-v1", target=0.0)).target == 0.0
+    options = DemoOptions(env="Pendulum-v1", max_seconds=10.0)
+    assert find_ending(Snapshot(seconds=9.0, mean_return=1e9), options) is None
+    assert find_ending(Snapshot(seconds=10.0, mean_return=1e9), options) == TIME_IS_UP
 
 
 SNAPSHOT = Snapshot(
     seconds=10.0, num_episodes=42, mean_return=123.45, num_transitions=1000, num_samples=64_000, num_updates=250,
     version=17, staleness=1.25, num_bytes={"gloo": 5_000_000, "inline": 0},
 )  # fmt: skip
-RATES = Rates.between(Snapshot(), SNAPSHOT)
+RATES = compute_rates(Snapshot(), SNAPSHOT)
 
 
 def shown(*seconds: float, is_terminal: bool) -> str:
     text = io.StringIO()
     console = Console(file=text, force_terminal=is_terminal, width=100)
-    with ProgressDisplay(console, title="CartPole-v1, seed 0", target=475.0) as progress:
+    with open_display(console, DemoOptions()) as show:
         for second in seconds:
-            progress.show(Snapshot(seconds=second, num_episodes=7), RATES)
+            show(Snapshot(seconds=second, num_episodes=7), RATES)
     return text.getvalue()
 
 
@@ -120,7 +121,7 @@ def test_describe_names_every_figure_of_the_run() -> None:
 
 
 def test_describe_before_anything_happened_shows_no_figures() -> None:
-    figures = describe(Snapshot(), Rates.between(Snapshot(), Snapshot()), target=None)
+    figures = describe(Snapshot(), compute_rates(Snapshot(), Snapshot()), target=None)
     assert (figures["return"], figures["bytes"], figures["policy"]) == ("-", "-", "version 0, actors -")
 
 

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
 from tdserve.base.errors import NotSupportedError
-from tdserve.examples.demo.stores import sizes
+from tdserve.examples.demo.stores import checksum, sizes
 
 
 def test_sizes_of_cartpole() -> None:
@@ -15,3 +20,25 @@ def test_sizes_of_an_environment_that_the_demo_cannot_learn_names_it(env: str) -
     with pytest.raises(NotSupportedError) as caught:
         sizes(env)
     assert env in caught.value.feature
+
+
+def rows(first: int, num_rows: int) -> TensorDict:
+    number = torch.arange(first, first + num_rows)
+    return TensorDict({"a": number, "next": {"b": number.float().unsqueeze(1) / 2}}, [num_rows])
+
+
+def test_checksum_when_the_content_is_the_same_then_equal_however_it_was_written_and_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    with tdserve.Server(tmp_path) as server, server.client() as client:
+        first, second = (client.create_replay(name, like=rows(0, 1)[0], capacity=100) for name in "xy")
+        assert checksum(first) == "crc32 00000000 over 0 rows"
+        first.extend(rows(0, 50))
+        second.extend(rows(0, 20))
+        assert checksum(first) != checksum(second)
+        second.extend(rows(20, 30))
+        found = checksum(first)
+        assert found == checksum(second)
+        assert found.endswith("over 50 rows")
+    with tdserve.Server(tmp_path) as server, server.client() as client:
+        assert checksum(client.replay("x")) == found

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.examples.demo.server_role import serve, settings
+from tdserve.cli.demo import index_of_host, server_settings
 
 
 @pytest.mark.parametrize(
@@ -21,20 +21,27 @@ from tdserve.examples.demo.server_role import serve, settings
 def test_settings_when_others_call_it_by_an_address_then_it_listens_there_unless_variables_say_otherwise(
     address: str | None, environ: dict[str, str], expected: tuple[str, int]
 ) -> None:
-    found = settings(address, Path("r"), environ)
+    found = server_settings(address, Path("r"), environ)
     assert (found.host, found.port) == expected
 
 
 def test_settings_when_no_root_is_given_then_the_variable() -> None:
-    assert settings(None, None, {"TDSERVE_ROOT": "/data"}).root == "/data"
+    assert server_settings(None, None, {"TDSERVE_ROOT": "/data"}).root == "/data"
     with pytest.raises(InvalidRequestError, match="TDSERVE_ROOT"):
-        settings(None, None, {})
+        server_settings(None, None, {})
 
 
-def test_serve_when_others_could_reach_it_without_a_token_then_refused(
+def test_settings_when_others_could_reach_it_without_a_token_then_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TDSERVE_TOKEN_FILE", raising=False)
     with pytest.raises(InvalidRequestError, match="reachable by others"):
-        serve("server:7707", tmp_path / "root")
-    assert not (tmp_path / "root").exists()
+        server_settings("server:7707", tmp_path / "root").validate()
+
+
+@pytest.mark.parametrize(
+    ("hostname", "index"),
+    [("actor-3", 3), ("demo_actor_12", 12), ("myhost", 0), ("node7", 0), ("00000000002a", 42), ("3f2a9c81b2c4", 1924)],
+)
+def test_index_of_host_when_it_ends_in_a_number_or_is_a_container_then_that(hostname: str, index: int) -> None:
+    assert index_of_host(hostname) == index
