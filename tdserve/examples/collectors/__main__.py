@@ -7,10 +7,11 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 import tdserve
@@ -22,6 +23,9 @@ from tdserve.examples.collectors.learner import lead
 from tdserve.examples.demo.processes import Processes
 
 NUM_COLLECTORS = 4
+SERVER_TIMEOUT_S = 20.0
+"""For calls that wait for nobody else: the server answers at once, or is gone."""
+
 KEY = "tdserve.examples.collectors"
 """Under which the ranks of a job find the server."""
 
@@ -33,6 +37,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--address", metavar="HOST:PORT", help="a server; by default one is started")
     parser.add_argument("--versions", type=int, default=40, metavar="N", help="policies until the end")
     parser.add_argument("--max-seconds", type=float, default=60.0, metavar="S", help="ends it before")
+    parser.set_defaults(run=f"collectors-{uuid.uuid4().hex[:8]}")  # a name that is new on any server
     options = parser.parse_args(arguments)
     for name in ("collectors", "versions"):
         value = getattr(options, name)
@@ -43,15 +48,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def run_all(options: argparse.Namespace) -> None:
     """Is the learner, and starts the collectors as processes of its own."""
-    num_collectors = options.collectors or NUM_COLLECTORS
-    run = f"collectors-{uuid.uuid4().hex[:8]}"
-    with server(options.address) as address, tempfile.TemporaryDirectory(prefix="tdserve-collectors-") as logs:
-        collectors = Processes(Path(logs))
-
-        def start() -> None:
-            for index in range(num_collectors):
-                arguments = [f"--address={address}", f"--run={run}", f"--index={index}"]
-                collectors.start(f"collector {index}", "tdserve.examples.collectors.collector", arguments)
+    with (
+        server(options.address) as address,
+        tempfile.TemporaryDirectory(prefix="tdserve-collectors-") as logs,
+        closing(Processes(Path(logs))) as collectors,
+        tdserve.connect(address, timeout_s=SERVER_TIMEOUT_S) as client,
+    ):
+        for index in range(options.collectors or NUM_COLLECTORS):
+            arguments = [address, options.run, str(index)]
+            collectors.start(f"collector {index}", "tdserve.examples.collectors.collector", arguments)
 
         def check() -> None:
             death = collectors.death()
@@ -59,12 +64,10 @@ def run_all(options: argparse.Namespace) -> None:
                 raise PeerLostError(peer=death.name, reason=f"{death}\n{death.last_lines}")
 
         try:
-            _lead(options, address, run, num_collectors=num_collectors, start=start, check=check)
+            print_all(client, options, num_collectors=options.collectors or NUM_COLLECTORS, check=check)
         except TDServeError:
             check()  # a dead collector is the cause, what it was waited for in vain the effect
             raise
-        finally:
-            collectors.close()
 
 
 def run_rank(options: argparse.Namespace, rank: TorchrunRank) -> None:
@@ -87,10 +90,23 @@ def run_rank(options: argparse.Namespace, rank: TorchrunRank) -> None:
         address, run = store.get(KEY).decode().split()
         collect_all(address, run, index=rank.rank - 1, local_index=rank.local_rank)
         return
-    with server(options.address) as address:
-        run = f"collectors-{uuid.uuid4().hex[:8]}"
-        store.set(KEY, f"{address} {run}")
-        _lead(options, address, run, num_collectors=rank.world_size - 1)
+    with server(options.address) as address, tdserve.connect(address, timeout_s=SERVER_TIMEOUT_S) as client:
+        store.set(KEY, f"{address} {options.run}")
+        print_all(client, options, num_collectors=rank.world_size - 1)
+
+
+def print_all(
+    client: tdserve.Client, options: argparse.Namespace, *, num_collectors: int, check: Callable[[], None] | None = None
+) -> None:
+    """Is the learner, and prints how it goes. After every line it calls ``check``, which may raise."""
+    print(f"server {client.address}; look inside: {get_own_command()} ls --address {client.address}", flush=True)
+    torch.set_num_threads(1)
+    limits = {"num_versions": options.versions, "max_seconds": options.max_seconds}
+    with closing(lead(client, options.run, num_collectors=num_collectors, **limits)) as lines:
+        for line in lines:
+            print(line, flush=True)
+            if check is not None:
+                check()
 
 
 def _store_of(rank: TorchrunRank) -> dist.Store:  # type: ignore[name-defined]
@@ -135,11 +151,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {fault}", file=sys.stderr)
         return 1
     return 0
-
-
-def _lead(options: argparse.Namespace, address: str, run: str, **arguments: object) -> None:
-    print(f"server {address}; look inside: {get_own_command()} ls --address {address}", flush=True)
-    lead(address, run, num_versions=options.versions, max_seconds=options.max_seconds, **arguments)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 
@@ -10,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.examples.collectors.task import PATIENCE_S, Names, collect, make_policy
+from tdserve.examples.collectors.task import PATIENCE_S, Names, collect, make_policy, make_report
 from tdserve.examples.demo.processes import end_with_parent
 
 NUM_ROWS = 256
@@ -45,11 +44,9 @@ class Collector:
 
         Only the first are waited for: it rather collects with older ones than not at all.
         """
+        timeout_s = 0 if self._version else PATIENCE_S
         newest = self._client.latest(
-            self._names.policy,
-            newer_than=self._version,
-            timeout_s=0 if self._version else PATIENCE_S,
-            out=self._parameters,
+            self._names.policy, newer_than=self._version, timeout_s=timeout_s, out=self._parameters
         )
         if newest is None:
             return True
@@ -59,10 +56,7 @@ class Collector:
 
     def extend(self) -> None:
         """Collects some rows and sends them."""
-        rows = collect(self._policy, NUM_ROWS, self._device)
-        rows["collector"] = torch.full((NUM_ROWS,), self._index)
-        rows["version"] = torch.full((NUM_ROWS,), self._version)
-        self._rows.extend(rows)
+        self._rows.extend(collect(self._policy, NUM_ROWS, self._device, collector=self._index, version=self._version))
         self._num_rows += NUM_ROWS
 
     def run(self) -> None:
@@ -74,16 +68,8 @@ class Collector:
         self._report(time.monotonic() - started_s)
 
     def _report(self, seconds: float) -> None:
-        report = TensorDict(
-            {
-                "collector": torch.tensor([self._index]),
-                "num_rows": torch.tensor([self._num_rows]),
-                "num_versions": torch.tensor([self._num_versions]),
-                "seconds": torch.tensor([seconds], dtype=torch.float64),
-                "device": [str(self._device)],
-            },
-            [1],
-        )
+        counts = {"num_rows": self._num_rows, "num_versions": self._num_versions}
+        report = make_report(self._index, **counts, seconds=seconds, device=str(self._device))
         self._client.queue(self._names.reports, timeout_s=PATIENCE_S).extend(report)
 
 
@@ -109,9 +95,5 @@ def collect_all(address: str, run: str, *, index: int, local_index: int | None =
 
 if __name__ == "__main__":
     end_with_parent()
-    parser = argparse.ArgumentParser(prog="python -m tdserve.examples.collectors.collector")
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--run", required=True)
-    parser.add_argument("--index", type=int, required=True)
-    collect_all(**vars(parser.parse_args()))
-    sys.exit(0)
+    address, run, index = sys.argv[1:]
+    collect_all(address, run, index=int(index))

@@ -34,34 +34,25 @@ def make_policy() -> nn.Sequential:
     return nn.Sequential(nn.Linear(NUM_OBSERVATIONS, NUM_HIDDEN), nn.ReLU(), nn.Linear(NUM_HIDDEN, NUM_ACTIONS))
 
 
-def row() -> TensorDict:
-    """One row of a run."""
-    return TensorDict(
-        {
-            "observation": torch.zeros(NUM_OBSERVATIONS),
-            "action": torch.tensor(0),
-            "reward": torch.tensor(0.0),
-            "collector": torch.tensor(0),
-            "version": torch.tensor(0),  # of the policy that acted
-        }
-    )
-
-
-def report() -> TensorDict:
-    """What a collector says of itself."""
-    numbers = {name: torch.tensor(0) for name in ("collector", "num_rows", "num_versions")}
-    return TensorDict({**numbers, "seconds": torch.tensor(0.0, dtype=torch.float64), "device": "cpu"})
-
-
 @torch.no_grad()
-def collect(policy: nn.Module, num_rows: int, device: torch.device) -> TensorDict:
+def collect(
+    policy: nn.Module, num_rows: int, device: torch.device, *, collector: int = 0, version: int = 0
+) -> TensorDict:
     """What the policy does in so many situations, and what it gets for it: [num_rows], on the device."""
     observation = torch.randn(num_rows, NUM_OBSERVATIONS, device=device)
     action = policy(observation).softmax(1).multinomial(1).squeeze(1)
-    best = (observation @ _truth().to(device)).argmax(1)
-    return TensorDict(
-        {"observation": observation, "action": action, "reward": (action == best).float()}, [num_rows], device=device
-    )
+    reward = (action == (observation @ _truth().to(device)).argmax(1)).float()
+    origin = {"collector": torch.full_like(action, collector), "version": torch.full_like(action, version)}
+    return TensorDict({"observation": observation, "action": action, "reward": reward, **origin}, [num_rows])
+
+
+def make_report(
+    collector: int = 0, *, num_rows: int = 0, num_versions: int = 0, seconds: float = 0.0, device: str = "cpu"
+) -> TensorDict:
+    """What a collector says of itself: [1]."""
+    counts = {"collector": collector, "num_rows": num_rows, "num_versions": num_versions}
+    numbers = {name: torch.tensor([count]) for name, count in counts.items()}
+    return TensorDict({**numbers, "seconds": torch.tensor([seconds], dtype=torch.float64), "device": [device]}, [1])
 
 
 def loss(policy: nn.Module, batch: TensorDictBase) -> Tensor:

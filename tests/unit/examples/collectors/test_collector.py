@@ -5,12 +5,14 @@ import torch
 
 import tdserve
 from tdserve.examples.collectors.collector import NUM_ROWS, Collector, device_of
-from tdserve.examples.collectors.task import Names, make_policy, report, row
+from tdserve.examples.collectors.task import Names, collect, make_policy, make_report
+
+LIKE = collect(make_policy(), 1, torch.device("cpu"))[0]
 
 
 def test_collector_when_weights_are_published_then_takes_the_newest_and_marks_its_rows(client: tdserve.Client) -> None:
     names = Names.of("marks")
-    replay = client.create_replay(names.rows, like=row(), capacity=10 * NUM_ROWS)
+    replay = client.create_replay(names.rows, like=LIKE, capacity=10 * NUM_ROWS)
     client.publish(names.policy, make_policy(), metadata={"is_last": False})
     collector = Collector(client, names, index=3, device=torch.device("cpu"))
     assert collector.follow()
@@ -28,8 +30,8 @@ def test_collector_when_the_last_weights_are_there_then_says_that_it_began_and_w
     client: tdserve.Client,
 ) -> None:
     names = Names.of("last")
-    client.create_replay(names.rows, like=row(), capacity=NUM_ROWS)
-    reports = client.create_queue(names.reports, like=report(), max_size=2)
+    client.create_replay(names.rows, like=LIKE, capacity=NUM_ROWS)
+    reports = client.create_queue(names.reports, like=make_report()[0], max_size=2)
     client.publish(names.policy, make_policy(), metadata={"is_last": True})
     Collector(client, names, index=1, device=torch.device("cpu")).run()
     with reports.take(2, timeout_s=0) as rows:

@@ -1,73 +1,59 @@
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from threading import Thread
 
-import pytest
 import torch
 
 import tdserve
-from tdserve.base.errors import PeerLostError, TDServeError
+from tdserve.base.errors import TDServeError
 from tdserve.examples.collectors.collector import Collector
-from tdserve.examples.collectors.learner import VersionProgress, lead
+from tdserve.examples.collectors.learner import lead
 from tdserve.examples.collectors.task import Names
 
 
-def test_progress_when_printed_then_shows_rows_and_their_rate() -> None:
-    assert str(VersionProgress(7, 12000, 3456.7, 0.5)) == "version   7: 12,000 rows (3,457/s), mean reward 0.50"
+def start_collector(server: tdserve.Server, run: str) -> Thread:
+    """A collector on a client of its own."""
 
-
-def test_lead_when_a_collector_takes_part_then_prints_what_it_did_and_removes_the_stores(
-    server: tdserve.Server, client: tdserve.Client, capsys: pytest.CaptureFixture[str]
-) -> None:
     def collect() -> None:
-        Collector(client, Names.of("led"), index=0, device=torch.device("cpu")).run()
+        with server.client() as client, suppress(TDServeError):  # the stores may go
+            Collector(client, Names.of(run), index=0, device=torch.device("cpu")).run()
 
     thread = Thread(target=collect)
-    lead(server.address, "led", num_collectors=1, num_versions=3, max_seconds=60.0, start=thread.start)
+    thread.start()
+    return thread
+
+
+def test_lead_when_a_collector_takes_part_then_tells_what_it_did_and_removes_the_stores(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
+    thread = start_collector(server, "led")
+    lines = list(lead(client, "led", num_collectors=1, num_versions=3, max_seconds=60.0))
     thread.join()
-    lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
         "version   2",
         "version   3",
         "version   4",
         "collector 0 (cpu)",
     ]
+    assert re.fullmatch(r"version   4: [\d,]+ rows \([\d,]+/s\), mean reward [01]\.\d\d", lines[2])
     assert not set(Names.of("led")) & set(client.stores())
 
 
 def test_lead_when_the_time_is_up_then_the_next_version_is_the_last(
-    server: tdserve.Server, client: tdserve.Client, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def collect() -> None:
-        Collector(client, Names.of("brief"), index=0, device=torch.device("cpu")).run()
-
-    thread = Thread(target=collect)
-    lead(server.address, "brief", num_collectors=1, num_versions=1_000_000, max_seconds=1e-6, start=thread.start)
-    thread.join()
-    assert capsys.readouterr().out.count("version  ") == 1
-
-
-def test_lead_when_the_check_raises_then_ends_and_removes_the_stores(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:
-    def collect() -> None:
-        with suppress(TDServeError):  # the stores go
-            Collector(client, Names.of("broken"), index=0, device=torch.device("cpu")).run()
+    thread = start_collector(server, "brief")
+    lines = list(lead(client, "brief", num_collectors=1, num_versions=1_000_000, max_seconds=1e-6))
+    thread.join()
+    assert [line.split()[0] for line in lines] == ["version", "collector"]
 
-    def check() -> None:
-        raise PeerLostError(peer="collector 0", reason="it died")
 
-    thread = Thread(target=collect)
-    with pytest.raises(PeerLostError, match="it died"):
-        lead(
-            server.address,
-            "broken",
-            num_collectors=1,
-            num_versions=3,
-            max_seconds=60.0,
-            start=thread.start,
-            check=check,
-        )
+def test_lead_when_it_is_closed_then_removes_the_stores(server: tdserve.Server, client: tdserve.Client) -> None:
+    thread = start_collector(server, "broken")
+    lines = lead(client, "broken", num_collectors=1, num_versions=3, max_seconds=60.0)
+    assert next(lines).startswith("version   2")
+    lines.close()
     thread.join()
     assert not set(Names.of("broken")) & set(client.stores())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from tdserve.examples.collectors.task import NUM_ACTIONS, Names, collect, loss, make_policy, row
+from tdserve.examples.collectors.task import NUM_ACTIONS, Names, collect, loss, make_policy
 
 
 def test_names_when_two_runs_share_a_server_then_none_is_shared() -> None:
@@ -10,12 +10,10 @@ def test_names_when_two_runs_share_a_server_then_none_is_shared() -> None:
     assert len(set(Names.of("one"))) == 3
 
 
-def test_collect_when_done_then_rows_have_the_declared_structure() -> None:
-    rows = collect(make_policy(), 5, torch.device("cpu"))
-    like = row()
+def test_collect_when_done_then_every_row_says_who_did_it_by_which_version() -> None:
+    rows = collect(make_policy(), 5, torch.device("cpu"), collector=3, version=7)
     assert rows.batch_size == (5,)
-    for key, leaf in rows.items():
-        assert (leaf.shape[1:], leaf.dtype) == (like[key].shape, like[key].dtype)
+    assert (rows["collector"].tolist(), rows["version"].tolist()) == ([3] * 5, [7] * 5)
 
 
 def test_loss_when_followed_then_the_policy_is_paid_more() -> None:
