@@ -10,16 +10,17 @@ from tdserve.client.content.read_content import Content, on_cpu
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.mover import ClientMover, WantedRows, WantedSelection
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.pending import Reply
+from tdserve.client.session.pending import Announced, OnAnnounced, Pending, Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import may_expect
-from tdserve.client.transfers.download import post
+from tdserve.client.transfers.download import post, post_announced
 from tdserve.client.transfers.read import finish_posted, finish_read
 from tdserve.client.transfers.upload import SentContent
 from tdserve.messages.content import make_rows_layout, read_layout, select_spec
 from tdserve.rules.tags import make_tag
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
+from tdserve.v1 import control_pb2
 
 MAX_EXPECTED_BYTES = 16 * 1024 * 1024
 """Content up to this size is awaited before it is announced. For larger content the announcement takes only a hundredth
@@ -59,6 +60,21 @@ class RemoteMover(ClientMover):
     ) -> Outgoing:
         """Prepares content that is sent in messages."""
         return SentContent(captured, target, self._session, margin_nbytes=margin_nbytes, fetch=fetch)
+
+    def make_early_receiver(self, request: int, make_wanted: Callable[[], WantedRows]) -> OnAnnounced | None:
+        """As of ClientMover.
+
+        The worker sends the content of one request after the other, not always in the order of the requests. A caller
+        that waits for its first request, and received the rows of its second one only after that, would block both.
+        """
+        session, pool, tag = self._session, self._client.pool, make_tag(request)
+
+        def begin(pending: Pending, accepted: control_pb2.Accepted) -> Announced | None:
+            wanted = make_wanted()
+            layout = make_rows_layout(wanted.stored, accepted.num_rows, wanted.added)
+            return post_announced(layout, session, pending, accepted, tag=tag, pool=pool, device=wanted.device)
+
+        return begin
 
     def take_rows(self, reply: Reply, wanted: WantedRows) -> Content:
         """Receives the rows."""

@@ -13,7 +13,7 @@ from tdserve.base.errors import RemoteProtocolError
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.local.claims import RowClaim
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.pending import Reply
+from tdserve.client.session.pending import OnAnnounced, Reply
 from tdserve.data.opened import MappedStore
 from tdserve.messages.selection.selection import Selection
 from tdserve.structure.capture import Captured
@@ -121,6 +121,15 @@ class ClientMover(ABC):
     def open_mapped(self, name: str, spec: Spec, accepted: control_pb2.Accepted) -> MappedStore:
         """Maps the store that the server has allowed this client to read."""
         raise RemoteProtocolError(expected="content", received="a permit to read it")
+
+    def make_early_receiver(self, request: int, make_wanted: Callable[[], WantedRows]) -> OnAnnounced | None:
+        """Returns what starts to receive the rows of a request as soon as they are announced; None if rows need no
+        receiving.
+
+        Args:
+            make_wanted: Returns how the rows are read.
+        """
+        return None
 
     @abstractmethod
     def take_rows(self, reply: Reply, wanted: WantedRows) -> Content:

@@ -9,11 +9,14 @@ from queue import Empty, SimpleQueue
 from threading import Lock, current_thread, main_thread
 from typing import NamedTuple
 
+import torch
+
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, TDServeError, TransferAbortedError
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.request_numbers import SIGNAL_POLL_S
 from tdserve.control.status import decode_failure
+from tdserve.transport.channel import Channel, Work
 from tdserve.v1 import control_pb2
 
 SLOW_S = 1.0
@@ -26,6 +29,26 @@ Answer = control_pb2.ServerMessage | TDServeError
 OnAnswer = Callable[[Answer], None]
 OnGranted = Callable[[control_pb2.Accepted], control_pb2.Written]
 """Writes content in place; raises a TDServeError if nothing was written."""
+
+
+class Announced(NamedTuple):
+    """Receives that began when an answer announced their content.
+
+    Attributes:
+        columns: Views of the layout's flat buffer.
+        values: Receives the block of values that follows the leaves; None if there is none.
+        works: One per message.
+        channel: The channel that they use.
+    """
+
+    columns: list[torch.Tensor]
+    values: torch.Tensor | None
+    works: list[Work]
+    channel: Channel
+
+
+OnAnnounced = Callable[["Pending", control_pb2.Accepted], Announced | None]
+"""Starts to receive the content that an answer announces, without waiting; None if only its caller can do so."""
 
 
 def find_accepted(answer: control_pb2.ServerMessage) -> control_pb2.Accepted:
@@ -62,6 +85,7 @@ class Pending:
             called once, although the answer and the loss of the session may arrive at the same time in two threads.
         on_silence: Called when ``wait`` has timed out: nobody receives what comes later.
         place: For a write of a local session: called in the stream's thread when the server permits the write.
+        on_announced: Called in the receiving thread before ``wait`` returns the answer that announces content.
 
     Attributes:
         has_failed: Whether ``wait`` has raised the server's error, or that of a lost session.
@@ -69,10 +93,16 @@ class Pending:
         is_given_up: Whether ``wait`` has timed out, and nobody receives what comes later.
         is_mailed: Whether the request was sent over the control channel.
         content_channel: The channel of its data messages, once it is known.
+        announced: The receives that ``on_announced`` has started.
     """
 
     def __init__(
-        self, on_answer: OnAnswer | None = None, *, on_silence: Callable[[], None], place: OnGranted | None = None
+        self,
+        on_answer: OnAnswer | None = None,
+        *,
+        on_silence: Callable[[], None],
+        place: OnGranted | None = None,
+        on_announced: OnAnnounced | None = None,
     ) -> None:
         self.is_write = place is not None
         self._place = place
@@ -86,10 +116,14 @@ class Pending:
         self.is_given_up = False
         self.is_mailed = False
         self.content_channel: ContentChannel | None = None
+        self.announced: Announced | None = None
+        self._on_announced = on_announced
 
     def put(self, answer: Answer) -> None:
         """Receives an answer, or the error that ended the session."""
         self.has_ended = isinstance(answer, TDServeError) or not answer.HasField("accepted")
+        if self._on_announced is not None and isinstance(answer, control_pb2.ServerMessage) and not self.has_ended:
+            self.announced = self._on_announced(self, answer.accepted)
         (self._take_callback() or self._answers.put)(answer)
 
     def disown(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from threading import Event, Lock
 from typing import Any
 
@@ -29,7 +30,7 @@ from tdserve.client.session.group_inbox import GroupInbox
 from tdserve.client.session.hello import make_hello
 from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.network_interface import find_content_address, make_channel_error
-from tdserve.client.session.pending import OnAnswer, OnGranted, Pending
+from tdserve.client.session.pending import OnAnnounced, OnAnswer, OnGranted, Pending
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection, SessionStream
 from tdserve.control.status import encode_failure
@@ -159,13 +160,14 @@ class Session:
         place: OnGranted | None = None,
         free: Callable[[], None] | None = None,
         content_channel: ContentChannel | None = None,
+        on_announced: OnAnnounced | None = None,
         **body: Any,
     ) -> Pending:
         """Sends a request.
 
         Args:
             request: Its number.
-            on_answer, place: As in Pending.
+            on_answer, place, on_announced: As in Pending.
             free: Called when the server has finished the request.
             content_channel: The channel of data messages that the request announces, or waits for.
             **body: One field of ClientMessage.
@@ -173,7 +175,8 @@ class Session:
         Raises:
             TransportError: The session is lost.
         """
-        pending = Pending(on_answer, on_silence=lambda: self._stop_waiting(request, body), place=place)
+        on_silence = partial(self._stop_waiting, request, body)
+        pending = Pending(on_answer, on_silence=on_silence, place=place, on_announced=on_announced)
         pending.content_channel = content_channel
         with self._lock:
             if self._lost is not None:
@@ -298,8 +301,8 @@ class Session:
             TransferAbortedError: Another channel has replaced it.
             DeadlineExceededError: It is a replacement, and was not connected in time.
         """
-        is_replacement = content_channel.number > 0
-        return content_channel.get(timeout_s if is_replacement and timeout_s is not None else self.connect_timeout_s)
+        is_first = not content_channel.number
+        return content_channel.get(self.connect_timeout_s if is_first or timeout_s is None else timeout_s)
 
     def await_channel(self, timeout_s: float) -> None:
         """Waits for the channel.
@@ -391,27 +394,24 @@ class Session:
     def _on_message(self, message: control_pb2.ServerMessage) -> None:
         if self._is_unwanted(message):
             return
+        pending = self._pending.get(message.request)
         if message.HasField("rendezvous"):
             self._on_rendezvous(message.rendezvous)
-            return
-        if message.HasField("group_event"):
+        elif message.HasField("group_event"):
             self.groups.on_event(message.group_event)
-            return
-        if message.HasField("relay_order"):
+        elif message.HasField("relay_order"):
             self.relays.on_order(message.relay_order)
-            return
-        if message.HasField("channel_lost"):
+        elif message.HasField("channel_lost"):
             self._lose_channel(message.channel_lost.channel, message.channel_lost.reason)
-            return
-        pending = self._pending.get(message.request)
-        if pending is not None and pending.is_write and message.HasField("accepted"):
+        elif pending is None:
+            if message.accepted.uid:  # a permit for which nobody waits any more
+                self._answer_failure(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
+        elif pending.is_write and message.HasField("accepted"):
             self._write_in_place(message.request, pending, message.accepted)
-        elif pending is not None:
+        else:
             pending.put(message)
             if pending.is_given_up:  # meanwhile
                 self._is_unwanted(message)
-        elif message.accepted.uid:  # a permit for which nobody waits any more
-            self._answer_failure(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
         if self._frees and message.request not in self._pending and not message.HasField("accepted"):
             self._free(message.request)  # nobody waits for this one
 

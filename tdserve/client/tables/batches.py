@@ -240,9 +240,11 @@ def _fetch(order: _Order, progress: _Progress) -> None:
     under_way: deque[tuple[int, Asked, Deadline]] = deque()
     client = order.client
     session = client.session(Deadline.after(order.timeout_s))
+    # Announced content is received at once, whatever this thread waits for, but only if the channel is open already.
+    num_under_way = order.num_under_way if session.mover.is_ready else 1
     try:
         while not order.closed.is_set():
-            while len(under_way) < order.num_under_way and order.reserve(wait=not under_way):
+            while len(under_way) < num_under_way and order.reserve(wait=not under_way):
                 under_way.append(_ask(order, session))
             if order.closed.is_set():  # checked after asking: end() either saw those requests, or is seen here
                 return
@@ -267,6 +269,7 @@ def _fetch(order: _Order, progress: _Progress) -> None:
                 oldest = 0 if order.query.max_lag is None else find_oldest_version(batch)
                 _put(order, (time.monotonic(), oldest, begin(batch, order.device)))
             progress.record_progress()
+            num_under_way = order.num_under_way
     except DeadlineExceededError as error:  # reported first: cancelling the others takes as long again
         _put(order, error)
         progress.record_progress()

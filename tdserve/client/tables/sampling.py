@@ -109,6 +109,10 @@ class Query:
             message.group_by.parts.extend(self.group_by)
         return message
 
+    def make_wanted(self) -> WantedRows:
+        """Returns how the mover reads its rows."""
+        return WantedRows(self.name, self.stored, self.added, keeps_fault=self.is_lease, device=self.device)
+
     def make_layout(self, num_rows: int) -> Layout:
         """Returns the layout of so many rows."""
         return make_rows_layout(self.stored, num_rows, self.added)
@@ -223,7 +227,8 @@ def ask(
     message = query.make_message(num_rows, num_batches, deadline.remaining_s)
     message.message_nbytes.extend(expected)
     if not expected:
-        return Asked(message, session.send(request, sample=message), None)
+        on_announced = session.mover.make_early_receiver(request, query.make_wanted)
+        return Asked(message, session.send(request, on_announced=on_announced, sample=message), None)
     pending = session.send(request, content_channel=session.content_channel, sample=message)
     # After the request: a receive wakes the server's process too, which takes longer than the request itself.
     layout = query.make_layout(num_rows * num_batches)
@@ -266,22 +271,24 @@ def receive_sample(
             return Sampled(content, query)
         if is_over():
             raise TransferAbortedError(transfer=request, reason="the wait was cancelled before rows were granted")
-        pending = _ask_again(session, request, message, deadline)
+        pending = _ask_again(session, request, message, query, deadline)
         if is_over():  # checked after asking: end() either saw this request, or is seen here
             session.cancel(request)
     answer = pending.wait(compute_answer_timeout_s(deadline), f"a sample of {message.store!r}")
     reply = Reply(request, pending, answer, deadline)
-    wanted = WantedRows(query.name, stored, query.added, keeps_fault=query.is_lease, device=query.device)
-    return Sampled(session.mover.take_rows(reply, wanted), query)
+    return Sampled(session.mover.take_rows(reply, query.make_wanted()), query)
 
 
-def _ask_again(session: Session, request: int, message: control_pb2.SampleRequest, deadline: Deadline) -> Pending:
+def _ask_again(
+    session: Session, request: int, message: control_pb2.SampleRequest, query: Query, deadline: Deadline
+) -> Pending:
     """Asks for an answer before the content: that wait can be interrupted, and has no fixed length."""
     waiting = control_pb2.SampleRequest()
     waiting.CopyFrom(message)
     waiting.ClearField("message_nbytes")
     waiting.timeout_s = deadline.remaining_s or 0.0
-    return session.send(request, sample=waiting)
+    on_announced = session.mover.make_early_receiver(request, query.make_wanted)
+    return session.send(request, on_announced=on_announced, sample=waiting)
 
 
 def draw_whole_rows(

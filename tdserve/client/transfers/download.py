@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from tdserve.client.content.columns import Received, make_views
 from tdserve.client.content.gpu import find_landing_device
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.session.content_channel import ContentChannel
-from tdserve.client.session.pending import Pending, Reply
+from tdserve.client.session.pending import Announced, Pending, Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_transfer_timeout_s
 from tdserve.messages.content import cut_values
@@ -29,7 +30,8 @@ from tdserve.transport.appended import SinkBehind
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import FlatEnd, LeafEnd, Sink
-from tdserve.transport.stream import recv_messages, unpack
+from tdserve.transport.stream import MAX_POSTED, recv_messages, unpack
+from tdserve.v1 import control_pb2
 
 ANSWER_GRACE_S = 1.0
 """The server ends a wait at its deadline by itself; its answer gets this much longer to arrive."""
@@ -76,6 +78,39 @@ def _post(layout: Layout, channel: Channel, tag: int, buffer: torch.Tensor) -> P
     end = FlatEnd(buffer)
     works = [channel.recv(end.find_memory(message), tag) for message in layout.messages]
     return Posted(make_views(layout, buffer), works, channel)  # made while the server works
+
+
+def post_announced(
+    layout: Layout,
+    session: Session,
+    pending: Pending,
+    accepted: control_pb2.Accepted,
+    *,
+    tag: int,
+    pool: BufferPool,
+    device: Any = None,
+) -> Announced | None:
+    """Starts to receive content that was announced just now, without waiting for anything.
+
+    Returns:
+        None if the channel is not open, or lost, if the content is for a GPU, or if there is no room for it: then the
+        caller receives it, or gets the error.
+    """
+    content_channel = session.content_channel
+    if accepted.channel != content_channel.number or not content_channel.is_open:
+        return None
+    of_values = cut_values(accepted.values_nbytes)
+    num_messages = len(layout.messages) + len(of_values)
+    if num_messages > MAX_POSTED or find_landing_device(session.device, device) is not None:
+        return None
+    pending.content_channel = content_channel
+    with suppress(TDServeError, RuntimeError, MemoryError):
+        values = pool.take(accepted.values_nbytes) if of_values else None
+        columns, works, channel = _post(layout, session.get_channel(content_channel), tag, pool.take(layout.nbytes))
+        if values is not None:
+            works += [channel.recv(FlatEnd(values).find_memory(message), tag) for message in of_values]
+        return Announced(columns, values, works, channel)
+    return None
 
 
 def receive(
@@ -146,6 +181,13 @@ def receive_answer(
     Raises:
         TDServeError: Why it did not arrive; the server's own reason if it has sent one. The channel was replaced.
     """
+    announced = reply.pending.announced
+    if announced is not None:
+        try:
+            announced.channel.wait_all(announced.works, compute_transfer_timeout_s(reply.deadline))
+        except (TransportError, DeadlineExceededError) as error:
+            raise find_failure(session, reply.pending, error) from error
+        return Received(layout, _show_columns(layout, announced.columns))
     inline = reply.answer.done.inline if reply.answer.HasField("done") else None
     content_channel = None if inline is not None else session.find_channel(reply.pending, reply.answer.accepted)
     try:

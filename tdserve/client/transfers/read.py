@@ -47,9 +47,9 @@ def finish_read(
         device: Where the content will be moved, as of ``receive``.
         allow_pickle: Whether pickled values are unpickled; None: as set for the client.
     """
-    accepted = reply.accepted
+    accepted, announced = reply.accepted, reply.pending.announced
     places, mismatch = (None, None) if destination is None else destination.match_places(spec, layout)
-    block = _allocate_values(client, accepted)
+    block = _allocate_values(client, accepted) if announced is None else announced.values
     received = receive_answer(
         layout,
         session,

@@ -8,8 +8,9 @@ import pytest
 
 from tdserve.base.errors import DeadlineExceededError, PeerLostError, StoreNotFoundError, TransferAbortedError
 from tdserve.client.session import pending as pending_module
-from tdserve.client.session.pending import Answer, Pending, check_answer
+from tdserve.client.session.pending import Announced, Answer, Pending, check_answer
 from tdserve.control.status import encode_failure
+from tdserve.transport.loopback import LoopbackChannel
 from tdserve.v1 import control_pb2
 
 WAIT_S = 20.0
@@ -22,6 +23,23 @@ def test_wait_when_answered_then_in_order() -> None:
         pending.put(control_pb2.ServerMessage(request=request))
     assert [pending.wait(1.0, "").request for _ in range(2)] == [1, 2]
     assert not pending.has_failed
+
+
+def test_put_when_an_answer_announces_content_then_its_receives_begin_before_anybody_waits() -> None:
+    channel, _ = LoopbackChannel.make_pair()
+    receives = Announced([], None, [], channel)
+    announced: list[int] = []
+
+    def begin(pending: Pending, accepted: control_pb2.Accepted) -> Announced:
+        announced.append(accepted.num_rows)
+        return receives
+
+    pending, refused = (Pending(on_silence=lambda: None, on_announced=begin) for _ in range(2))
+    pending.put(control_pb2.ServerMessage(accepted=control_pb2.Accepted(num_rows=4)))
+    assert (announced, pending.announced) == ([4], receives)
+    assert pending.wait(1.0, "").accepted.num_rows == 4
+    refused.put(FAILURE)
+    assert (announced, refused.announced) == ([4], None)
 
 
 def test_wait_when_the_answer_comes_later_in_another_thread_then_returned_whatever_the_poll() -> None:
