@@ -243,7 +243,8 @@ class ControlProcess:
         if message.HasField("cancel"):
             self._services.requests.cancel(session, message.cancel.cancelled)
         elif message.HasField("channel_lost"):
-            session.lose_channel(message.channel_lost.channel)
+            lost = message.channel_lost
+            session.lose_channel(lost.channel, f"its client reports: {lost.reason[:500]!r}")
         elif message.HasField("claimed"):
             self._services.claiming.on_claimed(session, message.claimed)
         elif message.HasField("group_notice"):

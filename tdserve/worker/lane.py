@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -98,6 +99,9 @@ class Lane:
         self._kv_store: KVStore | None = None
         self._channel: Channel | None = None
         self._opened = Event()
+        self._opened_s: float | None = None
+        self._used_s = 0.0
+        self._why_unopened = f"it was not formed within {CONNECT_TIMEOUT_S:g} s"
         self._closing = RLock()
         self._is_closed = False
         self._thread = Thread(target=self._run, name=f"tdserve-session-{session}", daemon=True)
@@ -155,13 +159,14 @@ class Lane:
         """Returns the channel; waits while it is being formed.
 
         Raises:
-            PeerLostError: There is none: not formed in time, lost, or closed.
+            PeerLostError: There is none: not formed, or not in time, lost, or closed.
         """
         if self._channel is None and not self._is_closed:
             self._opened.wait(CONNECT_TIMEOUT_S)
         channel = self._channel
         if channel is None:
-            raise PeerLostError(peer=f"the client of session {self.session}", reason="its channel is not open")
+            why = "it is closed" if self._is_closed or self._opened_s is not None else self._why_unopened
+            raise PeerLostError(peer=f"the client of session {self.session}", reason=f"its channel is not open: {why}")
         return channel
 
     def report_prepared(self, order: worker_pb2.Order, values: bytes, *, values_nbytes: int = 0) -> None:
@@ -193,6 +198,7 @@ class Lane:
             self._fail(order, report, LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500]))
         else:
             self.context.report(report)
+        self._used_s = time.monotonic()
 
     def refuse(self, order: worker_pb2.Order, error: TDServeError) -> None:
         """Reports that an order was not started."""
@@ -241,8 +247,16 @@ class Lane:
         if not self._is_closed:
             self._is_closed = True
             lost = worker_pb2.Report(session=self.session)
-            lost.channel_lost.channel, lost.channel_lost.reason = self.channel_number, str(error)[:500]
+            lost.channel_lost.channel = self.channel_number
+            lost.channel_lost.reason = f"{str(error)[:500]} ({self._describe_age()})"
             self.context.report(lost)
+
+    def _describe_age(self) -> str:
+        if self._opened_s is None:
+            return "it had never been open"
+        now_s = time.monotonic()
+        unused_s = now_s - max(self._used_s, self._opened_s)
+        return f"it had been open for {now_s - self._opened_s:.1f} s, and no order had ended for {unused_s:.1f} s"
 
     def _open(self, order: worker_pb2.Order, kv_store: KVStore) -> None:
         report = worker_pb2.Report(order=order.order, session=self.session)
@@ -254,8 +268,10 @@ class Lane:
             bond = make_session_bond(opening.secret, self.session, channel_number=self.channel_number)
             end = ChannelEnd(kv_store, WORKER_RANK, opening.host, bond, peer, device=device)
             self._channel = open_channel(opening.transport, end)
+            self._opened_s = time.monotonic()
             report.done.SetInParent()
         except TDServeError as error:
+            self._why_unopened = str(error)[:500]
             report.failure.CopyFrom(encode_failure(error))
         self._opened.set()
         if self._is_closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -245,8 +246,9 @@ def make_ring(client: tdserve.Client, name: str) -> tuple[tdserve.ReplayHandle, 
 
 
 def test_channel_when_it_is_cut_at_any_moment_then_replaced_and_the_session_goes_on(
-    client: tdserve.Client, name: str
+    client: tdserve.Client, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "tdserve.client")
     made, session = make_ring(client, name)
     for count in range(MAX_BROKEN - 1):
         early = [made.extend(rows(SMALL), return_early=True) for _ in range(2)]
@@ -254,6 +256,7 @@ def test_channel_when_it_is_cut_at_any_moment_then_replaced_and_the_session_goes
         made.sample(3)
         assert [future.result(TIMEOUT_S).numel() for future in early] == [1, 1]
         assert made.info()["inserts"] == 3 + 2 * count
+        assert f"session {session.welcome.session}: channel {count} for content is lost: " in caplog.text
     assert session_of(client) is session
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Iterator
 
@@ -35,6 +36,8 @@ END_GRACE_S = 5.0
 FIRST_NUMBER_BITS = 40
 """Random bits of a run's first session number. With a thousand sessions per run, a number recurs once in a thousand
 million restarts."""
+
+_log = logging.getLogger("tdserve.server")
 
 
 class Sessions:
@@ -169,9 +172,11 @@ class Sessions:
             session.run(session.link.send(message), 0)
         elif report.HasField("channel_lost"):
             number = report.channel_lost.channel
-            if number == session.channel_number and session.lose_channel(number):
+            reason = f"its data worker reports: {report.channel_lost.reason}"
+            if number == session.channel_number and session.lose_channel(number, reason):
                 session.send(control_pb2.ServerMessage(channel_lost=report.channel_lost))
         elif report.HasField("session_lost"):
+            _log.info("session %d ends: its data worker reports: %s", session.number, report.session_lost.reason)
             session.ended.set()
 
     def on_worker_lost(self, worker: DataWorker) -> None:

@@ -170,16 +170,20 @@ class ClientSession:
     def _drop_channels_before(self, channel_number: int) -> None:
         """Drops the channels before this one: the client uses it, so they are gone, reported or not."""
         if channel_number > self.channel_number:
-            self.lose_channel(channel_number - 1)
+            self.lose_channel(channel_number - 1, "the client uses a later one")
 
-    def lose_channel(self, number: int) -> bool:
+    def lose_channel(self, number: int, reason: str) -> bool:
         """Closes a channel that one end has lost, and all before it; what is under way there fails.
+
+        Args:
+            reason: Which end has lost it, and why; for the log.
 
         Returns:
             Whether the loss was not known yet and another channel replaces it. If none can, the session ends.
         """
         if number < self.channel_number or self.ended.is_set() or not self.mover.num_channels:
             return False
+        _log.info("session %d: channel %d for content is lost: %s", self.number, number, reason)
         if not CHANNEL_TRANSPORTS[self.channel_transport].is_reopened or number >= MAX_CHANNELS:
             self.ended.set()
             return False
@@ -296,10 +300,15 @@ class ClientSession:
             opening.open_session.transport = BASE_TRANSPORT if entry.is_mail else self.channel_transport
             opening.open_session.host = self._interface
             opening.open_session.secret = self.secret
-            self.worker.submit(opening).add_done_callback(retrieve_exception)
+            self.worker.submit(opening).add_done_callback(partial(self._on_opened, opening))
         order = self.make_order()
         order.rendezvous.CopyFrom(entry)
         self.worker.send(order)
+
+    def _on_opened(self, order: worker_pb2.Order, opening: asyncio.Future[worker_pb2.Worked]) -> None:
+        if not opening.cancelled() and opening.exception() is not None and not self.ended.is_set():
+            what = "the channel for mail" if order.open_session.is_mail else f"channel {order.channel} for content"
+            _log.warning("session %d: %s was not formed: %s", self.number, what, opening.exception())
 
     def discard(self, request: int, content: control_pb2.Content, *, channel_number: int | None = None) -> None:
         """Has the worker receive and drop the content that the client already sends for a refused request.

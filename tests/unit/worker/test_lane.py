@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from tdserve.base.errors import LocalProtocolError, PeerLostError, RemoteProtocolError, TransferAbortedError
+from tdserve.base.errors import (
+    ConnectError,
+    LocalProtocolError,
+    PeerLostError,
+    RemoteProtocolError,
+    TransferAbortedError,
+)
 from tdserve.control.status import decode_failure
 from tdserve.messages.content import make_rows_layout
 from tdserve.transport import gloo
@@ -17,6 +23,7 @@ from tdserve.transport.proven import close_pairs
 from tdserve.v1 import worker_pb2
 from tdserve.worker.lane import Lane
 from tests.integration.processes import wait_for
+from tests.unit.transport.bonds import SECRET
 from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, sampling
 
 
@@ -98,6 +105,17 @@ def test_channel_when_the_client_goes_then_it_is_lost_and_the_order_may_be_tried
     assert isinstance(decode_failure(failed.failure), TransferAbortedError)
     assert lost.HasField("channel_lost")
     assert (lost.order, lost.session, lost.channel_lost.channel) == (0, peer.session.number, 0)
+    assert "it had been open for" in lost.channel_lost.reason
+
+
+def test_order_when_its_channel_cannot_be_formed_then_says_why(peer: Peer) -> None:
+    opening = worker_pb2.OpenSession(transport="gloo", host="192.0.2.1", secret=SECRET)
+    assert isinstance(peer.error(open_session=opening), ConnectError)
+    number = peer.put(worker_pb2.Order(discard=worker_pb2.Discard(message_nbytes=[8])))
+    lost, failed = peer.next_report(), peer.next_report()
+    assert failed.order == number
+    assert "its channel is not open: no connection to 192.0.2.1: gloo: " in str(decode_failure(failed.failure))
+    assert lost.channel_lost.reason.endswith("(it had never been open)")
 
 
 def test_failure_when_the_client_waits_for_bytes_then_its_channel_is_closed_first(peer: Peer) -> None:

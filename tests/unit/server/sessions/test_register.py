@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any
 
@@ -193,6 +194,27 @@ def test_worker_lost_when_it_had_sessions_then_only_those_end(
     opened = [run(sessions.open(hello(), OutboxLink(Outbox()))) for _ in range(2)]
     sessions.on_worker_lost(workers[1])
     assert [session.ended.is_set() for session in opened] == [session.worker is workers[1] for session in opened]
+
+
+def test_report_when_of_a_loss_then_logged_with_session_channel_and_reason(
+    sessions: Sessions, run: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> int:
+        session = await sessions.open(hello(), OutboxLink(Outbox()))
+        channel_lost = control_pb2.ChannelLost(channel=0, reason="torn")
+        for _ in range(2):  # the second one is no news
+            sessions.on_report(worker_pb2.Report(session=session.number, channel_lost=channel_lost))
+        session_lost = worker_pb2.SessionLost(reason="gone")
+        sessions.on_report(worker_pb2.Report(session=session.number, session_lost=session_lost))
+        await session.finish(5.0)
+        return session.number
+
+    with caplog.at_level(logging.INFO, logger="tdserve.server"):
+        number = run(scenario())
+    assert caplog.messages == [
+        f"session {number}: channel 0 for content is lost: its data worker reports: torn",
+        f"session {number} ends: its data worker reports: gone",
+    ]
 
 
 def test_report_when_of_a_session_then_reaches_its_client(sessions: Sessions, run: Loop) -> None:

@@ -7,7 +7,13 @@ import pytest
 
 from tdserve.base.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import LocalProtocolError, PeerLostError, StoreNotFoundError, TransferAbortedError
+from tdserve.base.errors import (
+    ConnectError,
+    LocalProtocolError,
+    PeerLostError,
+    StoreNotFoundError,
+    TransferAbortedError,
+)
 from tdserve.rules.tags import make_tag
 from tdserve.server.movers.remote import RemoteMover
 from tdserve.server.sessions.session import ClientSession, find_local_address, to_error
@@ -244,8 +250,8 @@ def test_channel_when_lost_then_what_is_bound_to_it_is_cut_short_and_the_rest_wa
         for request in (1, 2):
             session.run(wait(request), request)
         await asyncio.sleep(0)
-        assert session.lose_channel(0)
-        assert not session.lose_channel(0)  # what is found late is no news
+        assert session.lose_channel(0, "a test")
+        assert not session.lose_channel(0, "a test")  # what is found late is no news
         session.bind(3, 0)  # it comes late
         session.run(wait(3), 3)
         for _ in range(5):
@@ -298,9 +304,31 @@ def test_refused_content_when_on_a_later_channel_then_taken_there(
     assert (asked.channel, asked.tag, list(asked.discard.message_nbytes)) == (2, make_tag(7), [8])
 
 
+def test_channel_when_the_worker_cannot_form_it_then_logged_with_the_reason(
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(order: worker_pb2.Order) -> asyncio.Future[worker_pb2.Worked]:
+        failed: asyncio.Future[worker_pb2.Worked] = asyncio.get_running_loop().create_future()
+        failed.set_exception(ConnectError(address="10.0.0.1", reason="no proof"))
+        return failed
+
+    async def scenario() -> None:
+        session = world.session(99)
+        monkeypatch.setattr(session.worker, "submit", refuse)
+        for is_mail in (False, True):
+            session.send_rendezvous(control_pb2.Rendezvous(key="k", value=b"v", is_mail=is_mail))
+        await asyncio.sleep(0)
+
+    run(scenario())
+    assert [message.partition(" to ")[0] for message in caplog.messages] == [
+        "session 99: channel 0 for content was not formed: no connection",
+        "session 99: the channel for mail was not formed: no connection",
+    ]
+
+
 def test_accepted_when_told_then_names_the_channel_of_the_content(world: World, run: Loop) -> None:
     session = world.session(97)  # of its own: the worker closes its channel
-    session.lose_channel(0)
+    session.lose_channel(0, "a test")
     session.make_order(5)
     run(session.send_accepted(5, control_pb2.Accepted()))
     assert outbox(session).messages[0].accepted.channel == 1
@@ -318,5 +346,5 @@ def test_channel_when_content_goes_from_gpu_to_gpu_then_the_session_ends_with_it
         inline_bytes=1,
         channel_transport="nccl",
     )
-    assert not session.lose_channel(0)
+    assert not session.lose_channel(0, "a test")
     assert session.ended.is_set()

@@ -122,7 +122,7 @@ def test_create_when_its_channel_is_lost_then_the_name_is_free(world: World, run
     loading = run(world.create("y", TD, loading=True, session=6))
     session = world.session(6)  # of its own: the worker closes its channel
     session.bind(1, 0)
-    session.lose_channel(0)
+    session.lose_channel(0, "a test")
     with pytest.raises(TransferAbortedError):
         run(world.writes.create(session, 1, writing(loading, TD)))
     assert not world.stores.catalog.is_taken("y")
