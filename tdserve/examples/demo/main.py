@@ -22,7 +22,7 @@ from tdserve.examples.demo.stores import sizes
 from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, Watch
 
 SERVER_TIMEOUT_S = 10.0
-"""The server runs on this machine, and is not started again: an answer that takes longer does not come."""
+"""The server runs on this machine, and is not started again: once it serves, it answers sooner or never."""
 
 STARTING = "starts {} actors, which import torch; the first figures come after some seconds"
 
@@ -62,8 +62,9 @@ def _run_all(
         tdserve.Server(options.root or folder / "root") as server,
         closing(Processes(folder)) as actors,
         # connect first: a data worker takes long to start beside more processes that import torch
-        tdserve.connect(server.address, transport=options.transport, timeout_s=SERVER_TIMEOUT_S) as client,
+        tdserve.connect(server.address, transport=options.transport) as client,
     ):
+        client.timeout_s = SERVER_TIMEOUT_S
         address = server.address
         console.print(f"server {address}; look inside: {get_own_command()} ls --address {address}", soft_wrap=True)
         learner = Learner(client, options)

@@ -35,13 +35,6 @@ PATIENCE_S = 60.0
 """Seconds that actors and learner wait for one another. A process that needs longer is gone."""
 
 
-class EnvironmentSizes(NamedTuple):
-    """What the network has to know of an environment."""
-
-    num_observations: int
-    num_actions: int
-
-
 class DemoStores(NamedTuple):
     """The two replays. The policy has no handle: it is published and fetched by name."""
 
@@ -49,8 +42,8 @@ class DemoStores(NamedTuple):
     episodes: tdserve.ReplayHandle
 
 
-def sizes(env: str) -> EnvironmentSizes:
-    """Returns the sizes of an environment, by its gymnasium name.
+def sizes(env: str) -> tuple[int, int]:
+    """Returns the numbers of observations and of actions of an environment, by its gymnasium name.
 
     Raises:
         NotSupportedError: The environment is unknown, its observations are not flat, or its actions are not discrete.
@@ -63,12 +56,12 @@ def sizes(env: str) -> EnvironmentSizes:
     made.close()
     if not isinstance(seen, Box) or len(seen.shape) != 1 or not isinstance(actions, Discrete):
         raise NotSupportedError(feature=f"environment {env!r}", reason="not flat Box observations and Discrete actions")
-    return EnvironmentSizes(seen.shape[0], int(actions.n))
+    return seen.shape[0], int(actions.n)
 
 
 def open_stores(client: tdserve.Client, env: str) -> DemoStores:
     """Opens the replays of a run; the process that comes first makes them."""
-    observation = np.zeros(sizes(env).num_observations, np.float32)
+    observation = np.zeros(sizes(env)[0], np.float32)
     transitions = to_transition_rows([Transition(observation, 0, observation, 0.0, 0.0)], policy_version=0)
     episodes = to_episode_rows([0.0], actor=0, policy_version=0, ended_s=0.0)
     return DemoStores(
