@@ -115,8 +115,8 @@ def test_order_when_the_version_is_gone_then_failure_and_the_next_one_is_carried
 
 def test_order_when_carried_out_then_nothing_of_its_folder_is_kept(worker: Worker) -> None:
     sizes = []
-    for number in range(120):
+    for number in range(60):
         worker.put(worker.make(1, folder=f"w{number}"))
         worker.report()
         sizes.append(count_bytes(worker.checksumming))
-    assert sizes[-1] < sizes[19] + 100 * sys.getsizeof(str(worker.folder))
+    assert sizes[-1] < sizes[19] + 40 * sys.getsizeof(str(worker.folder))

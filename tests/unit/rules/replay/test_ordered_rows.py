@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tdserve.base.errors import LocalProtocolError
@@ -107,7 +107,9 @@ class _InShortChunks(_AgainstASortedList):
 
 
 TestAgainstASortedList = _AgainstASortedList.TestCase
+TestAgainstASortedList.settings = settings(max_examples=40, deadline=None)
 TestInShortChunks = _InShortChunks.TestCase
+TestInShortChunks.settings = settings(max_examples=40, deadline=None)
 
 
 def _count_entries(ordered: OrderedRows) -> int:
