@@ -29,19 +29,22 @@ class Table(TableState):
 
     # ------------------------------------------------------------ writing
 
-    def plan_extend(self, num_rows: int) -> Reservation | None:
-        """Reserves rows for a writer; returns ``None`` if it must wait. The rows are out of every sample from now on.
+    def reserve(self, num_rows: int) -> Reservation | None:
+        """Takes back all claims, and reserves rows for a writer; returns ``None`` if it must wait. The rows are out of
+        every sample from now on.
 
         Raises:
             InvalidRequestError: ``num_rows`` is below 1, or more than the limiter could ever let in at once.
             TooLargeError: ``num_rows`` is above the capacity.
             WrongStateError: The table was closed.
         """
+        self.take_back_claims()
         return self.reserve_part(num_rows) if self._may_extend(num_rows) else None
 
     def begin_reserving(self, num_rows: int) -> bool:
-        """Returns whether a writer may have ``num_rows`` now. If so, it gets them by :meth:`reserve_part`, and until
-        :meth:`end_reserving` no other writer gets any. Errors as of :meth:`plan_extend`."""
+        """Takes back all claims, and returns whether a writer may have ``num_rows`` now. If so, it gets them by
+        :meth:`reserve_part`, and until :meth:`end_reserving` no other writer gets any. Errors as of :meth:`reserve`."""
+        self.take_back_claims()
         may_extend = self._may_extend(num_rows)
         self._is_reserving |= may_extend
         return may_extend
@@ -51,7 +54,6 @@ class Table(TableState):
         self._is_reserving = False
 
     def _may_extend(self, num_rows: int) -> bool:
-        self.take_back_claims()
         if self.is_closed:
             raise WrongStateError(state=f"{self.name!r} is closed", event="an extend")
         has_room = self.ring.has_room(num_rows)
@@ -145,7 +147,7 @@ class Table(TableState):
 
     # ------------------------------------------------------------ reading
 
-    def plan_sample(
+    def draw_sample(
         self,
         num_rows: int,
         num_batches: int = 1,
@@ -216,7 +218,7 @@ class Table(TableState):
         Args:
             plan: The previous part.
             max_drawn: Most rows of the next one, but for units.
-            rng: As in ``plan_sample``.
+            rng: As in ``draw_sample``.
         """
         return self._draw_part(plan.terms, plan.num_missing, max_drawn, rng=rng)
 

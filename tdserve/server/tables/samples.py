@@ -91,7 +91,7 @@ class _SampleCall:
             return None
         if not self.selector_building.refresh(self.entry, self.conditions, self.num_rows):
             return None
-        return self.entry.get_table().plan_sample(
+        return self.entry.get_table().draw_sample(
             self.num_rows,
             num_batches,
             rng=self.rng,

@@ -25,7 +25,7 @@ def test_describe_when_a_tensordict_then_its_figures(world: World, run: Loop) ->
 def test_describe_when_a_replay_then_of_one_row_and_its_counts(world: World, run: Loop) -> None:
     entry = run(world.create_replay("r", TD[0].exclude("shape"), 10, min_size=3))
     table = entry.get_table()
-    first, second = table.plan_extend(4), table.plan_extend(2)
+    first, second = table.reserve(4), table.reserve(2)
     assert first is not None
     assert second is not None
     table.commit(first)

@@ -272,9 +272,9 @@ def test_sample_when_rows_are_held_for_a_write_then_waits_for_them_and_is_not_re
         held = RowWriteHold(entry, RowSet.run(0, MANY_ROWS), ())
         task = asyncio.create_task(held.hold())
         await until(lambda: not table.selectors.contains(np.arange(MANY_ROWS)).all(), task)
-        assert table.plan_sample(MANY_ROWS, rng=rng) is None
+        assert table.draw_sample(MANY_ROWS, rng=rng) is None
         await task
         await held.give_back()
 
     run(scenario())
-    assert table.plan_sample(MANY_ROWS, rng=rng) is not None
+    assert table.draw_sample(MANY_ROWS, rng=rng) is not None

@@ -42,7 +42,7 @@ def write(table: Table, num_rows: int, **arrival: Any) -> list[int]:
 
 def planned(table: Table, num_rows: int, num_batches: int = 1, **fields: Any) -> SamplePlan:
     """Plans a sample, which must be possible."""
-    plan = table.plan_sample(num_rows, num_batches, rng=rng(), **fields)
+    plan = table.draw_sample(num_rows, num_batches, rng=rng(), **fields)
     assert plan is not None
     return plan
 
@@ -84,7 +84,7 @@ def numbers(*named: int) -> Any:
 
 def reserve(table: Table, num_rows: int) -> Reservation:
     """Reserves rows, which must be possible."""
-    reservation = table.plan_extend(num_rows)
+    reservation = table.reserve(num_rows)
     assert reservation is not None
     return reservation
 

@@ -87,7 +87,7 @@ def test_claim_when_the_ring_is_at_its_end_then_goes_round_and_may_be_given_up(t
 @pytest.mark.parametrize(
     "change",
     [
-        lambda table: table.plan_extend(1),
+        lambda table: table.reserve(1),
         lambda table: delete(table, numbers(5)),
         clear,
         lambda table: table.close(),

@@ -38,9 +38,9 @@ from tests.unit.rules.replay.tables import (
 def test_sample_when_rows_are_reserved_but_not_committed_then_waits() -> None:
     table = small_table()
     reservation = reserve(table, 4)
-    assert table.plan_sample(2, rng=rng()) is None
+    assert table.draw_sample(2, rng=rng()) is None
     table.commit(reservation)
-    plan = table.plan_sample(2, 3, rng=rng())
+    plan = table.draw_sample(2, 3, rng=rng())
     assert plan is not None
     assert plan.rows.shape == (6,)
     assert plan.generations.tolist() == [2] * 6
@@ -50,11 +50,11 @@ def test_sample_when_rows_are_reserved_but_not_committed_then_waits() -> None:
 def test_sample_when_below_min_size_then_waits_and_says_why() -> None:
     table = small_table(min_size=3)
     table.commit(reserve(table, 2))
-    assert table.plan_sample(1, rng=rng()) is None
+    assert table.draw_sample(1, rng=rng()) is None
     assert "'replay' (size 2 of 8" in table.explain_sample(1)
     assert "needs a size of 3" in table.explain_sample(1)
     table.commit(reserve(table, 1))
-    assert table.plan_sample(1, rng=rng()) is not None
+    assert table.draw_sample(1, rng=rng()) is not None
 
 
 def test_sample_when_it_replaces_rows_that_were_counted_then_let_through_and_not_counted() -> None:
@@ -62,8 +62,8 @@ def test_sample_when_it_replaces_rows_that_were_counted_then_let_through_and_not
     write(table, 4)
     planned(table, 4)
     planned(table, 3)
-    assert table.plan_sample(2, rng=rng()) is None
-    plan = table.plan_sample(2, rng=rng(), replaces=True)
+    assert table.draw_sample(2, rng=rng()) is None
+    plan = table.draw_sample(2, rng=rng(), replaces=True)
     assert plan is not None
     assert table.counts.samples == 7
     table.undo(plan)
@@ -74,7 +74,7 @@ def test_sample_when_rows_are_being_overwritten_then_never_gets_them() -> None:
     table = small_table(4)
     table.commit(reserve(table, 4))
     reserve(table, 3)
-    plan = table.plan_sample(100, rng=rng())
+    plan = table.draw_sample(100, rng=rng())
     assert plan is not None
     assert set(plan.rows.tolist()) == {3}
 
@@ -83,7 +83,7 @@ def test_sample_when_every_row_is_being_overwritten_then_waits() -> None:
     table = small_table(4)
     table.commit(reserve(table, 4))
     reserve(table, 4)
-    assert table.plan_sample(1, rng=rng()) is None
+    assert table.draw_sample(1, rng=rng()) is None
 
 
 @pytest.mark.parametrize(("num_rows", "num_batches"), [(0, 1), (1, 0), (-1, 1)])
@@ -91,18 +91,18 @@ def test_sample_when_nothing_is_asked_then_refused_and_not_counted(num_rows: int
     table = small_table()
     table.commit(reserve(table, 4))
     with pytest.raises(InvalidRequestError):
-        table.plan_sample(num_rows, num_batches, rng=rng())
+        table.draw_sample(num_rows, num_batches, rng=rng())
     assert table.info()["samples"] == 0
 
 
 def test_extend_when_it_fits_never_then_capacity_error_and_now_then_none() -> None:
     table = small_table(4)
     with pytest.raises(CapacityError):
-        table.plan_extend(5)
+        table.reserve(5)
     held = reserve(table, 3)
-    assert table.plan_extend(2) is None
+    assert table.reserve(2) is None
     table.abort(held)
-    assert table.plan_extend(2) is not None
+    assert table.reserve(2) is not None
 
 
 def test_extend_when_the_writer_died_then_the_next_one_gets_the_rows() -> None:
@@ -118,7 +118,7 @@ def test_quarantine_when_the_writer_is_silent_then_nobody_gets_the_rows_until_re
     held = reserve(table, 2)
     table.quarantine(held)
     assert reserve(table, 2).rows.tolist() == [2, 3]
-    assert table.plan_extend(1) is None
+    assert table.reserve(1) is None
     with pytest.raises(WrongStateError):
         table.commit(held)
     table.release(held)
@@ -148,7 +148,7 @@ def test_info_when_used_then_every_count_is_right() -> None:
     table = small_table(8, min_size=2)
     table.commit(reserve(table, 5))
     table.abort(reserve(table, 2))
-    table.plan_sample(3, 2, rng=rng())
+    table.draw_sample(3, 2, rng=rng())
     reserve(table, 1)
     expected: dict[str, Any] = {"num_rows": 5, "capacity": 8, "num_held": 0, "num_reserved": 1, "num_holes": 1}
     expected |= {"num_leased": 0, "cursor": 7, "inserts": 5, "samples": 6, "settings": table.settings.to_json()}
@@ -160,7 +160,7 @@ def test_restore_when_the_server_restarts_then_rows_and_counts_are_back() -> Non
     generations = np.zeros(8, np.int64)
     table = Table("replay", 8, generations, Settings())
     table.commit(reserve(table, 5))
-    table.plan_sample(3, rng=rng())
+    table.draw_sample(3, rng=rng())
     reserve(table, 2)
     again = Table.restore("replay", generations, table.settings, table.state())
     assert again.list_live_rows().tolist() == [0, 1, 2, 3, 4]
@@ -266,7 +266,7 @@ def test_set_limiter_when_it_could_never_let_through_then_refused_and_the_old_on
     assert table.settings.limiter == MinSize(1)
     table.set_limiter(MinSize(3))
     write(table, 2)
-    assert table.plan_sample(1, rng=rng()) is None
+    assert table.draw_sample(1, rng=rng()) is None
 
 
 def test_ratio_when_both_sides_work_then_never_outside_the_buffer() -> None:
@@ -275,12 +275,12 @@ def test_ratio_when_both_sides_work_then_never_outside_the_buffer() -> None:
     open_ones: list[Reservation] = []
     for _ in range(2000):
         if rng.random() < 0.4:
-            reservation = table.plan_extend(int(rng.integers(1, 4)))
+            reservation = table.reserve(int(rng.integers(1, 4)))
             open_ones += [] if reservation is None else [reservation]
         elif open_ones and rng.random() < 0.6:
             table.commit(open_ones.pop(int(rng.integers(len(open_ones)))))
         else:
-            table.plan_sample(int(rng.integers(1, 4)), rng=rng)
+            table.draw_sample(int(rng.integers(1, 4)), rng=rng)
         counts = table.counts
         assert counts.inserts * 2 - counts.samples <= 6 + 8
         assert counts.samples == 0 or counts.inserts * 2 - counts.samples >= 6 - 8
@@ -289,7 +289,7 @@ def test_ratio_when_both_sides_work_then_never_outside_the_buffer() -> None:
 
 def test_extend_when_more_than_the_limiter_could_ever_let_in_then_refused() -> None:
     with pytest.raises(InvalidRequestError, match="max_size"):
-        table_of(8, sampler=Fifo(), limiter=Queue(4)).plan_extend(5)
+        table_of(8, sampler=Fifo(), limiter=Queue(4)).reserve(5)
 
 
 def test_slices_when_rows_are_overwritten_then_none_crosses_the_write_position() -> None:
@@ -306,7 +306,7 @@ def test_why_sample_when_keys_or_consumers_keep_rows_out_then_says_so() -> None:
     table = table_of()
     write(table, 2, keys=(0,))
     conditions = SampleConditions((1,), "a")
-    assert table.plan_sample(1, rng=rng(), conditions=conditions) is None
+    assert table.draw_sample(1, rng=rng(), conditions=conditions) is None
     assert table.explain_sample(1, conditions) == (
         "a sample of 1 rows of table 'replay', of whose 2 rows too few have all required keys "
         "and consumer 'a' has not had,"
@@ -320,7 +320,7 @@ def test_why_sample_when_keys_or_consumers_keep_rows_out_then_says_so() -> None:
 # ---------------------------------------------------------------- staleness
 
 
-def test_plan_sample_when_a_lag_is_asked_for_then_uniform_among_young_rows() -> None:
+def test_draw_sample_when_a_lag_is_asked_for_then_uniform_among_young_rows() -> None:
     table = table_of(32, policy="p")
     table.selectors.follow("a", 1)
     write(table, 8)
@@ -333,17 +333,17 @@ def test_plan_sample_when_a_lag_is_asked_for_then_uniform_among_young_rows() -> 
     assert set(plan.columns["policy_version"].tolist()) == {2}
 
 
-def test_plan_sample_when_rows_come_once_each_and_too_few_are_young_then_waits() -> None:
+def test_draw_sample_when_rows_come_once_each_and_too_few_are_young_then_waits() -> None:
     table = table_of(8, policy="p", sampler=WithoutReplacement())
     table.selectors.follow("a", 1)
     write(table, 2)
     table.selectors.follow("a", 2)
     write(table, 2)
     conditions = SampleConditions(max_lag=0)
-    assert table.plan_sample(3, rng=rng(), conditions=conditions) is None
+    assert table.draw_sample(3, rng=rng(), conditions=conditions) is None
     assert sorted(planned(table, 2, conditions=conditions).rows.tolist()) == [2, 3]
     with pytest.raises(InvalidRequestError):
-        table.plan_sample(9, rng=rng(), conditions=conditions)
+        table.draw_sample(9, rng=rng(), conditions=conditions)
     assert "at most 0 versions old" in table.explain_sample(3, conditions)
 
 
@@ -354,10 +354,10 @@ def test_discard_when_rows_are_too_old_then_they_go_but_for_those_on_lease() -> 
     held = planned(table, 1, owner=7).rows
     table.selectors.follow("a", 3)
     write(table, 1, policy_versions=np.array([2]))
-    assert table.plan_extend(1) is None
+    assert table.reserve(1) is None
     assert (table.discard(2), table.discard(1), table.discard(1)) == (0, 2, 0)
     assert (len(table), table.selectors.staleness.num_discarded) == (2, 2)  # type: ignore[union-attr]
-    assert table.plan_extend(2) is not None
+    assert table.reserve(2) is not None
     give_back(table, 7, OWN, held)
     assert table.discard(1) == 1
     assert small_table().discard(0) == 0

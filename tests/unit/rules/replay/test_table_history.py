@@ -132,7 +132,7 @@ class _AgainstAModel(RuleBasedStateMachine):
     @rule(num_rows=st.integers(1, _CAPACITY), keys=_written, priority=st.none() | st.integers(0, 5))
     def extend(self, num_rows: int, keys: tuple[int, ...] | None, priority: int | None) -> None:
         before = set(self.rows)
-        reservation = self.table.plan_extend(num_rows)
+        reservation = self.table.reserve(num_rows)
         if num_rows > _CAPACITY - self._num_held() - self._num_reserved():
             assert reservation is None
             return
@@ -184,7 +184,7 @@ class _AgainstAModel(RuleBasedStateMachine):
     def sample(self, conditions: SampleConditions, num_rows: int, num_batches: int) -> None:
         members = self._members(conditions)
         try:
-            plan = self.table.plan_sample(num_rows, num_batches, rng=self.rng, conditions=conditions)
+            plan = self.table.draw_sample(num_rows, num_batches, rng=self.rng, conditions=conditions)
         except InvalidRequestError:
             assert self.settings.sampler.kind == "without_replacement"
             assert num_rows > len(members)
@@ -210,9 +210,9 @@ class _AgainstAModel(RuleBasedStateMachine):
         members, owner = self._members(conditions), self.owners[place]
         if self.settings.max_times_sampled:
             with pytest.raises(InvalidRequestError):
-                self.table.plan_sample(num_rows, num_batches, rng=self.rng, conditions=conditions, owner=owner)
+                self.table.draw_sample(num_rows, num_batches, rng=self.rng, conditions=conditions, owner=owner)
             return
-        plan = self.table.plan_sample(num_rows, num_batches, rng=self.rng, conditions=conditions, owner=owner)
+        plan = self.table.draw_sample(num_rows, num_batches, rng=self.rng, conditions=conditions, owner=owner)
         if num_rows * num_batches > len(members):
             assert plan is None
             return

@@ -51,11 +51,11 @@ def test_extend_when_the_queue_is_full_then_rows_on_lease_still_take_room() -> N
     table = queue()
     write(table, 4)
     plan = planned(table, 2, owner=7)
-    assert table.plan_extend(1) is None
+    assert table.reserve(1) is None
     assert "max_size=4" in table.explain_extend(1)
     acknowledge(table, 7, "", plan.rows)
-    assert table.plan_extend(3) is None
-    assert table.plan_extend(2) is not None
+    assert table.reserve(3) is None
+    assert table.reserve(2) is not None
 
 
 @pytest.mark.parametrize("named", [(2,), (0, 3), (-1,), (0, -4), (4,), (2**40,)])
@@ -97,18 +97,18 @@ def test_closed_when_drained_then_takers_get_what_is_left_and_then_the_end() -> 
     write(table, 3)
     table.close()
     with pytest.raises(WrongStateError, match="closed"):
-        table.plan_extend(1)
+        table.reserve(1)
     first = planned(table, 2, owner=7)
     last = planned(table, 2, 3, owner=8)
     assert (first.rows.tolist(), last.rows.tolist()) == ([0, 1], [2])
-    assert table.plan_sample(1, rng=rng(), owner=9) is None  # a row may come back
+    assert table.draw_sample(1, rng=rng(), owner=9) is None  # a row may come back
     acknowledge(table, 8, "", last.rows)
     assert sum(table.selectors.release_in_pieces(7))
     again = planned(table, 5 - 1, owner=9)
     assert again.rows.tolist() == [0, 1]
     acknowledge(table, 9, "", again.rows)
     with pytest.raises(EndOfStreamError, match="replay"):
-        table.plan_sample(1, rng=rng(), owner=9)
+        table.draw_sample(1, rng=rng(), owner=9)
 
 
 def test_closed_when_a_consumer_has_had_all_then_the_end_for_it_alone() -> None:
@@ -116,10 +116,10 @@ def test_closed_when_a_consumer_has_had_all_then_the_end_for_it_alone() -> None:
     write(table, 3)
     conditions, other = SampleConditions(consumer="a"), SampleConditions(consumer="b")
     acknowledge(table, 1, "a", planned(table, 3, conditions=conditions, owner=1).rows)
-    assert table.plan_sample(1, rng=rng(), conditions=conditions, owner=1) is None
+    assert table.draw_sample(1, rng=rng(), conditions=conditions, owner=1) is None
     table.close()
     with pytest.raises(EndOfStreamError):
-        table.plan_sample(1, rng=rng(), conditions=conditions, owner=1)
+        table.draw_sample(1, rng=rng(), conditions=conditions, owner=1)
     assert len(planned(table, 5, conditions=other, owner=1).rows) == 3
 
 
@@ -132,7 +132,7 @@ def test_closed_when_groups_are_taken_then_whole_ones_and_then_the_end() -> None
     assert set(map(tuple, plan.rows.reshape(-1, 2).tolist())) == {(0, 2), (1, 3)}
     acknowledge(table, 1, "", plan.rows)
     with pytest.raises(EndOfStreamError):  # the third group will never be whole
-        table.plan_sample(2, rng=rng(), conditions=conditions, owner=1)
+        table.draw_sample(2, rng=rng(), conditions=conditions, owner=1)
 
 
 def test_max_times_when_a_sample_was_sent_then_its_rows_go_and_else_they_come_back() -> None:
@@ -199,7 +199,7 @@ def test_draw_more_when_rows_are_taken_in_parts_then_other_takers_wait_and_all_o
     write(table, 8)
     parts = [planned(table, 6, owner=1, request=5, max_drawn=2)]
     assert table.counts.samples == 6
-    assert table.plan_sample(1, rng=rng(), owner=2) is None
+    assert table.draw_sample(1, rng=rng(), owner=2) is None
     parts.append(more(table, parts[0], 2))
     parts.append(more(table, parts[1], 2))
     assert np.concatenate([part.rows for part in parts]).tolist() == [0, 1, 2, 3, 4, 5]
@@ -241,7 +241,7 @@ def test_draw_more_when_rows_have_left_meanwhile_then_none_and_undone_the_next_t
     parts.append(more(table, parts[0], 2))
     delete(table, numbers(5, 6))
     assert table.draw_more(parts[1], 2, rng=rng()) is None
-    assert table.plan_sample(1, rng=rng(), owner=2) is None
+    assert table.draw_sample(1, rng=rng(), owner=2) is None
     for _ in table.undo_in_parts(parts):
         pass
     assert (table.counts.samples, table.info()["num_leased"]) == (0, 0)
@@ -254,7 +254,7 @@ def test_draw_more_when_rows_must_differ_then_they_do_and_batches_are_as_if_draw
     write(table, 6)
     plan = planned(table, 5, 2, max_drawn=2)
     rows = plan.rows.tolist()
-    assert table.plan_sample(1, rng=rng()) is None
+    assert table.draw_sample(1, rng=rng()) is None
     while plan.num_missing:
         if len(rows) == 2:  # the newest one, and another in the place of the oldest that was not drawn yet
             write(table, 1)
@@ -282,7 +282,7 @@ def test_draw_more_when_groups_or_slices_come_in_parts_then_each_is_whole() -> N
         table = table_of(12, sampler=slices)
         write(table, 12)
         parts = [planned(table, 12, max_drawn=4)]
-        assert table.plan_sample(12, rng=rng()) is not None  # slices may overlap: nobody waits
+        assert table.draw_sample(12, rng=rng()) is not None  # slices may overlap: nobody waits
         while parts[-1].num_missing:
             parts.append(more(table, parts[-1], 4))
         assert [len(part.rows) for part in parts] == [3, 3, 3, 3]
@@ -306,7 +306,7 @@ def test_take_when_rows_belong_together_then_refused() -> None:
     table = table_of(sampler=Slices(slice_len=2))
     write(table, 4, writer="w")
     with pytest.raises(InvalidRequestError, match="slices"):
-        table.plan_sample(2, rng=rng(), owner=1)
+        table.draw_sample(2, rng=rng(), owner=1)
     assert table.info()["num_leased"] == 0
 
 
@@ -314,6 +314,6 @@ def test_take_when_rows_leave_after_some_samples_then_refused() -> None:
     table = table_of(max_times_sampled=1)  # they would be gone before anybody could acknowledge them
     write(table, 3)
     with pytest.raises(InvalidRequestError, match="max_times_sampled"):
-        table.plan_sample(2, rng=rng(), conditions=SampleConditions(consumer="a"), owner=1)
+        table.draw_sample(2, rng=rng(), conditions=SampleConditions(consumer="a"), owner=1)
     assert table.counts.samples == 0
     assert len(table.selectors.get(PLAIN)) == 3

@@ -36,7 +36,7 @@ class _Files:
         return self.columns.setdefault(name, np.zeros(shape, dtype))
 
     def write(self, num_rows: int, **arrival: Any) -> list[int]:
-        reservation = self.table.plan_extend(num_rows)
+        reservation = self.table.reserve(num_rows)
         assert reservation is not None
         self.table.arrive(reservation.rows, Arrival(**arrival))
         self.table.commit(reservation)
@@ -52,7 +52,7 @@ class _Files:
         self.table.let_go(rows)
 
     def drawn(self, num_rows: int, **fields: Any) -> list[int] | None:
-        plan = self.table.plan_sample(num_rows, rng=np.random.default_rng(0), **fields)
+        plan = self.table.draw_sample(num_rows, rng=np.random.default_rng(0), **fields)
         return None if plan is None else [int(row) for row in plan.rows]
 
     def restart(self, held: Any = None) -> Table:
@@ -83,7 +83,7 @@ def test_hold_when_rows_are_written_to_then_unreadable_unsampled_and_nobody_else
     assert files.generations.tolist() == [2, 3, 3, 2]
     assert set(files.drawn(50) or []) == {0, 3}
     assert (len(table), table.info()["num_held"], table.info()["num_reserved"]) == (4, 2, 0)
-    assert table.plan_extend(3) is None
+    assert table.reserve(3) is None
     files.let_go(rows(1, 2), (0,))
     assert files.generations.tolist() == [2, 2 + PARTIAL, 2 + PARTIAL, 2]  # moved, and still the same rows
     assert set(files.drawn(50) or []) == {0, 1, 2, 3}
@@ -124,11 +124,11 @@ def test_extend_when_the_lowest_rows_are_held_then_waits_and_evicts_none() -> No
     files = _Files(4, remover=LowestPriority())
     files.write(4)
     files.hide(rows(0, 1))
-    assert files.table.plan_extend(3) is None
+    assert files.table.reserve(3) is None
     assert files.table.list_live_rows().tolist() == [0, 1, 2, 3]
     assert (len(files.table), files.table.ring.num_held) == (4, 2)
     files.let_go(rows(0, 1))
-    assert files.table.plan_extend(3) is not None
+    assert files.table.reserve(3) is not None
 
 
 def test_hold_when_the_remover_looks_at_priorities_then_the_held_rows_stay() -> None:
@@ -147,7 +147,7 @@ def test_restore_when_rows_are_half_written_then_kept_from_all_until_the_write_i
     table = files.restart(held=rows(1, 2))
     assert set(files.drawn(50) or []) == {0, 3}
     assert table.info()["num_held"] == 2
-    assert table.plan_extend(3) is None
+    assert table.reserve(3) is None
     files.let_go(rows(1, 2), (0,))
     assert table.list_live_rows().tolist() == [0, 1, 2, 3]
     assert set(files.drawn(50) or []) == {0, 1, 2, 3}
@@ -218,7 +218,7 @@ def test_restore_when_rows_form_trajectories_then_slices_are_the_same() -> None:
     files.write(1, writer="v")
     before = {tuple(files.drawn(2) or []) for _ in range(1)}
     for _ in range(2):
-        plan = files.table.plan_sample(200, rng=np.random.default_rng(1))
+        plan = files.table.draw_sample(200, rng=np.random.default_rng(1))
         assert plan is not None
         assert set(map(tuple, plan.rows.reshape(-1, 2).tolist())) == {(0, 1), (1, 4)} >= before
         files.restart()
@@ -231,7 +231,7 @@ def test_restore_when_a_row_of_a_trajectory_is_half_written_then_slices_are_whol
     table = files.restart(held=rows(1))
     assert files.drawn(2) is None
     files.let_go(rows(1), (0,))
-    plan = table.plan_sample(100, rng=np.random.default_rng(0))
+    plan = table.draw_sample(100, rng=np.random.default_rng(0))
     assert plan is not None
     assert set(map(tuple, plan.rows.reshape(-1, 2).tolist())) == {(0, 1), (1, 2)}
 
@@ -293,7 +293,7 @@ def test_restore_when_rows_have_policy_versions_then_they_and_the_policy_are_kno
     assert files.write(2, policy_versions=rows(4, 5)) == [0, 3]
     table = files.restart()
     assert set(files.drawn(50, conditions=SampleConditions(max_lag=100)) or []) == {0, 3}
-    plan = table.plan_sample(50, rng=np.random.default_rng(0))
+    plan = table.draw_sample(50, rng=np.random.default_rng(0))
     assert plan is not None
     known = dict(zip(plan.rows.tolist(), plan.columns["policy_version"].tolist(), strict=True))
     assert known == {0: 4, 1: -1, 2: -1, 3: 5}

@@ -78,12 +78,12 @@ def test_settings_when_of_a_new_sampler_then_they_come_back_from_their_text() ->
 def test_sample_when_by_a_new_sampler_then_drawn_by_it() -> None:
     table = table_of(8, sampler=Every(step=3))
     write(table, 7)
-    assert table.plan_sample(4, rng=rng()) is None
-    plan = table.plan_sample(3, rng=rng())
+    assert table.draw_sample(4, rng=rng()) is None
+    plan = table.draw_sample(3, rng=rng())
     assert plan is not None
     assert plan.rows.tolist() == [0, 3, 6]
     assert plan.columns["priority"].tolist() == [1.0] * 3
     delete(table, np.asarray([0]))
-    plan = table.plan_sample(2, rng=rng())
+    plan = table.draw_sample(2, rng=rng())
     assert plan is not None
     assert plan.rows.tolist() == [1, 4]

@@ -46,7 +46,7 @@ def test_repair_when_rows_are_odd_then_even_and_others_untouched() -> None:
 @pytest.mark.parametrize("is_encoded", [False, True])
 def test_record_when_rows_are_reserved_then_their_next_generations(world: World, run: Loop, is_encoded: bool) -> None:
     entry = run(world.create_replay("r", TensorDict({"a": torch.zeros(2)}, []), 10))
-    reservation = entry.get_table().plan_extend(3)
+    reservation = entry.get_table().reserve(3)
     assert reservation is not None
     encoded = reservation.encoded if is_encoded else b""
     generations = entry.get_table().ring.compute_generations(reservation)
@@ -63,7 +63,7 @@ def test_record_when_rows_are_reserved_then_their_next_generations(world: World,
 def test_restore_when_killed_between_record_and_generations_then_rows_are_live(world: World, run: Loop) -> None:
     entry = run(world.create_replay("r", TensorDict({"a": torch.zeros(2)}, []), 10))
     table = entry.get_table()
-    reservation = table.plan_extend(3)
+    reservation = table.reserve(3)
     assert reservation is not None
     with world.db.begin_transaction() as txn:
         RedoEntry(entry.record.uid, reservation.rows, table.ring.compute_generations(reservation)).save(txn)

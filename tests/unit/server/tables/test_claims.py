@@ -100,7 +100,7 @@ def wish(entry: OpenedStore, *, num_rows: int = 1, num_wished: int = WINDOW) -> 
 
 def planned(entry: OpenedStore, num_rows: int) -> Reservation:
     """Reserves rows for another writer."""
-    reservation = entry.get_table().plan_extend(num_rows)
+    reservation = entry.get_table().reserve(num_rows)
     assert reservation is not None
     return reservation
 

@@ -17,7 +17,7 @@ CLIENT = bytes(16)
 def test_commit_rows_when_committed_then_live_on_record_and_the_answer_of_a_retry(world: World, run: Loop) -> None:
     entry = create(world, run, sampler=Fifo())
     table = entry.get_table()
-    reservation = table.plan_extend(3)
+    reservation = table.reserve(3)
     assert reservation is not None
 
     async def commit() -> control_pb2.Done:
@@ -44,7 +44,7 @@ def test_commit_rows_when_committed_then_live_on_record_and_the_answer_of_a_retr
 
 def test_commit_rows_when_the_store_was_deleted_then_nothing_is_on_record(world: World, run: Loop) -> None:
     entry = create(world, run)
-    reservation = entry.get_table().plan_extend(1)
+    reservation = entry.get_table().reserve(1)
     assert reservation is not None
     run(world.stores.delete(entry))
     with pytest.raises(StoreNotFoundError):

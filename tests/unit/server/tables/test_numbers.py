@@ -19,7 +19,7 @@ from tests.unit.server.world import Loop, turns_during
 def table_of(num_rows: int, *, capacity: int, gone: list[int]) -> Table:
     """A table whose rows of these numbers were deleted."""
     table = Table("r", capacity, np.zeros(capacity, np.int64), Settings())
-    reservation = table.plan_extend(num_rows)
+    reservation = table.reserve(num_rows)
     assert reservation is not None
     table.arrive(reservation.rows)
     table.commit(reservation)

@@ -106,7 +106,7 @@ def test_extend_when_refused_then_no_row_is_live_or_kept(
 def test_extend_when_all_rows_are_being_written_then_waits_until_the_deadline(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
-    reservation = entry.get_table().plan_extend(7)
+    reservation = entry.get_table().reserve(7)
     with pytest.raises(DeadlineExceededError, match=r"room for 3 rows in 'r' \(7 are being written\)"):
         run(world.replays.extend(world.session(), 1, asked(entry, rows(0))))
     assert reservation is not None
@@ -203,7 +203,7 @@ def test_extend_when_granted_and_given_up_in_that_moment_then_the_next_writer_go
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
     table = entry.get_table()
-    held = table.plan_extend(7)
+    held = table.reserve(7)
     assert held is not None
 
     async def scenario() -> control_pb2.Done:

@@ -359,7 +359,7 @@ def test_write_when_rows_of_a_table_are_lost_then_nobody_draws_them_and_the_next
     async def scenario() -> None:
         async with LocalPeer(world) as stopped:
             await lose(stopped)
-            plan = table.get_table().plan_sample(2, rng=np.random.default_rng())
+            plan = table.get_table().draw_sample(2, rng=np.random.default_rng())
             assert plan is not None
             assert plan.rows.tolist() == [0, 3]
             info = table.get_table().info()
