@@ -201,7 +201,7 @@ class ControlProcess:
             self._services.claiming.on_session_ended(session)
             self._services.relays.on_session_ended(session.number)  # one of its requests may have been placed meanwhile
             if session.invitation is not None:
-                self._process_watch.watch(session.invitation.lock_name, _is_gone)
+                self._process_watch.watch(session.invitation.lock_name, _do_nothing)
             await self._services.samples.release(session.number)
             await self._creation.abandon(session.number)
         finally:
@@ -357,7 +357,7 @@ async def _receive_first(messages: AsyncIterator[control_pb2.ClientMessage]) -> 
         return None
 
 
-def _is_gone() -> None:
+def _do_nothing() -> None:
     """Does nothing: a client that finished its granted writes has no waiters."""
 
 

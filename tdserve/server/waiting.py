@@ -24,13 +24,13 @@ def retrieve_exception(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-MAX_LOOKS = 256
-"""Most looks in one turn of the event loop, so that others get their turn: a look takes a few microseconds."""
+MAX_ATTEMPTS = 256
+"""Most attempts in one turn of the event loop, so that others get their turn: one takes a few microseconds."""
 
 
 @dataclass(eq=False)
 class _Waiter(Generic[_State]):
-    look: Callable[[], _State | None]
+    attempt: Callable[[], _State | None]
     future: asyncio.Future[_State | None]
 
 
@@ -38,24 +38,24 @@ class Waiters:
     """The waiters for one thing (a store, its rows, its newest version) to change.
 
     Attributes:
-        on_wait: Called when a coroutine begins to wait; the coroutine checks its condition once more afterwards.
+        on_wait: Called when a coroutine begins to wait; the coroutine tries once more afterwards.
     """
 
     def __init__(self) -> None:
         self.on_wait: Callable[[], None] | None = None
         self._lines: dict[Hashable, dict[_Waiter[Any], None]] = {}  # waiters of each line, in order
         self._num_waiting = 0
-        self._is_looking = False
+        self._is_serving = False
         self._is_changed = False  # since the last round over the lines began
         self._left: deque[dict[_Waiter[Any], None]] = deque()  # lines that this round has not reached
         self._deleted_name: str | None = None
 
     def wake(self) -> None:
-        """Lets waiters look again soon; several changes in one turn of the loop count as one."""
+        """Lets waiters try again soon; several changes in one turn of the loop count as one."""
         self._is_changed = True
-        if self._lines and not self._is_looking:
-            self._is_looking = True
-            asyncio.get_running_loop().call_soon(self._look)
+        if self._lines and not self._is_serving:
+            self._is_serving = True
+            asyncio.get_running_loop().call_soon(self._serve_lines)
 
     def delete(self, name: str) -> None:
         """Ends all waits, present and future, with StoreNotFoundError: the store ``name`` was deleted."""
@@ -81,42 +81,41 @@ class Waiters:
         """Returns whether anybody waits in this line, so that a newcomer has to queue."""
         return bool(self._lines.get(line))  # empty: the last was served and has not resumed yet
 
-    def look_at_once(self, look: Callable[[], _State | None], line: Hashable) -> _State | None:
-        """Returns the state if it is there and nobody waits in line for it, else None; arguments as for
-        ``wait_for``."""
+    def attempt_at_once(self, attempt: Callable[[], _State | None], line: Hashable) -> _State | None:
+        """Returns what ``attempt`` returns, or None if anybody waits in line for it; arguments as for ``wait_for``."""
         self.check_present()
-        return None if self.has_line(line) else look()
+        return None if self.has_line(line) else attempt()
 
     async def wait_for(
         self,
-        look: Callable[[], _State | None],
+        attempt: Callable[[], _State | None],
         deadline: Deadline,
         what: Callable[[], str],
         *,
         line: Hashable = None,
         give_back: Callable[[_State], None] | None = None,
     ) -> _State:
-        """Returns the first result of ``look`` that is not None; looks at once, and after every ``wake``.
+        """Returns the first result of ``attempt`` that is not None; calls it at once, and after every ``wake``.
 
         Args:
-            look: Returns the state or None; also grants what it finds, if only one caller may have it.
+            attempt: Takes what the caller waits for and returns it; None if it is not there.
             deadline: End of the wait.
             what: Describes, for the error, what is waited for and why it is not there.
             line: Identifies callers that wait for the same thing and are served one after the other. None: a line of
                 its own.
-            give_back: Takes back what was granted at the moment in which the caller was cancelled.
+            give_back: Takes back what an attempt has returned, if the caller was cancelled in that moment.
 
         Raises:
             DeadlineExceededError: There was no state in time.
             StoreNotFoundError: The store was deleted.
         """
-        state = self.look_at_once(look, line)
+        state = self.attempt_at_once(attempt, line)
         if state is not None:
             return state
         if deadline.expired:
             raise _make_deadline_error(deadline, what)
         loop = asyncio.get_running_loop()
-        waiter: _Waiter[_State] = _Waiter(look, loop.create_future())
+        waiter: _Waiter[_State] = _Waiter(attempt, loop.create_future())
         own = object() if line is None else line
         self._lines.setdefault(own, {})[waiter] = None
         self._num_waiting += 1
@@ -130,9 +129,9 @@ class Waiters:
         except asyncio.CancelledError:
             future = waiter.future
             is_over = future.done() and not future.cancelled() and future.exception() is None
-            granted = future.result() if is_over else None
-            if give_back is not None and granted is not None:
-                give_back(granted)
+            taken = future.result() if is_over else None
+            if give_back is not None and taken is not None:
+                give_back(taken)
                 self.wake()
             raise
         finally:
@@ -143,11 +142,11 @@ class Waiters:
             raise _make_deadline_error(deadline, what)
         return found
 
-    def _look(self) -> None:
-        for _ in range(MAX_LOOKS):
+    def _serve_lines(self) -> None:
+        for _ in range(MAX_ATTEMPTS):
             if not self._left:
                 if not self._is_changed:
-                    self._is_looking = False
+                    self._is_serving = False
                     return
                 self._is_changed = False
                 self._left.extend(self._lines.values())
@@ -159,16 +158,16 @@ class Waiters:
                 continue
             if line.pop(first, self) is None:
                 self._num_waiting -= 1
-            self._is_changed = True  # what was just granted may be what an earlier line waits for
-        asyncio.get_running_loop().call_soon(self._look)
+            self._is_changed = True  # what was just taken may be what an earlier line waits for
+        asyncio.get_running_loop().call_soon(self._serve_lines)
 
     def _serve(self, waiter: _Waiter[Any]) -> bool:
-        """Lets a waiter look; returns whether it is done."""
+        """Lets a waiter try; returns whether it is done."""
         if waiter.future.done():
             return True
         try:
             self.check_present()
-            state = waiter.look()
+            state = waiter.attempt()
         except Exception as error:  # noqa: BLE001 (it concerns this waiter alone)
             waiter.future.set_exception(error)
             return True
@@ -178,7 +177,7 @@ class Waiters:
         return True
 
     def _expire(self, waiter: _Waiter[Any]) -> None:
-        if not self._serve(waiter):  # one last look: the state may have changed just now
+        if not self._serve(waiter):  # the state may have changed just now
             waiter.future.set_result(None)
 
     def _step_out(self, own: Hashable, waiter: _Waiter[Any]) -> None:

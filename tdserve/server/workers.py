@@ -148,7 +148,7 @@ class DataWorker:
         """
         future: asyncio.Future[worker_pb2.Worked] = asyncio.get_running_loop().create_future()
         if self._socket is None or not self.ready.is_set():
-            future.set_exception(self._lost("is being restarted"))
+            future.set_exception(self._make_lost_error("is being restarted"))
             return future
         self._last_order += 1
         order.order = self._last_order
@@ -181,7 +181,7 @@ class DataWorker:
         order.forget_specs.SetInParent()
         self.send(order)
 
-    def _lost(self, reason: str) -> PeerLostError:
+    def _make_lost_error(self, reason: str) -> PeerLostError:
         return PeerLostError(peer=f"data worker {self.number}", reason=reason)
 
     async def _supervise(self) -> None:
@@ -225,7 +225,7 @@ class DataWorker:
         pending, self._pending = self._pending, {}
         for entry in pending.values():
             if not entry.future.done():
-                entry.future.set_exception(self._lost("it died and is being restarted"))
+                entry.future.set_exception(self._make_lost_error("it died and is being restarted"))
         self._on_lost(self)
         return await process.reap()
 

@@ -114,7 +114,7 @@ class GroupLink:
         try:
             work = group.send([buffer], peer, tag)
         except RuntimeError as error:
-            raise self._lost(peer, error) from error
+            raise self._close_as_lost(peer, error) from error
         return LinkWork(work, buffer, peer, self._num_large[0])
 
     def recv(self, buffer: torch.Tensor, peer: int, tag: int) -> LinkWork:
@@ -127,7 +127,7 @@ class GroupLink:
         try:
             work = group.recv([buffer], peer, tag)
         except RuntimeError as error:
-            raise self._lost(peer, error) from error
+            raise self._close_as_lost(peer, error) from error
         return LinkWork(work, buffer, peer, self._num_large[1])
 
     def wait_all(self, works: Sequence[LinkWork], timeout_s: float) -> None:
@@ -158,7 +158,7 @@ class GroupLink:
             if time.monotonic() >= end_s:
                 what = f"a transfer with {self._peers[waited_for]}"
                 raise DeadlineExceededError(what=what, timeout_s=round(timeout_s, 2)) from error
-            raise self._lost(waited_for, error) from error
+            raise self._close_as_lost(waited_for, error) from error
         for work in works:
             work.settle()
 
@@ -177,7 +177,8 @@ class GroupLink:
             raise PeerLostError(peer=f"group {self._name!r}", reason="this epoch's link is closed")
         return group
 
-    def _lost(self, peer: int, error: BaseException) -> PeerLostError:
+    def _close_as_lost(self, peer: int, error: BaseException) -> PeerLostError:
+        """Closes the link, and returns the error that names the lost member."""
         self.close()
         return PeerLostError(peer=self._peers[peer], reason=_get_first_line(error))
 

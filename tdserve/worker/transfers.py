@@ -18,7 +18,7 @@ from tdserve.transport.stream import pack, recv_messages, send_messages, start_s
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.lane import Lane
 
-MAX_POSTED_BYTES = 512 * 1024
+MAX_UNAWAITED_BYTES = 512 * 1024
 """Content up to this size is sent without waiting for the client to take it."""
 
 
@@ -57,7 +57,7 @@ def send_read(
 
 def is_sent_at_once(messages: Sequence[Message]) -> bool:
     """Returns whether content is sent without waiting for the client to take it."""
-    return len(messages) == 1 and messages[0].nbytes <= MAX_POSTED_BYTES
+    return len(messages) == 1 and messages[0].nbytes <= MAX_UNAWAITED_BYTES
 
 
 def _send(

@@ -156,7 +156,7 @@ class GroupEpoch:
         with self._changed:
             loss = self._losses.find_loss(None)
             if loss is not None:
-                raise self._lost(loss)
+                raise self._make_lost_error(loss)
             name = f"tdserve-group-{self.name}-form"
             forming = self._forming = Forming(cast(Any, make), peer=f"group {self.name!r}", name=name)
         try:
@@ -218,7 +218,7 @@ class GroupEpoch:
         self.check_owner()
         with self._changed:
             if self._over is None and self._losses.end is not None:
-                self._over = self._lost(self._losses.end)
+                self._over = self._make_lost_error(self._losses.end)
             over, link, missed = self._over, self._link, self._losses.find_loss(peer)
             if begins and over is None and link is not None and missed is None:
                 self._losses.begin(peer)
@@ -226,7 +226,7 @@ class GroupEpoch:
             self._close_link()
             raise over or ClosedError(what=f"group {self.name!r}")
         if missed is not None:
-            raise self._lost(missed)
+            raise self._make_lost_error(missed)
         return link
 
     def check_owner(self) -> None:
@@ -260,7 +260,7 @@ class GroupEpoch:
         """Ends the link because the member goes on to the next epoch. The others are notified, for their calls."""
         with self._changed:
             is_first = self._over is None and self._losses.end is None
-            self._over = self._over or self._finished_error("this member has gone on")
+            self._over = self._over or self._make_finished_error("this member has gone on")
             parting = self._parting()
         _open.discard(self)
         if is_first and not self.session.is_lost:
@@ -283,7 +283,7 @@ class GroupEpoch:
             # A member that gives up because the time of all is over is not at fault.
             is_late = deadline.remaining_s is not None and deadline.remaining_s <= LOST_GRACE_S
             if loss is not None and not (loss.has_given_up and is_late):
-                found: TDServeError = self._lost(loss)
+                found: TDServeError = self._make_lost_error(loss)
             elif isinstance(error, DeadlineExceededError) or is_late:
                 waited = f"it waited for {error.what}; " if isinstance(error, DeadlineExceededError) else ""
                 said = f"{what} of group {self.name!r} ({waited}{self._advice})"
@@ -297,7 +297,7 @@ class GroupEpoch:
             parting = {"num_finished": self._losses.num_finished} if loss is not None and self._is_open else {}
             failed = f"{what} has failed: {str(found).replace(f'; {self._advice}', '')}"
             if self._over is None:
-                self._over = self._lost(loss) if loss is not None else self._finished_error(failed)
+                self._over = self._make_lost_error(loss) if loss is not None else self._make_finished_error(failed)
         if is_first and not self.session.is_lost:
             self._notify(given_up=failed[:500], **parting)
         return found
@@ -318,7 +318,7 @@ class GroupEpoch:
         if link is not None:
             link.close()
         elif forming is not None:
-            forming.cancel(self._over or self._finished_error("its link was closed"))
+            forming.cancel(self._over or self._make_finished_error("its link was closed"))
         if self.nccl is not None:
             self.nccl.close()
 
@@ -352,10 +352,10 @@ class GroupEpoch:
         member = self.members[rank]
         return f"rank {rank} of group {self.name!r} (process {member.pid} on {member.host})"
 
-    def _lost(self, loss: control_pb2.GroupLoss) -> PeerLostError:
+    def _make_lost_error(self, loss: control_pb2.GroupLoss) -> PeerLostError:
         return PeerLostError(peer=self._describe_rank(loss.rank), reason=f"{loss.reason}; {self._advice}")
 
-    def _finished_error(self, reason: str) -> PeerLostError:
+    def _make_finished_error(self, reason: str) -> PeerLostError:
         return PeerLostError(peer=f"group {self.name!r}", reason=f"{reason}; {self._advice}")
 
     def _publish(self, key: str, value: bytes, *, is_mail: bool) -> None:

@@ -38,7 +38,7 @@ ANSWER_GRACE_S = 1.0
 
 
 class Posted(NamedTuple):
-    """Receives that began before their request was sent: the server may answer several requests in any order.
+    """Receives that begin before their answer arrives: the server may answer several requests in any order.
 
     Attributes:
         columns: Views of the layout's flat buffer.
@@ -71,7 +71,7 @@ def post(
     try:
         return _post(layout, session.get_channel(pending.content_channel or session.content_channel), tag, buffer)
     except (TransportError, DeadlineExceededError) as error:
-        raise find_failure(session, pending, error) from error
+        raise abort_transfer(session, pending, error) from error
 
 
 def _post(layout: Layout, channel: Channel, tag: int, buffer: torch.Tensor) -> Posted:
@@ -186,7 +186,7 @@ def receive_answer(
         try:
             announced.channel.wait_all(announced.works, compute_transfer_timeout_s(reply.deadline))
         except (TransportError, DeadlineExceededError) as error:
-            raise find_failure(session, reply.pending, error) from error
+            raise abort_transfer(session, reply.pending, error) from error
         return Received(layout, _show_columns(layout, announced.columns))
     inline = reply.answer.done.inline if reply.answer.HasField("done") else None
     content_channel = None if inline is not None else session.find_channel(reply.pending, reply.answer.accepted)
@@ -204,7 +204,7 @@ def receive_answer(
             device=device,
         )
     except (TransportError, DeadlineExceededError) as error:
-        raise find_failure(session, reply.pending, error) from error
+        raise abort_transfer(session, reply.pending, error) from error
 
 
 def _allocate(layout: Layout, pool: BufferPool, device: torch.device | None) -> torch.Tensor:
@@ -224,10 +224,11 @@ def _make_empty(layout: Layout, number: int) -> torch.Tensor:
     return torch.empty(slot.shape, dtype=to_torch(slot.dtype))
 
 
-def find_failure(session: Session, pending: Pending, error: TDServeError) -> TDServeError:
-    """Returns the true reason of a broken transfer: a Failure of the server if one arrives, else the transport's error.
+def abort_transfer(session: Session, pending: Pending, error: TDServeError) -> TDServeError:
+    """Ends a broken transfer, and returns its true reason: a Failure of the server, for which it waits up to a second,
+    else the transport's error.
 
-    Replaces the channel: content of this transfer may still be under way, and nobody receives it any more. A
+    The channel is replaced: content of this transfer may still be under way, and nobody receives it any more. A
     TransferAbortedError shows that the call may be retried.
     """
     if pending.content_channel is not None:

@@ -18,7 +18,7 @@ from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s, compute_sending_timeout_s
-from tdserve.client.transfers.download import Posted, find_failure, receive_answer
+from tdserve.client.transfers.download import Posted, abort_transfer, receive_answer
 from tdserve.data.values import ReadBlock
 from tdserve.messages.layout import Layout
 from tdserve.structure.tree import Path, Spec
@@ -100,7 +100,7 @@ def finish_posted(
     try:
         received = posted.finish(layout, compute_sending_timeout_s(deadline, layout.nbytes))
     except (TransportError, DeadlineExceededError) as error:
-        raise find_failure(session, pending, error) from error
+        raise abort_transfer(session, pending, error) from error
     if received.is_void:
         pending.wait(compute_answer_timeout_s(deadline), "a read that found nothing to grant")
         return None

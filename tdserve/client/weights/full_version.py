@@ -11,7 +11,7 @@ from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_transfer_timeout_s
-from tdserve.client.transfers.download import find_failure, receive_answer
+from tdserve.client.transfers.download import abort_transfer, receive_answer
 from tdserve.client.weights.relay_taking import receive_linked
 from tdserve.messages.content import read_layout
 from tdserve.structure.tree import Spec
@@ -67,7 +67,7 @@ def take_whole(
                 into=places,
             )
         except (TransportError, DeadlineExceededError) as error:
-            raise find_failure(session, reply.pending, error) from error
+            raise abort_transfer(session, reply.pending, error) from error
     else:
         received = receive_answer(
             layout,

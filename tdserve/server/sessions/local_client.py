@@ -132,7 +132,7 @@ class LocalClient:
         rest: bytes = b"",
     ) -> None:
         if self._is_lost:
-            waiting.set_exception(self._lost())
+            waiting.set_exception(self._make_lost_error())
         else:
             self._link.send(control_pb2.ServerMessage(request=request, accepted=accepted), rest)
             self._writing[request] = waiting
@@ -172,8 +172,8 @@ class LocalClient:
         self._is_lost = True
         for future in list(self._writing.values()):
             if not future.done():
-                future.set_exception(self._lost())
+                future.set_exception(self._make_lost_error())
         self._link.close()
 
-    def _lost(self) -> PeerLostError:
+    def _make_lost_error(self) -> PeerLostError:
         return PeerLostError(peer=f"the client of session {self._session}", reason="its session has ended")

@@ -67,7 +67,7 @@ class ClientSession:
         accepted_requests: Requests under way whose content on the channel a worker deals with already.
         cancelled_requests: Requests under way that are to be given up as soon as they wait; rows that they lease go
             back.
-        mailed_requests: Requests under way that came over the channel: their answers go the same way if they fit.
+        mailed_requests: Requests under way that came by mail: their answers go the same way if they fit.
         last_epoch: Number of the last group epoch that the session was in. The next one, of whatever group, has a
             higher number, so that late messages of an old epoch are not taken for the new one's.
         channel_number: Number of the newest channel for content; earlier ones are gone.
@@ -228,20 +228,20 @@ class ClientSession:
     async def wait(
         self,
         waiters: Waiters,
-        look: Callable[[], _State | None],
+        attempt: Callable[[], _State | None],
         deadline: Deadline,
         what: Callable[[], str],
         *,
         line: Hashable = None,
         give_back: Callable[[_State], None] | None = None,
     ) -> _State:
-        """Waits for a state, as ``Waiters.wait_for`` does, unless it is there already."""
-        state = waiters.look_at_once(look, line)
+        """Waits until an attempt succeeds, as ``Waiters.wait_for`` does, unless the first one does."""
+        state = waiters.attempt_at_once(attempt, line)
         if state is not None:
             return state
         await inline_tasks.ensure_task()
         with self.mark_waiting():
-            return await waiters.wait_for(look, deadline, what, line=line, give_back=give_back)
+            return await waiters.wait_for(attempt, deadline, what, line=line, give_back=give_back)
 
     @contextmanager
     def mark_waiting(self) -> Iterator[None]:
@@ -352,7 +352,7 @@ class ClientSession:
         self.run(self.link.send(message), 0)
 
     async def fail(self, request: int, error: TDServeError) -> None:
-        """Sends the answer that a request was refused or has failed. Never over the channel, which may have failed
+        """Sends the answer that a request was refused or has failed. Never by mail: that channel may have failed
         itself."""
         await self.link.send(control_pb2.ServerMessage(request=request, failure=encode_failure(error)))
 
@@ -392,9 +392,8 @@ class ClientSession:
             self.mover.move_to_tasks()
         return not self._tasks
 
-    def send_over_channel(self, message: control_pb2.ServerMessage) -> bool:
-        """Sends an answer over the channel; returns False if the request did not come that way or the answer does not
-        fit."""
+    def send_by_mail(self, message: control_pb2.ServerMessage) -> bool:
+        """Sends an answer by mail; returns False if the request did not come that way or the answer does not fit."""
         if message.request not in self.mailed_requests:
             return False
         content = message.SerializeToString()
@@ -405,7 +404,7 @@ class ClientSession:
         return True
 
     async def _answer(self, message: control_pb2.ServerMessage) -> None:
-        if not self.send_over_channel(message):
+        if not self.send_by_mail(message):
             await self.link.send(message)
 
     def _task_name(self, request: int) -> str:

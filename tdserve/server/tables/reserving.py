@@ -51,8 +51,8 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
     missing = num_rows
     try:
         while missing:
-            look = partial(table.reserve_part, min(missing, table.step_rows))
-            newest.append(await session.wait(entry.waiters, look, deadline, why, give_back=table.abort))
+            attempt = partial(table.reserve_part, min(missing, table.step_rows))
+            newest.append(await session.wait(entry.waiters, attempt, deadline, why, give_back=table.abort))
             missing -= len(newest[-1])
             if len(newest) == _NUM_JOINED or not missing:
                 parts.append(table.ring.join(newest, await asyncio.to_thread(_rows_of, newest)))

@@ -8,7 +8,7 @@ import pytest
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError
-from tdserve.server.waiting import MAX_LOOKS, Waiters
+from tdserve.server.waiting import MAX_ATTEMPTS, Waiters
 from tests.unit.server.world import Loop, outside
 
 
@@ -21,20 +21,20 @@ def test_wait_when_the_state_is_there_then_returns_at_once_even_without_time(run
     assert run(Waiters().wait_for(lambda: 0, Deadline.after(0), lambda: "")) == 0
 
 
-def test_wait_when_woken_then_looks_again(run: Loop) -> None:
+def test_wait_when_woken_then_tries_again(run: Loop) -> None:
     async def scenario() -> tuple[int, list[int]]:
-        waiters, looks, state = Waiters(), [0], [0]
+        waiters, attempts, state = Waiters(), [0], [0]
 
-        def look() -> int | None:
-            looks[0] += 1
+        def attempt() -> int | None:
+            attempts[0] += 1
             return state[0] if state[0] > 1 else None
 
-        waiting = asyncio.create_task(waiters.wait_for(look, Deadline.never, lambda: ""))
+        waiting = asyncio.create_task(waiters.wait_for(attempt, Deadline.never, lambda: ""))
         for _ in range(2):
             await asyncio.sleep(0)
             state[0] += 1
             waiters.wake()
-        return await waiting, looks
+        return await waiting, attempts
 
     assert run(scenario()) == (2, [3])
 
@@ -45,8 +45,8 @@ def test_wait_when_time_is_over_then_error_says_what_and_how_long(run: Loop) -> 
 
 
 def test_wait_when_the_state_changes_unseen_then_found_in_the_last_moment(run: Loop) -> None:
-    looks = iter([None, "found"])
-    assert run(Waiters().wait_for(lambda: next(looks), Deadline.after(0.01), lambda: "")) == "found"
+    attempts = iter([None, "found"])
+    assert run(Waiters().wait_for(lambda: next(attempts), Deadline.after(0.01), lambda: "")) == "found"
 
 
 def test_wait_when_cancelled_then_nobody_waits_any_more(run: Loop) -> None:
@@ -99,11 +99,11 @@ class Stock:
     def __init__(self) -> None:
         self.waiters = Waiters()
         self.num_left = 0
-        self.num_looks = 0
+        self.num_attempts = 0
         self.served: list[str] = []
 
-    def look(self) -> int | None:
-        self.num_looks += 1
+    def attempt(self) -> int | None:
+        self.num_attempts += 1
         if not self.num_left:
             return None
         self.num_left -= 1
@@ -118,7 +118,7 @@ class Stock:
 
     def taker(self, name: str, line: Any = "line", deadline: Deadline = Deadline.never) -> asyncio.Task[None]:
         async def take() -> None:
-            await self.waiters.wait_for(self.look, deadline, lambda: "a thing", line=line, give_back=self.give_back)
+            await self.waiters.wait_for(self.attempt, deadline, lambda: "a thing", line=line, give_back=self.give_back)
             self.served.append(name)
 
         return asyncio.create_task(take())
@@ -144,21 +144,21 @@ def test_line_when_things_come_one_by_one_then_served_in_order(run: Loop) -> Non
     assert run(scenario()) == ["a", "b", "c", "d"]
 
 
-def test_line_when_a_thousand_wait_then_a_change_costs_one_look_more_than_it_grants(run: Loop) -> None:
+def test_line_when_a_thousand_wait_then_a_change_costs_one_attempt_more_than_it_grants(run: Loop) -> None:
     async def scenario() -> None:
         stock = Stock()
         tasks = [stock.taker(str(number)) for number in range(1000)]
         await turns()
-        assert stock.num_looks == 1  # who comes behind others need not look
+        assert stock.num_attempts == 1  # who comes behind others need not try
         for _ in range(20):
-            before = stock.num_looks
+            before = stock.num_attempts
             stock.waiters.wake()
             await turns()
-            assert stock.num_looks == before + 1
-        before = stock.num_looks
+            assert stock.num_attempts == before + 1
+        before = stock.num_attempts
         stock.put(3)
         await turns()
-        assert stock.num_looks <= before + 5
+        assert stock.num_attempts <= before + 5
         assert stock.served == ["0", "1", "2"]
         stock.put(997)
         await asyncio.gather(*tasks)
@@ -190,7 +190,7 @@ def test_line_when_what_one_is_granted_frees_what_another_waits_for_then_both_in
         waiters, state, order = Waiters(), {"rows": 0, "room": 0}, []
 
         def swap(wanted: str, given: str) -> Callable[[], str | None]:
-            def look() -> str | None:
+            def attempt() -> str | None:
                 if not state[wanted]:
                     return None
                 state[wanted] -= 1
@@ -198,7 +198,7 @@ def test_line_when_what_one_is_granted_frees_what_another_waits_for_then_both_in
                 order.append(wanted)
                 return wanted
 
-            return look
+            return attempt
 
         writer = asyncio.create_task(waiters.wait_for(swap("room", "more"), Deadline.never, str, line="write"))
         state["more"] = 0
@@ -228,7 +228,7 @@ def test_newcomer_when_others_wait_in_its_line_then_stands_behind_them(run: Loop
     assert run(scenario()) == ["first", "second"]
 
 
-def test_newcomer_when_the_last_of_its_line_was_just_served_then_looks_itself(run: Loop) -> None:
+def test_newcomer_when_the_last_of_its_line_was_just_served_then_tries_itself(run: Loop) -> None:
     async def scenario() -> list[str]:
         stock = Stock()
         first = stock.taker("first")
@@ -248,12 +248,12 @@ def test_newcomer_when_the_last_of_its_line_was_just_served_then_looks_itself(ru
     assert run(scenario()) == ["first", "second"]
 
 
-def test_first_when_it_gives_up_then_the_next_looks_at_once(run: Loop) -> None:
+def test_first_when_it_gives_up_then_the_next_tries_at_once(run: Loop) -> None:
     async def scenario() -> list[str]:
         stock = Stock()
         first, second = stock.taker("first"), stock.taker("second")
         await turns()
-        stock.num_left = 1  # of a change that only the first was to look at
+        stock.num_left = 1  # of a change that only the first was to see
         first.cancel()
         await second
         return stock.served
@@ -309,7 +309,7 @@ def test_granted_when_nobody_is_cancelled_then_nothing_is_given_back(run: Loop) 
     assert run(scenario()) == 0
 
 
-def test_look_when_it_fails_then_only_its_own_caller_is_told(run: Loop) -> None:
+def test_attempt_when_it_fails_then_only_its_own_caller_is_told(run: Loop) -> None:
     async def scenario() -> list[str]:
         stock, is_broken = Stock(), [False]
 
@@ -335,28 +335,28 @@ def test_look_when_it_fails_then_only_its_own_caller_is_told(run: Loop) -> None:
 @pytest.mark.parametrize("line", ["one", None])
 def test_wake_when_very_many_wait_then_others_get_their_turn_between(run: Loop, line: str | None) -> None:
     async def scenario() -> tuple[list[int], int]:
-        waiters, looks, state = Waiters(), [0], [nothing()]
+        waiters, attempts, state = Waiters(), [0], [nothing()]
 
-        def look() -> int | None:
-            looks[0] += 1
+        def attempt() -> int | None:
+            attempts[0] += 1
             return state[0]
 
         waiting = [
-            asyncio.create_task(waiters.wait_for(look, Deadline.never, lambda: "", line=line))
-            for _ in range(5 * MAX_LOOKS)
+            asyncio.create_task(waiters.wait_for(attempt, Deadline.never, lambda: "", line=line))
+            for _ in range(5 * MAX_ATTEMPTS)
         ]
         await asyncio.sleep(0)
-        assert waiters.num_waiting == 5 * MAX_LOOKS
+        assert waiters.num_waiting == 5 * MAX_ATTEMPTS
         state[0] = 1
         waiters.wake()
         at_turns = []
         while waiters.num_waiting:
-            before = looks[0]
+            before = attempts[0]
             await asyncio.sleep(0)
-            at_turns.append(looks[0] - before)
+            at_turns.append(attempts[0] - before)
         assert await asyncio.gather(*waiting) == [1] * len(waiting)
         return at_turns, waiters.num_waiting
 
     at_turns, num_waiting = run(scenario())
-    assert max(at_turns) <= MAX_LOOKS
-    assert (sum(at_turns), num_waiting) == (5 * MAX_LOOKS, 0)
+    assert max(at_turns) <= MAX_ATTEMPTS
+    assert (sum(at_turns), num_waiting) == (5 * MAX_ATTEMPTS, 0)

@@ -20,7 +20,7 @@ from tdserve.transport.sources_sinks import FlatEnd, view_bytes
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.worker.operations import MAX_QUICK_BYTES, MAX_QUICK_VALUES_BYTES, OPERATIONS, is_quick
-from tdserve.worker.transfers import MAX_POSTED_BYTES
+from tdserve.worker.transfers import MAX_UNAWAITED_BYTES
 from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, sampling
 
 SMALL = [content_pb2.Path(parts=("small",))]
@@ -78,7 +78,7 @@ def test_is_quick_when_few_bytes_of_an_open_store_then_true(peer: Peer, plain: S
     peer.context.stores.learn(plain.ref.fingerprint, plain.ref.spec)
     peer.context.stores.get(plain.ref)
     assert is_quick(peer.session.lane, order)
-    most = MAX_POSTED_BYTES // (8 + 8 + 8)  # a row, its number and its generation; then gaps, and a status
+    most = MAX_UNAWAITED_BYTES // (8 + 8 + 8)  # a row, its number and its generation; then gaps, and a status
     assert is_quick(peer.session.lane, sampling(plain, [0] * (most - 16)))
     assert not is_quick(peer.session.lane, sampling(plain, [0] * (most + 1)))  # its sending waits for the client
     most = MAX_QUICK_BYTES // 8

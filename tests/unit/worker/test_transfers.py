@@ -14,7 +14,7 @@ from tdserve.structure.capture import capture
 from tdserve.transport.sources_sinks import LeafEnd, view_bytes
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2, worker_pb2
-from tdserve.worker.transfers import MAX_POSTED_BYTES, check_inline, receive_write, send_read, spool_values
+from tdserve.worker.transfers import MAX_UNAWAITED_BYTES, check_inline, receive_write, send_read, spool_values
 from tests.unit.worker.peer import TIMEOUT_S, Peer, receive
 
 LEAF = torch.arange(10.0)
@@ -56,7 +56,7 @@ def test_answer_when_small_then_does_not_wait_for_the_client(peer: Peer) -> None
 def test_answer_when_large_then_waits_for_the_client() -> None:
     peer = Peer(transfer_timeout_s=0.05)
     peer.open_channel()
-    leaf = torch.zeros(MAX_POSTED_BYTES // 4 + 1)
+    leaf = torch.zeros(MAX_UNAWAITED_BYTES // 4 + 1)
     layout = Layout.from_spec(capture(TensorDict({"a": leaf}, [])).spec)
     with pytest.raises(DeadlineExceededError):
         send_read(peer.session.lane, ORDER, layout, LeafEnd([leaf]), values=b"", inline=False)

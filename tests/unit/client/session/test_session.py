@@ -101,7 +101,9 @@ def test_failure_when_content_on_a_lost_channel_was_the_answer_then_nothing_is_o
     waiting = [session.send(request, content_channel=content_channel, read=asked) for request in range(1, 9)]
     began_s = time.monotonic()
     for pending in waiting:
-        error = download.find_failure(session, pending, PeerLostError(peer="the server", reason="its bytes were lost"))
+        error = download.abort_transfer(
+            session, pending, PeerLostError(peer="the server", reason="its bytes were lost")
+        )
         assert isinstance(error, TransferAbortedError)
     assert time.monotonic() - began_s < 4 * 0.5
     assert session.content_channel.number == 1

@@ -71,8 +71,8 @@ def test_mail_when_the_session_has_ended_then_nothing_is_sent(world: World) -> N
     session = world.session()
     session.mailed_requests = {4}
     session.ended.set()  # its worker would begin it anew
-    assert session.send_over_channel(control_pb2.ServerMessage(request=4))
-    assert not session.send_over_channel(control_pb2.ServerMessage(request=5))
+    assert session.send_by_mail(control_pb2.ServerMessage(request=4))
+    assert not session.send_by_mail(control_pb2.ServerMessage(request=5))
 
 
 def test_inline_limit_when_the_answer_is_mail_then_leaves_room_for_the_rest(world: World) -> None:
