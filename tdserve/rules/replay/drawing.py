@@ -11,9 +11,9 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.content import ADDED_DTYPES, POLICY_VERSION_KEY
 from tdserve.messages.row_numbers import sort_unique
 from tdserve.rules.replay.columns import RowColumns
+from tdserve.rules.replay.conditional_selectors import ConditionalSelectors
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.sample_columns import list_added_columns
-from tdserve.rules.replay.selections import ConditionalSelectors
 from tdserve.rules.replay.selector import Drawn, Selector
 from tdserve.rules.replay.settings import Settings
 

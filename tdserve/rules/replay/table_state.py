@@ -12,6 +12,7 @@ from tdserve.base.errors import SelectionError
 from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS
 from tdserve.rules.replay.claims import Claims
 from tdserve.rules.replay.columns import MakeColumn, RowColumns, make_in_memory
+from tdserve.rules.replay.conditional_selectors import ConditionalSelectors
 from tdserve.rules.replay.drawing import Drawing
 from tdserve.rules.replay.limiter import Limiter, LimiterCounts
 from tdserve.rules.replay.live_rows import Rows
@@ -19,7 +20,6 @@ from tdserve.rules.replay.plans import NO_ROWS
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
 from tdserve.rules.replay.row_mask import RowMask
-from tdserve.rules.replay.selections import ConditionalSelectors
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.staleness import UNKNOWN, Staleness
 from tdserve.rules.replay.trajectories import Trajectories

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.rules.replay.columns import RowColumns
+from tdserve.rules.replay.conditional_selectors import ConditionalSelectors
 from tdserve.rules.replay.conditions import PLAIN
 from tdserve.rules.replay.drawing import Drawing
 from tdserve.rules.replay.order import Fifo
@@ -15,7 +16,6 @@ from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
 from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.sampler import Uniform
-from tdserve.rules.replay.selections import ConditionalSelectors
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.without_replacement import WithoutReplacement

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tdserve.rules.replay.columns import RowColumns
+from tdserve.rules.replay.conditional_selectors import GROWING_ROWS, MAX_SELECTORS, ConditionalSelectors
 from tdserve.rules.replay.conditions import OWN, SampleConditions
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.sampler import Uniform
-from tdserve.rules.replay.selections import GROWING_ROWS, MAX_SELECTORS, ConditionalSelectors
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.staleness import Staleness
