@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.base.errors import KeyNotFoundError, NotSupportedError, ReadOnlyError, WrongStateError
+from tdserve.base.errors import (
+    KeyNotFoundError,
+    NotSupportedError,
+    ReadOnlyError,
+    SpecMismatchError,
+    WrongStateError,
+)
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord, explain_read_only
 from tdserve.rules.replay.reservation import Reservation
@@ -131,6 +137,12 @@ class OpenedStore:
         return WrongStateError(
             state=f"store {self.name!r} is a {self.record.kind} store", event=f"a call for a {wanted} store"
         )
+
+    def make_older_store_error(self) -> SpecMismatchError:
+        """Returns the error for a client with the structure or capacity of an earlier store of this name."""
+        expected = "the structure and the capacity that it has now"
+        actual = "those of an older table of this name; open it again"
+        return SpecMismatchError(store=self.name, key="", expected=expected, actual=actual)
 
     def get_row_spec(self) -> Spec:
         """Returns the structure of one row of a replay table. Raises WrongStateError for another kind of store."""

@@ -28,7 +28,8 @@ from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
 from tdserve.server.tables.changes import Changes
 from tdserve.server.tables.dead_values import DeadValues
-from tdserve.server.tables.replays import Replays
+from tdserve.server.tables.extends import Extends
+from tdserve.server.tables.row_reads import RowReads
 from tdserve.server.tables.samples import Samples
 from tdserve.server.tensordicts.alterations import Alterations
 from tdserve.server.tensordicts.reads import Reads
@@ -55,7 +56,8 @@ class Requests:
     Args:
         stores: The server's stores.
         answers: Answers of committed requests.
-        replays, samples, changes, reads, writes, alterations, publishing, relays, groups, adoption: Handlers.
+        extends, samples, row_reads, changes, reads, writes, alterations, publishing, relays, groups, adoption:
+            Handlers.
         dead_values: Frees the space of dead values when a store has no room.
         held: Counts the memory that requests hold.
         syncing: Syncs writes that must be on the disk before they are answered.
@@ -66,8 +68,9 @@ class Requests:
         stores: Stores,
         answers: CommittedAnswers,
         *,
-        replays: Replays,
+        extends: Extends,
         samples: Samples,
+        row_reads: RowReads,
         changes: Changes,
         reads: Reads,
         writes: Writes,
@@ -85,12 +88,12 @@ class Requests:
         self._syncing = syncing
         self._stores = stores
         self._answers = answers
-        self._replays = replays
+        self._row_reads = row_reads
         self._samples = samples
         self._reads = reads
         self._writes = writes
         self._handlers: dict[str, _Handler] = {
-            "extend": replays.extend,
+            "extend": extends.extend,
             "sample": samples.sample,
             "change": changes.change,
             "alter": alterations.alter,
@@ -254,7 +257,7 @@ class Requests:
         if entry.record.kind == "replay":
             if not asked.fingerprint:  # the client expects a tensordict store, with another layout
                 raise entry.make_kind_error("tensordict")
-            return await self._replays.read(session, request, asked)
+            return await self._row_reads.read(session, request, asked)
         if entry.record.kind == "weights":
             raise entry.make_kind_error("tensordict or replay")
         return await self._reads.read(session, request, entry, asked, deadline)

@@ -19,7 +19,8 @@ from tdserve.server.syncing import Syncing
 from tdserve.server.tables.changes import Changes
 from tdserve.server.tables.claims import Claiming
 from tdserve.server.tables.dead_values import DeadValues
-from tdserve.server.tables.replays import Replays
+from tdserve.server.tables.extends import Extends
+from tdserve.server.tables.row_reads import RowReads
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.samples import Samples
 from tdserve.server.tensordicts.alterations import Alterations
@@ -52,7 +53,8 @@ class Services:
     adoption: Adoption
     claiming: Claiming
     samples: Samples
-    replays: Replays
+    extends: Extends
+    row_reads: RowReads
     changes: Changes
     publishing: Publishing
     relays: Relays
@@ -74,7 +76,8 @@ def assemble(
     adoption = Adoption(stores, answers, values_worker=values_worker, folders=config.adoptable)
     claiming = Claiming(stores, answers, traffic=traffic)
     samples = Samples(stores, rule_keys=rule_keys)
-    replays = Replays(stores, answers, samples=samples, rule_keys=rule_keys, claiming=claiming)
+    extends = Extends(stores, answers, rule_keys=rule_keys, claiming=claiming)
+    row_reads = RowReads(stores, samples)
     versions = VersionSender(stores, traffic=traffic)
     publishing = Publishing(stores, answers, versions=versions)
     syncing = Syncing(stores, interval_s=config.sync_interval_s, before=claiming.catch_up)
@@ -92,7 +95,8 @@ def assemble(
         adoption=adoption,
         claiming=claiming,
         samples=samples,
-        replays=replays,
+        extends=extends,
+        row_reads=row_reads,
         changes=changes,
         publishing=publishing,
         relays=versions.relays,
@@ -101,8 +105,9 @@ def assemble(
         requests=Requests(
             stores,
             answers,
-            replays=replays,
+            extends=extends,
             samples=samples,
+            row_reads=row_reads,
             changes=changes,
             reads=reads,
             writes=writes,

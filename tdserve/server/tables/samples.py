@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, PeerLostError, SpecMismatchError
+from tdserve.base.errors import InvalidRequestError, PeerLostError
 from tdserve.base.ids import check_text
 from tdserve.messages.content import MAX_SAMPLE_ROWS, make_rows_layout
 from tdserve.messages.row_numbers import TREE_PIECE_ROWS
@@ -139,7 +139,7 @@ class Samples:
         entry = self._stores.get(asked.store)
         table = entry.get_table()
         if asked.fingerprint and asked.fingerprint != entry.spec.fingerprint:
-            raise make_older_store_error(entry)
+            raise entry.make_older_store_error()
         if asked.asks_newest or asked.asks_counts:
             return self._answer_without_rows(entry, asked)
         max_lag = check_max_lag(entry, asked)
@@ -271,7 +271,7 @@ class Samples:
 
         async def send() -> control_pb2.Done | None:
             if entry.spec.values or not _is_expected(entry, plan, asked.message_nbytes):
-                raise make_older_store_error(entry)
+                raise entry.make_older_store_error()
             return await session.mover.get_rows(request, entry, plan, None)
 
         return await self._sending(entry, granted, send)
@@ -327,13 +327,6 @@ def _release_in_pieces(entry: OpenedStore, table: Table, session: int, request: 
         if num_rows:
             entry.waiters.wake()
         yield
-
-
-def make_older_store_error(entry: OpenedStore) -> SpecMismatchError:
-    """Returns the error for a client with the structure or capacity of an earlier store of this name."""
-    expected = "the structure and the capacity that it has now"
-    actual = "those of an older table of this name; open it again"
-    return SpecMismatchError(store=entry.name, key="", expected=expected, actual=actual)
 
 
 def _is_expected(entry: OpenedStore, plan: SamplePlan, message_nbytes: Sequence[int]) -> bool:

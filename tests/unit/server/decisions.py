@@ -210,7 +210,7 @@ def _table(world: World, run: Loop) -> None:
 
 def _extend(world: World, run: Loop, session: ClientSession) -> None:
     asked = replaying.extending(world.stores.get("r"), _make_rows(3))
-    run(world.replays.extend(session, REQUEST, asked))
+    run(world.extends.extend(session, REQUEST, asked))
 
 
 def _delete_rows(world: World, run: Loop, session: ClientSession) -> None:

@@ -52,7 +52,7 @@ def extending(entry: OpenedStore, td: Any, **fields: Any) -> control_pb2.ExtendR
 
 def extend(world: World, run: Loop, entry: OpenedStore, td: Any, *, request: int = 1, **fields: Any) -> list[int]:
     """Extends the table; returns the row numbers."""
-    done = run(world.replays.extend(world.session(), request, extending(entry, td, **fields)))
+    done = run(world.extends.extend(world.session(), request, extending(entry, td, **fields)))
     return [int(number) for number in decode_rows(done.indices)]
 
 

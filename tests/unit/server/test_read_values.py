@@ -28,7 +28,7 @@ def test_values_when_read_for_a_client_then_of_the_elements_and_leaves_that_it_m
 ) -> None:
     entry = run(world.create_replay("r", row(0), 4))
     batch: Any = torch.stack([row(number) for number in range(4)])
-    run(world.replays.extend(world.session(), 1, extending(entry, batch)))
+    run(world.extends.extend(world.session(), 1, extending(entry, batch)))
 
     def read(paths: list[tuple[str, ...]], elements: list[int]) -> list[list[Any]]:
         asked = np.array(elements, np.int64)

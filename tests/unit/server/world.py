@@ -118,7 +118,8 @@ class World:
         self.stores, self.answers, self.surroundings = services.stores, services.answers, services.surroundings
         self.reads, self.writes, self.alterations = services.reads, services.writes, services.alterations
         self.adoption, self.publishing, self.relays = services.adoption, services.publishing, services.relays
-        self.replays, self.samples, self.changes = services.replays, services.samples, services.changes
+        self.extends, self.row_reads = services.extends, services.row_reads
+        self.samples, self.changes = services.samples, services.changes
         self.creation = Creation(self.stores, sessions=OPEN_SESSIONS)
         self.stores.restore()
 

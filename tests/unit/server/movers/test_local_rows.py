@@ -55,7 +55,7 @@ def begin(
     world: World, peer: LocalPeer, asked: control_pb2.ExtendRequest, request: int = 1
 ) -> asyncio.Task[control_pb2.Done]:
     """The extend, under way."""
-    return asyncio.create_task(world.replays.extend(peer.session, request, asked))
+    return asyncio.create_task(world.extends.extend(peer.session, request, asked))
 
 
 def reserved(world: World, entry: OpenedStore) -> list[list[int]]:
@@ -131,11 +131,11 @@ def test_extend_when_the_clients_process_is_still_there_then_nobody_gets_its_row
             with pytest.raises(PeerLostError):
                 await write
             assert reserved(world, entry) == [[0, 1, 2]]
-            others = await world.replays.extend(world.session(2), 1, extending(entry, rows(20, 5)))
+            others = await world.extends.extend(world.session(2), 1, extending(entry, rows(20, 5)))
             assert decode_rows(others.indices).tolist() == [3, 4, 5, 6, 7]
             assert not set(sampled_rows(entry)) & {0, 1, 2}
             whole = asyncio.create_task(
-                world.replays.extend(world.session(3), 1, extending(entry, rows(30, 8), timeout_s=20.0))
+                world.extends.extend(world.session(3), 1, extending(entry, rows(30, 8), timeout_s=20.0))
             )
             await asyncio.sleep(0)
             assert not whole.done()
@@ -172,9 +172,9 @@ def test_extend_when_the_server_was_restarted_then_rows_of_a_stopped_client_are_
         again = world.stores.get("r")
         assert again.get_table().info()["num_reserved"] == 3
         with pytest.raises(DeadlineExceededError):
-            await world.replays.extend(world.session(2), 1, extending(again, rows(20, 8)))
+            await world.extends.extend(world.session(2), 1, extending(again, rows(20, 8)))
         whole = asyncio.create_task(
-            world.replays.extend(world.session(3), 1, extending(again, rows(30, 8), timeout_s=20.0))
+            world.extends.extend(world.session(3), 1, extending(again, rows(30, 8), timeout_s=20.0))
         )
         stopped.let_go()
         assert len(decode_rows((await whole).indices)) == 8
@@ -306,12 +306,12 @@ def test_sample_when_the_client_is_local_and_waits_for_messages_then_refused_and
 def test_sample_when_the_client_cannot_read_values_then_they_come_along(world: World, run: Loop) -> None:
     entry = run(world.create_replay("v", with_value(0, "x"), 4))
     batch: Any = torch.stack([with_value(number, f"value {number}") for number in range(2)])
-    run(world.replays.extend(world.session(), 1, extending(entry, batch)))
+    run(world.extends.extend(world.session(), 1, extending(entry, batch)))
 
     async def scenario(*, lacks_values: bool) -> control_pb2.Accepted:
         async with LocalPeer(world, lacks_values=lacks_values) as peer:
             asked = control_pb2.ReadRequest(store="v", fingerprint=entry.spec.fingerprint)
-            done = await world.replays.read(peer.session, 1, asked)
+            done = await world.row_reads.read(peer.session, 1, asked)
             assert done is not None
             return done.accepted
 
@@ -338,10 +338,10 @@ def test_sample_when_its_rows_leave_the_table_then_no_writer_gets_them_before_th
             assert accepted.wants_written
             assert decode_rows(accepted.rows).tolist() == [0, 1, 2]
             with pytest.raises(DeadlineExceededError):
-                await world.replays.extend(world.session(2), 1, extending(queue, rows(20, 2)))
+                await world.extends.extend(world.session(2), 1, extending(queue, rows(20, 2)))
             peer.done()
             await taking
-            await world.replays.extend(world.session(2), 2, extending(queue, rows(20, 3)))
+            await world.extends.extend(world.session(2), 2, extending(queue, rows(20, 3)))
 
     run(scenario())
     assert sample(world, run, queue, 4)["a"] == [13, 20, 21, 22]
@@ -388,6 +388,6 @@ def test_read_when_rows_were_lost_then_error_also_for_a_local_client(
                 store="r", fingerprint=entry.spec.fingerprint, selection=parse([1, 2]).to_message()
             )
             with pytest.raises(CorruptDataError, match="rows 1: "):
-                await world.replays.read(reader.session, 1, reading)
+                await world.row_reads.read(reader.session, 1, reading)
 
     run(scenario())

@@ -42,7 +42,7 @@ def test_extend_when_rows_have_no_tensors_then_committed_without_asking_the_clie
 
     async def scenario() -> None:
         async with LocalPeer(world) as silent:
-            done = await world.replays.extend(silent.session, 1, here(entry, 3, values=content_of(batch).values))
+            done = await world.extends.extend(silent.session, 1, here(entry, 3, values=content_of(batch).values))
             assert decode_rows(done.indices).tolist() == [0, 1, 2]
 
     run(scenario())
@@ -62,7 +62,7 @@ def test_extend_when_rows_have_no_tensors_and_their_values_are_refused_then_the_
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
             with pytest.raises(CapacityError):
-                await world.replays.extend(peer.session, 1, here(entry, 3, values=content_of(huge).values))
+                await world.extends.extend(peer.session, 1, here(entry, 3, values=content_of(huge).values))
 
     run(scenario())
     assert reserved(world, entry) == []

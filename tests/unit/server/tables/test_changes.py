@@ -234,7 +234,7 @@ def test_clear_when_it_is_asked_again_over_another_session_then_only_the_first_t
             ]
             await asyncio.sleep(0)
         answers.append(await attempts[0])
-        extending_again = world.replays.extend(world.session(3), 1, extending(entry, rows(50, 2)))
+        extending_again = world.extends.extend(world.session(3), 1, extending(entry, rows(50, 2)))
         answers.append(await attempts[1])
         await extending_again
 

@@ -299,7 +299,7 @@ def test_extend_when_filled_rows_cannot_be_committed_then_refused_until_they_are
         patched.setattr(claims, "commit_rows", full)
         entry.catch_up()
         with pytest.raises(CapacityError):
-            run(world.replays.extend(peer.session, 1, extending(entry, rows(10, 3))))
+            run(world.extends.extend(peer.session, 1, extending(entry, rows(10, 3))))
     entry.catch_up()
     assert decode_rows(last_answer(world, peer.session.client_id, 1).indices).tolist() == [0, 1, 2]
     world.answers.forget(peer.session.client_id, control_pb2.Answered(below=2))

@@ -54,7 +54,7 @@ def extend(world: World, entry: OpenedStore, num_rows: int, request: int) -> Cor
     content = content_of(TensorDict({"a": torch.ones(num_rows, dtype=torch.int64)}, [num_rows]), entry.spec.fingerprint)
     asked = control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, content=content, timeout_s=30.0)
     session = world.session_of(control_pb2.Hello(client_id=bytes(16), transport="gloo"), 1)
-    return world.replays.extend(session, request, asked)
+    return world.extends.extend(session, request, asked)
 
 
 async def until(is_so: Callable[[], bool], work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -155,7 +155,7 @@ def test_publish_when_a_taker_and_a_writer_wait_for_each_other_then_it_discards_
 
     async def exchange() -> tuple[Any, Any]:
         writing = asyncio.create_task(
-            world.replays.extend(world.session(2), 1, extending(made, rows(3, 4), timeout_s=20.0))
+            world.extends.extend(world.session(2), 1, extending(made, rows(3, 4), timeout_s=20.0))
         )
         await in_line(made)
         asked = sampling(4, max_lag=0, is_lease=True, timeout_s=20.0)

@@ -39,7 +39,7 @@ def extend(
     rows = TensorDict({"a": torch.full((num_rows,), request, dtype=torch.uint8)}, [num_rows])
     content = content_of(rows, entry.spec.fingerprint)
     asked = control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, content=content, timeout_s=timeout_s)
-    return world.replays.extend(world.session(request), request, asked)
+    return world.extends.extend(world.session(request), request, asked)
 
 
 async def until(is_so: Callable[[], bool], work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -110,7 +110,7 @@ def test_extend_when_it_is_cut_short_while_it_is_shown_then_all_rows_are_there_a
     asked = control_pb2.ExtendRequest(store="r", num_rows=NUM_ROWS, content=content, timeout_s=30.0)
 
     async def cut_short() -> None:
-        await leave(await until(lambda: is_half_shown(table), world.replays.extend(session, 7, asked)))
+        await leave(await until(lambda: is_half_shown(table), world.extends.extend(session, 7, asked)))
 
     run(cut_short())
     world.reopen()

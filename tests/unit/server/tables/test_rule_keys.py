@@ -161,7 +161,7 @@ def test_learn_when_rows_are_overwritten_meanwhile_then_they_keep_what_they_brou
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def overwrite() -> None:
-        await world.replays.extend(world.session(2), 1, extending(entry, rows(30, 4)))
+        await world.extends.extend(world.session(2), 1, extending(entry, rows(30, 4)))
 
     run(Interrupted(overwrite).learn_group(entry, ("g",), world.session()))
     assert column(entry, "g") == [16, 16, 6, 6, 7, 7, 15, 15]
@@ -172,7 +172,7 @@ def test_extend_when_groups_are_learnt_while_its_rows_come_then_it_brings_them_a
 ) -> None:
     async def scenario() -> None:
         await asyncio.gather(
-            world.replays.extend(world.session(1), 1, extending(entry, rows(16, 2))),
+            world.extends.extend(world.session(1), 1, extending(entry, rows(16, 2))),
             RuleKeys().learn_group(entry, ("g",), world.session(2)),
         )
 
@@ -192,7 +192,7 @@ def test_extend_when_two_keys_are_learnt_while_its_rows_come_then_it_brings_both
 
     async def scenario() -> None:
         await asyncio.gather(
-            world.replays.extend(world.session(1), 1, extending(entry, rows(16, 2))),
+            world.extends.extend(world.session(1), 1, extending(entry, rows(16, 2))),
             RuleKeys().learn_group(entry, ("g",), world.session(2)),
         )
 
@@ -205,7 +205,7 @@ def test_learn_when_killed_in_the_middle_then_the_next_server_looks_at_the_rows(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def commit_and_be_killed() -> None:
-        await world.replays.extend(world.session(2), 1, extending(entry, rows(16, 1)))
+        await world.extends.extend(world.session(2), 1, extending(entry, rows(16, 1)))
         raise PeerLostError(peer="the server")  # nothing more of it reaches the disk
 
     with pytest.raises(PeerLostError):

@@ -131,7 +131,7 @@ def test_sample_when_rows_were_used_up_then_a_writer_that_waits_goes_on(world: W
 
     async def scenario() -> None:
         writing = asyncio.create_task(
-            world.replays.extend(world.session(2), 1, extending(made, rows(20, 2), timeout_s=20.0))
+            world.extends.extend(world.session(2), 1, extending(made, rows(20, 2), timeout_s=20.0))
         )
         await in_line(made)
         await world.samples.sample(world.session(1), 1, sampling(2))

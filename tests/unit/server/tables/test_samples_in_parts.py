@@ -65,7 +65,7 @@ def test_sample_when_all_rows_go_while_it_is_drawn_then_it_is_drawn_anew(world: 
         await asyncio.sleep(0)
         await world.changes.change(world.session(2), 1, clearing())
         await in_line(made)
-        await world.replays.extend(world.session(2), 2, extending(made, rows(30, 2)))
+        await world.extends.extend(world.session(2), 2, extending(made, rows(30, 2)))
         return await sampling_many
 
     found = content(made, run(scenario()))
@@ -169,7 +169,7 @@ def test_take_when_too_many_rows_are_deleted_while_it_is_drawn_then_it_waits_for
         await world.changes.change(world.session(2), 1, control_pb2.ChangeRequest(store="r", delete=deleted))
         await in_line(long_queue)
         assert long_queue.get_table().info()["num_leased"] == 0
-        await world.replays.extend(world.session(2), 2, extending(long_queue, rows(0, 2)))
+        await world.extends.extend(world.session(2), 2, extending(long_queue, rows(0, 2)))
         return await taking
 
     found = content(long_queue, run(scenario()))

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError
+from tdserve.rules.replay.conditional_selectors import MAX_SELECTORS
 from tdserve.rules.replay.conditions import SampleConditions
 from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.selections import MAX_SELECTORS
 from tdserve.rules.replay.slices import Slices
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
@@ -51,7 +51,7 @@ def test_sample_when_rows_come_while_its_kind_is_learnt_then_they_are_among_them
         task = asyncio.create_task(world.samples.sample(world.session(), 1, sampling(6, **GROUPED)))
         for number in range(8):
             new = extending(entry, rows(10 * LONG_ROWS + 4 * number, 4))
-            await world.replays.extend(world.session(2), LONG_ROWS + number, new)
+            await world.extends.extend(world.session(2), LONG_ROWS + number, new)
         return await task
 
     run(scenario())
@@ -100,7 +100,7 @@ def test_sample_when_its_slices_are_of_a_new_length_then_others_are_served_and_r
         for _ in range(3):
             await asyncio.sleep(0)
         assert made.view_lock.locked()
-        await world.replays.extend(world.session(2), 1, extending(made, rows(100, 10)))
+        await world.extends.extend(world.session(2), 1, extending(made, rows(100, 10)))
         assert not task.done()
         return await task
 
@@ -126,7 +126,7 @@ def test_sample_when_its_kind_is_forgotten_while_it_waits_then_it_is_learnt_agai
         assert selectors.has(forgotten)
         for number in range(MAX_SELECTORS):
             selectors.get(SampleConditions((), max_lag=number))
-        await world.replays.extend(world.session(2), 1, extending(made, rows(LONG_ROWS, 2)))
+        await world.extends.extend(world.session(2), 1, extending(made, rows(LONG_ROWS, 2)))
         assert not selectors.has(forgotten)
         found.append(await task)
 

@@ -12,33 +12,28 @@ from tdserve.base.deadline import Deadline
 from tdserve.messages.long_lists import find_columns
 from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
-from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.rules.replay.plans import Arrival
 from tdserve.server.idempotency import CommittedAnswers
-from tdserve.server.row_write_hold import is_free, wait_for_others
 from tdserve.server.sessions.mover import RowsToFill
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.tables.arrivals import decode_arrival
 from tdserve.server.tables.claims import Claiming
 from tdserve.server.tables.commits import commit_in_turns, commit_rows
-from tdserve.server.tables.numbers import compute_row_numbers, plan_read
 from tdserve.server.tables.policies import MadeBy
 from tdserve.server.tables.reserving import reserve_rows
 from tdserve.server.tables.rule_keys import Buffer, RuleKeys, name_group_column
-from tdserve.server.tables.samples import Samples, make_older_store_error
-from tdserve.server.turns import build_row_set, drop_references
+from tdserve.server.turns import drop_references
 from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
 
 
-class Replays:
-    """Serves the writers of replay tables, and readers of rows by number.
+class Extends:
+    """Serves the writers of replay tables.
 
     Args:
         stores: All stores of the server.
         answers: Answers to committed requests, for their retries.
-        samples: Sends rows.
         rule_keys: Reads what the tables' rules need.
         claiming: Lets local writers claim rows.
     """
@@ -48,13 +43,11 @@ class Replays:
         stores: Stores,
         answers: CommittedAnswers,
         *,
-        samples: Samples,
         rule_keys: RuleKeys,
         claiming: Claiming,
     ) -> None:
         self._stores = stores
         self._answers = answers
-        self._samples = samples
         self._rule_keys = rule_keys
         self._claiming = claiming
 
@@ -71,7 +64,7 @@ class Replays:
         if table.claims is not None:
             table.claims.check_committed()  # this may be a retry of an extend that they have not committed yet
         if asked.content.fingerprint != entry.spec.fingerprint:
-            raise make_older_store_error(entry)
+            raise entry.make_older_store_error()
         if any(column.file for column in find_columns(asked)):
             coming = await asyncio.to_thread(decode_arrival, entry, session.client_id, asked)
         else:
@@ -113,32 +106,6 @@ class Replays:
         if asked.wished_claim and (claim := self._claiming.offer(session, entry, asked)) is not None:
             done.claim.CopyFrom(claim)
         return done
-
-    async def read(
-        self, session: ClientSession, request: int, asked: control_pb2.ReadRequest
-    ) -> control_pb2.Done | None:
-        """Sends live rows by number, without counting them as sampled. If some are being written, waits for the end of
-        that."""
-        deadline = Deadline.after(asked.timeout_s)
-        while True:
-            entry = self._stores.get(asked.store)
-            table = entry.get_table()
-            if asked.fingerprint != entry.spec.fingerprint:
-                raise make_older_store_error(entry)
-            numbers = await compute_row_numbers(from_message(asked.selection), table, lost=entry.lost.row_set)
-            if not (entry.lost or entry.writes):
-                break
-            rows = await build_row_set(Selection((numbers,)), (entry.record.capacity,))
-            entry.lost.check(rows, store=entry.name, remedy="they leave the table: extend it by others")
-            if is_free(entry, rows):
-                break
-            await wait_for_others(session, entry, rows, deadline)  # by then the index may mean other rows
-        plans = [await plan_read(table, numbers)]
-        del numbers
-        try:
-            return await self._samples.send(session, request, entry, plans[0], includes_spec=False)
-        finally:
-            drop_references(plans, num_rows=len(plans[0].rows))
 
     async def _commit(
         self, session: ClientSession, request: int, rows: RowsToFill, settle: Callable[[], Arrival], *, is_long: bool

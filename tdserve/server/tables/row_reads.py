@@ -1,0 +1,52 @@
+"""Reads of rows of replay tables by number: the session's mover sends them."""
+
+from __future__ import annotations
+
+from tdserve.base.deadline import Deadline
+from tdserve.messages.selection.selection import Selection, from_message
+from tdserve.server.row_write_hold import is_free, wait_for_others
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.stores import Stores
+from tdserve.server.tables.numbers import compute_row_numbers, plan_read
+from tdserve.server.tables.samples import Samples
+from tdserve.server.turns import build_row_set, drop_references
+from tdserve.v1 import control_pb2
+
+
+class RowReads:
+    """Serves the readers of rows by number.
+
+    Args:
+        stores: All stores of the server.
+        samples: Sends rows.
+    """
+
+    def __init__(self, stores: Stores, samples: Samples) -> None:
+        self._stores = stores
+        self._samples = samples
+
+    async def read(
+        self, session: ClientSession, request: int, asked: control_pb2.ReadRequest
+    ) -> control_pb2.Done | None:
+        """Sends live rows by number, without counting them as sampled. If some are being written, waits for the end of
+        that."""
+        deadline = Deadline.after(asked.timeout_s)
+        while True:
+            entry = self._stores.get(asked.store)
+            table = entry.get_table()
+            if asked.fingerprint != entry.spec.fingerprint:
+                raise entry.make_older_store_error()
+            numbers = await compute_row_numbers(from_message(asked.selection), table, lost=entry.lost.row_set)
+            if not (entry.lost or entry.writes):
+                break
+            rows = await build_row_set(Selection((numbers,)), (entry.record.capacity,))
+            entry.lost.check(rows, store=entry.name, remedy="they leave the table: extend it by others")
+            if is_free(entry, rows):
+                break
+            await wait_for_others(session, entry, rows, deadline)  # by then the index may mean other rows
+        plans = [await plan_read(table, numbers)]
+        del numbers
+        try:
+            return await self._samples.send(session, request, entry, plans[0], includes_spec=False)
+        finally:
+            drop_references(plans, num_rows=len(plans[0].rows))
