@@ -182,7 +182,7 @@ class OpenStores:
         self._is_read_only = is_read_only
         self._lock = Lock()
         self._stores: dict[str, MappedStore] = {}
-        self._granted: dict[str, MappedStore] = {}
+        self._readable: dict[str, MappedStore] = {}
         self._specs: dict[bytes, Spec] = {}
         self._specs_before: dict[bytes, Spec] = {}
 
@@ -228,15 +228,15 @@ class OpenStores:
                 store = self._stores[ref.uid] = self._open(ref, spec)
             return store
 
-    def grant(self, store: MappedStore) -> None:
-        """Records that control has let a client read this store: its name refers to this store, until its files show
+    def remember_readable(self, store: MappedStore) -> None:
+        """Remembers that control has let a client read this store: its name refers to this store, until its files show
         that it was deleted or altered."""
-        self._granted[store.name] = store
+        self._readable[store.name] = store
 
-    def find_granted(self, name: str) -> MappedStore | None:
+    def find_readable(self, name: str) -> MappedStore | None:
         """Returns the tensordict store of a name if control has let a client read it and it has not been deleted or
         altered since."""
-        store = self._granted.get(name)
+        store = self._readable.get(name)
         try:
             return None if store is None or not store.is_current else store
         except ClosedError:  # just dropped
@@ -246,8 +246,8 @@ class OpenStores:
         """Drops a store that was deleted."""
         with self._lock:
             store = self._stores.pop(uid, None)
-            if store is not None and self._granted.get(store.name) is store:
-                del self._granted[store.name]
+            if store is not None and self._readable.get(store.name) is store:
+                del self._readable[store.name]
         if store is not None:
             store.close()
 
@@ -257,14 +257,14 @@ class OpenStores:
             for uid, store in list(self._stores.items()):
                 if store.generations.is_deleted:
                     del self._stores[uid]
-                    if self._granted.get(store.name) is store:
-                        del self._granted[store.name]
+                    if self._readable.get(store.name) is store:
+                        del self._readable[store.name]
 
     def close(self) -> None:
         """Drops all stores. Reads in other threads finish; mappings are released with their last reader."""
         with self._lock:
             self._stores = {}
-            self._granted = {}
+            self._readable = {}
 
     def _open(self, ref: worker_pb2.StoreRef, spec: Spec) -> MappedStore:
         folder = FilePath(ref.folder)

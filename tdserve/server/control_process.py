@@ -358,7 +358,7 @@ async def _receive_first(messages: AsyncIterator[control_pb2.ClientMessage]) -> 
 
 
 def _do_nothing() -> None:
-    """Does nothing: a client that finished its granted writes has no waiters."""
+    """Does nothing: nobody waits for the end of a client that has finished its writes."""
 
 
 def _read_package_version() -> str:

@@ -41,7 +41,7 @@ from tdserve.v1 import control_pb2
 _Handler = Callable[[ClientSession, int, Any], Awaitable["control_pb2.Done | None"]]
 
 _WITH_CONTENT = ("write", "extend", "publish", "alter")
-"""Kinds of requests whose content is sent before they are granted."""
+"""Kinds of requests whose content is sent before they are answered."""
 
 _EXPECTING = ("sample", "read")
 """Kinds of requests whose client may already wait for content that the server has not announced."""

@@ -175,7 +175,7 @@ def send_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
         raise RemoteProtocolError(
             expected=f"messages of {list(plan.layout.message_nbytes)} bytes", received=f"{expected}"
         )
-    context.stores.grant(store)
+    context.stores.remember_readable(store)
     before = _wait_until_settled(store, plan.watched, context.transfer_timeout_s)
     source = plan.make_source(store, plan.make_trailer(store, before))
     values = read_values(store, [path for path, _ in plan.spec.values], plan.elements)

@@ -1,7 +1,7 @@
 """Small reads that a data worker answers without control.
 
-A read of a store that control has granted before needs no decision: the store's files tell whether it still exists, and
-its generations whether a row moved.
+A read of a store that control has let a client read before needs no decision: the store's files tell whether it still
+exists, and its generations whether a row moved.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SmallReads:
             return None
 
     def _answer(self, request: int, asked: control_pb2.ReadRequest, send: Send | None) -> bytes | None:
-        store = self._stores.find_granted(asked.store)
+        store = self._stores.find_readable(asked.store)
         if store is None or asked.fingerprint != store.spec.fingerprint or asked.HasField("newer_than"):
             return None
         plan = plan_read(store, asked)

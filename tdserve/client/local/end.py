@@ -215,7 +215,7 @@ class LocalEnd:
 
         None if this client has not read it before, or it has changed.
         """
-        store = self._stores.find_granted(name)
+        store = self._stores.find_readable(name)
         if store is None:
             self._stores.forget_deleted()
         return store if store is not None and store.spec.fingerprint == spec.fingerprint else None
@@ -225,9 +225,9 @@ class LocalEnd:
         self._stores.forget_deleted()
         drop_unlinked()
 
-    def grant(self, store: MappedStore) -> None:
-        """Notes that the server lets this client read a store: until it is deleted, its name means this one."""
-        self._stores.grant(store)
+    def remember_readable(self, store: MappedStore) -> None:
+        """Remembers that the server lets this client read a store: until it is deleted, its name means this one."""
+        self._stores.remember_readable(store)
 
     def spool(self, values: Sequence[Buffer]) -> tuple[int, int] | None:
         """Puts values, given in parts, where the worker reads them; None if they are few, and go into the request.

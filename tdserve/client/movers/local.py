@@ -107,7 +107,7 @@ class LocalMover(ClientMover):
         local, accepted = self._local, reply.accepted
         store = self.open_mapped(wanted.name, stored, accepted)
         if not local.lacks_values or not stored.values:
-            local.grant(store)
+            local.remember_readable(store)
         for _ in range(MAX_TRIES):
             content = self._copy_selection(store, wanted, accepted)
             if content is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tdserve.client.content.value_blocks import encode_parts
 from tdserve.client.session.content_channel import ContentChannel
-from tdserve.client.session.pending import OnGranted
+from tdserve.client.session.pending import OnPermit
 from tdserve.messages.selection.selection import EVERYTHING, Selection
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
@@ -83,8 +83,8 @@ class Outgoing:
         self.message = control_pb2.Content(fingerprint=target.fingerprint, is_bundled=is_bundled)
 
     @property
-    def place(self) -> OnGranted | None:
-        """Returns what writes the content in place, in the thread that receives the permit.
+    def on_permit(self) -> OnPermit | None:
+        """Returns what writes the content in place, called in the thread that receives the permit.
 
         None if the content is sent.
         """

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, TDServeError, TransferAbortedError
+from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError, TDServeError, TransferAbortedError
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.request_numbers import SIGNAL_POLL_S
 from tdserve.control.status import decode_failure
@@ -27,8 +27,8 @@ MAX_POLL_S = 3600.0
 
 Answer = control_pb2.ServerMessage | TDServeError
 OnAnswer = Callable[[Answer], None]
-OnGranted = Callable[[control_pb2.Accepted], control_pb2.Written]
-"""Writes content in place; raises a TDServeError if nothing was written."""
+OnPermit = Callable[[control_pb2.Accepted], control_pb2.Written]
+"""Writes content in place as the server permits it; raises a TDServeError if nothing was written."""
 
 
 class Announced(NamedTuple):
@@ -52,7 +52,7 @@ OnAnnounced = Callable[["Pending", control_pb2.Accepted], Announced | None]
 
 
 def find_accepted(answer: control_pb2.ServerMessage) -> control_pb2.Accepted:
-    """Returns the server's permit in an answer: a message of its own, or part of the answer to a finished request."""
+    """Returns the permit in an answer: a message of its own, or part of the answer to a finished request."""
     return answer.accepted if answer.HasField("accepted") else answer.done.accepted
 
 
@@ -73,7 +73,7 @@ class Reply(NamedTuple):
 
     @property
     def accepted(self) -> control_pb2.Accepted:
-        """What the server has permitted."""
+        """The permit in it."""
         return find_accepted(self.answer)
 
 
@@ -84,7 +84,7 @@ class Pending:
         on_answer: Called in the receiving thread instead of keeping the answer for ``wait``; must not block. It is
             called once, although the answer and the loss of the session may arrive at the same time in two threads.
         on_silence: Called when ``wait`` has timed out: nobody receives what comes later.
-        place: For a write of a local session: called in the stream's thread when the server permits the write.
+        on_permit: For a write of a local session: called in the stream's thread when the permit arrives.
         on_announced: Called in the receiving thread before ``wait`` returns the answer that announces content.
 
     Attributes:
@@ -101,12 +101,11 @@ class Pending:
         on_answer: OnAnswer | None = None,
         *,
         on_silence: Callable[[], None],
-        place: OnGranted | None = None,
+        on_permit: OnPermit | None = None,
         on_announced: OnAnnounced | None = None,
     ) -> None:
-        self.is_write = place is not None
-        self._place = place
-        self._placing = Lock()
+        self._on_permit = on_permit
+        self._writing = Lock()
         self._answering = Lock()
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._on_silence = on_silence
@@ -145,20 +144,26 @@ class Pending:
         except Empty:
             return None
 
-    def grant(self, accepted: control_pb2.Accepted) -> control_pb2.Written:
-        """Writes the content where the server permits it. Raises what ``place`` raises."""
-        with self._placing:
-            if self._place is None:
-                raise TransferAbortedError(transfer=0, reason="the caller has stopped waiting for this write")
-            return self._place(accepted)
+    @property
+    def takes_permit(self) -> bool:
+        """Whether it is a write of a local session, to whose permit :meth:`write_in_place` is the answer."""
+        return self._on_permit is not None
+
+    def write_in_place(self, accepted: control_pb2.Accepted) -> control_pb2.Written:
+        """Writes the content where the server permits it. Raises what ``on_permit`` raises."""
+        with self._writing:
+            if self._on_permit is None:
+                raise RemoteProtocolError(expected="an answer", received="a permit to write")
+            return self._on_permit(accepted)
 
     def withdraw(self) -> None:
         """Lets the content change from now on.
 
         A write that has not begun never will; one under way is finished first.
         """
-        with self._placing:
-            self._place = None
+        with self._writing:
+            if self._on_permit is not None:
+                self._on_permit = _refuse
 
     def wait(
         self,
@@ -209,3 +214,8 @@ def check_answer(answer: Answer) -> control_pb2.ServerMessage:
     if answer.HasField("failure"):
         raise decode_failure(answer.failure)
     return answer
+
+
+def _refuse(accepted: control_pb2.Accepted) -> control_pb2.Written:
+    """Answers a permit for content that may have changed."""
+    raise TransferAbortedError(transfer=0, reason="the caller has stopped waiting for this write")

@@ -30,7 +30,7 @@ from tdserve.client.session.group_inbox import GroupInbox
 from tdserve.client.session.hello import make_hello
 from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.network_interface import find_content_address, make_channel_error
-from tdserve.client.session.pending import OnAnnounced, OnAnswer, OnGranted, Pending
+from tdserve.client.session.pending import OnAnnounced, OnAnswer, OnPermit, Pending
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection, SessionStream
 from tdserve.control.status import encode_failure
@@ -157,7 +157,7 @@ class Session:
         request: int,
         *,
         on_answer: OnAnswer | None = None,
-        place: OnGranted | None = None,
+        on_permit: OnPermit | None = None,
         free: Callable[[], None] | None = None,
         content_channel: ContentChannel | None = None,
         on_announced: OnAnnounced | None = None,
@@ -167,7 +167,7 @@ class Session:
 
         Args:
             request: Its number.
-            on_answer, place, on_announced: As in Pending.
+            on_answer, on_permit, on_announced: As in Pending.
             free: Called when the server has finished the request.
             content_channel: The channel of data messages that the request announces, or waits for.
             **body: One field of ClientMessage.
@@ -176,7 +176,7 @@ class Session:
             TransportError: The session is lost.
         """
         on_silence = partial(self._stop_waiting, request, body)
-        pending = Pending(on_answer, on_silence=on_silence, place=place, on_announced=on_announced)
+        pending = Pending(on_answer, on_silence=on_silence, on_permit=on_permit, on_announced=on_announced)
         pending.content_channel = content_channel
         with self._lock:
             if self._lost is not None:
@@ -407,7 +407,7 @@ class Session:
         elif pending is None:
             if message.accepted.uid:  # a permit for which nobody waits any more
                 self._answer_failure(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
-        elif pending.is_write and message.HasField("accepted"):
+        elif pending.takes_permit and message.HasField("accepted"):
             self._write_in_place(message.request, pending, message.accepted)
         else:
             pending.put(message)
@@ -435,7 +435,7 @@ class Session:
 
     def _write_in_place(self, request: int, pending: Pending, accepted: control_pb2.Accepted) -> None:
         try:
-            written = pending.grant(accepted)
+            written = pending.write_in_place(accepted)
         except TDServeError as error:
             self._answer_failure(request, error)
         except Exception:  # noqa: BLE001 (the outermost frame: what was written of it, nobody knows)

@@ -11,7 +11,7 @@ from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.writes import put_rows, put_selection, put_version
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.pending import OnGranted
+from tdserve.client.session.pending import OnPermit
 from tdserve.messages.content import write_layout
 from tdserve.structure.capture import Captured
 from tdserve.transport.channel import Work
@@ -46,7 +46,7 @@ class PlacedContent(Outgoing):
         self._values = []
 
     @property
-    def place(self) -> OnGranted:
+    def on_permit(self) -> OnPermit:
         """Returns the call that writes into the server's files.
 
         Not cached: an object that holds its own method is only collected.

@@ -141,7 +141,7 @@ class _Sent:
         return self._session.send(
             request,
             on_answer=on_answer,
-            place=outgoing.place,
+            on_permit=outgoing.on_permit,
             free=outgoing.free,
             content_channel=self.content_channel,
             **body,

@@ -31,8 +31,8 @@ from tdserve.server.turns import run_in_turns
 from tdserve.v1 import control_pb2
 
 
-class _Granted(NamedTuple):
-    """A sample that was drawn: the rows to send, and the parts in which it is finished or undone."""
+class _DrawnSample(NamedTuple):
+    """The rows to send, and the parts in which the sample is finished or undone."""
 
     plan: SamplePlan
     parts: Sequence[SamplePlan]
@@ -81,11 +81,11 @@ class _SampleCall:
         """Waits until there is a selector for it. Errors as of ``SelectorBuilding.wait_ready``."""
         await self.selector_building.wait_ready(self.session, self.entry, self.conditions, self.num_rows, self.deadline)
 
-    def plan(self) -> SamplePlan | None:
+    def draw(self) -> SamplePlan | None:
         """Draws all batches, or one as soon as there is one: a limiter may never let several through; None to wait."""
-        return self.plan_batches(self.num_batches) or (self.plan_batches(1) if self.num_batches > 1 else None)
+        return self.draw_batches(self.num_batches) or (self.draw_batches(1) if self.num_batches > 1 else None)
 
-    def plan_batches(self, num_batches: int) -> SamplePlan | None:
+    def draw_batches(self, num_batches: int) -> SamplePlan | None:
         """Draws the first rows of some batches; None if that must wait."""
         if not self.discarding.refresh(self.entry, self.max_lag):
             return None
@@ -165,19 +165,19 @@ class Samples:
             self._leasing.setdefault(session.number, {})[entry.record.uid] = entry
         if asked.message_nbytes:
             # Callers that wait in line go first.
-            begun = None if entry.waiters.has_line(call.line) else call.plan_batches(call.num_batches)
+            begun = None if entry.waiters.has_line(call.line) else call.draw_batches(call.num_batches)
             found = None if begun is None else await self._complete(call, begun)
             return await self._send_expected(session, request, entry, found, asked)
-        granted: _Granted | None = None
-        while granted is None:
+        drawn: _DrawnSample | None = None
+        while drawn is None:
             begun = await session.wait(
-                entry.waiters, call.plan, deadline, call.describe_wait, line=call.line, give_back=table.undo
+                entry.waiters, call.draw, deadline, call.describe_wait, line=call.line, give_back=table.undo
             )
-            granted = await self._complete(call, begun)
-            call.draws_at_once = granted is None  # there were too few such rows: the next attempt waits for nothing
-        rows = granted.plan
+            drawn = await self._complete(call, begun)
+            call.draws_at_once = drawn is None  # there were too few such rows: the next attempt waits for nothing
+        rows = drawn.plan
         return await self._sending(
-            entry, granted, lambda: self.send(session, request, entry, rows, includes_spec=not asked.fingerprint)
+            entry, drawn, lambda: self.send(session, request, entry, rows, includes_spec=not asked.fingerprint)
         )
 
     def _answer_without_rows(self, entry: OpenedStore, asked: control_pb2.SampleRequest) -> control_pb2.Done:
@@ -186,11 +186,11 @@ class Samples:
         staleness = follow(self._stores, entry)
         return control_pb2.Done(newest_policy_version=staleness.newest if staleness is not None else 0)
 
-    async def _complete(self, call: _SampleCall, plan: SamplePlan) -> _Granted | None:
+    async def _complete(self, call: _SampleCall, plan: SamplePlan) -> _DrawnSample | None:
         """Draws the missing rows of a plan, a few at a time. If too many rows have left the table meanwhile, undoes the
         plan and returns None."""
         if not plan.num_missing:
-            return _Granted(plan, (plan,))
+            return _DrawnSample(plan, (plan,))
         parts, entry, terms = [plan], call.entry, plan.terms
         try:
             await inline_tasks.ensure_task()
@@ -211,7 +211,7 @@ class Samples:
         except BaseException:
             await self._undo(entry, parts)
             raise
-        return _Granted(joined, parts)
+        return _DrawnSample(joined, parts)
 
     async def release(self, session: int) -> None:
         """Gives back all rows that an ended session has on lease."""
@@ -260,34 +260,34 @@ class Samples:
         session: ClientSession,
         request: int,
         entry: OpenedStore,
-        granted: _Granted | None,
+        drawn: _DrawnSample | None,
         asked: control_pb2.SampleRequest,
     ) -> control_pb2.Done | None:
         """Sends the content that the client already waits for; void content if no sample is possible now."""
-        if granted is None:
+        if drawn is None:
             session.send_void(request, asked.message_nbytes)
             return control_pb2.Done(must_wait=True)
-        plan = granted.plan
+        plan = drawn.plan
 
         async def send() -> control_pb2.Done | None:
             if entry.spec.values or not _is_expected(entry, plan, asked.message_nbytes):
                 raise entry.make_older_store_error()
             return await session.mover.get_rows(request, entry, plan, None)
 
-        return await self._sending(entry, granted, send)
+        return await self._sending(entry, drawn, send)
 
     async def _sending(
-        self, entry: OpenedStore, granted: _Granted, send: Callable[[], Awaitable[control_pb2.Done | None]]
+        self, entry: OpenedStore, drawn: _DrawnSample, send: Callable[[], Awaitable[control_pb2.Done | None]]
     ) -> control_pb2.Done | None:
         """Has a sample sent. If that fails, what it used up is available again."""
         entry.waiters.wake()  # a writer may wait for what it used up
         try:
             done = await send()
         except BaseException:
-            await self._undo(entry, granted.parts)
+            await self._undo(entry, drawn.parts)
             raise
-        if len(granted.plan.spent):
-            await self._settle(entry, map(entry.get_table().finish, granted.parts), is_long=len(granted.parts) > 1)
+        if len(drawn.plan.spent):
+            await self._settle(entry, map(entry.get_table().finish, drawn.parts), is_long=len(drawn.parts) > 1)
         return done
 
     async def _undo(self, entry: OpenedStore, parts: Sequence[SamplePlan]) -> None:

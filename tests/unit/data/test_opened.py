@@ -73,29 +73,29 @@ def test_find_when_mapped_then_that_and_else_none(store: StoredTensorDict) -> No
 def test_granted_when_control_let_somebody_read_it_then_until_it_is_deleted(store: StoredTensorDict) -> None:
     stores = opened(store)
     found = stores.get(store.ref)
-    assert stores.find_granted("store") is None
-    stores.grant(found)
-    assert stores.find_granted("store") is found
+    assert stores.find_readable("store") is None
+    stores.remember_readable(found)
+    assert stores.find_readable("store") is found
     store.generations.mark_deleted()
-    assert stores.find_granted("store") is None
+    assert stores.find_readable("store") is None
 
 
 def test_granted_when_dropped_then_none(store: StoredTensorDict) -> None:
     stores = opened(store)
-    stores.grant(stores.get(store.ref))
+    stores.remember_readable(stores.get(store.ref))
     stores.drop(UID)
-    assert stores.find_granted("store") is None
+    assert stores.find_readable("store") is None
 
 
 def test_granted_when_another_has_the_name_now_then_that_one(store: StoredTensorDict, tmp_path: FilePath) -> None:
     stores = opened(store)
     first = stores.get(store.ref)
-    stores.grant(first)
+    stores.remember_readable(first)
     second = StoredTensorDict(tmp_path / "later" / "store", TensorDict({"small": torch.arange(6)}, [6]), uid=UID[::-1])
     stores.learn(second.ref.fingerprint, second.ref.spec)
-    stores.grant(stores.get(second.ref))
+    stores.remember_readable(stores.get(second.ref))
     stores.drop(UID)  # told late
-    found = stores.find_granted("store")
+    found = stores.find_readable("store")
     assert found is not None
     assert found.uid == UID[::-1]
 
@@ -194,11 +194,11 @@ def test_get_when_the_store_has_another_structure_then_mapped_anew_and_the_old_o
 ) -> None:
     stores = opened(store)
     old = stores.get(store.ref)
-    stores.grant(old)
-    assert stores.find_granted(old.name) is old
+    stores.remember_readable(old)
+    assert stores.find_readable(old.name) is old
     store.generations.move_structure(-1)
     assert not old.is_current
-    assert stores.find_granted(old.name) is None
+    assert stores.find_readable(old.name) is None
     newer = worker_pb2.StoreRef()
     newer.CopyFrom(store.ref)
     newer.structure = 1

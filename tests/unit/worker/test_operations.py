@@ -239,7 +239,7 @@ def test_send_selection_when_small_then_inline_with_status(peer: Peer, store: St
     found = columns(layout, peer.done(send_selection=order).inline)
     assert numbers(found["small"]) == [0, 2, 4]
     assert numbers(found["status"])[:2] == [ReadStatus.WHOLE, 1]
-    assert peer.context.stores.find_granted("store") is not None  # control has let somebody read it
+    assert peer.context.stores.find_readable("store") is not None  # control has let somebody read it
 
 
 def test_send_selection_when_the_client_waits_already_then_nothing_is_announced(

@@ -26,7 +26,7 @@ def stores(store: StoredTensorDict) -> OpenStores:
     """The worker's, after control has let somebody read the store."""
     made = OpenStores(writes_values=True)
     made.learn(store.ref.fingerprint, store.ref.spec)
-    made.grant(made.get(store.ref))
+    made.remember_readable(made.get(store.ref))
     return made
 
 

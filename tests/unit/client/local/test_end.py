@@ -173,7 +173,7 @@ def test_known_when_the_server_has_granted_it_then_by_name_and_structure_until_i
     files = stored(tmp_path, "x")
     found = end.store("x", UID, files.spec)
     assert end.find_known("x", files.spec) is None
-    end.grant(found)
+    end.remember_readable(found)
     assert end.find_known("x", files.spec) is found
     assert end.find_known("x", capture(TD[:2]).spec) is None
     assert end.find_known("y", files.spec) is None
@@ -211,7 +211,7 @@ def test_store_when_its_files_are_damaged_then_that_error(end: LocalEnd, tmp_pat
 def test_store_when_others_were_deleted_then_they_are_mapped_no_more(end: LocalEnd, tmp_path: Path) -> None:
     old = stored(tmp_path, "old name")
     found = end.store("old name", UID, old.spec)
-    end.grant(found)
+    end.remember_readable(found)
     kept = found.leaves["a",]
     old.generations.mark_deleted()
     shutil.rmtree(tmp_path / "stores" / "old name")

@@ -29,7 +29,7 @@ def test_content_when_small_then_inline_and_whole(mailing: Session) -> None:
     found = made(mailing, TD, 1000)
     layout = write_layout(capture(TD).spec)
     assert found.is_inline
-    assert found.place is None
+    assert found.on_permit is None
     assert (found.message.fingerprint, list(found.message.message_nbytes)) == (b"f", [])
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     unpack(found.message.inline, layout.messages, FlatEnd(buffer))
@@ -61,15 +61,15 @@ def test_content_when_the_client_is_local_then_only_values_are_in_the_request(se
     assert found.is_inline
     assert (found.message.HasField("inline"), list(found.message.message_nbytes)) == (False, [])
     assert b"text" in found.message.values
-    assert found.place is not None
+    assert found.on_permit is not None
 
 
 def test_content_when_of_a_version_of_a_local_client_then_its_values_are_written_with_it(session: Session) -> None:
     td = TensorDict({"w": torch.ones(3)}, []).set_non_tensor("t", "text")
     found = session.mover.prepare([capture(td)], WriteTarget("x", b"f", is_packed=True))
     assert not found.message.values
-    assert found.place is not None
-    found.place(control_pb2.Accepted(path="stores/1.safetensors"))
+    assert found.on_permit is not None
+    found.on_permit(control_pb2.Accepted(path="stores/1.safetensors"))
     assert session.local is not None
     folder = session.local.root / "stores"
     assert b"text" in (folder / "1.values").read_bytes()

@@ -81,11 +81,11 @@ def test_disown_when_called_then_nobody_is_told_and_nothing_is_written() -> None
     def fail(_: object) -> NoReturn:
         pytest.fail("it was told")
 
-    pending = Pending(fail, on_silence=lambda: None, place=fail)
+    pending = Pending(fail, on_silence=lambda: None, on_permit=fail)
     pending.disown()
     pending.put(FAILURE)
     with pytest.raises(TransferAbortedError):
-        pending.grant(control_pb2.Accepted())
+        pending.write_in_place(control_pb2.Accepted())
 
 
 @pytest.mark.parametrize("is_in_time", [True, False])
@@ -145,61 +145,61 @@ def test_put_when_somebody_else_takes_the_answers_then_at_once() -> None:
     assert taken == [FAILURE]
 
 
-def test_grant_when_it_is_a_write_then_the_content_is_put_in_place() -> None:
+def test_permit_when_it_is_a_write_then_the_content_is_put_in_place() -> None:
     written = control_pb2.Written(columns=[b"c"])
     seen: list[control_pb2.Accepted] = []
 
-    def place(accepted: control_pb2.Accepted) -> control_pb2.Written:
+    def write(accepted: control_pb2.Accepted) -> control_pb2.Written:
         seen.append(accepted)
         return written
 
-    pending = Pending(on_silence=lambda: None, place=place)
+    pending = Pending(on_silence=lambda: None, on_permit=write)
     accepted = control_pb2.Accepted(uid="u")
-    assert pending.is_write
-    assert pending.grant(accepted) is written
+    assert pending.takes_permit
+    assert pending.write_in_place(accepted) is written
     assert seen == [accepted]
-    assert not Pending(on_silence=lambda: None).is_write
+    assert not Pending(on_silence=lambda: None).takes_permit
 
 
-def test_grant_when_the_caller_gave_up_before_then_nothing_is_written() -> None:
+def test_permit_when_the_caller_gave_up_before_then_nothing_is_written() -> None:
     seen: list[control_pb2.Accepted] = []
 
-    def place(accepted: control_pb2.Accepted) -> control_pb2.Written:
+    def write(accepted: control_pb2.Accepted) -> control_pb2.Written:
         seen.append(accepted)
         return control_pb2.Written()
 
-    pending = Pending(on_silence=lambda: None, place=place)
+    pending = Pending(on_silence=lambda: None, on_permit=write)
     pending.withdraw()
     pending.withdraw()
-    assert pending.is_write  # a grant that comes now is still answered
+    assert pending.takes_permit  # a permit that comes now is still answered
     with pytest.raises(TransferAbortedError, match="stopped waiting"):
-        pending.grant(control_pb2.Accepted())
+        pending.write_in_place(control_pb2.Accepted())
     assert seen == []
 
 
 def test_withdraw_when_the_content_is_being_written_then_returns_only_behind_that() -> None:
     begun, may_end, withdrawn = Event(), Event(), Event()
 
-    def place(accepted: control_pb2.Accepted) -> control_pb2.Written:
+    def write(accepted: control_pb2.Accepted) -> control_pb2.Written:
         begun.set()
         assert may_end.wait(WAIT_S)
         assert not withdrawn.is_set()
         return control_pb2.Written()
 
-    pending = Pending(on_silence=lambda: None, place=place)
+    pending = Pending(on_silence=lambda: None, on_permit=write)
 
     def withdraw() -> None:
         pending.withdraw()
         withdrawn.set()
 
     with ThreadPoolExecutor(1) as thread:
-        granting = thread.submit(pending.grant, control_pb2.Accepted())
+        writing = thread.submit(pending.write_in_place, control_pb2.Accepted())
         assert begun.wait(WAIT_S)
         withdrawing = Thread(target=withdraw)
         withdrawing.start()
         withdrawing.join(0.05)
         assert not withdrawn.is_set()
         may_end.set()
-        granting.result(WAIT_S)
+        writing.result(WAIT_S)
         withdrawing.join(WAIT_S)
     assert withdrawn.is_set()

@@ -235,7 +235,7 @@ def test_local_write_when_its_caller_gave_up_before_it_was_let_then_the_rows_are
     queue.extend(ROWS)  # full: what follows is let when there is room again
     content = control_pb2.Content(fingerprint=capture(ROWS[0]).spec.prepend((4,)).fingerprint)
     asked = control_pb2.ExtendRequest(store=name, num_rows=4, content=content, timeout_s=10.0)
-    given_up = local_session.send(4_000, extend=asked, place=lambda accepted: control_pb2.Written())
+    given_up = local_session.send(4_000, extend=asked, on_permit=lambda accepted: control_pb2.Written())
     given_up.withdraw()
     assert local_session.local is not None
     local_session.local.send(control_pb2.ClientMessage(request=4_002, extend=asked))  # nobody waits for it at all
@@ -282,7 +282,7 @@ def test_local_write_when_it_cannot_be_done_then_the_caller_is_told_why_and_the_
     content = control_pb2.Content(fingerprint=capture(ROWS[0]).spec.prepend((4,)).fingerprint)
     asked = control_pb2.ExtendRequest(store=name, num_rows=4, content=content, timeout_s=10.0)
     with pytest.raises(CapacityError, match="a disk"):
-        local_session.send(4_000, extend=asked, place=full).wait(10.0, "an extend")
+        local_session.send(4_000, extend=asked, on_permit=full).wait(10.0, "an extend")
     assert len(table.extend(ROWS)) == 4
 
 
@@ -295,7 +295,7 @@ def test_local_write_when_it_fails_by_a_fault_of_ours_then_the_session_ends_and_
     table = local_client.create_replay(name, ROWS[0], 4)
     content = control_pb2.Content(fingerprint=capture(ROWS[0]).spec.prepend((4,)).fingerprint)
     asked = control_pb2.ExtendRequest(store=name, num_rows=4, content=content, timeout_s=10.0)
-    pending = local_session.send(4_000, extend=asked, place=broken)
+    pending = local_session.send(4_000, extend=asked, on_permit=broken)
     with pytest.raises(LocalProtocolError, match="see the log"):
         pending.wait(10.0, "an extend")
     assert local_session.is_lost
