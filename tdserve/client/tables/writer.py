@@ -97,7 +97,7 @@ class ReplayWriter:
         self._has_values = bool(spec.values)
         self._settings = handle.settings
         self.policy_version = policy_version
-        self._has_priority = "priority" in handle.settings.columns
+        self._uses_priority = handle.settings.uses_priority
         self._allows_pickle: bool = handle._client.allow_pickle
         self._reader = RowReader(spec, store=table.name, allow_pickle=self._allows_pickle)
         self._sender = RowSender(
@@ -173,7 +173,7 @@ class ReplayWriter:
             WriterFailedError: Rows could not be stored; every later call raises it too.
             ClosedError: The writer was closed.
         """
-        if priority is not None and not self._has_priority:
+        if priority is not None and not self._uses_priority:
             reason = f"table {self.name!r} has neither a sampler nor a remover that uses priorities"
             raise InvalidRequestError(argument="priority", reason=reason)
         leaves, values = self._reader.read(td)

@@ -13,7 +13,6 @@ from tdserve.messages.row_numbers import sort_unique
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.conditional_selectors import ConditionalSelectors
 from tdserve.rules.replay.live_rows import Rows
-from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.selector import Drawn, Selector
 from tdserve.rules.replay.settings import Settings
 
@@ -45,9 +44,8 @@ class Drawing:
         self._columns = columns
         self._selectors = selectors
         self._max_times = settings.max_times_sampled
-        self._added = list_added_columns(settings)
-        self._counts_samples = "times_sampled" in self._added
-        self._has_priority = "priority" in self._added
+        self._counts_samples = settings.counts_samples
+        self._uses_priority = settings.uses_priority
 
     def draw(
         self,
@@ -140,7 +138,7 @@ class Drawing:
         if self._counts_samples:
             np.add.at(self._columns.times_sampled, rows, 1)
             columns["times_sampled"] = self._columns.times_sampled[rows]
-        if self._has_priority and "priority" not in columns:
+        if self._uses_priority and "priority" not in columns:
             columns["priority"] = self._columns.priority[rows].astype(np.float32)
         if self._selectors.staleness is not None:
             columns[POLICY_VERSION_KEY] = self._selectors.staleness.get_versions(rows)

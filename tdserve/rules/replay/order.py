@@ -24,7 +24,6 @@ class Fifo(Sampler):
     """
 
     kind: ClassVar[str] = "fifo"
-    columns: ClassVar[tuple[str, ...]] = ("sequence",)
     is_ordered: ClassVar[bool] = True
     is_ring: ClassVar[bool] = True
 
@@ -42,7 +41,6 @@ class Lifo(Sampler):
     there are enough."""
 
     kind: ClassVar[str] = "lifo"
-    columns: ClassVar[tuple[str, ...]] = ("sequence",)
     is_ordered: ClassVar[bool] = True
 
     def make_selector(self, columns: RowColumns, capacity: int) -> OrderSelector:

@@ -44,7 +44,8 @@ class Prioritized(Sampler):
     eps: float = 1e-8
 
     kind: ClassVar[str] = "prioritized"
-    columns: ClassVar[tuple[str, ...]] = ("priority", "times_sampled")
+    uses_priority: ClassVar[bool] = True
+    counts_samples: ClassVar[bool] = True
     adds: ClassVar[tuple[str, ...]] = ("priority", "probability", "priority_weight")
     is_independent: ClassVar[bool] = True
 

@@ -39,12 +39,12 @@ class Remover(Protocol):
 
     Attributes:
         kind: Its name in JSON.
-        columns: Names of the columns that its evictor, if it has one, reads.
-        is_ring: Whether the oldest rows go: the ring does that itself, and keeps no columns for it.
+        uses_priority: Whether its evictor reads priorities, as for a sampler.
+        is_ring: Whether the oldest rows go: the ring does that itself.
     """
 
     kind: ClassVar[str]
-    columns: ClassVar[tuple[str, ...]]
+    uses_priority: ClassVar[bool]
     is_ring: ClassVar[bool]
 
     def make_evictor(self, columns: RowColumns, capacity: int) -> Evictor | None:
@@ -56,7 +56,7 @@ class LowestPriority:
     """Overwrites the rows of the lowest priority. The order of equal ones is undefined."""
 
     kind: ClassVar[str] = "lowest_priority"
-    columns: ClassVar[tuple[str, ...]] = ("priority",)
+    uses_priority: ClassVar[bool] = True
     is_ring: ClassVar[bool] = False
 
     def make_evictor(self, columns: RowColumns, capacity: int) -> LowestEvictor:

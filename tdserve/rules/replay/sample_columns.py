@@ -13,5 +13,10 @@ def list_added_columns(settings: Settings, *, is_grouped: bool = False) -> tuple
         is_grouped: Whether the sample is of whole groups, instead of the sampler's draw.
     """
     names = set() if is_grouped else set(settings.sampler.adds)
-    names.update({"priority", "times_sampled", POLICY_VERSION_KEY} & set(settings.columns))
+    if settings.uses_priority:
+        names.add("priority")
+    if settings.counts_samples:
+        names.add("times_sampled")
+    if settings.policy:
+        names.add(POLICY_VERSION_KEY)
     return tuple(name for name in ADDED_DTYPES if name in names)

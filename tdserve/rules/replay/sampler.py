@@ -21,8 +21,11 @@ class Sampler(ABC):
 
     Attributes:
         kind: Its name in JSON.
-        columns: Names of the columns that a table keeps for it.
-        adds: Keys of ``ADDED_DTYPES`` that a sample has beside its rows, see :class:`Drawn`.
+        uses_priority: Whether its selector reads priorities: then the table keeps them, and callers may change them.
+        counts_samples: Whether the table counts how often each row was sampled.
+        adds: Keys that a sample has beside its rows, see :class:`Drawn`. A new one gets its dtype in ``ADDED_DTYPES``,
+            stands in ``RESERVED_KEYS`` if readers see it (both in :mod:`tdserve.messages.content`), and is described in
+            §5.3 of the protocol book.
         is_independent: Whether each row is drawn on its own, so that several batches may be drawn as one.
         is_ordered: Whether the order of a sample's rows matters.
         keeps_epoch: Whether its selector remembers what it returned. Such a selector must not be rebuilt while it is in
@@ -32,7 +35,8 @@ class Sampler(ABC):
     """
 
     kind: ClassVar[str]
-    columns: ClassVar[tuple[str, ...]] = ()
+    uses_priority: ClassVar[bool] = False
+    counts_samples: ClassVar[bool] = False
     adds: ClassVar[tuple[str, ...]] = ()
     is_independent: ClassVar[bool] = False
     is_ordered: ClassVar[bool] = False

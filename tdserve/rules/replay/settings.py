@@ -10,7 +10,7 @@ from typing import Any
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.base.ids import check_store_name, check_text
 from tdserve.base.integers import check_integer
-from tdserve.messages.content import POLICY_VERSION_KEY
+from tdserve.messages.content import ADDED_DTYPES
 from tdserve.rules.replay.limiter import Limiter, MinSize, Queue, SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
@@ -59,6 +59,10 @@ class Settings:
             if type(value) not in classes.values():
                 known = ", ".join(cls.__name__ for cls in classes.values())
                 raise NotSupportedError(feature=f"{part} {value!r}", reason=f"there is {known}")
+        unknown = [key for key in self.sampler.adds if key not in ADDED_DTYPES]
+        if unknown:
+            reason = f"it adds {unknown[0]!r} to samples, which can have {', '.join(ADDED_DTYPES)}"
+            raise NotSupportedError(feature=f"sampler {self.sampler!r}", reason=reason)
         object.__setattr__(self, "max_times_sampled", check_integer("max_times_sampled", self.max_times_sampled, 0))
         if not isinstance(self.is_queue, bool):
             raise InvalidRequestError(argument="is_queue", reason=f"{self.is_queue!r} is not a bool")
@@ -88,16 +92,14 @@ class Settings:
         )
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns that a table with these settings keeps, sorted."""
-        names = set(self.sampler.columns)
-        if not self.remover.is_ring:
-            names.update(self.remover.columns)
-        if self.max_times_sampled:
-            names.add("times_sampled")
-        if self.policy:
-            names.add(POLICY_VERSION_KEY)
-        return tuple(sorted(names))
+    def uses_priority(self) -> bool:
+        """Whether the table keeps priorities of its rows."""
+        return self.sampler.uses_priority or self.remover.uses_priority
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether the table counts how often each row was sampled."""
+        return self.sampler.counts_samples or bool(self.max_times_sampled)
 
     @property
     def rule_keys(self) -> tuple[tuple[str, ...], ...]:

@@ -66,7 +66,6 @@ class Slices(Sampler):
     strict_length: bool = True
 
     kind: ClassVar[str] = "slices"
-    columns: ClassVar[tuple[str, ...]] = ("sequence", "previous", "is_end")
     adds: ClassVar[tuple[str, ...]] = (SLICE_END_KEY,)
     uses_trajectories: ClassVar[bool] = True
 

@@ -86,9 +86,9 @@ class Table(TableState):
         where = compact(rows)
         columns.sequence[where] = np.arange(self._last_sequence + 1, self._last_sequence + 1 + len(rows))
         self._last_sequence += len(rows)
-        if "times_sampled" in self._needs:
+        if self._counts_samples:
             columns.times_sampled[where] = 0
-        if "priority" in self._needs:
+        if self._uses_priority:
             if arrival.priorities is None:
                 columns.priority[where] = self._highest
             else:
@@ -343,7 +343,7 @@ class Table(TableState):
 
     def check_update(self, rows: Rows, priorities: NDArray[Any], generations: NDArray[np.uint32] | None) -> None:
         """Raises as ``update_priority`` does, and changes nothing."""
-        if "priority" not in self._needs:
+        if not self._uses_priority:
             raise InvalidRequestError(
                 argument="priority", reason=f"the sampler of table {self.name!r} has no priorities"
             )

@@ -126,10 +126,10 @@ class TableState:
         self._reset_inserts = int(state.get("reset_inserts", 0))
         self._changed_settings = str(state.get("settings", ""))
         self._highest = float(state.get("highest_priority", 1.0))
-        self._needs = frozenset(settings.columns)
+        self._uses_priority, self._counts_samples = settings.uses_priority, settings.counts_samples
         self._evictor = settings.remover.make_evictor(self.columns, ring.capacity)
         live = ring.list_live_rows()
-        if "priority" in self._needs and len(live):  # updates are only in the column, not on record
+        if self._uses_priority and len(live):  # updates are only in the column, not on record
             self._highest = max(self._highest, float(self.columns.priority[live].max()))
         if settings.sampler.uses_trajectories:
             self.columns.trajectories = Trajectories(self.columns, ring.capacity)

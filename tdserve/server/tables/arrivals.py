@@ -69,7 +69,7 @@ def decode_arrival(entry: OpenedStore, client_id: bytes, asked: control_pb2.Exte
         ends = decode_column("ends", read_list(asked.ends), "?", num_rows)
     priorities = None
     if asked.HasField("priorities"):
-        if "priority" not in table.settings.columns:
+        if not table.settings.uses_priority:
             reason = f"table {entry.name!r} has neither a sampler nor a remover that uses priorities"
             raise InvalidRequestError(argument="priority", reason=reason)
         content = read_list(asked.priorities)

@@ -17,7 +17,7 @@ def test_fifo_when_asked_for_an_evictor_then_the_ring_is_the_rule() -> None:
 def test_lowest_priority_when_compared_then_equal_as_settings_must_be() -> None:
     remover: Remover = LowestPriority()
     assert remover == LowestPriority()
-    assert (remover.kind, remover.columns) == ("lowest_priority", ("priority",))
+    assert (remover.kind, remover.uses_priority) == ("lowest_priority", True)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,6 +9,7 @@ from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
+from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.sampler import Uniform
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import Slices
@@ -109,23 +110,19 @@ def test_to_json_when_numbers_have_their_default_then_they_are_left_out() -> Non
 
 
 @pytest.mark.parametrize(
-    ("settings", "columns"),
+    ("settings", "uses_priority", "counts_samples"),
     [
-        (Settings(), ()),
-        (Settings(sampler=Fifo()), ("sequence",)),
-        (Settings(sampler=Lifo(), remover=LowestPriority()), ("priority", "sequence")),
-        (Settings(sampler=Prioritized()), ("priority", "times_sampled")),
-        (Settings(max_times_sampled=2), ("times_sampled",)),
-        (Settings(sampler=WithoutReplacement(), max_times_sampled=2), ("times_sampled",)),
+        (Settings(), False, False),
+        (Settings(sampler=Lifo(), remover=LowestPriority()), True, False),
+        (Settings(sampler=Prioritized()), True, True),
+        (Settings(max_times_sampled=2), False, True),
+        (Settings(sampler=WithoutReplacement(), max_times_sampled=2), False, True),
     ],
 )
-def test_columns_when_asked_then_what_the_parts_need(settings: Settings, columns: tuple[str, ...]) -> None:
-    assert settings.columns == columns
-
-
-def test_columns_when_slices_are_drawn_then_the_trajectories_are_kept() -> None:
-    assert set(Slices.columns) <= set(Settings(sampler=Slices(slice_len=4)).columns)
-    assert "sequence" in Settings(sampler=Slices(slice_len=4)).columns
+def test_columns_when_asked_then_what_the_parts_need(
+    settings: Settings, uses_priority: bool, counts_samples: bool
+) -> None:
+    assert (settings.uses_priority, settings.counts_samples) == (uses_priority, counts_samples)
 
 
 def test_check_when_a_part_never_fits_the_table_then_refused() -> None:
@@ -155,8 +152,8 @@ def test_with_limiter_when_given_one_then_the_rest_stays() -> None:
 
 
 def test_policy_when_named_then_rows_have_a_column_and_it_must_be_a_name() -> None:
-    assert "policy_version" in Settings(policy="p").columns
-    assert ("policy_version" in Settings().columns, "policy" in Settings().to_json()) == (False, False)
+    assert list_added_columns(Settings(policy="p")) == ("policy_version",)
+    assert (list_added_columns(Settings()), "policy" in Settings().to_json()) == ((), False)
     for policy in ("a/b", None, 3):
         with pytest.raises(InvalidRequestError):
             Settings(policy=policy)  # type: ignore[arg-type]

@@ -147,7 +147,7 @@ class _AgainstAModel(RuleBasedStateMachine):
             left = [self.rows[n].priority for n in before - gone if not self.rows[n].is_held]
             assert max(self.rows[number].priority for number in gone) <= min(left, default=np.inf)
         self._drop(sorted(gone))
-        needs = "priority" in self.settings.columns and priority is not None
+        needs = self.settings.uses_priority and priority is not None
         priorities = np.full(num_rows, float(priority or 0)) if needs else None
         self.open.append((reservation, Arrival(priorities=priorities, keys=keys)))
 
@@ -321,7 +321,7 @@ class _AgainstAModel(RuleBasedStateMachine):
 
     @rule(numbers=_numbers, priority=st.integers(0, 9), age=st.sampled_from([0, 2]))
     def update_priority(self, numbers: list[int], priority: int, age: int) -> None:
-        if "priority" not in self.settings.columns:
+        if not self.settings.uses_priority:
             return
         rows, values = np.array(numbers), np.full(len(numbers), float(priority))
         skipped = self.table.update_priority(rows, values, (self.generations[rows] // 2 * 2 - age).astype(np.uint32))
@@ -393,9 +393,9 @@ class _AgainstAModel(RuleBasedStateMachine):
         for number in there:
             row = self.rows[number]
             assert table.columns.sequence[number] == row.sequence
-            if "priority" in self.settings.columns:
+            if self.settings.uses_priority:
                 assert table.columns.priority[number] == row.priority
-            if "times_sampled" in self.settings.columns:
+            if self.settings.counts_samples:
                 assert table.columns.times_sampled[number] == row.num_times
 
 

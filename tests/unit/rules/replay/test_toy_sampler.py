@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from tdserve.base.errors import NotSupportedError
 from tdserve.rules.replay import settings as replay_settings
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
@@ -25,7 +26,7 @@ class Every(Sampler):
     step: int
 
     kind: ClassVar[str] = "every"
-    columns: ClassVar[tuple[str, ...]] = ("priority",)
+    uses_priority: ClassVar[bool] = True
     adds: ClassVar[tuple[str, ...]] = ("priority",)
     is_ordered: ClassVar[bool] = True
 
@@ -71,8 +72,14 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_when_of_a_new_sampler_then_they_come_back_from_their_text() -> None:
     settings = Settings(sampler=Every(step=2))
     assert Settings.from_json(settings.to_json()) == settings
-    assert settings.columns == ("priority",)
+    assert settings.uses_priority
     assert list_added_columns(settings) == ("priority",)
+
+
+def test_settings_when_a_sampler_adds_an_unknown_key_then_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Every, "adds", ("priority", "height"))
+    with pytest.raises(NotSupportedError, match="'height'"):
+        Settings(sampler=Every(step=2))
 
 
 def test_sample_when_by_a_new_sampler_then_drawn_by_it() -> None:
