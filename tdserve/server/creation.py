@@ -169,7 +169,7 @@ def _make_record(name: str, kind: StoreKind, spec: Spec, request: control_pb2.Cr
         )
     settings = Settings.from_json(request.settings, min_size=request.min_size or 1)
     settings.check(request.capacity)
-    for key in settings.rule_keys:
+    for key in settings.sampler.trajectory_keys:
         if key not in dict(spec.tensors):
             raise KeyNotFoundError(store=name, key=".".join(key))
     return StoreRecord(

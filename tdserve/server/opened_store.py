@@ -155,7 +155,7 @@ class OpenedStore:
         """Leaves whose bytes the rules of a replay table read."""
         if self.table is None:
             return ()
-        return tuple(dict.fromkeys((*self.table.settings.rule_keys, *self.group_keys)))
+        return tuple(dict.fromkeys((*self.table.settings.sampler.trajectory_keys, *self.group_keys)))
 
     @property
     def leaf_names(self) -> list[str]:

@@ -36,7 +36,7 @@ def create_table(
             reason = "all rows share it; put it into a store of its own"
             raise NotSupportedError(feature=f"an UnbatchedTensor at key {quote(path)} of table {name!r}", reason=reason)
     spec = declare_ragged(captured.spec, captured.values, ragged, store=name)
-    for key in settings.rule_keys:
+    for key in settings.sampler.trajectory_keys:
         spec.find(key, store=name)
     request = options.request(name, spec, control_pb2.STORE_KIND_REPLAY)
     request.capacity, request.settings = capacity, settings.to_json()

@@ -20,7 +20,6 @@ from tdserve.rules.replay.plans import NO_ROWS
 from tdserve.rules.replay.row_mask import RowMask
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.slices import SliceSelector
 from tdserve.rules.replay.staleness import Staleness
 from tdserve.rules.replay.written_keys import WrittenKeys
 
@@ -110,8 +109,7 @@ class ConditionalSelectors:
     @property
     def longest_slice(self) -> int:
         """Returns the rows of the longest slices that are drawn; 1 if none are."""
-        selectors = (each for each in self._selectors.values() if isinstance(each, SliceSelector))
-        return max((selector.longest for selector in selectors), default=1)
+        return max(selector.longest_slice for selector in self._selectors.values())
 
     def describe_missing(self, conditions: SampleConditions, names: Sequence[str]) -> str:
         """Returns which leaves that a sample requires are missing in how many rows; "" if none is.
@@ -208,16 +206,16 @@ class ConditionalSelectors:
         selector = self._selectors.get(conditions)
         if selector is None or conditions in self._oldest:
             return False
-        return not (num_rows and isinstance(selector, SliceSelector) and selector.lacks(num_rows))
+        return not (num_rows and selector.lacks(num_rows))
 
     def grow_in_pieces(
         self, conditions: SampleConditions, selector: Selector, *, piece_rows: int = GROWING_ROWS
     ) -> Generator[None]:
         """Adds the rows of some conditions to their selector, a piece at a time; then :meth:`get` has it.
 
-        Rows come, go and change meanwhile. Changes of rows below a mark, which were visited, are applied to the new
-        selector as to the others; rows above it are visited later, in their state of then. Only one selector grows at a
-        time. If the policy changes meanwhile, it is dropped, and :meth:`get` makes it.
+        Rows come, go and change meanwhile. Rows below ``_Growing.end`` get every later change; rows above it are read
+        when their turn comes. Only one selector grows at a time. If the policy changes meanwhile, it is dropped, and
+        :meth:`get` makes it.
 
         Args:
             conditions: Those of its samples.

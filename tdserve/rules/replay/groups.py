@@ -9,7 +9,7 @@ from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import LiveRows, Rows
 from tdserve.rules.replay.parted_dict import PartedDict
-from tdserve.rules.replay.selector import Drawn
+from tdserve.rules.replay.selector import Drawn, Selector
 
 _NONE = -1
 
@@ -17,7 +17,7 @@ _NONE = -1
 _MAX_STEPS = 512
 
 
-class GroupSelector:
+class GroupSelector(Selector):
     """A selector that draws different complete groups, each with the same probability.
 
     A group is complete if at least ``group_size`` of its rows are members; a sample takes its ``group_size`` oldest,
@@ -119,9 +119,6 @@ class GroupSelector:
         for value in self._id_of_group[empty].tolist():
             del self._group_of_id.find_part(value)[value]
         self._unused.extend(empty.tolist())
-
-    def update(self, rows: Rows) -> None:
-        """Does nothing: priorities do not matter here."""
 
     def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Chooses ``num_rows / group_size`` different groups; None if fewer are complete.

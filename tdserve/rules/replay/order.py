@@ -12,7 +12,7 @@ from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.ordered_rows import OrderedRows
 from tdserve.rules.replay.sampler import Sampler
-from tdserve.rules.replay.selector import Drawn
+from tdserve.rules.replay.selector import Drawn, Selector
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Lifo(Sampler):
         return OrderSelector(columns, capacity, is_newest_first=True)
 
 
-class OrderSelector:
+class OrderSelector(Selector):
     """The selector of :class:`Fifo` and :class:`Lifo`; methods as in :class:`~tdserve.rules.replay.selector.Selector`.
 
     A row that was drawn stays a member. One that was removed and comes back takes its old place.
@@ -78,9 +78,6 @@ class OrderSelector:
     def remove(self, rows: Rows) -> None:
         """Removes those rows that are members."""
         self._rows.remove(rows)
-
-    def update(self, rows: Rows) -> None:
-        """Does nothing: priorities do not matter here."""
 
     def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Returns the first rows in this order; None if there are fewer.

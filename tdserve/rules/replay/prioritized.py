@@ -14,7 +14,7 @@ from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows, compact
 from tdserve.rules.replay.priorities import PriorityTree
 from tdserve.rules.replay.sampler import Sampler
-from tdserve.rules.replay.selector import Drawn
+from tdserve.rules.replay.selector import Drawn, Selector
 
 # A large priority to a large power is no finite float. Any table has a finite sum of weights up to this one.
 _MAX_WEIGHT = 1e288
@@ -58,7 +58,7 @@ class Prioritized(Sampler):
         return PrioritizedSelector(self, columns, capacity)
 
 
-class PrioritizedSelector:
+class PrioritizedSelector(Selector):
     """The selector of :class:`Prioritized`; methods as in :class:`~tdserve.rules.replay.selector.Selector`."""
 
     def __init__(self, sampler: Prioritized, columns: RowColumns, capacity: int) -> None:

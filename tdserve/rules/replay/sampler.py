@@ -1,6 +1,7 @@
 """Samplers: how a sample's rows are chosen. A sampler is a setting; its selector does the work.
 
-A new sampler is a class in a module of its own and an entry in ``RULES`` of :mod:`tdserve.rules.replay.settings`.
+A new sampler is a class in a module of its own and an entry in ``RULES`` of :mod:`tdserve.rules.replay.settings`. To
+export it, add a line to ``tdserve/__init__.py`` and one to its stub, ``__init__.pyi``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Sampler(ABC):
         adds: Keys that a sample has beside its rows, see :class:`Drawn`. A new one gets its dtype in ``ADDED_DTYPES``,
             stands in ``RESERVED_KEYS`` if readers see it (both in :mod:`tdserve.messages.content`), and is described in
             §5.3 of the protocol book.
-        is_independent: Whether each row is drawn on its own, so that several batches may be drawn as one.
+        is_independent: Whether each row is drawn on its own, so that several batches may be drawn as one. A batch of a
+            sampler that is neither this, nor ordered, nor keeps an epoch is one unit, see :meth:`compute_unit`.
         is_ordered: Whether the order of a sample's rows matters.
         keeps_epoch: Whether its selector remembers what it returned. Such a selector must not be rebuilt while it is in
             use, and refuses samples of more rows than it has.
@@ -49,14 +51,14 @@ class Sampler(ABC):
         return True
 
     @property
-    def rule_keys(self) -> tuple[tuple[str, ...], ...]:
-        """Keys of the rows that it reads."""
+    def trajectory_keys(self) -> tuple[tuple[str, ...], ...]:
+        """Key of the rows, or none, by which a table tells the trajectories apart that the sampler uses; every row must
+        have it."""
         return ()
 
     @property
     def marks_ends(self) -> bool:
-        """Whether the rows have at these keys whether a trajectory ends there, and not to which trajectory they
-        belong."""
+        """Whether the key holds an end-of-trajectory flag. False: it holds a trajectory id."""
         return False
 
     def check(self, capacity: int) -> None:  # noqa: B027 (most refuse nothing)
@@ -78,7 +80,11 @@ class Sampler(ABC):
 
     @abstractmethod
     def make_selector(self, columns: RowColumns, capacity: int) -> Selector:
-        """Returns an empty selector; a table may have several of one sampler."""
+        """Returns an empty selector; a table may have several of one sampler.
+
+        For a table of very many rows this may run in a thread, and the rows are then added a piece at a time, between
+        other calls of the selector.
+        """
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ class Uniform(Sampler):
         return UniformSelector(capacity)
 
 
-class UniformSelector:
+class UniformSelector(Selector):
     """The selector of :class:`Uniform`; methods as in :class:`~tdserve.rules.replay.selector.Selector`."""
 
     def __init__(self, capacity: int) -> None:
@@ -119,9 +125,6 @@ class UniformSelector:
     def remove(self, rows: Rows) -> None:
         """Removes those rows that are members."""
         self._live.remove(self._live.select_members(rows))
-
-    def update(self, rows: Rows) -> None:
-        """Does nothing: priorities do not matter here."""
 
     def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Returns rows, each drawn on its own; None if there are none."""

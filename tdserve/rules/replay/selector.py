@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,22 +25,59 @@ class Drawn(NamedTuple):
     columns: dict[str, NDArray[Any]]
 
 
-class Selector(Protocol):
-    """The rows of a table that may be drawn now. Every operation is vectorised over its rows."""
+class Preparation(Protocol):
+    """Work of a selector over all rows before it can draw samples of a new size. Other calls may do anything meanwhile.
 
+    Attributes:
+        dropped: What it has made superfluous, for a thread to free it.
+    """
+
+    dropped: list[Any]
+
+    def search(self) -> None:
+        """Does the work that takes long; meant for a thread."""
+
+    def finish_in_pieces(self) -> Iterator[None]:
+        """Finishes it, a piece at a time, by what has changed since it began."""
+
+
+class Selector(ABC):
+    """The rows of a table that may be drawn now. Every operation is vectorised over its rows.
+
+    For a table of very many rows, rows are added to a new selector a piece at a time, between other calls.
+    """
+
+    @abstractmethod
     def __len__(self) -> int:
         """Returns the number of members."""
 
+    @abstractmethod
     def add(self, rows: Rows) -> None:
         """Adds rows, each once and none a member; their columns are already written."""
 
+    @abstractmethod
     def remove(self, rows: Rows) -> None:
         """Removes rows, each named once; rows that are not members are ignored."""
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: Rows) -> None:  # noqa: B027 (priorities matter to few)
         """Notes that the priorities of these rows, each named once, have changed; rows that are not members are
         ignored."""
 
+    @property
+    def longest_slice(self) -> int:
+        """Rows that follow each other in the longest slice it draws; 1: it draws no slices."""
+        return 1
+
+    def lacks(self, num_rows: int) -> bool:
+        """Returns whether a sample of so many rows costs a pass over the table, unless :meth:`prepare` is called."""
+        return False
+
+    def prepare(self, num_rows: int) -> Preparation | None:
+        """Begins to prepare for samples of so many rows; returns None if it does not lack anything for them. Of several
+        preparations only the last counts."""
+        return None
+
+    @abstractmethod
     def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Chooses ``num_rows`` rows, at least 1; None if that has to wait for other rows.
 

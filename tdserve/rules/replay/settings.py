@@ -28,7 +28,8 @@ RULES: dict[str, dict[str, type[Any]]] = {
     "limiter": {cls.kind: cls for cls in (MinSize, SampleToInsertRatio, Queue)},
 }
 """The classes of each part of the settings, by their names in JSON. A new sampler, remover or limiter is registered
-here, and exported by tdserve/__init__.py and its stub, __init__.pyi; nothing else names it."""
+here, and exported by tdserve/__init__.py and its stub, __init__.pyi; nothing else has to name it. What can order a
+queue or an epoch of a dataset is listed where these are made: in ``Client.create_queue`` and in ``epochs``."""
 
 _DEFAULTS: dict[str, Any] = {"max_times_sampled": 0, "is_queue": False, "policy": ""}
 
@@ -88,7 +89,7 @@ class Settings:
         return (
             self.remover.is_ring
             and self.may_join_extends
-            and not (self.rule_keys or self.sampler.uses_trajectories or self.max_times_sampled or self.policy)
+            and not (self.sampler.uses_trajectories or self.max_times_sampled or self.policy)
         )
 
     @property
@@ -100,11 +101,6 @@ class Settings:
     def counts_samples(self) -> bool:
         """Whether the table counts how often each row was sampled."""
         return self.sampler.counts_samples or bool(self.max_times_sampled)
-
-    @property
-    def rule_keys(self) -> tuple[tuple[str, ...], ...]:
-        """Keys of the rows that the sampler's rule reads; every row must have them."""
-        return self.sampler.rule_keys
 
     def check(self, capacity: int) -> None:
         """Refuses settings that would never let any row through in a table of ``capacity`` rows.

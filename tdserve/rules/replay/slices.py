@@ -17,7 +17,7 @@ from tdserve.messages.row_numbers import PIECE_ROWS, sort_unique
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import LiveRows, Rows
 from tdserve.rules.replay.sampler import Sampler
-from tdserve.rules.replay.selector import Drawn
+from tdserve.rules.replay.selector import Drawn, Selector
 from tdserve.rules.replay.trajectories import MAX_ALONE, Trajectories
 
 _NONE = -1
@@ -94,7 +94,7 @@ class Slices(Sampler):
         return self.end_key is not None
 
     @property
-    def rule_keys(self) -> tuple[tuple[str, ...], ...]:
+    def trajectory_keys(self) -> tuple[tuple[str, ...], ...]:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return tuple((key,) if isinstance(key, str) else key for key in (self.end_key, self.trajectory_key) if key)
 
@@ -160,39 +160,76 @@ class _Starts(LiveRows):
         self.remove(self.select_members(sort_unique(rows)))
 
 
-class Search:
-    """A search for the starts of slices of one length that a thread makes.
+class _Changes:
+    """What has happened to the starts of slices of one length since a search for them began.
 
     Attributes:
         length: Rows of a slice.
-        found: The starts, once it has ended.
-        changes: Rows that became starts meanwhile, or are none any more, in this order.
-        dropped: The starts of other lengths that were dropped for these, for a thread to free them.
+        steps: Rows that became starts, or are none any more, in this order.
     """
-
-    found: _Starts
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self.changes: deque[tuple[Rows, bool]] = deque()
-        self.dropped: list[LiveRows] = []
+        self.steps: deque[tuple[Rows, bool]] = deque()
 
     def include(self, rows: Rows) -> None:
         """Notes that rows became starts, or are some already."""
-        self.changes.append((rows, True))
+        self.steps.append((rows, True))
 
     def discard(self, rows: Rows) -> None:
         """Notes that rows are no starts."""
-        self.changes.append((rows, False))
+        self.steps.append((rows, False))
 
 
-class SliceSelector:
+class Search:
+    """A search for the starts of slices of one length, see :class:`~tdserve.rules.replay.selector.Preparation`.
+
+    Args:
+        selector: Whose starts these are.
+        changes: Noted by the selector from now on.
+
+    Attributes:
+        dropped: The starts of other lengths that were dropped for these.
+    """
+
+    def __init__(self, selector: SliceSelector, changes: _Changes) -> None:
+        self.dropped: list[LiveRows] = []
+        self._selector = selector
+        self._changes = changes
+        self._found: _Starts | None = None
+
+    @property
+    def length(self) -> int:
+        """Rows of a slice."""
+        return self._changes.length
+
+    def search(self) -> None:
+        """Passes over the table; meant for a thread, while rows may come and go."""
+        self._found = self._selector.build_starts(self.length)
+
+    def finish_in_pieces(self) -> Iterator[None]:
+        """Applies the changes to what was found, a piece at a time; other calls may do anything in between. Then a draw
+        has the starts, unless another search has begun meanwhile."""
+        num_rows, found, steps = 0, self._found, self._changes.steps
+        while found is not None and self._selector.notes(self._changes):
+            if not steps:
+                self.dropped += self._selector.keep_starts(self.length, found)
+                return
+            rows, are_starts = steps.popleft()
+            (found.include if are_starts else found.discard)(rows)
+            num_rows += len(rows)
+            if num_rows > PIECE_ROWS:
+                num_rows = 0
+                yield
+
+
+class SliceSelector(Selector):
     """The members of a table or of one of its selectors, and the starts of slices for each length in use.
 
     A row begins a slice if it and enough rows after it, along the links of its trajectory, are all members. Rows must
     be linked before they are added, and removed before their links are cut. Adding and removing costs the rows times
     the longest length in use, about 4 µs a step for few rows; a new length costs a pass over the table, which a thread
-    can make, see :meth:`begin`.
+    can make, see :meth:`prepare`.
 
     Args:
         setting: The sampler.
@@ -213,7 +250,7 @@ class SliceSelector:
         # One entry more than rows, for the number -1: it stands for no row, and is not a member.
         self._is_member: NDArray[np.bool_] = np.zeros(capacity + 1, np.bool_)
         self._starts: dict[int, _Starts] = {}
-        self._search: Search | None = None
+        self._changes: _Changes | None = None
         if setting.slice_len is not None:
             self._starts_of(setting.slice_len)
 
@@ -224,8 +261,8 @@ class SliceSelector:
         return f"<SliceSelector {self._num_members} members, starts of {[*self._starts]}>"
 
     @property
-    def longest(self) -> int:
-        """Returns the rows of the longest slices in use; 1 if there are none."""
+    def longest_slice(self) -> int:
+        """Rows of the longest slices in use; 1 if there are none."""
         return max(self._starts, default=1)
 
     def list_starts(self, length: int) -> Rows:
@@ -255,9 +292,6 @@ class SliceSelector:
         self._num_members -= len(rows)
         self._lose_starts(rows)
 
-    def update(self, rows: Rows) -> None:
-        """Does nothing: priorities do not matter here."""
-
     def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Chooses slices; None if none begins anywhere. ``slice_end`` is true on the last row of each.
 
@@ -284,39 +318,22 @@ class SliceSelector:
         return Drawn(rows[rows != _NONE], {"slice_end": is_end})
 
     def lacks(self, num_rows: int) -> bool:
-        """Returns whether a sample of so many rows costs a pass over the table."""
+        """See :class:`~tdserve.rules.replay.selector.Selector`."""
         try:
             return self._length_of(num_rows) not in self._starts
         except InvalidRequestError:
             return False  # the draw says why
 
-    def begin(self, num_rows: int) -> Search:
-        """Begins to find the starts of a sample of so many rows: from here on changes are noted.
+    def prepare(self, num_rows: int) -> Search | None:
+        """See :class:`~tdserve.rules.replay.selector.Selector`."""
+        if not self.lacks(num_rows):
+            return None
+        self._changes = _Changes(self._length_of(num_rows))
+        return Search(self, self._changes)
 
-        Then comes :meth:`search`, while rows may come and go, and :meth:`finish_in_pieces`. Of several searches only
-        the last counts.
-        """
-        self._search = Search(self._length_of(num_rows))
-        return self._search
-
-    def search(self, search: Search) -> None:
-        """Passes over the table; meant for a thread."""
-        search.found = self._build(search.length)
-
-    def finish_in_pieces(self, search: Search) -> Iterator[None]:
-        """Applies what has changed since :meth:`begin` to what was found, a piece at a time; other calls may do
-        anything in between. Then a draw has the starts."""
-        num_rows = 0
-        while self._search is search:
-            if not search.changes:
-                search.dropped += self._keep(search.length, search.found)
-                return
-            rows, are_starts = search.changes.popleft()
-            (search.found.include if are_starts else search.found.discard)(rows)
-            num_rows += len(rows)
-            if num_rows > PIECE_ROWS:
-                num_rows = 0
-                yield
+    def notes(self, changes: _Changes) -> bool:
+        """Returns whether changes are still noted there: no other search has begun, and the starts are missing."""
+        return self._changes is changes
 
     def _length_of(self, num_rows: int) -> int:
         """Returns the length of slices in a sample; nothing is longer than the table, so all such lengths are one."""
@@ -327,18 +344,18 @@ class SliceSelector:
         length = min(length, self._capacity + 1)
         starts = self._starts.pop(length, None)
         if starts is None:
-            starts = self._build(length)
-        self._keep(length, starts)
+            starts = self.build_starts(length)
+        self.keep_starts(length, starts)
         return starts
 
-    def _keep(self, length: int, starts: _Starts) -> list[_Starts]:
+    def keep_starts(self, length: int, starts: _Starts) -> list[_Starts]:
         """Takes the starts of a length over; returns those that were dropped for it."""
         self._starts[length] = starts
-        if self._search is not None and self._search.length == length:
-            self._search = None
+        if self._changes is not None and self._changes.length == length:
+            self._changes = None
         return [self._starts.pop(next(iter(self._starts))) for _ in range(len(self._starts) - _MAX_LENGTHS)]
 
-    def _build(self, length: int) -> _Starts:
+    def build_starts(self, length: int) -> _Starts:
         """Returns the starts of a length among the members, in as many passes as the length has binary digits.
 
         In a thread, rows may come and go meanwhile. What is found is right for all rows of which no change is noted: a
@@ -383,8 +400,8 @@ class SliceSelector:
         behind_row = np.repeat(lasts + num_after, num_own) - np.arange(len(rows))
         behind_before = np.arange(len(before))[:, None] + (num_own + num_after)
         is_before = before != _NONE
-        if self._search is not None:
-            self._search.discard(np.concatenate((rows, before[is_before])))  # a thread may have seen them half changed
+        if self._changes is not None:
+            self._changes.discard(np.concatenate((rows, before[is_before])))  # a thread may have seen them half changed
         for length, starts in self._each_length():
             found = [rows[behind_row >= length - 1], before[is_before & (behind_before >= length - 1)]]
             if not self._setting.strict_length:
@@ -429,13 +446,13 @@ class SliceSelector:
 
     def _build_all(self) -> None:
         """Finds all starts again, which is faster than checking around many rows."""
-        self._starts = {length: self._build(length) for length, _ in self._each_length()}
-        self._search = None
+        self._starts = {length: self.build_starts(length) for length, _ in self._each_length()}
+        self._changes = None
 
-    def _each_length(self) -> Iterator[tuple[int, _Starts | Search]]:
+    def _each_length(self) -> Iterator[tuple[int, _Starts | _Changes]]:
         yield from self._starts.items()
-        if self._search is not None:
-            yield self._search.length, self._search
+        if self._changes is not None:
+            yield self._changes.length, self._changes
 
     def _max_length(self) -> int:
         return max((length for length, _ in self._each_length()), default=0)

@@ -382,7 +382,7 @@ class TableState:
         longest; each may be a trajectory of its own, and those that an evictor chooses lie all over its tree."""
         if self.selectors.is_plain and self.columns.trajectories is None and self._evictor is None:
             return PIECE_ROWS
-        has_ids = bool(self.settings.rule_keys) and not self.settings.sampler.marks_ends
+        has_ids = bool(self.settings.sampler.trajectory_keys) and not self.settings.sampler.marks_ends
         is_slow = has_ids or self._evictor is not None
         return max((TREE_PIECE_ROWS if is_slow else PIECE_ROWS // 4) // len(self.selectors), 64)
 

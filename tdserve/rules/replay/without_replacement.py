@@ -12,7 +12,7 @@ from tdserve.base.integers import check_integer
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.sampler import Sampler
-from tdserve.rules.replay.selector import Drawn
+from tdserve.rules.replay.selector import Drawn, Selector
 
 _ABSENT = -1
 
@@ -46,7 +46,7 @@ class WithoutReplacement(Sampler):
         return EpochSelector(capacity, seed=self.seed)
 
 
-class EpochSelector:
+class EpochSelector(Selector):
     """The selector of :class:`WithoutReplacement`; methods as in :class:`~tdserve.rules.replay.selector.Selector`.
 
     The members lie densely in an array, first those that are still due in this epoch, then the others; a second array
@@ -92,9 +92,6 @@ class EpochSelector:
         rows = rows[places != _ABSENT]
         self._num = self._move_last(rows, self._num)
         self._place[rows] = _ABSENT
-
-    def update(self, rows: Rows) -> None:
-        """Does nothing: priorities do not matter here."""
 
     def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Returns the next rows of the epoch; None if there are no rows at all.

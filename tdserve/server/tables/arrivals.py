@@ -40,7 +40,7 @@ class Coming:
             return self.arrival
         sampler = entry.get_table().settings.sampler
         ends, ids = self.arrival.ends, None
-        for path in sampler.rule_keys:
+        for path in sampler.trajectory_keys:
             if sampler.marks_ends:
                 flags = to_bools(found[path], self.num_rows)
                 ends = flags if ends is None else ends | flags

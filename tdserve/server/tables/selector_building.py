@@ -7,7 +7,6 @@ import asyncio
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError
 from tdserve.rules.replay.conditions import SampleConditions
-from tdserve.rules.replay.slices import SliceSelector
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
@@ -83,8 +82,8 @@ async def _build(entry: OpenedStore, conditions: SampleConditions, num_rows: int
             drop_references(selectors.dropped, num_rows=entry.record.capacity)
             await run_in_turns(selectors.shed_in_pieces(conditions))
         selector = selectors.get(conditions) if selectors.has(conditions) else None
-        if isinstance(selector, SliceSelector) and selector.lacks(num_rows):
-            search = selector.begin(num_rows)
-            await asyncio.to_thread(selector.search, search)
-            await run_in_turns(selector.finish_in_pieces(search))
-            drop_references(search.dropped, num_rows=entry.record.capacity)
+        preparation = None if selector is None else selector.prepare(num_rows)
+        if preparation is not None:
+            await asyncio.to_thread(preparation.search)
+            await run_in_turns(preparation.finish_in_pieces())
+            drop_references(preparation.dropped, num_rows=entry.record.capacity)

@@ -22,9 +22,10 @@ def test_search_when_a_thread_makes_it_while_rows_come_and_go_then_as_found_at_o
         model.write(writer, (rng.random(1000) < 0.05).tolist())
     suspended: list[int] = []
     for length in (2, 3, 7, 30, 200):
-        search = view.begin(2 * length)
+        search = view.prepare(2 * length)
+        assert search is not None
         with ThreadPoolExecutor(1) as pool:
-            passing = pool.submit(view.search, search)
+            passing = pool.submit(search.search)
             for turn in range(40):
                 if turn == 20:
                     passing.result()
@@ -37,7 +38,7 @@ def test_search_when_a_thread_makes_it_while_rows_come_and_go_then_as_found_at_o
                 view.remove(row_numbers(suspended))
                 members |= set(back)
                 members -= set(suspended)
-        for _ in view.finish_in_pieces(search):
+        for _ in search.finish_in_pieces():
             pass
         valid = model.slices(members, length, strict=strict)
         assert not view.lacks(2 * length)

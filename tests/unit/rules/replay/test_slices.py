@@ -54,13 +54,15 @@ class _AgainstLists(RuleBasedStateMachine):
         """Begins a search, passes over the table, or finishes by a step; others act in between."""
         selector, _ = self.model.selectors[num]
         if num not in self.searches:
-            if selector.lacks(2 * length):
-                self.searches[num] = selector.begin(2 * length), None
+            begun = selector.prepare(2 * length)
+            assert (begun is not None) == selector.lacks(2 * length)
+            if begun is not None:
+                self.searches[num] = begun, None
             return
         search, steps = self.searches[num]
         if steps is None:
-            selector.search(search)
-            self.searches[num] = search, selector.finish_in_pieces(search)
+            search.search()
+            self.searches[num] = search, search.finish_in_pieces()
         elif next(steps, self) is self:
             assert not selector.lacks(2 * search.length)
             del self.searches[num]

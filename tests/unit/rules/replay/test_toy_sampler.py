@@ -14,7 +14,7 @@ from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.sampler import Sampler
-from tdserve.rules.replay.selector import Drawn
+from tdserve.rules.replay.selector import Drawn, Selector
 from tdserve.rules.replay.settings import Settings
 from tests.unit.rules.replay.tables import delete, rng, table_of, write
 
@@ -35,7 +35,7 @@ class Every(Sampler):
         return EverySelector(self.step, columns)
 
 
-class EverySelector:
+class EverySelector(Selector):
     """The selector of Every."""
 
     def __init__(self, step: int, columns: RowColumns) -> None:
@@ -53,9 +53,6 @@ class EverySelector:
     def remove(self, rows: Rows) -> None:
         """Drops rows."""
         self._rows.difference_update(rows.tolist())
-
-    def update(self, rows: Rows) -> None:
-        """Priorities change nothing."""
 
     def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """The lowest of every ``step`` rows; None while there are too few."""
