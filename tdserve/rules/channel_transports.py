@@ -1,7 +1,8 @@
 """The transports whose content moves over a channel between a client and its data worker, and the choice among them.
 
 ``tdserve.transport.session_channels`` has the other half of this table: it opens the channel of each. Nothing else
-decides by the name of a transport.
+decides by the name of a transport, except that mail always goes by ``BASE_TRANSPORT``, and that the thread which reads
+mail at a worker sends content by ``AT_ONCE_TRANSPORT`` alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from tdserve.base.errors import ConnectError, NcclUnavailableError, NotSupported
 
 BASE_TRANSPORT = "gloo"
 """The transport that any two ends can use: for content where there is no better one, and for all small messages."""
+
+AT_ONCE_TRANSPORT = BASE_TRANSPORT
+"""The transport whose channel any thread of a worker may send on at once, without waiting for the client. A worker's
+counts of such sends name no transport: it is this one."""
 
 
 class SessionEnds(NamedTuple):
@@ -40,7 +45,8 @@ class ChannelTransport:
     """The properties of one of them that decisions depend on.
 
     Attributes:
-        num_descriptors: Descriptors that a session takes at its worker.
+        num_descriptors: Descriptors that its channel takes at a worker. A session also has a channel of
+            ``BASE_TRANSPORT`` there, for mail.
         is_reopened: Whether a lost channel is replaced by another.
         needs_device: Whether each end has a GPU of its own.
         why_not: Why two ends do not use it.
@@ -81,12 +87,12 @@ def _why_not_nccl(ends: SessionEnds, is_asked_for: bool) -> str:
 
 
 CHANNEL_TRANSPORTS: dict[str, ChannelTransport] = {
-    # One descriptor more for gloo; NCCL's need was not measured.
+    # Two of them are for gloo; NCCL's need was not measured.
     "nccl": ChannelTransport(
-        num_descriptors=8, is_reopened=False, needs_device=True, why_not=_why_not_nccl, error=NcclUnavailableError
+        num_descriptors=7, is_reopened=False, needs_device=True, why_not=_why_not_nccl, error=NcclUnavailableError
     ),
     BASE_TRANSPORT: ChannelTransport(
-        num_descriptors=2, is_reopened=True, needs_device=False, why_not=lambda ends, is_asked_for: ""
+        num_descriptors=1, is_reopened=True, needs_device=False, why_not=lambda ends, is_asked_for: ""
     ),
 }
 """Channel transports by name. ``"auto"`` takes the first one that suits both ends: better ones come first."""

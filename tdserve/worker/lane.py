@@ -21,7 +21,7 @@ from tdserve.base.errors import (
 from tdserve.control.status import encode_failure
 from tdserve.data.opened import OpenStores
 from tdserve.messages.layout import Message
-from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS
+from tdserve.rules.channel_transports import AT_ONCE_TRANSPORT, CHANNEL_TRANSPORTS
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.control_channel import MAX_SENT
 from tdserve.transport.gloo import WORKER_RANK
@@ -116,7 +116,7 @@ class Lane:
     def may_send_at_once(self) -> bool:
         """Whether another thread may send content now without waiting. The lane may close at any moment."""
         channel = self._channel if self.is_idle else None
-        return channel is not None and channel.transport == BASE_TRANSPORT
+        return channel is not None and channel.transport == AT_ONCE_TRANSPORT
 
     @property
     def is_busy(self) -> bool:

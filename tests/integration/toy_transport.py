@@ -31,4 +31,4 @@ def _why_not(ends: SessionEnds, is_asked_for: bool) -> str:
     return "" if ends.is_one_machine and is_asked_for else "it is a toy for one machine"
 
 
-TOY = ChannelTransport(num_descriptors=2, is_reopened=True, needs_device=False, why_not=_why_not)
+TOY = ChannelTransport(num_descriptors=1, is_reopened=True, needs_device=False, why_not=_why_not)

@@ -9,7 +9,7 @@ from tdserve.server.movers.surroundings import Surroundings
 from tdserve.server.movers.values import make_put_values
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
-from tdserve.server.sessions.session import NUM_PAIRS, ClientSession
+from tdserve.server.sessions.session import ClientSession
 from tdserve.server.staging_names import make_values_path
 from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.turns import drop_references
@@ -28,7 +28,7 @@ class RemoteMover(Mover):
         session: Session whose content it moves.
     """
 
-    num_channels = NUM_PAIRS
+    uses_channels = True
 
     def __init__(self, surroundings: Surroundings, session: ClientSession) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from tdserve.base.errors import ServerBusyError
 from tdserve.base.machine import count_descriptors, get_descriptor_limit
-from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
+from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.workers import DataWorker
 
@@ -35,9 +35,10 @@ def check_room(worker: DataWorker, sessions: Iterable[ClientSession], channel_tr
         ServerBusyError: It does not.
     """
     limit = get_descriptor_limit()
+    asked_of_worker = sum(CHANNEL_TRANSPORTS[name].num_descriptors for name in (channel_transport, BASE_TRANSPORT))
     promised = sum(session.num_promised_descriptors for session in sessions if session.worker is worker)
     for whose, pid, taken, asked in (
-        (f"data worker {worker.number}", worker.pid, promised, CHANNEL_TRANSPORTS[channel_transport].num_descriptors),
+        (f"data worker {worker.number}", worker.pid, promised, asked_of_worker),
         ("the control process", None, 0, CONTROL_DESCRIPTORS),
     ):
         free = limit - count_kept_descriptors(limit) - count_descriptors(pid) - taken

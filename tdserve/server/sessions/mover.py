@@ -95,13 +95,13 @@ class Mover(ABC):
 
     Attributes:
         transport: Transport of the content, by its public name.
-        num_channels: Channels that it needs between the client and its worker.
+        uses_channels: Whether content and mail move over channels between the client and its worker.
         lock_name: File that the client holds for as long as it may write the stores' files; "" when it never does.
         claims: Rows that the client takes by itself, by the store's incarnation.
     """
 
     transport: str
-    num_channels = 0
+    uses_channels = False
     lock_name = ""
 
     def __init__(self) -> None:

@@ -182,7 +182,7 @@ class Sessions:
     def on_worker_lost(self, worker: DataWorker) -> None:
         """Ends the sessions of a worker that died, so that their clients reconnect."""
         for session in self:
-            if session.worker is worker and session.mover.num_channels:
+            if session.worker is worker and session.mover.uses_channels:
                 session.ended.set()
 
     def _invitation(self, hello: control_pb2.Hello) -> Invitation | None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum, auto
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,9 +27,6 @@ from tdserve.server.workers import DataWorker
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2, worker_pb2
 
-NUM_PAIRS = 2
-"""Connections between a session and its worker, each with a descriptor there: one for content, one for mail."""
-
 _log = logging.getLogger("tdserve.server")
 _State = TypeVar("_State")
 
@@ -44,6 +42,13 @@ of content."""
 
 MAX_REFUSING = 8_000
 """Most refusals on their way to one client."""
+
+
+class _ChannelKind(Enum):
+    """The channels of a session."""
+
+    CONTENT = auto()
+    MAIL = auto()
 
 
 class ClientSession:
@@ -112,7 +117,7 @@ class ClientSession:
         self.known_specs: dict[bytes, Spec] = {}
         self._inline_bytes = inline_bytes
         self._interface = interface
-        self._is_opened: set[bool] = set()
+        self._opened: set[_ChannelKind] = set()
         self._ends: dict[int, asyncio.Event] = {}
         self._tasks: dict[asyncio.Task[Any], int] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
@@ -131,7 +136,10 @@ class ClientSession:
     @property
     def num_promised_descriptors(self) -> int:
         """Number of descriptors of its worker that the session may still come to need."""
-        return 0 if self.ended.is_set() else max(self.mover.num_channels - len(self._is_opened), 0)
+        if self.ended.is_set() or not self.mover.uses_channels:
+            return 0
+        transports = {_ChannelKind.CONTENT: self.channel_transport, _ChannelKind.MAIL: BASE_TRANSPORT}
+        return sum(CHANNEL_TRANSPORTS[transports[kind]].num_descriptors for kind in transports.keys() - self._opened)
 
     def attach(self, local: LocalClient, mover: Mover) -> None:
         """Attaches a local client, which moves its content itself from now on."""
@@ -181,14 +189,14 @@ class ClientSession:
         Returns:
             Whether the loss was not known yet and another channel replaces it. If none can, the session ends.
         """
-        if number < self.channel_number or self.ended.is_set() or not self.mover.num_channels:
+        if number < self.channel_number or self.ended.is_set() or not self.mover.uses_channels:
             return False
         _log.info("session %d: channel %d for content is lost: %s", self.number, number, reason)
         if not CHANNEL_TRANSPORTS[self.channel_transport].is_reopened or number >= MAX_CHANNELS:
             self.ended.set()
             return False
         self.channel_number = number + 1
-        self._is_opened.discard(False)
+        self._opened.discard(_ChannelKind.CONTENT)
         self._num_entries = 0
         order = worker_pb2.Order(session=self.number, channel=number)
         order.close_channel.SetInParent()
@@ -293,8 +301,9 @@ class ClientSession:
             self._drop_channels_before(entry.channel)
             if entry.channel != self.channel_number:
                 return
-        if entry.is_mail not in self._is_opened:
-            self._is_opened.add(entry.is_mail)
+        kind = _ChannelKind.MAIL if entry.is_mail else _ChannelKind.CONTENT
+        if kind not in self._opened:
+            self._opened.add(kind)
             opening = self.make_order()
             opening.open_session.is_mail = entry.is_mail
             opening.open_session.transport = BASE_TRANSPORT if entry.is_mail else self.channel_transport

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tdserve.rules.channel_transports import BASE_TRANSPORT
+from tdserve.rules.channel_transports import AT_ONCE_TRANSPORT
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.workers import DataWorker
 from tdserve.v1 import control_pb2, worker_pb2
@@ -104,7 +104,7 @@ class Traffic:
             inline.transfers_out += found.num_reads
             inline.bytes_out += found.nbytes_moved
             if found.num_sent:
-                sent = self._counts[BASE_TRANSPORT]  # workers send at once over no other
+                sent = self._counts[AT_ONCE_TRANSPORT]
                 sent.transfers_out += found.num_sent
                 sent.bytes_out += found.nbytes_sent
 

@@ -18,6 +18,8 @@ from tdserve.rules.tags import make_tag
 from tdserve.server.movers.remote import RemoteMover
 from tdserve.server.sessions.session import ClientSession, find_local_address, to_error
 from tdserve.server.waiting import Waiters
+from tdserve.server.worker_processes import WorkerProcesses
+from tdserve.server.workers import DataWorker
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import INLINE_BYTES, Loop, World, outbox, outside
 
@@ -28,6 +30,28 @@ def test_order_when_made_then_names_session_tag_and_who_cleans_up(world: World) 
     assert (order.session, order.tag, order.is_accepted) == (3, make_tag(5), False)
     assert session.make_order(7, is_accepted=True).is_accepted
     assert session.accepted_requests == {7}
+
+
+@pytest.mark.parametrize(("transport", "num_for_content"), [("gloo", 1), ("nccl", 7)])
+def test_descriptors_when_channels_open_then_those_of_the_others_are_still_promised(
+    world: World, run: Loop, transport: str, num_for_content: int
+) -> None:
+    session = world.session()
+    session.channel_transport = transport
+    session.worker = DataWorker(
+        1, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None
+    )
+
+    async def promised_after_each() -> list[int]:
+        promised = [session.num_promised_descriptors]
+        for is_mail in (False, True):
+            session.send_rendezvous(control_pb2.Rendezvous(is_mail=is_mail))
+            promised.append(session.num_promised_descriptors)
+        return promised
+
+    assert run(promised_after_each()) == [num_for_content + 1, 1, 0]
+    assert session.lose_channel(0, "it broke") == (transport == "gloo")
+    assert session.num_promised_descriptors == (1 if transport == "gloo" else 0)  # the other session has ended
 
 
 def test_order_when_the_session_has_ended_then_refused(world: World) -> None:
