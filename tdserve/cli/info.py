@@ -12,7 +12,7 @@ import click
 from tdserve.cli.leaves import COLUMNS, describe_leaves
 from tdserve.cli.options import add_client_options, open_catalog_client
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_json, print_table, to_jsonable
-from tdserve.client.session.message_facts import message_facts
+from tdserve.client.session.message_facts import convert_stats
 
 HIDDEN = ("spec", "name")
 """Facts that the header or the table of leaves already shows."""
@@ -25,7 +25,7 @@ def info(name: str | None, address: str | None, token_file: Path | None, as_json
     """Show everything known about store NAME; without NAME, about the server."""
     with open_catalog_client(address, token_file) as client:
         described = None if name is None else client.describe(name)
-        facts = message_facts(client.get_server_stats()) if described is None else described.as_dict()
+        facts = convert_stats(client.get_server_stats()) if described is None else described.as_dict()
     if described is None:
         print_json(facts) if as_json else print_table(("fact", "value"), make_fact_rows(facts))
         return
@@ -41,13 +41,13 @@ def info(name: str | None, address: str | None, token_file: Path | None, as_json
 
 
 def make_fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns one row per fact, with readable sizes and times; a list of mappings gives one row per entry."""
+    """Returns one row per fact, with readable sizes and times; a list or mapping that has mappings gives one row per
+    entry."""
     rows: list[tuple[str, str]] = []
     for name, value in facts.items():
-        if isinstance(value, (list, tuple)) and value and all(isinstance(item, Mapping) for item in value):
-            rows += [(escape_unprintable(f"{name}[{i}]"), _format_mapping(item)) for i, item in enumerate(value)]
-        elif isinstance(value, Mapping):
-            rows.append((escape_unprintable(name), _format_mapping(value)))
+        entries = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
+        if isinstance(entries, Mapping) and any(isinstance(item, Mapping) for item in entries.values()):
+            rows += [(escape_unprintable(f"{name}[{key}]"), _format_fact(str(key), it)) for key, it in entries.items()]
         else:
             rows.append((escape_unprintable(name), _format_fact(name, value)))
     return rows
@@ -58,6 +58,8 @@ def _format_mapping(value: Mapping[str, Any]) -> str:
 
 
 def _format_fact(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return _format_mapping(value)
     if isinstance(value, int) and not isinstance(value, bool) and ("bytes" in name.split("_") or name == "nbytes"):
         return format_nbytes(value)
     if name == "created_s" and isinstance(value, float):

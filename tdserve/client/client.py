@@ -489,15 +489,17 @@ class Client(TensorDictClient):
     def stats(self) -> dict[str, Any]:
         """Returns figures of the server and of this client's session, as plain values.
 
-        ``transport`` is this session's, and ``why_not_nccl`` explains why it is not ``"nccl"`` although a GPU was named
-        (else it is ``""``). ``transports`` counts bytes and transfers of the whole server by transport.
-        ``bytes_relayed`` of these were sent from client to client, not through the server.
+        ``transport`` is this session's. ``why_not_shm`` explains why it is not ``"shm"`` although the client may use
+        that, and ``why_not_nccl`` why it is not ``"nccl"`` although a GPU was named; else they are ``""``.
+        ``transports`` counts bytes and transfers of the whole server by transport. Over shm only transfers are counted:
+        no byte passes through the server. ``bytes_relayed`` were sent from client to client.
         """
         session = self._session
         return {
             **convert_stats(self.catalog.get_server_stats()),
             "address": self.address,
             "transport": session.transport if session is not None else None,
+            "why_not_shm": session.why_not_local if session is not None else "",
             "why_not_nccl": self.why_not_nccl,
             "session": session.welcome.session if session is not None else None,
         }

@@ -143,7 +143,7 @@ class SessionClient:
     def why_not_nccl(self) -> str:
         """Why content does not move by NCCL although a GPU was named; "" if it does, or none was named."""
         session = self._session
-        return self._gpu.why_not or (session.why_not_nccl if session is not None else "")
+        return self._gpu.why_not or (session.why_not_channel if session is not None else "")
 
     def deadline(self, timeout_s: float | None) -> Deadline:
         """Returns the deadline of a call; None is the client's default timeout."""

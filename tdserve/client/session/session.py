@@ -68,10 +68,10 @@ class Session:
         mover: Moves its content; set by the code that opens the session.
         channel_transport: The transport of its content channel.
         device: The client's GPU, if content moves from GPU to GPU; "" over any other transport.
-        why_not_nccl: Why it does not, although a GPU was named.
-        nccl_failure: Why the attempt failed.
+        why_not_channel: Why that is not the one asked for, or none between GPUs although a GPU was named; else "".
+        nccl_failure: Why the attempt to open a channel between GPUs failed.
         local: Its local end, if the client reads and writes the server's files itself.
-        why_not_local: Why it does not, for messages.
+        why_not_local: Why it has none, if the client asked for one; else "".
         groups: Receives the events of groups.
         relays: Passes versions on to other clients.
         known_specs: Structures that the server has received, the last one by fingerprint: others differ in the order of
@@ -95,7 +95,7 @@ class Session:
         root: str | None = None,
         gpu: Gpu = NO_GPU,
     ) -> None:
-        self.device = self.why_not_nccl = self.nccl_failure = ""
+        self.device = self.why_not_channel = self.nccl_failure = ""
         self.channel_transport = BASE_TRANSPORT
         self.local: LocalEnd | None = None
         self.why_not_local = ""
@@ -123,7 +123,7 @@ class Session:
         try:
             self.welcome = greeting.wait(timeout_s, "Hello").welcome
             channel = check_channel(self.welcome, gpu, transport=transport, address=self.address)
-            self.channel_transport, self.why_not_nccl = channel
+            self.channel_transport, self.why_not_channel = channel
             self.device = gpu.device if CHANNEL_TRANSPORTS[channel.transport].needs_device else ""
             if transport in ("auto", "shm") and not self.device:
                 self._open_local(transport, root)

@@ -30,3 +30,13 @@ def test_facts_when_a_list_of_mappings_then_one_row_each() -> None:
 
 def test_facts_when_a_mapping_then_one_row() -> None:
     assert make_fact_rows({"gloo": {"transfers_in": 3}}) == [("gloo", "transfers_in 3")]
+
+
+def test_facts_when_a_mapping_has_mappings_then_one_row_each() -> None:
+    facts = {"transports": {"gloo": {"bytes_in": 1024}}, "settings": {"sampler": {"kind": "fifo"}, "is_queue": True}}
+    assert make_fact_rows({**facts, "none": {}}) == [
+        ("transports[gloo]", "bytes_in 1 KiB"),
+        ("settings[sampler]", "kind fifo"),
+        ("settings[is_queue]", "True"),
+        ("none", ""),
+    ]

@@ -58,6 +58,6 @@ def test_stats_when_asked_then_plain_values(client: tdserve.Client, name: str) -
     assert stats["num_stores"] >= 1
     assert stats["workers"][0]["is_ready"]
     fields = {field.name for field in control_pb2.GetStatsResponse.DESCRIPTOR.fields}
-    assert stats.keys() == {*fields, "address", "transport", "why_not_nccl", "session"}
-    assert (stats["address"], stats["why_not_nccl"]) == (client.address, "")
+    assert stats.keys() == {*fields, "address", "transport", "why_not_shm", "why_not_nccl", "session"}
+    assert (stats["address"], stats["why_not_shm"], stats["why_not_nccl"]) == (client.address, "", "")
     assert stats["transports"]["inline" if client.transport == "gloo" else "shm"]["transfers_in"] >= 1
