@@ -12,11 +12,12 @@ from typing import Any
 import click
 
 from tdserve.base.addresses import parse_address
-from tdserve.base.config import TRANSPORTS, ServerConfig
+from tdserve.base.config import ServerConfig
 from tdserve.base.errors import NotSupportedError
 from tdserve.cli.lasting import lasting
 from tdserve.cli.options import Command, make_endpoint
 from tdserve.examples.demo.options import ROLES, DemoOptions
+from tdserve.rules.channel_transports import list_available
 
 DEFAULTS = DemoOptions()
 
@@ -27,7 +28,9 @@ def _file(name: str, parameter: str, text: str) -> Callable[[Command], Command]:
 
 @click.command(context_settings={"show_default": True})
 @click.option(
-    "--transport", type=click.Choice(TRANSPORTS), help="By default gloo; for a role $TDSERVE_TRANSPORT, or the best."
+    "--transport",
+    type=click.Choice(list_available()),
+    help="How content travels; by default gloo, and for a --role $TDSERVE_TRANSPORT or else auto.",
 )
 @click.option("--seed", type=int, default=DEFAULTS.seed, help="Fixes actors' and learner's randomness.")
 @click.option("--max-seconds", type=float, default=DEFAULTS.max_seconds, help="End after this time, solved or not.")
@@ -47,7 +50,7 @@ def _file(name: str, parameter: str, text: str) -> Callable[[Command], Command]:
     type=click.FloatRange(min=0.0),
     default=DEFAULTS.linger_s,
     metavar="SECONDS",
-    help="How long an actor waits for another run: some engines end all containers with the first.",
+    help="Time an actor waits after the end for another run. Use it where the first container to exit stops the rest.",
 )
 @lasting
 def demo(**settings: Any) -> int:

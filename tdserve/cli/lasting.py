@@ -25,6 +25,9 @@ UNWINDING_S = 5.0
 FAILED = 1
 """Exit code after an error of tdserve."""
 
+_callbacks: set[Callable[..., int]] = set()
+"""What the lasting commands run."""
+
 
 def lasting(command: Callable[..., int]) -> Callable[..., int]:
     """Makes a command exit with 0 on SIGTERM, from its first line on.
@@ -45,7 +48,13 @@ def lasting(command: Callable[..., int]) -> Callable[..., int]:
             time.sleep(read_fail_delay_s())
             return FAILED
 
+    _callbacks.add(run)
     return run
+
+
+def is_lasting(command: click.Command) -> bool:
+    """Returns whether a command handles SIGTERM itself: it is marked as ``lasting``."""
+    return command.callback in _callbacks
 
 
 def print_error(error: TDServeError) -> None:

@@ -17,7 +17,7 @@ from tdserve.cli.head import head
 from tdserve.cli.health import health
 from tdserve.cli.info import info
 from tdserve.cli.keys import keys
-from tdserve.cli.lasting import FAILED, handle_sigterm_at_once, print_error
+from tdserve.cli.lasting import FAILED, handle_sigterm_at_once, is_lasting, print_error
 from tdserve.cli.ls import ls
 from tdserve.cli.serve import serve
 
@@ -30,15 +30,13 @@ INTERRUPTED = 130
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Named TensorDicts in memory-mapped stores, moved between processes at the speed of the wire."""
-    if context.invoked_subcommand not in LASTING:
+    invoked = cli.get_command(context, context.invoked_subcommand or "")
+    if invoked is None or not is_lasting(invoked):
         handle_sigterm_at_once()
 
 
 for command in (serve, health, adopt, ls, keys, head, info, bench, demo, guide):
     cli.add_command(command)
-
-LASTING = (serve.name, demo.name)
-"""Commands that handle SIGTERM themselves."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

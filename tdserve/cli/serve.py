@@ -27,7 +27,9 @@ from tdserve.cli.lasting import lasting
 )
 @click.option("--token-file", help="File with the token that every call must carry.")
 @click.option("--insecure", is_flag=True, default=None, help="Listen on other addresses than loopback without a token.")
-@click.option("--advertise", metavar="HOST[:PORT]", help="Address that the server shows as its own; opens no port.")
+@click.option(
+    "--advertise", metavar="HOST[:PORT]", help="Name by which clients reach this server; does not open a port."
+)
 @click.option(
     "--interface",
     metavar="ADDRESS",
@@ -59,7 +61,7 @@ from tdserve.cli.lasting import lasting
     "sync_interval_s",
     type=float,
     metavar="SECONDS",
-    help="Time between syncs to the disk; by default 30; 0 for none.",
+    help="Time between syncs to the disk; by default 30; 0 syncs only at the end.",
 )
 @click.option(
     "--inline-bytes", type=int, metavar="N", help="Largest payload that travels inside a message; by default 32768."

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.cli.main import main
+from tdserve.cli.lasting import is_lasting
+from tdserve.cli.main import cli, main
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = ("serve", "health", "adopt", "ls", "keys", "head", "info", "bench", "demo", "guide")
@@ -43,6 +44,18 @@ def test_command_when_asked_for_help_then_explains_itself(command: str, capsys: 
 def test_command_line_when_wrong_then_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert "Error: " in capsys.readouterr().err
+
+
+def test_commands_when_they_run_until_they_are_told_to_end_then_marked_as_lasting() -> None:
+    assert {name for name, command in cli.commands.items() if is_lasting(command)} == {"serve", "demo"}
+
+
+@pytest.mark.parametrize("command", ["bench", "demo"])
+def test_transport_when_this_version_lacks_it_then_not_offered(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--transport", "grpc"]) == 2
+    assert "'auto', 'shm', 'nccl', 'gloo'" in capsys.readouterr().err
 
 
 def test_error_when_a_command_raises_one_then_one_line_and_exit_code_1(
