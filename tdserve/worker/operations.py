@@ -291,9 +291,9 @@ OPERATIONS: dict[str, Callable[[Lane, worker_pb2.Order], worker_pb2.Worked]] = {
 
 
 def is_quick(lane: Lane, order: worker_pb2.Order) -> bool:
-    """Returns whether the reading thread may carry out an order. That is so if it takes less time than to wake the
-    lane's thread and never waits for the client, as a small sample of an open store does. It is also so if a longer
-    time delays no client: for values of local clients, if there are no others."""
+    """Returns whether the reading thread may carry out an order: one that takes less time than to wake the lane's
+    thread and never waits for the client, as a small sample of an open store. It may also store values of local clients
+    while the worker has no clients of its own, which would wait behind that."""
     if order.HasField("put_values"):
         return order.put_values.spool_nbytes <= MAX_QUICK_VALUES_BYTES and not lane.context.has_clients()
     if not order.HasField("send_rows") or order.send_rows.inline:

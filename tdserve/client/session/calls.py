@@ -179,7 +179,7 @@ class SessionClient:
                     if session is not None and not isinstance(error, TransferAbortedError):
                         session.close()
                     if not error.retryable or _is_over(deadline, backoff_s):
-                        # That no new session opened matters less than why this one was of no use.
+                        # Report why the open session failed, not that a new one could not be opened.
                         raise error if session is not None else unreached or error  # noqa: B904 (one of these is it)
                     unreached = error if isinstance(error, ConnectError) and session is not None else unreached
                 except ServerBusyError:

@@ -196,8 +196,8 @@ class Session:
                 is_unanswered = self._pending.pop(request, None) is pending
             if is_unanswered:
                 raise
-            # The session was lost meanwhile, and the request has received that as its answer. A second report
-            # would make the caller retry twice.
+            # The session was lost during the send, and `pending` holds that error already: raised here too, it would
+            # make the caller retry twice.
         return pending
 
     def notify(self, message: control_pb2.ClientMessage) -> None:

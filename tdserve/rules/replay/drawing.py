@@ -84,7 +84,7 @@ class Drawing:
             selector: Draws them.
             num_rows: How many.
             rng: Source of randomness.
-            total: Rows that will be drawn so, these included: that there are too few for them is known now.
+            total: Rows that are still needed, these included; if there are fewer, none are drawn.
         """
         pieces: list[Drawn] = []
         missing, total = num_rows, max(total, num_rows)
@@ -102,7 +102,7 @@ class Drawing:
         return Draw(self._count(pieces[0] if len(pieces) == 1 else _join(pieces)), _NONE)
 
     def undo(self, rows: Rows, spent: Rows) -> None:
-        """Undoes a draw of rows; of ``spent`` for those that are live."""
+        """Undoes a draw. Rows of ``spent``, which must still be live, may be drawn again."""
         if self._counts_samples:
             np.subtract.at(self._columns.times_sampled, rows, 1)
         if len(spent):

@@ -45,8 +45,8 @@ class _SampleCall:
     Attributes:
         conditions: Which rows it may draw.
         max_lag: Largest lag of the rows; a queue discards those above it.
-        draws_at_once: Whether all rows are drawn in one turn, because they had left the table when they were drawn in
-            several.
+        draws_at_once: Whether all rows are drawn in one turn. Set after a draw over several turns failed because rows
+            left the table meanwhile.
     """
 
     session: ClientSession
@@ -66,7 +66,7 @@ class _SampleCall:
 
     @property
     def line(self) -> Hashable:
-        """Returns the line in which calls wait. Those with the same conditions share one, and are served in turn."""
+        """Name of its line: calls with an equal one wait in turn, for if the first cannot be served, none can."""
         asked = self.asked
         wanted = (self.num_rows, self.num_batches, self.conditions, self.max_lag)
         return ("sample", *wanted, asked.is_lease, asked.replaces_torn)
@@ -174,7 +174,7 @@ class Samples:
                 entry.waiters, call.draw, deadline, call.describe_wait, line=call.line, give_back=table.undo
             )
             drawn = await self._complete(call, begun)
-            call.draws_at_once = drawn is None  # there were too few such rows: the next attempt waits for nothing
+            call.draws_at_once = drawn is None  # rows left during the draw: retry, in one turn
         rows = drawn.plan
         return await self._sending(
             entry, drawn, lambda: self.send(session, request, entry, rows, includes_spec=not asked.fingerprint)
