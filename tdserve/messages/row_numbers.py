@@ -10,6 +10,11 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError, RemoteProtocolError
 
+Rows = NDArray[np.int64]
+"""Row numbers."""
+
+NO_ROWS: Rows = np.empty(0, np.int64)
+
 _RUN = -1
 """First number of the form for runs; no row has it."""
 
@@ -18,11 +23,9 @@ _RUN_FORM = struct.Struct("<3q")
 _HALVES = -2
 """First number of the form of four bytes per row; no row has it."""
 
-
 PIECE_ROWS = 1 << 14
 """Rows of a very large request that are handled at a time, while others are served in between: the slowest work, on
 trees of priorities, takes a few milliseconds for these."""
-
 
 RUN_PIECE_ROWS = 8 * PIECE_ROWS
 """The same for consecutive rows and little work per row."""
@@ -33,10 +36,8 @@ TREE_PIECE_ROWS = PIECE_ROWS // 8
 _BITS = -3
 """First number of the form of one bit per row."""
 
-
 _REPEATS = -4
 """First number of the run-length form of generations; no generation is negative."""
-
 
 _RUNS = -5
 """First number of the form of several runs."""

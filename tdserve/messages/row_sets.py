@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tdserve.messages.row_numbers import (
     PIECE_ROWS,
     RUN_PIECE_ROWS,
+    Rows,
     decode_bits,
     decode_rows,
     encode_bits,
@@ -22,7 +23,6 @@ from tdserve.messages.row_numbers import (
     is_run,
 )
 
-Rows = NDArray[np.int64]
 Bits = NDArray[np.uint8]
 
 _RUN_FORM = struct.Struct("<3q")

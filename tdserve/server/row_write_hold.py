@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.deadline import Deadline
+from tdserve.messages.row_numbers import Rows
 from tdserve.messages.row_sets import RowSet
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession

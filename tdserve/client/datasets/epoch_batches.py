@@ -13,7 +13,8 @@ from typing import Any
 
 from tdserve.base.errors import ClosedError, ForkedClientError, TDServeError
 from tdserve.client.content.devices import Upload, begin
-from tdserve.rules.replay.epochs import EpochOrder, Rows
+from tdserve.messages.row_numbers import Rows
+from tdserve.rules.replay.epochs import EpochOrder
 
 NUM_THREADS = 2
 """While the rows of one batch arrive, those of the next are gathered."""

@@ -10,13 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import CapacityError
-from tdserve.messages.row_numbers import PIECE_ROWS, RUN_PIECE_ROWS, TREE_PIECE_ROWS
+from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, RUN_PIECE_ROWS, TREE_PIECE_ROWS, Rows
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.leases import Leases
-from tdserve.rules.replay.live_rows import Rows
-from tdserve.rules.replay.plans import NO_ROWS
 from tdserve.rules.replay.row_mask import RowMask
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import Settings

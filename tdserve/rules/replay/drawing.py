@@ -9,14 +9,11 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.content import ADDED_DTYPES, POLICY_VERSION_KEY
-from tdserve.messages.row_numbers import sort_unique
+from tdserve.messages.row_numbers import NO_ROWS, Rows, sort_unique
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.conditional_selectors import ConditionalSelectors
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.selector import Drawn, Selector
 from tdserve.rules.replay.settings import Settings
-
-_NONE: Rows = np.empty(0, np.int64)
 
 
 class Draw(NamedTuple):
@@ -99,7 +96,7 @@ class Drawing:
             total -= len(kept.rows)
             pieces.append(kept)
             missing -= len(kept.rows)
-        return Draw(self._count(pieces[0] if len(pieces) == 1 else _join(pieces)), _NONE)
+        return Draw(self._count(pieces[0] if len(pieces) == 1 else _join(pieces)), NO_ROWS)
 
     def undo(self, rows: Rows, spent: Rows) -> None:
         """Undoes a draw. Rows of ``spent``, which must still be live, may be drawn again."""
@@ -113,14 +110,14 @@ class Drawing:
     ) -> Draw | None:
         if not self._max_times:
             drawn = selector.draw(num_rows, rng=rng, begun=begun, total=total)
-            return None if drawn is None else Draw(self._count(drawn), _NONE)
+            return None if drawn is None else Draw(self._count(drawn), NO_ROWS)
         pieces: list[Drawn] = []
         spent: list[Rows] = []
         missing = num_rows
         while missing:
             drawn = selector.draw(missing, rng=rng, begun=begun, total=total) if len(selector) else None
             if drawn is None:
-                self.undo(_join_rows(pieces), np.concatenate(spent) if spent else _NONE)
+                self.undo(_join_rows(pieces), np.concatenate(spent) if spent else NO_ROWS)
                 return None
             allowed = self._columns.times_sampled[drawn.rows] + _count_occurrences(drawn.rows) < self._max_times
             kept = Drawn(drawn.rows[allowed], {key: column[allowed] for key, column in drawn.columns.items()})
@@ -160,7 +157,7 @@ def _count_occurrences(rows: Rows) -> NDArray[np.int64]:
 
 
 def _join_rows(pieces: list[Drawn]) -> Rows:
-    return np.concatenate([piece.rows for piece in pieces]) if pieces else _NONE
+    return np.concatenate([piece.rows for piece in pieces]) if pieces else NO_ROWS
 
 
 def _join(pieces: list[Drawn]) -> Drawn:

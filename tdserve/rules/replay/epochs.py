@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 
@@ -26,7 +27,6 @@ NUM_ROUNDS = 6
 """Rounds of the cipher; four already give a permutation that no statistical test distinguishes from a random one.
 Even."""
 
-Rows = NDArray[np.int64]
 _Words = NDArray[np.uint64]
 
 

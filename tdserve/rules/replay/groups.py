@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import LiveRows, Rows
+from tdserve.rules.replay.live_rows import LiveRows
 from tdserve.rules.replay.parted_dict import PartedDict
 from tdserve.rules.replay.selector import Drawn, Selector
 

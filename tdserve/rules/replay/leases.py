@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError, WrongStateError
-from tdserve.messages.row_numbers import sort_unique
-from tdserve.rules.replay.live_rows import Rows
+from tdserve.messages.row_numbers import Rows, sort_unique
 
 _NONE = 0
 

@@ -6,9 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError
-from tdserve.messages.row_numbers import is_run
-
-Rows = NDArray[np.int64]
+from tdserve.messages.row_numbers import Rows, is_run
 
 _ABSENT = -1
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.ordered_rows import OrderedRows
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn, Selector

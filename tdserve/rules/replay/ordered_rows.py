@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError
-from tdserve.rules.replay.live_rows import Rows
+from tdserve.messages.row_numbers import Rows
 
 _ABSENT = -1
 _MIN_ROOM = 64

@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.messages.row_numbers import NO_ROWS, Rows
 from tdserve.rules.replay.conditions import SampleConditions
-from tdserve.rules.replay.live_rows import Rows
-
-NO_ROWS: Rows = np.empty(0, np.int64)
 
 
 @dataclass(eq=False, slots=True)

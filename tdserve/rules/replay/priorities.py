@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.messages.row_numbers import sort_unique
-from tdserve.rules.replay.live_rows import Rows, compact
+from tdserve.messages.row_numbers import Rows, sort_unique
+from tdserve.rules.replay.live_rows import compact
 
 Weights = NDArray[np.float64]
 

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.arguments import to_finite_number
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import Rows, compact
+from tdserve.rules.replay.live_rows import compact
 from tdserve.rules.replay.priorities import PriorityTree
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn, Selector

@@ -7,8 +7,8 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.priorities import MinTree
 

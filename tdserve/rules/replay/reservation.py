@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from tdserve.messages.row_numbers import encode_many
-from tdserve.rules.replay.live_rows import Rows
+from tdserve.messages.row_numbers import Rows, encode_many
 
 
 @dataclass(frozen=True, eq=False)

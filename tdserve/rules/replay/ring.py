@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, TooLargeError, WrongStateError
-from tdserve.messages.row_numbers import PIECE_ROWS
+from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, Rows
 from tdserve.messages.row_sets import RowSet
-from tdserve.rules.replay.live_rows import Rows, compact
+from tdserve.rules.replay.live_rows import compact
 from tdserve.rules.replay.reservation import Reservation
 
 _PART_SHIFT = 44
@@ -29,8 +29,6 @@ NAME_MASK = (1 << _PART_SHIFT) - 1
 
 _PART_MASK = (1 << 18) - 1
 """Partial writes of a row are counted above the commits, in 18 bits: a reader only has to see a change."""
-
-_NONE: Rows = np.empty(0, np.int64)
 
 
 class Ring:
@@ -79,7 +77,7 @@ class Ring:
         state: Mapping[str, int],
         *,
         now_reserved: Sequence[Rows] = (),
-        held: Rows = _NONE,
+        held: Rows = NO_ROWS,
         first_generation: int = 2,
     ) -> Ring:
         """Restores a ring from the stored generations and state.
@@ -114,7 +112,7 @@ class Ring:
         for rows in now_reserved:
             kept = rows[is_odd[rows]]
             is_odd[kept] = False
-            reservation = ring._register(kept, _NONE)
+            reservation = ring._register(kept, NO_ROWS)
             ring._quarantined[reservation.num] = ring._open.pop(reservation.num)
         held = held[is_odd[held]]
         is_odd[held] = False
@@ -225,7 +223,7 @@ class Ring:
         if not self.has_room(num_rows):
             return None
         holes = self._take_holes(num_rows)
-        rows = self._advance(num_rows - len(holes)) if len(holes) < num_rows else _NONE
+        rows = self._advance(num_rows - len(holes)) if len(holes) < num_rows else NO_ROWS
         where = compact(rows)
         before = self._generations[where]
         is_live = before > 0
@@ -246,7 +244,7 @@ class Ring:
                 self._close(part, "joining")  # which says why it cannot
             del self._open[part.num]
             self._num_reserved -= len(part.rows)
-        return self._register(rows, _NONE)
+        return self._register(rows, NO_ROWS)
 
     def split(self, reservation: Reservation, num_rows: int) -> tuple[Reservation, Reservation | None]:
         """Splits an open reservation in two: its first rows, and the others, if there are any."""
@@ -254,12 +252,12 @@ class Ring:
             return reservation, None
         self._close(reservation, "splitting")
         first, others = np.split(reservation.rows, [num_rows])
-        return self._register(first, _NONE), self._register(others, _NONE)
+        return self._register(first, NO_ROWS), self._register(others, NO_ROWS)
 
     def reserve_holes(self) -> Reservation | None:
         """Reserves all rows that were given up, to clean up after them; ``None`` if there are none."""
         holes = self._take_holes(self._num_holes)
-        return self._register(holes, _NONE) if len(holes) else None
+        return self._register(holes, NO_ROWS) if len(holes) else None
 
     def num_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
         """Returns how many rows from the cursor on, up to ``num_rows``, a writer may claim in order.
@@ -429,7 +427,7 @@ class Ring:
     def _take_holes(self, num_rows: int) -> Rows:
         """Takes up to ``num_rows`` holes, the oldest first."""
         if not self._num_holes:
-            return _NONE
+            return NO_ROWS
         found: list[Rows] = []
         missing = min(num_rows, self._num_holes)
         self._num_holes -= missing

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError
-from tdserve.messages.row_numbers import RUN_PIECE_ROWS
-from tdserve.rules.replay.live_rows import Rows, compact
+from tdserve.messages.row_numbers import RUN_PIECE_ROWS, Rows
+from tdserve.rules.replay.live_rows import compact
 
 
 class RowMask:

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import LiveRows, Rows
+from tdserve.rules.replay.live_rows import LiveRows
 from tdserve.rules.replay.selector import Drawn, Selector
 
 

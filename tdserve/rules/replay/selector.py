@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.rules.replay.live_rows import Rows
+from tdserve.messages.row_numbers import Rows
 
 
 class Drawn(NamedTuple):

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.base.integers import check_integer
 from tdserve.messages.content import SLICE_END_KEY
-from tdserve.messages.row_numbers import PIECE_ROWS, sort_unique
+from tdserve.messages.row_numbers import PIECE_ROWS, Rows, sort_unique
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import LiveRows, Rows
+from tdserve.rules.replay.live_rows import LiveRows
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn, Selector
 from tdserve.rules.replay.trajectories import MAX_ALONE, Trajectories

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.messages.content import POLICY_VERSION_KEY
-from tdserve.messages.row_numbers import sort_unique
+from tdserve.messages.row_numbers import Rows, sort_unique
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import Rows
 
 UNKNOWN = -1
 """Version of rows whose policy does not exist any more."""

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import EndOfStreamError, InvalidRequestError, WrongStateError
-from tdserve.messages.row_numbers import sort_unique
+from tdserve.messages.row_numbers import Rows, sort_unique
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.groups import GroupSelector
 from tdserve.rules.replay.leases import make_not_held_error
-from tdserve.rules.replay.live_rows import Rows, compact
+from tdserve.rules.replay.live_rows import compact
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, SamplePlan, SampleTerms, check_priorities
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.table_state import TableState

@@ -9,14 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import SelectionError
-from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS
+from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, TREE_PIECE_ROWS, Rows
 from tdserve.rules.replay.claims import Claims
 from tdserve.rules.replay.columns import MakeColumn, RowColumns, make_in_memory
 from tdserve.rules.replay.conditional_selectors import ConditionalSelectors
 from tdserve.rules.replay.drawing import Drawing
 from tdserve.rules.replay.limiter import Limiter, LimiterCounts
-from tdserve.rules.replay.live_rows import Rows
-from tdserve.rules.replay.plans import NO_ROWS
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
 from tdserve.rules.replay.row_mask import RowMask

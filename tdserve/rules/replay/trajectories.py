@@ -12,8 +12,8 @@ from collections.abc import Hashable
 import numpy as np
 from numpy.typing import NDArray
 
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.parted_dict import PartedDict
 
 _NONE = -1

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import Rows
 
 _BITS = 64
 

@@ -7,8 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from tdserve.messages.row_numbers import encode_rows
-from tdserve.rules.replay.live_rows import Rows
+from tdserve.messages.row_numbers import Rows, encode_rows
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.table import Table

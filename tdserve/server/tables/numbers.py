@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 from google.protobuf.message import Message
-from numpy.typing import NDArray
 
 from tdserve.base.errors import SelectionError
-from tdserve.messages.row_numbers import PIECE_ROWS, RUN_PIECE_ROWS, encode_repeats, encode_rows
+from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, RUN_PIECE_ROWS, Rows, encode_repeats, encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.items import is_mask
 from tdserve.messages.selection.selection import Selection
@@ -19,11 +18,7 @@ from tdserve.rules.replay.table import Table
 from tdserve.rules.replay.table_state import TableState
 from tdserve.server.turns import run_in_turns
 
-Rows = NDArray[np.int64]
-
-NONE = RowSet.run(0, 0)
-
-NO_ROWS = np.empty(0, np.int64)
+_EMPTY = RowSet.run(0, 0)
 
 _FOUND_ROWS = 2 * PIECE_ROWS
 """Row numbers that are checked in one turn, where those of live rows are collected."""
@@ -32,7 +27,7 @@ _READ_ROWS = PIECE_ROWS // 4
 """Rows, scattered over a table, that are read in one turn; a millisecond, since each needs a fetch from memory."""
 
 
-async def compute_row_numbers(selection: Selection, table: TableState, *, lost: RowSet = NONE) -> Rows:
+async def compute_row_numbers(selection: Selection, table: TableState, *, lost: RowSet = _EMPTY) -> Rows:
     """Returns the row numbers that an index means: integers are row numbers, slices and masks choose among the live
     rows.
 

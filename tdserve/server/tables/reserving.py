@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from tdserve.base.deadline import Deadline
-from tdserve.rules.replay.live_rows import Rows
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError
-from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, encode_rows
+from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, Rows, encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.value_columns import decode_block
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS

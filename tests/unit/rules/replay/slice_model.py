@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.slices import Slices, SliceSelector
 from tdserve.rules.replay.trajectories import Trajectories
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tdserve.messages.row_numbers import sort_unique
+from tdserve.messages.row_numbers import Rows, sort_unique
 from tdserve.rules.replay.limiter import MinSize, Queue
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import Arrival, SamplePlan
 from tdserve.rules.replay.reservation import Reservation

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import SelectionError
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.limiter import MinSize, SampleToInsertRatio
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.groups import GroupSelector
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.selector import Selector
 from tests import chi_square
 

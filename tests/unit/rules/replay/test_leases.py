@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tdserve.base.errors import LocalProtocolError, WrongStateError
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.leases import Leases
-from tdserve.rules.replay.live_rows import Rows
 from tests.memory import count_bytes
 
 _CAPACITY = 12

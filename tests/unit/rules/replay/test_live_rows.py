@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tdserve.base.errors import LocalProtocolError
-from tdserve.rules.replay.live_rows import LiveRows, Rows, compact
+from tdserve.messages.row_numbers import Rows
+from tdserve.rules.replay.live_rows import LiveRows, compact
 from tests import chi_square
 
 _CAPACITY = 24

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.order import Fifo, Lifo, OrderSelector
 
 _RNG = np.random.default_rng(0)

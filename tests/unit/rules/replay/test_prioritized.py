@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.prioritized import Prioritized, PrioritizedSelector
 from tests import chi_square
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.sampler import Sampler, Uniform, UniformSelector

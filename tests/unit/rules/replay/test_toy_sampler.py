@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import NotSupportedError
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay import settings as replay_settings
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn, Selector

@@ -5,8 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.without_replacement import EpochSelector, WithoutReplacement
 from tests import chi_square
 
