@@ -18,6 +18,20 @@ from tdserve.base.errors import InvalidRequestError, NotSupportedError, WrongSta
 MAX_WORLD_SIZE = 4096
 """Most members: each has a connection to every other."""
 
+BACKENDS = ("gloo", "nccl")
+
+
+def check_backend(name: str) -> str:
+    """Returns ``name`` if groups have such a backend.
+
+    Raises:
+        InvalidRequestError: With those that there are.
+    """
+    if name not in BACKENDS:
+        reason = f"it must be one of {', '.join(BACKENDS)}, got {name!r}"
+        raise InvalidRequestError(argument="backend", reason=reason)
+    return name
+
 
 @dataclass(frozen=True)
 class Ask:

@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import Callable
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CapacityError, DeadlineExceededError, InvalidRequestError, NotSupportedError
+from tdserve.base.errors import CapacityError, DeadlineExceededError, NotSupportedError
 from tdserve.base.ids import check_store_name, check_text, make_secret
-from tdserve.rules.groups import Ask, Epoch, GroupRule
+from tdserve.rules.groups import Ask, Epoch, GroupRule, check_backend
 from tdserve.server import inline_tasks
 from tdserve.server.sessions.session import ClientSession
 from tdserve.v1 import control_pb2
-
-BACKENDS = ("gloo", "nccl")
 
 MAX_GROUPS = 10_000
 """Most groups of one server; each takes some kilobytes while it has a member."""
@@ -56,10 +54,7 @@ class Groups:
         check_text("device", asked.device)
         if asked.name not in self._groups and len(self._groups) >= MAX_GROUPS:
             raise CapacityError(what="groups of one server", asked=1, free=0)
-        if asked.backend not in BACKENDS:
-            raise InvalidRequestError(
-                argument="backend", reason=f"it must be one of {', '.join(BACKENDS)}, got {asked.backend!r}"
-            )
+        check_backend(asked.backend)
         deadline = Deadline.after(asked.timeout_s)
         await inline_tasks.ensure_task()
         group = self._groups.setdefault(asked.name, _Group(asked.name))

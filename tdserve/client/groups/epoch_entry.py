@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, TDServeError
+from tdserve.base.errors import TDServeError
 from tdserve.base.ids import check_store_name
 from tdserve.client.content.devices import resolve_device
 from tdserve.client.groups.epoch import GroupEpoch
@@ -15,10 +15,9 @@ from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.network_interface import find_offered_address
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
+from tdserve.rules.groups import check_backend
 from tdserve.transport.group_nccl import check_available
 from tdserve.v1 import control_pb2
-
-BACKENDS = ("gloo", "nccl")
 
 
 class GroupAsk:
@@ -39,15 +38,11 @@ class GroupAsk:
 
     def __init__(self, client: SessionClient, name: str, *, backend: str, device: Any, interface: str | None) -> None:
         self.name = check_store_name(name)
-        if backend not in BACKENDS:
-            raise InvalidRequestError(
-                argument="backend", reason=f"it must be one of {', '.join(BACKENDS)}, got {backend!r}"
-            )
         if backend == "nccl":
             check_available()
         self.device: torch.device | None = resolve_device(device or "cuda") if backend == "nccl" else None
         self._client = client
-        self._backend = backend
+        self._backend = check_backend(backend)
         self._interface = interface
 
     def join(

@@ -109,7 +109,7 @@ class Session:
         greeting = Pending(on_silence=self._give_up)
         self._pending: dict[int, Pending] = {0: greeting}
         self._lost: TDServeError | None = None
-        self._is_over = Event()
+        self._is_over = Event()  # set together with _lost, for those who wait for that
         self._contents = ContentChannels(
             self._make_channel, self._send_rendezvous, peer=self._peer, on_unformed=self._end_unformed
         )
