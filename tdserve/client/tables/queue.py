@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.client.content.padding import Pad
-from tdserve.client.tables.sampling import check_num_rows
+from tdserve.client.tables.sampling import Conditions, check_num_rows
 from tdserve.client.tables.table import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_rows
 
@@ -46,7 +46,8 @@ class QueueHandle(TableHandle):
         deadline = self._client.deadline(timeout_s)
 
         def draw() -> Any:
-            return take_rows(self._client, self._query(max_lag=max_lag, is_lease=True, pad=pad), num_rows, deadline)
+            query = self._query(Conditions(max_lag=max_lag), is_lease=True, pad=pad)
+            return take_rows(self._client, query, num_rows, deadline)
 
         rows = self._following(draw)
         return Taken(self._client, self._query(is_lease=True), rows, None) if ack else rows
@@ -82,5 +83,5 @@ class QueueHandle(TableHandle):
         """
         num_rows = check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
-        query = self._query(max_lag=max_lag, is_lease=True, pad=pad)
+        query = self._query(Conditions(max_lag=max_lag), is_lease=True, pad=pad)
         return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)

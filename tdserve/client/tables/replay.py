@@ -10,7 +10,7 @@ from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad
 from tdserve.client.tables.batches import Batches
 from tdserve.client.tables.changes import change_priorities, encode_priorities
-from tdserve.client.tables.sampling import Query, check_num_rows, draw_whole_rows
+from tdserve.client.tables.sampling import Conditions, check_num_rows, draw_whole_rows
 from tdserve.client.tables.table import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_rows
 
@@ -70,18 +70,10 @@ class ReplayHandle(TableHandle):
         """
         num_rows = check_num_rows(num_rows, device)
         deadline = self._client.deadline(timeout_s)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag)
 
         def draw() -> Any:
-            query = self._query(
-                require=require,
-                consumer=consumer,
-                group_by=group_by,
-                group_size=group_size,
-                max_lag=max_lag,
-                is_lease=bool(consumer),
-                pad=pad,
-                device=device,
-            )
+            query = self._query(conditions, is_lease=bool(consumer), pad=pad, device=device)
             if not consumer:
                 return draw_whole_rows(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
             td = take_rows(self._client, query, num_rows, deadline)
@@ -117,15 +109,8 @@ class ReplayHandle(TableHandle):
         """
         check_real("drawing rows", ROWS)
         num_rows = check_integer("num_rows", num_rows, 1)
-        query = self._query(
-            require=require,
-            consumer=consumer,
-            group_by=group_by,
-            group_size=group_size,
-            max_lag=max_lag,
-            is_lease=True,
-            pad=pad,
-        )
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag)
+        query = self._query(conditions, is_lease=True, pad=pad)
         rows = take_rows(self._client, query, num_rows, self._client.deadline(timeout_s))
         return Taken(self._client, query, rows, None) if ack else rows
 
@@ -135,7 +120,7 @@ class ReplayHandle(TableHandle):
         Raises:
             WrongStateError: This client does not hold them any more. Nothing was changed.
         """
-        query = self._query(consumer=consumer, is_lease=True)
+        query = self._query(Conditions(consumer=consumer), is_lease=True)
         acknowledge(self._client, query, rows, self._client.deadline(timeout_s))
 
     def update_priority(
@@ -205,16 +190,8 @@ class ReplayHandle(TableHandle):
         num_rows = check_num_rows(num_rows, device)
         prefetch = check_integer("prefetch", prefetch, 1)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
-        query: Query = self._query(
-            require=require,
-            consumer=consumer,
-            group_by=group_by,
-            group_size=group_size,
-            max_lag=max_lag,
-            is_lease=bool(consumer),
-            pad=pad,
-            device=device,
-        )
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag)
+        query = self._query(conditions, is_lease=bool(consumer), pad=pad, device=device)
         if consumer:
             return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)
         return Batches(

@@ -58,6 +58,19 @@ def check_num_rows(num_rows: Any, device: Any) -> int:
     return number
 
 
+class Conditions(NamedTuple):
+    """Conditions of the rows that a caller draws, as given; arguments as of ``ReplayHandle.sample``."""
+
+    require: Any = None
+    consumer: str = ""
+    group_by: Any = None
+    group_size: int = 0
+    max_lag: int | None = None
+
+
+ANY_ROWS = Conditions()
+
+
 @dataclass(frozen=True)
 class Query:
     """Which rows of a table to draw; arguments as of ``ReplayHandle.sample``.

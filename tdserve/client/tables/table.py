@@ -41,7 +41,7 @@ from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.parts import ExtendPart
 from tdserve.client.tables.retype_table import find_current_description, retype, was_densified
 from tdserve.client.tables.row_annotations import parse_max_lag, set_row_annotations
-from tdserve.client.tables.sampling import Query, build_rows
+from tdserve.client.tables.sampling import ANY_ROWS, Conditions, Query, build_rows
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import encode, parse
@@ -370,16 +370,7 @@ class TableHandle(ByAddress):
         return self._client.call(attempt, deadline)
 
     def _query(
-        self,
-        *,
-        require: Any = None,
-        consumer: str = "",
-        group_by: Any = None,
-        group_size: int = 0,
-        max_lag: int | None = None,
-        is_lease: bool = False,
-        pad: Pad = None,
-        device: Any = None,
+        self, conditions: Conditions = ANY_ROWS, *, is_lease: bool = False, pad: Pad = None, device: Any = None
     ) -> Query:
         """Makes the query of a sample, and checks it as far as the client can.
 
@@ -387,6 +378,7 @@ class TableHandle(ByAddress):
             KeyNotFoundError: Rows have no such leaf.
             InvalidRequestError: An argument is invalid.
         """
+        require, consumer, group_by, group_size, max_lag = conditions
         required = (
             None if require is None else tuple(check_path(key, argument="require") for key in _list_keys(require))
         )
