@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,11 +12,12 @@ from numpy.typing import NDArray
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.base.integers import check_integer
 from tdserve.messages.content import SLICE_END_KEY
-from tdserve.messages.row_numbers import PIECE_ROWS, Rows, sort_unique
+from tdserve.messages.row_numbers import PIECE_ROWS, Rows
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import LiveRows
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn, Selector
+from tdserve.rules.replay.slice_starts import Changes, Starts
 from tdserve.rules.replay.trajectories import MAX_ALONE, Trajectories
 
 _NONE = -1
@@ -147,40 +147,6 @@ def _check_key(argument: str, key: str | Sequence[str] | None) -> tuple[str, ...
     return tuple(parts)
 
 
-class _Starts(LiveRows):
-    """Rows where slices of one length begin."""
-
-    def include(self, rows: Rows) -> None:
-        """Adds those of the rows that are missing; a row may be named twice."""
-        rows = sort_unique(rows)
-        self.add(rows[~self.contains(rows)])
-
-    def discard(self, rows: Rows) -> None:
-        """Removes those of the rows that are members; a row may be named twice."""
-        self.remove(self.select_members(sort_unique(rows)))
-
-
-class _Changes:
-    """What has happened to the starts of slices of one length since a search for them began.
-
-    Attributes:
-        length: Rows of a slice.
-        steps: Rows that became starts, or are none any more, in this order.
-    """
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.steps: deque[tuple[Rows, bool]] = deque()
-
-    def include(self, rows: Rows) -> None:
-        """Notes that rows became starts, or are some already."""
-        self.steps.append((rows, True))
-
-    def discard(self, rows: Rows) -> None:
-        """Notes that rows are no starts."""
-        self.steps.append((rows, False))
-
-
 class Search:
     """A search for the starts of slices of one length, see :class:`~tdserve.rules.replay.selector.Preparation`.
 
@@ -192,11 +158,11 @@ class Search:
         dropped: The starts of other lengths that were dropped for these.
     """
 
-    def __init__(self, selector: SliceSelector, changes: _Changes) -> None:
+    def __init__(self, selector: SliceSelector, changes: Changes) -> None:
         self.dropped: list[LiveRows] = []
         self._selector = selector
         self._changes = changes
-        self._found: _Starts | None = None
+        self._found: Starts | None = None
 
     @property
     def length(self) -> int:
@@ -249,8 +215,8 @@ class SliceSelector(Selector):
         self._num_members = 0
         # One entry more than rows, for the number -1: it stands for no row, and is not a member.
         self._is_member: NDArray[np.bool_] = np.zeros(capacity + 1, np.bool_)
-        self._starts: dict[int, _Starts] = {}
-        self._changes: _Changes | None = None
+        self._starts: dict[int, Starts] = {}
+        self._changes: Changes | None = None
         if setting.slice_len is not None:
             self._starts_of(setting.slice_len)
 
@@ -328,10 +294,10 @@ class SliceSelector(Selector):
         """See :class:`~tdserve.rules.replay.selector.Selector`."""
         if not self.lacks(num_rows):
             return None
-        self._changes = _Changes(self._length_of(num_rows))
+        self._changes = Changes(self._length_of(num_rows))
         return Search(self, self._changes)
 
-    def notes(self, changes: _Changes) -> bool:
+    def notes(self, changes: Changes) -> bool:
         """Returns whether changes are still noted there: no other search has begun, and the starts are missing."""
         return self._changes is changes
 
@@ -339,7 +305,7 @@ class SliceSelector(Selector):
         """Returns the length of slices in a sample; nothing is longer than the table, so all such lengths are one."""
         return min(self._setting.compute_length(num_rows, self._capacity), self._capacity + 1)
 
-    def _starts_of(self, length: int) -> _Starts:
+    def _starts_of(self, length: int) -> Starts:
         """Returns the starts of a length, and makes it the most recently used."""
         length = min(length, self._capacity + 1)
         starts = self._starts.pop(length, None)
@@ -348,14 +314,14 @@ class SliceSelector(Selector):
         self.keep_starts(length, starts)
         return starts
 
-    def keep_starts(self, length: int, starts: _Starts) -> list[_Starts]:
+    def keep_starts(self, length: int, starts: Starts) -> list[Starts]:
         """Takes the starts of a length over; returns those that were dropped for it."""
         self._starts[length] = starts
         if self._changes is not None and self._changes.length == length:
             self._changes = None
         return [self._starts.pop(next(iter(self._starts))) for _ in range(len(self._starts) - _MAX_LENGTHS)]
 
-    def build_starts(self, length: int) -> _Starts:
+    def build_starts(self, length: int) -> Starts:
         """Returns the starts of a length among the members, in as many passes as the length has binary digits.
 
         In a thread, rows may come and go meanwhile. What is found is right for all rows of which no change is noted: a
@@ -382,7 +348,7 @@ class SliceSelector(Selector):
             is_head = is_member & ~is_member[self._trajectories.before]
             last[-1] = 0
             is_start |= is_head & self._trajectories.is_end[last]
-        starts = _Starts(self._capacity)
+        starts = Starts(self._capacity)
         starts.add(np.flatnonzero(is_start[:-1]))
         return starts
 
@@ -449,7 +415,7 @@ class SliceSelector(Selector):
         self._starts = {length: self.build_starts(length) for length, _ in self._each_length()}
         self._changes = None
 
-    def _each_length(self) -> Iterator[tuple[int, _Starts | _Changes]]:
+    def _each_length(self) -> Iterator[tuple[int, Starts | Changes]]:
         yield from self._starts.items()
         if self._changes is not None:
             yield self._changes.length, self._changes
