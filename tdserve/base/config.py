@@ -293,7 +293,7 @@ def read_fail_delay_s() -> float:
     Slows restart loops. An invalid value is ignored: the original failure has already been reported.
     """
     try:
-        delay_s: float = _read_variable("read_fail_delay_s", float, None) or 0.0
+        delay_s: float = _read_variable("fail_delay_s", float, None) or 0.0
     except InvalidRequestError:
         return 0.0
     return delay_s if 0.0 <= delay_s < math.inf else 0.0

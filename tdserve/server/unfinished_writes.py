@@ -36,7 +36,7 @@ earlier session, which it holds as long as it is at work, or stopped."""
 
 
 class UnfinishedWrites:
-    """UnfinishedWrites rows, which are kept from other writers, also across a restart.
+    """Unfinished rows, which are kept from other writers, also across a restart.
 
     Args:
         db: Catalog that records them.
