@@ -240,18 +240,19 @@ class ControlProcess:
             return
         if message.HasField("answered"):
             self._services.answers.forget(session.client_id, message.answered)
-        if message.HasField("cancel"):
+        kind = message.WhichOneof("body")
+        if kind == "cancel":
             self._services.requests.cancel(session, message.cancel.cancelled)
-        elif message.HasField("channel_lost"):
+        elif kind == "channel_lost":
             lost = message.channel_lost
             session.lose_channel(lost.channel, f"its client reports: {lost.reason[:500]!r}")
-        elif message.HasField("claimed"):
+        elif kind == "claimed":
             self._services.claiming.on_claimed(session, message.claimed)
-        elif message.HasField("group_notice"):
+        elif kind == "group_notice":
             self._services.groups.on_notice(session, message.group_notice)
-        elif message.HasField("relay_report"):
+        elif kind == "relay_report":
             self._services.relays.on_report(session, message.relay_report)
-        elif message.HasField("part"):
+        elif kind == "part":
             whole = self._incoming.add(session, message.part)
             if whole is not None:
                 self._take(session, whole, run)
