@@ -19,7 +19,7 @@ PER_SECOND: dict[Unit, float] = {"us": 1e6, "ms": 1e3}
 
 @dataclass(frozen=True)
 class Target:
-    """What the plan asks of a figure.
+    """A target of a figure.
 
     ``at least`` and ``below`` bound the figure in its own unit. ``of floor`` is the least ratio to the floor with the
     name ``floor``, or to the first floor where that is empty.
@@ -135,7 +135,7 @@ def make_figure(
         scale: The unit of the figure.
         subject: What tdserve did.
         floors: The floors by name.
-        targets: What the plan asks. Those that mean a floor that was not measured are left out.
+        targets: The targets of the figure. Those that mean a floor that was not measured are left out.
     """
     rounds = scale.convert(subject)
     found = []

@@ -1,4 +1,4 @@
-"""What the figures were measured on: a figure without its machine says nothing."""
+"""What the figures were measured on: a figure without its machine means nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Fact = str | int | float
 
 
 def describe_machine(root: Path) -> dict[str, Fact]:
-    """Cores, memory, versions, and how busy the machine was when the run began.
+    """Returns cores, memory, versions, and how busy the machine was when the run began.
 
     Args:
         root: Where the stores lie; its file system is named.

@@ -121,4 +121,4 @@ WORKLOADS: dict[str, Callable[[Stage], Generator[Case]]] = {
     "chat": measure_chat,
     "dataset": measure_dataset,
 }
-"""By the names of ``tdserve.bench.options.WORKLOAD_NAMES``."""
+"""The workloads by their names in ``tdserve.bench.options.WORKLOAD_NAMES``."""

@@ -1,4 +1,4 @@
-"""Timing: rounds of operations, floors and subjects in turn, medians and tails. Knows nothing of what it times."""
+"""Timing: rounds of operations, floors and subjects in turn, medians and tails. It does not depend on what is timed."""
 
 from __future__ import annotations
 

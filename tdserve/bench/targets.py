@@ -1,4 +1,4 @@
-"""What the plan asks of the figures: all targets, in one table."""
+"""The targets of all figures, in one table."""
 
 from __future__ import annotations
 

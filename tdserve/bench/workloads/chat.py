@@ -27,7 +27,7 @@ VOCABULARY = 128_000
 BATCH_ROWS = 64
 POOL_ROWS = 1_024
 NUM_EXTENDS_UNDER_WAY = 8
-"""As many as batches in a pipeline of samples."""
+"""Extends under way: as many as a pipeline of samples has batches."""
 
 NUM_MESSAGES = 5
 

@@ -27,7 +27,7 @@ SERVER_TIMEOUT_S = 20.0
 """For calls that wait for nobody else: the server answers at once, or is gone."""
 
 KEY = "tdserve.examples.collectors"
-"""Under which the ranks of a job find the server."""
+"""Key under which the ranks of a job find the server."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -47,7 +47,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def run_all(options: argparse.Namespace) -> None:
-    """Is the learner, and starts the collectors as processes of its own."""
+    """Runs the learner, and starts the collectors as processes of its own."""
     with (
         server(options.address) as address,
         tempfile.TemporaryDirectory(prefix="tdserve-collectors-") as logs,
@@ -71,7 +71,7 @@ def run_all(options: argparse.Namespace) -> None:
 
 
 def run_rank(options: argparse.Namespace, rank: TorchrunRank) -> None:
-    """Is one process of a job that ``torchrun`` started: rank 0 is the learner, the others collect.
+    """Runs one process of a job that ``torchrun`` started: rank 0 is the learner, the others collect.
 
     Nothing here makes a process group: the ranks find the server through the key-value store that torchrun keeps for
     every job. A learner of several ranks would call ``init_process_group`` as ever.
@@ -110,14 +110,14 @@ def print_all(
 
 
 def _store_of(rank: TorchrunRank) -> dist.Store:  # type: ignore[name-defined]
-    """Of this attempt: a job that is started again gets a server of its own."""
+    """Returns the key-value store of this attempt: a job that is started again gets a server of its own."""
     job = dist.TCPStore(rank.master_addr, rank.master_port, is_master=False)  # type: ignore[attr-defined]
     return dist.PrefixStore(f"{KEY}/{rank.restart_count}", job)  # type: ignore[attr-defined]
 
 
 @contextmanager
 def server(address: str | None) -> Iterator[str]:
-    """The address of a server: the given one, or of one that lives as long as the block."""
+    """Yields the address of a server: the given one, or that of a server that lives as long as the block."""
     if address is not None:
         yield address
         return
@@ -126,8 +126,8 @@ def server(address: str | None) -> Iterator[str]:
 
 
 def end_on_signals() -> None:
-    """The first SIGINT or SIGTERM unwinds the stack, so that every ``with`` closes what it opened; later ones do not
-    tear that apart."""
+    """Makes the first SIGINT or SIGTERM unwind the stack, so that every ``with`` closes what it opened; later ones do
+    not interrupt that."""
 
     def end(number: int, _: object) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):

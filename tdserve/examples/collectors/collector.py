@@ -13,7 +13,7 @@ from tdserve.examples.collectors.task import PATIENCE_S, Names, collect, make_po
 from tdserve.examples.demo.processes import end_with_parent
 
 NUM_ROWS = 256
-"""Of one message."""
+"""Rows of one message."""
 
 
 class Collector:
@@ -60,7 +60,7 @@ class Collector:
         self._num_rows += NUM_ROWS
 
     def run(self) -> None:
-        """Says that it is there, collects until the last weights have come, and says what it did."""
+        """Reports that it has started, collects until the last weights have come, and reports what it did."""
         started_s = time.monotonic()
         self._report(0.0)
         while self.follow():
@@ -74,15 +74,15 @@ class Collector:
 
 
 def device_of(index: int) -> torch.device:
-    """The device of a collector on this machine: a GPU of its own while there are enough."""
+    """Returns the device of a collector on this machine: a GPU of its own while there are enough."""
     return torch.device("cuda", index % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def collect_all(address: str, run: str, *, index: int, local_index: int | None = None) -> None:
-    """Is a collector, from its beginning to its end.
+    """Runs a collector from its beginning to its end.
 
     Args:
-        address: Of the server.
+        address: Address of the server.
         run: Name of the run.
         index: Number of the collector in the run.
         local_index: Its number on this machine, where that is another one.

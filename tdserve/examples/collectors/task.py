@@ -25,12 +25,12 @@ class Names(NamedTuple):
 
     @classmethod
     def of(cls, run: str) -> Names:
-        """The names in a run."""
+        """Returns the names in a run."""
         return cls(f"{run}-rows", f"{run}-policy", f"{run}-reports")
 
 
 def make_policy() -> nn.Sequential:
-    """The logit of every action."""
+    """Makes the policy: the logit of every action."""
     return nn.Sequential(nn.Linear(NUM_OBSERVATIONS, NUM_HIDDEN), nn.ReLU(), nn.Linear(NUM_HIDDEN, NUM_ACTIONS))
 
 
@@ -38,7 +38,7 @@ def make_policy() -> nn.Sequential:
 def collect(
     policy: nn.Module, num_rows: int, device: torch.device, *, collector: int = 0, version: int = 0
 ) -> TensorDict:
-    """What the policy does in so many situations, and what it gets for it: [num_rows], on the device."""
+    """Lets the policy act in ``num_rows`` situations; returns these, its actions and rewards, on the device."""
     observation = torch.randn(num_rows, NUM_OBSERVATIONS, device=device)
     action = policy(observation).softmax(1).multinomial(1).squeeze(1)
     reward = (action == (observation @ _truth().to(device)).argmax(1)).float()

@@ -1,4 +1,4 @@
-"""Steps environments: exploration, n-step transitions, finished episodes. Knows neither tdserve nor the network."""
+"""Steps environments: exploration, n-step transitions, finished episodes. It uses neither tdserve nor the network."""
 
 from __future__ import annotations
 

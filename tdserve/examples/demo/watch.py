@@ -123,7 +123,7 @@ class Watch:
         return compute_rates(self._polls[0], self._polls[-1])
 
     def poll(self) -> Snapshot:
-        """Asks the server, and returns what it said.
+        """Asks the server, and returns its figures.
 
         Raises:
             TDServeError: The server did not answer.
