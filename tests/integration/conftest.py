@@ -21,7 +21,7 @@ FreshServer = Callable[..., tdserve.Server]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds ``--full-size``, with which the tests of exactness move all the rows that they are made for."""
-    parser.addoption("--full-size", action="store_true", help="eight times as many rows in test_exactness.py")
+    parser.addoption("--full-size", action="store_true", help="ten times as many rows in test_exactness.py")
 
 
 def example(num_rows: int = 4) -> TensorDict:

@@ -32,7 +32,7 @@ INLINE_FLOATS, CHANNEL_FLOATS = 16, 260
 @pytest.fixture
 def scale(pytestconfig: pytest.Config) -> float:
     """Factor for the number of extends."""
-    return 1.0 if pytestconfig.getoption("--full-size", default=False) else 0.25
+    return 1.0 if pytestconfig.getoption("--full-size", default=False) else 0.1
 
 
 class Load:
