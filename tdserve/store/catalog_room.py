@@ -1,5 +1,7 @@
 """Disk space for the catalog, reserved before it is needed: recording a decision must not fail for lack of space.
 
+The entries of a keyed store have such a reserve too, so that some can be removed when the disk is full.
+
 LMDB copies each page that a transaction changes, so even a deletion takes free pages. The data file is therefore grown
 ahead of its use, and the last part of it is a reserve: a change that may still be refused does not use it, and a change
 that others already rely on may.
@@ -38,9 +40,13 @@ class CatalogRoom:
         env: The environment.
         tables: All its tables.
         max_bytes: Size of the map.
+        what: Names it in errors.
     """
 
-    def __init__(self, path: Path, env: lmdb.Environment, tables: Collection[Any], *, max_bytes: int) -> None:
+    def __init__(
+        self, path: Path, env: lmdb.Environment, tables: Collection[Any], *, max_bytes: int, what: str = "the catalog"
+    ) -> None:
+        self._what = what
         self._path = path
         self._env = env
         self._tables = tables
@@ -84,7 +90,7 @@ class CatalogRoom:
         usable_bytes = unused_bytes if nbytes <= self._page_nbytes else self._tail_bytes
         if usable_bytes < wanted_bytes:
             free = max(usable_bytes - kept_bytes, 0)
-            raise CapacityError(what=f"the catalog {self._path}: its disk, or its limit", asked=nbytes, free=free)
+            raise CapacityError(what=f"{self._what} {self._path}: its disk, or its limit", asked=nbytes, free=free)
 
     def _grow(self, nbytes: int) -> bool:
         """Allocates the file up to ``nbytes``, and a step more if there is room; returns whether it has ``nbytes``."""

@@ -56,6 +56,7 @@ class Generations:
         )
         self._header.flags.writeable = self._values.flags.writeable = writable
         self._structure = self._header[_STRUCTURE_OFFSET : _STRUCTURE_OFFSET + 8].view("<i8")
+        self._epoch = self._header[_EPOCH_OFFSET : _EPOCH_OFFSET + 8].view("<i8")
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, uid: str, num_rows: int) -> Generations:
@@ -159,11 +160,13 @@ class Generations:
     @property
     def objects_epoch(self) -> int:
         """How often the store's non-tensor values have moved; determines the folder that they are in now."""
-        return int(self._epochs()[0])
+        if self._header is None:
+            raise ClosedError(what=f"generation file {self.path}")
+        return int(self._epoch[0])
 
     def move_objects(self, epoch: int) -> None:
         """Shows all processes that map this file where the non-tensor values are now; survives a loss of power."""
-        self._epochs()[0] = epoch
+        self._epoch[0] = epoch
         sync_file(self.path)
 
     @property
@@ -181,9 +184,6 @@ class Generations:
     def close(self) -> None:
         """Drops the mapping. Idempotent. Views taken from :attr:`values` stay usable."""
         self._header = self._values = None
-
-    def _epochs(self) -> npt.NDArray[np.int64]:
-        return self._mapped_header()[_EPOCH_OFFSET : _EPOCH_OFFSET + 8].view("<i8")
 
     def _mapped_header(self) -> npt.NDArray[np.uint8]:
         if self._header is None:

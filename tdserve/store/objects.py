@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 import lmdb
 
-from tdserve.base.errors import CapacityError, ClosedError
+from tdserve.base.errors import CapacityError, ClosedError, CorruptDataError
 from tdserve.messages.value_bundles import Unbundled
 from tdserve.messages.value_columns import Buffer, JoinedValues, join
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES
 from tdserve.store import environments
 from tdserve.store.bundles import Bundle, Bundles
+from tdserve.store.catalog_room import CatalogRoom
 from tdserve.store.faults import lmdb_faults
 from tdserve.store.object_rows import (
     COMMON,
@@ -132,7 +133,7 @@ class Objects:
         Raises:
             CapacityError: The map or the disk is full. Nothing was stored.
         """
-        self._commit(lambda txn: self._put_columns(txn, columns, clear), columns)
+        self._commit(lambda txn: self._put_columns(txn, columns, clear), _count_bytes(columns))
 
     def put_bundles(self, paths: Sequence[KeyPath], rows: Rows, bundles: Sequence[Buffer]) -> None:
         """Stores the values of rows under several paths in one atomic commit, replacing older ones.
@@ -146,7 +147,7 @@ class Objects:
             CapacityError: The map or the disk is full. Nothing was stored.
         """
         column = ObjectColumn((), rows, bundles)
-        self._commit(lambda txn: self._bundles.put(txn, paths, make_tails(rows), bundles), [column])
+        self._commit(lambda txn: self._bundles.put(txn, paths, make_tails(rows), bundles), _count_bytes([column]))
 
     def move(
         self, moves: Sequence[tuple[KeyPath, KeyPath]], *, cleared: Iterable[KeyPath] = (), cleared_below: str = ""
@@ -197,7 +198,7 @@ class Objects:
                 txn.delete(name + tail, db=self._values) for name, rows in found for tail in make_tails(rows)
             )
 
-        self._commit(delete, [])
+        self._commit(delete, 0)
         return num_dropped
 
     def get_many(
@@ -249,6 +250,42 @@ class Objects:
             finally:
                 os.close(fd)
 
+    def open_table(self, name: str) -> Any | None:
+        """Returns another table of this environment, created by the writer; None if no writer has created it yet."""
+        env = self._env()
+        writable = not env.flags()["readonly"]
+        try:
+            with lmdb_faults(self._folder, max_bytes=self._max_bytes):
+                return env.open_db(name.encode(), create=writable)
+        except CorruptDataError as error:
+            if isinstance(error.__cause__, lmdb.NotFoundError):
+                return None
+            raise
+
+    def open_room(self, tables: Sequence[Any]) -> CatalogRoom:
+        """Returns what reserves disk space for these tables; for the writer."""
+        path = self._folder / environments.DATA_FILE
+        return CatalogRoom(path, self._env(), tables, max_bytes=self._max_bytes, what="the entries in")
+
+    def begin_read(self) -> Any:
+        """Returns a transaction that reads all tables as of one moment; its values are views that end with it."""
+        return self._env().begin(buffers=True)
+
+    def convert_faults(self) -> lmdb_faults:
+        """Returns a block that turns LMDB's errors into ours."""
+        return lmdb_faults(self._folder, max_bytes=self._max_bytes)
+
+    def commit(self, change: Callable[[Any], None], *, asked_bytes: int) -> None:
+        """Calls ``change`` with a transaction and commits what it does; nothing if it raises. It may be called twice.
+
+        Args:
+            asked_bytes: Size of what it puts, for the error.
+
+        Raises:
+            CapacityError: The map or the disk is full. Nothing was changed.
+        """
+        self._commit(change, asked_bytes)
+
     @property
     def last_commit(self) -> int:
         """Number of the last commit; each commit raises it."""
@@ -260,8 +297,8 @@ class Objects:
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
             self._env().sync(True)
 
-    def _commit(self, put: Callable[[lmdb.Transaction], None], columns: Sequence[ObjectColumn]) -> None:
-        """Puts ``columns`` in a transaction; retries once if there was no room and free pages were found."""
+    def _commit(self, put: Callable[[lmdb.Transaction], None], asked_bytes: int) -> None:
+        """Commits a transaction; retries once if there was no room and free pages were found."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
             try:
                 self._try(put)
@@ -270,7 +307,7 @@ class Objects:
                     self._reclaim()
                     self._try(put)
                 except lmdb.MapFullError as fault:
-                    raise self._full(columns) from fault
+                    raise self._full(asked_bytes) from fault
         self._num_commits += 1
         if self._num_commits % COMMITS_PER_CHECK == 0:
             self._env().reader_check()
@@ -312,8 +349,9 @@ class Objects:
     def _used_bytes(self) -> int:
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
             env = self._env()
-            with env.begin() as txn:
-                tables = [env.stat(), txn.stat(self._values), txn.stat(self._paths)]
+            with env.begin() as txn:  # the unnamed table lists the others
+                names = [bytes(name) for name in txn.cursor().iternext(values=False)]
+                tables = [env.stat(), *(txn.stat(env.open_db(name, txn=txn, create=False)) for name in names)]
         num_pages = sum(table["branch_pages"] + table["leaf_pages"] + table["overflow_pages"] for table in tables)
         return (num_pages + _NUM_META_PAGES) * int(tables[0]["psize"])
 
@@ -325,14 +363,14 @@ class Objects:
             for name, path in txn.cursor(db=self._paths):
                 txn.put(name, path, db=self._paths)
 
-    def _full(self, columns: Sequence[ObjectColumn]) -> CapacityError:
+    def _full(self, asked_bytes: int) -> CapacityError:
         name = self._folder.parent.name
         return CapacityError(
             what=(
                 f"{VALUES} of store {name!r} (delete rows, or create it with more than max_object_bytes="
                 f"{self._max_bytes}; overwriting takes about three times the content)"
             ),
-            asked=sum(len(value) for column in columns for value in column.values),
+            asked=asked_bytes,
             free=self.free_bytes(),
         )
 
@@ -344,6 +382,10 @@ class Objects:
         if self._environment is None:
             raise ClosedError(what=f"objects {self._folder}")
         return self._environment.env
+
+
+def _count_bytes(columns: Sequence[ObjectColumn]) -> int:
+    return sum(len(value) for column in columns for value in column.values)
 
 
 class _ObjectReader:
