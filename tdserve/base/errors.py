@@ -12,6 +12,7 @@
     │   ├── KeyNotFoundError          NOT_FOUND            store, key           also a KeyError
     │   ├── StoreExistsError          ALREADY_EXISTS       name, reason
     │   ├── KeyExistsError            ALREADY_EXISTS       store, key           also a KeyError
+    │   ├── VersionConflictError      FAILED_PRECONDITION  store, key, expected, actual
     │   ├── SelectionError            OUT_OF_RANGE         selection, reason    also an IndexError
     │   ├── WrongStateError           FAILED_PRECONDITION  state, event
     │   ├── ReadOnlyError             PERMISSION_DENIED    store, reason
@@ -173,6 +174,15 @@ class StoreExistsError(RequestError):
     code = "ALREADY_EXISTS"
     template = "store {name!r} exists already: {reason}"
     defaults = {"name": "", "reason": "pass exists_ok=True, delete it, or choose another name"}
+
+
+class VersionConflictError(RequestError):
+    """An entry of a keyed store has another version than the caller expected; 0 stands for an absent entry. Nothing was
+    changed."""
+
+    code = "FAILED_PRECONDITION"
+    template = "store {store!r}, key {key!r}: expected version {expected}, it has {actual}"
+    defaults = {"store": "", "key": "", "expected": 0, "actual": 0}
 
 
 class SelectionError(RequestError, IndexError):

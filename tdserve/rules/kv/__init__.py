@@ -1,0 +1,1 @@
+"""The rules of keyed stores: settings, then what a change of entries does."""
