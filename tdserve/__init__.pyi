@@ -37,6 +37,7 @@ from tdserve.base.errors import (
     TransportError as TransportError,
     UnauthenticatedError as UnauthenticatedError,
     UnsupportedAttributeError as UnsupportedAttributeError,
+    VersionConflictError as VersionConflictError,
     WriterFailedError as WriterFailedError,
     WrongStateError as WrongStateError,
 )
@@ -49,6 +50,9 @@ from tdserve.client.groups.group import (
 )
 from tdserve.client.handles.handle import (
     StoreHandle as StoreHandle,
+)
+from tdserve.client.kv.keyed_handle import (
+    KeyedHandle as KeyedHandle,
 )
 from tdserve.client.session.description import (
     StoreDescription as StoreDescription,

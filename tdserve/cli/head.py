@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
     from tdserve.client.client import Client
+    from tdserve.client.kv.keyed_handle import KeyedHandle
 
 
 @click.command()
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("-n", "num_rows", type=click.IntRange(min=1), default=5, show_default=True, help="Rows to show.")
 @add_client_options
 def head(name: str, num_rows: int, address: str | None, token_file: pathlib.Path | None, as_json: bool) -> None:
-    """Show the first rows of store NAME: live rows of a table, the newest version of weights.
+    """Show the first rows of store NAME: live rows of a table, the newest version of weights, entries of a keyed store.
 
     Rows of a table that are read here do not count as sampled.
     """
@@ -51,9 +52,23 @@ def read_first_rows(client: Client, name: str, num_rows: int) -> Any:
         if newest is None:
             raise DeadlineExceededError(what=f"a first version of {name!r}", timeout_s=0.0)
         return newest.data
+    if described.kind == "keyed":
+        return _read_first_entries(client.kv(name), num_rows)
     if described.kind == "replay" or described.batch_size:
         return client[name][0:num_rows]
     return client[name][...]
+
+
+def _read_first_entries(kv: KeyedHandle, num_entries: int) -> Any:
+    """Returns the entries of a keyed store with the first keys, as leaves and parts of one tensordict."""
+    import torch
+    from tensordict import NonTensorData, TensorDict, is_tensor_collection
+
+    keys = kv.keys()[:num_entries]
+    found = [kv.get(key) for key in keys]
+    are_parts = [isinstance(value, torch.Tensor) or is_tensor_collection(value) for value in found]
+    shown = [value if is_part else NonTensorData(value) for value, is_part in zip(found, are_parts, strict=True)]
+    return TensorDict(dict(zip(keys, shown, strict=True)), [])
 
 
 class Column(NamedTuple):

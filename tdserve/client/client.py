@@ -13,6 +13,8 @@ from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import WEIGHTS, check_real
 from tdserve.client.groups.group import Group, join_group
 from tdserve.client.handles.handle import StoreHandle
+from tdserve.client.kv.keyed_handle import KeyedHandle
+from tdserve.client.kv.new_store import create_keyed
 from tdserve.client.movers.local import LocalMover
 from tdserve.client.movers.remote import RemoteMover
 from tdserve.client.session.by_address import OfProcess
@@ -32,6 +34,7 @@ from tdserve.client.weights.publishing import Published, publish
 from tdserve.client.weights.subscription import Subscription
 from tdserve.client.weights.versions import Pulls, Wanted, Weights, get_dtype_name
 from tdserve.rules.catalog import Durability
+from tdserve.rules.kv.settings import Eviction
 from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.settings import Settings
@@ -94,7 +97,11 @@ class Client(TensorDictClient):
         return name in self.catalog
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the handle of a store: a StoreHandle or a ReplayHandle, by its kind. Raises StoreNotFoundError."""
+        """Returns the handle of a store, by its kind: StoreHandle, ReplayHandle, QueueHandle or KeyedHandle.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+        """
         return self._open(self.describe(name))
 
     def keys(
@@ -133,7 +140,9 @@ class Client(TensorDictClient):
         if self._session is not None:
             self._session.mover.forget_deleted()
 
-    def _open(self, description: StoreDescription) -> StoreHandle | ReplayHandle | QueueHandle:
+    def _open(self, description: StoreDescription) -> StoreHandle | ReplayHandle | QueueHandle | KeyedHandle:
+        if description.kind == "keyed":
+            return KeyedHandle(self, description)
         if description.kind != "replay":
             return open_store(self, description, "a handle")
         is_queue = Settings.from_json(description.settings).is_queue
@@ -299,6 +308,59 @@ class Client(TensorDictClient):
         handle = self._open(self.describe(name, timeout_s=timeout_s))
         if not isinstance(handle, ReplayHandle):
             raise WrongStateError(state=f"store {name!r} is not a replay", event="replay()")
+        return handle
+
+    # ------------------------------------------------------------ keyed stores
+
+    def create_kv(
+        self,
+        name: str,
+        like: Any = None,
+        max_bytes: int | None = None,
+        eviction: Eviction = "none",
+        ttl_s: float | None = None,
+        exists_ok: bool = False,
+        *,
+        existsok: bool = False,
+    ) -> KeyedHandle:
+        """Creates a keyed store: string keys to tensordicts, tensors or values.
+
+        Args:
+            name: Of the store.
+            like: An entry, if all are tensordicts or tensors of one structure; its content does not matter. None:
+                entries may be anything, each of its own structure.
+            max_bytes: Most bytes of all entries with their keys; None: as many as the disk holds.
+            eviction: What a put does without room: ``"none"`` raises CapacityError, ``"lru"`` drops entries that were
+                not read or written lately.
+            ttl_s: Seconds after which an entry is gone; None: never.
+            exists_ok: True returns an existing keyed store of the same structure and settings.
+
+        Raises:
+            StoreExistsError, InvalidRequestError, InvalidSpecError, NotSupportedError, CapacityError: Nothing was
+                created.
+        """
+        description = create_keyed(
+            self,
+            name,
+            like,
+            max_bytes=max_bytes,
+            eviction=eviction,
+            ttl_s=ttl_s,
+            exists_ok=exists_ok or existsok,
+        )
+        return KeyedHandle(self, description)
+
+    def kv(self, name: str, *, timeout_s: float | None = None) -> KeyedHandle:
+        """Returns the handle of a keyed store; waits for it if it does not exist yet.
+
+        Raises:
+            DeadlineExceededError: It was not created in time.
+            StoreNotFoundError: It does not exist, with ``timeout_s=0``.
+            WrongStateError: The store of this name is not a keyed store.
+        """
+        handle = self._open(self.describe(name, timeout_s=timeout_s))
+        if not isinstance(handle, KeyedHandle):
+            raise WrongStateError(state=f"store {name!r} is not a keyed store", event="kv()")
         return handle
 
     # ------------------------------------------------------------ weights

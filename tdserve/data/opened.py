@@ -24,6 +24,7 @@ from tdserve.messages.layout import Layout
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, explain_read_only
 from tdserve.store import object_folders
 from tdserve.store.adopted import Adopted
+from tdserve.store.entries import EntryTables
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.mapping import open_leaves
 from tdserve.store.objects import Objects
@@ -46,6 +47,7 @@ class MappedStore:
         max_object_bytes: Size limit of these values, for that process.
         read_only: Why the store may not be written; "" when it may.
         plans: Kept plans of reads, by expression.
+        tables: Tables of a keyed store, with the environment that they belong to.
         structure: Number of the structure whose files are mapped.
     """
 
@@ -59,6 +61,7 @@ class MappedStore:
     max_object_bytes: int = DEFAULT_MAX_OBJECT_BYTES
     read_only: str = ""
     structure: int = 0
+    tables: tuple[Objects, EntryTables] | None = None
     _objects: tuple[int, Objects] | None = None
     _writable_generations: NDArray[np.int64] | None = None
     _tables: dict[Path, NDArray[np.uint8]] = field(default_factory=dict)
@@ -166,7 +169,7 @@ class MappedStore:
     def close(self) -> None:
         """Drops the mappings; tensors still in use keep theirs."""
         self.generations.close()
-        self._objects = None  # closed when the last thread that reads them has finished
+        self._objects = self.tables = None  # closed when the last thread that reads them has finished
 
 
 class OpenStores:

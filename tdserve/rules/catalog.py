@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, StoreExistsError, StoreNotFoundError
 from tdserve.base.integers import to_integer
 
-StoreKind = Literal["tensordict", "replay", "weights"]
+StoreKind = Literal["tensordict", "replay", "weights", "keyed"]
 
 Durability = Literal["process", "disk"]
 DURABILITIES: tuple[Durability, ...] = get_args(Durability)

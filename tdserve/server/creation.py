@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -19,6 +20,7 @@ from tdserve.base.ids import check_store_name
 from tdserve.rules.catalog import StoreKind, StoreRecord, check_durability, check_max_object_bytes
 from tdserve.rules.replay.settings import Settings
 from tdserve.server import descriptions
+from tdserve.server.keyed_stores import make_keyed_record
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.server.tables.policies import check_policy, wake_followers
@@ -32,6 +34,7 @@ KIND_NAMES: dict[int, StoreKind] = {
     control_pb2.STORE_KIND_TENSORDICT: "tensordict",
     control_pb2.STORE_KIND_REPLAY: "replay",
     control_pb2.STORE_KIND_WEIGHTS: "weights",
+    control_pb2.STORE_KIND_KEYED: "keyed",
 }
 
 MAX_CAPACITY_ROWS = 2**40
@@ -70,7 +73,7 @@ class Creation:
         if not request.HasField("spec"):
             raise InvalidSpecError(store=name, reason="there is none")
         spec = codec.decode(request.spec)
-        wanted = _make_record(name, kind, spec, request)
+        wanted = _make_record(name, kind, spec, request, root=self._stores.root.path)
         if kind == "replay":
             check_policy(self._stores, wanted)
         if request.replaces_empty_uid:
@@ -149,7 +152,11 @@ class Creation:
             await self._stores.delete(entry)
 
 
-def _make_record(name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateStoreRequest) -> StoreRecord:
+def _make_record(
+    name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateStoreRequest, *, root: Path
+) -> StoreRecord:
+    if kind == "keyed":
+        return make_keyed_record(name, spec, request, root)
     if kind != "replay":
         num_rows = spec.num_rows if kind == "tensordict" else 1
         return StoreRecord(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+from tdserve.server.keyed_stores import count_entries
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
@@ -14,6 +17,7 @@ KINDS = {
     "tensordict": control_pb2.STORE_KIND_TENSORDICT,
     "replay": control_pb2.STORE_KIND_REPLAY,
     "weights": control_pb2.STORE_KIND_WEIGHTS,
+    "keyed": control_pb2.STORE_KIND_KEYED,
 }
 
 
@@ -54,6 +58,8 @@ def describe(stores: Stores, entry: OpenedStore, *, with_spec: bool = True) -> c
         description.is_closed = table.is_closed
         description.settings = table.settings.to_json()
         description.min_size = getattr(table.settings.limiter, "min_size", 0)
+    if entry.keyed is not None and entry.generations is not None:
+        description.num_rows = count_entries(entry.folder, entry.generations, time.time())
     if entry.versions is not None:
         for version in entry.versions.kept:
             description.versions.add(

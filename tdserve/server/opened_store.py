@@ -20,6 +20,7 @@ from tdserve.base.errors import (
 )
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord, explain_read_only
+from tdserve.rules.kv.state import KeyedState
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.table import Table
 from tdserve.rules.weights import Versions
@@ -56,6 +57,7 @@ class OpenedStore:
         lost: Rows that report DATA_LOSS.
         writes: Rows that are being overwritten now, one set per write.
         unfilled: Rows that were claimed before a restart and not committed, with the record of their claim.
+        keyed: State of a keyed store.
         synced_version: Of weights: the version that a loss of power would lead back to, whose file is kept as it is. 0:
             none.
     """
@@ -67,6 +69,7 @@ class OpenedStore:
     generations: Generations | None = None
     table: Table | None = None
     versions: Versions | None = None
+    keyed: KeyedState | None = None
     waiters: Waiters = field(default_factory=Waiters)
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     link_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -102,6 +105,12 @@ class OpenedStore:
         if self.versions is None:
             raise self.make_kind_error("weights")
         return self.versions
+
+    def get_keyed(self) -> KeyedState:
+        """Returns the state of a keyed store. Raises WrongStateError for another kind of store."""
+        if self.keyed is None:
+            raise self.make_kind_error("keyed")
+        return self.keyed
 
     def check_writable(self) -> None:
         """Raises ReadOnlyError if the store refuses every write."""

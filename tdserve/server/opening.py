@@ -14,9 +14,11 @@ from typing import Any
 from tdserve.base.errors import InvalidSpecError
 from tdserve.messages.content import POLICY_VERSION_KEY, RESERVED_KEYS
 from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.kv.settings import KeyedSettings
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
 from tdserve.rules.weights import Versions
+from tdserve.server.keyed_stores import open_keyed_state
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import find_unfilled_claims
 from tdserve.server.specs import Specs
@@ -129,6 +131,9 @@ class Opener:
         if record.adopted and checks:
             check_adopted(folder, spec)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
+        if record.kind == "keyed":
+            keyed, stored = open_keyed_state(record, folder), make_stored_spec(record, spec)
+            return OpenedStore(record, stored, folder, row_spec=spec, generations=generations, keyed=keyed)
         entry = OpenedStore(record, spec, folder, generations=generations)
         self._unfinished_writes.restore(entry)
         return entry
@@ -177,6 +182,8 @@ def make_stored_spec(record: StoreRecord, spec: Spec) -> Spec:
     Raises:
         InvalidSpecError: A row of a replay table has a key that sampling adds.
     """
+    if record.kind == "keyed":
+        return KeyedSettings.from_json(record.settings).make_stored_spec(spec.fingerprint)
     if record.kind != "replay":
         return spec
     own = (POLICY_VERSION_KEY,) if Settings.from_json(record.settings).policy else ()

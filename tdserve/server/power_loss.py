@@ -25,7 +25,9 @@ from tdserve.server.opening import make_stored_spec
 from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.specs import Specs
+from tdserve.store import object_folders
 from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.entries import skip_versions
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.store.root import Root
@@ -87,6 +89,9 @@ def _recover_store(root: Root, db: CatalogDB, specs: Specs, record: StoreRecord)
         if record.kind == "weights":
             num_lost = _recover_versions(db, folder, record.uid)
             what = "versions"
+        elif record.kind == "keyed":
+            _recover_entries(folder, record)
+            num_lost, what = 0, "entries"
         else:
             stored = make_stored_spec(record, specs.get(record.fingerprint, record.order))
             num_lost = _recover_rows(db, folder, record, stored)
@@ -133,6 +138,14 @@ def _recover_rows(db: CatalogDB, folder: Path, record: StoreRecord, stored: Spec
             Overwrite(record.uid, POWER_LOSS, 0, RowSet.from_rows(lost), ()).save(db)
     Generations.replace(folder / GENERATION_FILE, uid=record.uid, values=moved, structure=record.structure)
     return len(lost)
+
+
+def _recover_entries(folder: Path, record: StoreRecord) -> None:
+    """Makes the entries of a keyed store those of its last pass. Versions of later ones are not used again."""
+    ValueCopy(folder).restore()
+    skip_versions(object_folders.get_folder(folder, 0), max_bytes=record.max_object_bytes)
+    generations = np.zeros(record.num_rows + 1, np.int64)
+    Generations.replace(folder / GENERATION_FILE, uid=record.uid, values=generations, structure=record.structure)
 
 
 def _find_synced_rows(folder: Path, record: StoreRecord, stored: Spec) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:

@@ -22,6 +22,7 @@ from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.adoption import Adoption
 from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.kv.entries import KeyedEntries
 from tdserve.server.sessions.long_list_file import LongListFile, place_lists
 from tdserve.server.sessions.session import ClientSession, to_error
 from tdserve.server.stores import Stores
@@ -40,13 +41,13 @@ from tdserve.v1 import control_pb2
 
 _Handler = Callable[[ClientSession, int, Any], Awaitable["control_pb2.Done | None"]]
 
-_WITH_CONTENT = ("write", "extend", "publish", "alter")
+_WITH_CONTENT = ("write", "extend", "publish", "alter", "put")
 """Kinds of requests whose content is sent before they are answered."""
 
 _EXPECTING = ("sample", "read")
 """Kinds of requests whose client may already wait for content that the server has not announced."""
 
-_ONCE = (*_WITH_CONTENT, "change", "adopt")
+_ONCE = (*_WITH_CONTENT, "change", "adopt", "remove")
 """Kinds of requests whose retry must change nothing twice."""
 
 
@@ -56,7 +57,7 @@ class Requests:
     Args:
         stores: The server's stores.
         answers: Answers of committed requests.
-        extends, samples, row_reads, changes, reads, writes, alterations, publishing, relays, groups, adoption:
+        extends, samples, row_reads, changes, reads, writes, alterations, publishing, relays, groups, adoption, entries:
             Handlers.
         dead_values: Frees the space of dead values when a store has no room.
         held: Counts the memory that requests hold.
@@ -79,6 +80,7 @@ class Requests:
         relays: Relays,
         groups: Groups,
         adoption: Adoption,
+        entries: KeyedEntries,
         dead_values: DeadValues,
         held: AdmissionBudget,
         syncing: Syncing,
@@ -102,6 +104,10 @@ class Requests:
             "taken": relays.check_taken,
             "join_group": groups.join,
             "adopt": adoption.adopt,
+            "put": entries.put,
+            "get": entries.get,
+            "remove": entries.remove,
+            "list": entries.list,
             "read": self._read,
             "write": self._write,
         }
@@ -258,7 +264,7 @@ class Requests:
             if not asked.fingerprint:  # the client expects a tensordict store, with another layout
                 raise entry.make_kind_error("tensordict")
             return await self._row_reads.read(session, request, asked)
-        if entry.record.kind == "weights":
+        if entry.record.kind != "tensordict":
             raise entry.make_kind_error("tensordict or replay")
         return await self._reads.read(session, request, entry, asked, deadline)
 

@@ -10,6 +10,7 @@ from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.adoption import Adoption
 from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.kv.entries import KeyedEntries
 from tdserve.server.movers.surroundings import Surroundings
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.requests import Requests
@@ -116,6 +117,7 @@ def assemble(
             relays=versions.relays,
             groups=groups,
             adoption=adoption,
+            entries=KeyedEntries(stores, answers, values_worker=values_worker),
             dead_values=DeadValues(stores, values_worker),
             held=held,
             syncing=syncing,

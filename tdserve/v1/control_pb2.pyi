@@ -16,13 +16,15 @@ class StoreKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STORE_KIND_TENSORDICT: _ClassVar[StoreKind]
     STORE_KIND_REPLAY: _ClassVar[StoreKind]
     STORE_KIND_WEIGHTS: _ClassVar[StoreKind]
+    STORE_KIND_KEYED: _ClassVar[StoreKind]
 STORE_KIND_UNSPECIFIED: StoreKind
 STORE_KIND_TENSORDICT: StoreKind
 STORE_KIND_REPLAY: StoreKind
 STORE_KIND_WEIGHTS: StoreKind
+STORE_KIND_KEYED: StoreKind
 
 class ClientMessage(_message.Message):
-    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed", "part", "channel_lost", "answered", "channel")
+    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed", "put", "get", "remove", "list", "part", "channel_lost", "answered", "channel")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +45,10 @@ class ClientMessage(_message.Message):
     GROUP_NOTICE_FIELD_NUMBER: _ClassVar[int]
     ADOPT_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    PUT_FIELD_NUMBER: _ClassVar[int]
+    GET_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_LOST_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
@@ -67,11 +73,15 @@ class ClientMessage(_message.Message):
     group_notice: GroupNotice
     adopt: AdoptRequest
     claimed: Claimed
+    put: PutRequest
+    get: GetRequest
+    remove: RemoveRequest
+    list: ListRequest
     part: MessagePart
     channel_lost: ChannelLost
     answered: Answered
     channel: int
-    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., channel: _Optional[int] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., put: _Optional[_Union[PutRequest, _Mapping]] = ..., get: _Optional[_Union[GetRequest, _Mapping]] = ..., remove: _Optional[_Union[RemoveRequest, _Mapping]] = ..., list: _Optional[_Union[ListRequest, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., channel: _Optional[int] = ...) -> None: ...
 
 class Answered(_message.Message):
     __slots__ = ("below", "but_for")
@@ -493,6 +503,64 @@ class Leased(_message.Message):
     generations: bytes
     def __init__(self, rows: _Optional[bytes] = ..., consumer: _Optional[str] = ..., generations: _Optional[bytes] = ...) -> None: ...
 
+class PutRequest(_message.Message):
+    __slots__ = ("store", "fingerprint", "keys", "if_versions", "content", "timeout_s")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    IF_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    fingerprint: bytes
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    if_versions: _containers.RepeatedScalarFieldContainer[int]
+    content: Content
+    timeout_s: float
+    def __init__(self, store: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., if_versions: _Optional[_Iterable[int]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class GetRequest(_message.Message):
+    __slots__ = ("store", "fingerprint", "keys", "timeout_s", "asks_versions")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    ASKS_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    fingerprint: bytes
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    timeout_s: float
+    asks_versions: bool
+    def __init__(self, store: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., timeout_s: _Optional[float] = ..., asks_versions: bool = ...) -> None: ...
+
+class RemoveRequest(_message.Message):
+    __slots__ = ("store", "keys", "if_versions", "skips_missing", "timeout_s")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    IF_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SKIPS_MISSING_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    if_versions: _containers.RepeatedScalarFieldContainer[int]
+    skips_missing: bool
+    timeout_s: float
+    def __init__(self, store: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., if_versions: _Optional[_Iterable[int]] = ..., skips_missing: bool = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class ListRequest(_message.Message):
+    __slots__ = ("store", "prefix", "after", "page_size", "asks_count")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ASKS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    prefix: bytes
+    after: bytes
+    page_size: int
+    asks_count: bool
+    def __init__(self, store: _Optional[str] = ..., prefix: _Optional[bytes] = ..., after: _Optional[bytes] = ..., page_size: _Optional[int] = ..., asks_count: bool = ...) -> None: ...
+
 class PublishRequest(_message.Message):
     __slots__ = ("store", "spec", "content", "keep", "timeout_s", "metadata", "fanout")
     STORE_FIELD_NUMBER: _ClassVar[int]
@@ -664,7 +732,7 @@ class AdoptRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., read_only: bool = ..., exists_ok: bool = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "claim", "counts")
+    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "claim", "counts", "keys")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -676,6 +744,7 @@ class Done(_message.Message):
     NEWEST_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
     indices: bytes
     version: int
@@ -687,7 +756,8 @@ class Done(_message.Message):
     newest_policy_version: int
     claim: Claim
     counts: TableCounts
-    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ...) -> None: ...
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class TableCounts(_message.Message):
     __slots__ = ("rows", "inserts")

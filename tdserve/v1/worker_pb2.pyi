@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Order(_message.Message):
-    __slots__ = ("order", "session", "tag", "channel", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "read_values", "move_values", "forget_specs", "drop_values", "checksum_version", "close_channel", "mail")
+    __slots__ = ("order", "session", "tag", "channel", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "read_values", "move_values", "forget_specs", "drop_values", "change_entries", "send_entries", "list_entries", "checksum_version", "close_channel", "mail")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,9 @@ class Order(_message.Message):
     MOVE_VALUES_FIELD_NUMBER: _ClassVar[int]
     FORGET_SPECS_FIELD_NUMBER: _ClassVar[int]
     DROP_VALUES_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    SEND_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LIST_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLOSE_CHANNEL_FIELD_NUMBER: _ClassVar[int]
     MAIL_FIELD_NUMBER: _ClassVar[int]
@@ -65,10 +68,13 @@ class Order(_message.Message):
     move_values: MoveValues
     forget_specs: ForgetSpecs
     drop_values: DropValues
+    change_entries: ChangeEntries
+    send_entries: SendEntries
+    list_entries: ListEntries
     checksum_version: ChecksumVersion
     close_channel: CloseChannel
     mail: bytes
-    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., channel: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., move_values: _Optional[_Union[MoveValues, _Mapping]] = ..., forget_specs: _Optional[_Union[ForgetSpecs, _Mapping]] = ..., drop_values: _Optional[_Union[DropValues, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., close_channel: _Optional[_Union[CloseChannel, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., channel: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., move_values: _Optional[_Union[MoveValues, _Mapping]] = ..., forget_specs: _Optional[_Union[ForgetSpecs, _Mapping]] = ..., drop_values: _Optional[_Union[DropValues, _Mapping]] = ..., change_entries: _Optional[_Union[ChangeEntries, _Mapping]] = ..., send_entries: _Optional[_Union[SendEntries, _Mapping]] = ..., list_entries: _Optional[_Union[ListEntries, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., close_channel: _Optional[_Union[CloseChannel, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("order", "done", "failure", "rendezvous", "prepared", "session_lost", "channel_lost", "mail", "heartbeat", "session")
@@ -95,7 +101,7 @@ class Report(_message.Message):
     def __init__(self, order: _Optional[int] = ..., done: _Optional[_Union[Worked, _Mapping]] = ..., failure: _Optional[_Union[_control_pb2.Failure, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., channel_lost: _Optional[_Union[_control_pb2.ChannelLost, _Mapping]] = ..., mail: _Optional[bytes] = ..., heartbeat: bool = ..., session: _Optional[int] = ...) -> None: ...
 
 class Worked(_message.Message):
-    __slots__ = ("inline", "nbytes_moved", "values", "num_reads", "num_dropped", "num_sent", "nbytes_sent", "gpu", "why_no_gpu", "checksums", "columns")
+    __slots__ = ("inline", "nbytes_moved", "values", "num_reads", "num_dropped", "num_sent", "nbytes_sent", "gpu", "why_no_gpu", "checksums", "columns", "answer", "is_mailed")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     NBYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +113,8 @@ class Worked(_message.Message):
     WHY_NO_GPU_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    IS_MAILED_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
     nbytes_moved: int
     values: bytes
@@ -118,7 +126,9 @@ class Worked(_message.Message):
     why_no_gpu: str
     checksums: bytes
     columns: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ..., num_reads: _Optional[int] = ..., num_dropped: _Optional[int] = ..., num_sent: _Optional[int] = ..., nbytes_sent: _Optional[int] = ..., gpu: _Optional[str] = ..., why_no_gpu: _Optional[str] = ..., checksums: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    answer: bytes
+    is_mailed: bool
+    def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ..., num_reads: _Optional[int] = ..., num_dropped: _Optional[int] = ..., num_sent: _Optional[int] = ..., nbytes_sent: _Optional[int] = ..., gpu: _Optional[str] = ..., why_no_gpu: _Optional[str] = ..., checksums: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ..., answer: _Optional[bytes] = ..., is_mailed: bool = ...) -> None: ...
 
 class ReadColumns(_message.Message):
     __slots__ = ("store", "rows", "keys")
@@ -393,3 +403,53 @@ class Discard(_message.Message):
     MESSAGE_NBYTES_FIELD_NUMBER: _ClassVar[int]
     message_nbytes: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, message_nbytes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ChangeEntries(_message.Message):
+    __slots__ = ("store", "values", "keys", "if_versions", "removes", "skips_missing", "settings", "now_s", "client_id", "request", "mail_session", "recorded")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    IF_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    REMOVES_FIELD_NUMBER: _ClassVar[int]
+    SKIPS_MISSING_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    NOW_S_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    MAIL_SESSION_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_FIELD_NUMBER: _ClassVar[int]
+    store: StoreRef
+    values: PutValues
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    if_versions: _containers.RepeatedScalarFieldContainer[int]
+    removes: bool
+    skips_missing: bool
+    settings: str
+    now_s: float
+    client_id: bytes
+    request: int
+    mail_session: int
+    recorded: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., values: _Optional[_Union[PutValues, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., if_versions: _Optional[_Iterable[int]] = ..., removes: bool = ..., skips_missing: bool = ..., settings: _Optional[str] = ..., now_s: _Optional[float] = ..., client_id: _Optional[bytes] = ..., request: _Optional[int] = ..., mail_session: _Optional[int] = ..., recorded: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class SendEntries(_message.Message):
+    __slots__ = ("store", "keys", "asks_versions", "sends_values", "only_checks")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    ASKS_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SENDS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    ONLY_CHECKS_FIELD_NUMBER: _ClassVar[int]
+    store: StoreRef
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    asks_versions: bool
+    sends_values: bool
+    only_checks: bool
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., asks_versions: bool = ..., sends_values: bool = ..., only_checks: bool = ...) -> None: ...
+
+class ListEntries(_message.Message):
+    __slots__ = ("store", "request")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    store: StoreRef
+    request: _control_pb2.ListRequest
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., request: _Optional[_Union[_control_pb2.ListRequest, _Mapping]] = ...) -> None: ...

@@ -53,6 +53,7 @@ class WorkerContext:
         transfer_timeout_s: Seconds without a message after which a transfer is given up and its channel closed.
         device: The worker's GPU, such as ``"cuda:0"``; "" without one.
         has_clients: Whether any session has a client, which would wait behind work of the reading thread.
+        send_mail: Sends the client of a session a message; returns whether it did so. Only the reading thread may.
         values_lock: Held by the thread that stores non-tensor values.
     """
 
@@ -63,6 +64,7 @@ class WorkerContext:
     transfer_timeout_s: float
     device: str = ""
     has_clients: Callable[[], bool] = lambda: True
+    send_mail: Callable[[int, bytes], bool] = lambda session, content: False
     values_lock: Lock = field(default_factory=Lock)
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from threading import Event, Thread
+from threading import Event, Thread, current_thread, main_thread
 
 import torch
 
@@ -57,6 +57,7 @@ class Worker:
             transfer_timeout_s=transfer_timeout_s,
             device=device,
             has_clients=self._has_clients,
+            send_mail=self._send_mail,
         )
         self._sessions: dict[int, WorkerSession] = {}
         self._is_over = Event()
@@ -81,6 +82,13 @@ class Worker:
 
     def _has_clients(self) -> bool:
         return any(self._sessions)  # session 0 has none
+
+    def _send_mail(self, session: int, content: bytes) -> bool:
+        found = self._sessions.get(session)
+        if found is None or current_thread() is not main_thread():
+            return False
+        found.send_mail(content)
+        return True
 
     def _is_busy(self) -> bool:
         return any(session.is_busy for session in list(self._sessions.values()))

@@ -40,6 +40,7 @@ from tdserve.structure.version_subset import convert_floats, decode_numbers, sel
 from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, TrailingColumns
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
+from tdserve.worker.entries import is_small_change, report_keys, send_entries, store_entries
 from tdserve.worker.lane import Lane
 from tdserve.worker.transfers import check_inline, is_sent_at_once, receive_write, send_read, spool_values
 
@@ -287,6 +288,9 @@ OPERATIONS: dict[str, Callable[[Lane, worker_pb2.Order], worker_pb2.Worked]] = {
     "send_void": send_void,
     "read_columns": read_columns,
     "read_values": report_values,
+    "change_entries": store_entries,
+    "send_entries": send_entries,
+    "list_entries": report_keys,
 }
 
 
@@ -294,6 +298,8 @@ def is_quick(lane: Lane, order: worker_pb2.Order) -> bool:
     """Returns whether the reading thread may carry out an order: one that takes less time than to wake the lane's
     thread and never waits for the client, as a small sample of an open store. It may also store values of local clients
     while the worker has no clients of its own, which would wait behind that."""
+    if order.HasField("change_entries"):
+        return is_small_change(lane, order)
     if order.HasField("put_values"):
         return order.put_values.spool_nbytes <= MAX_QUICK_VALUES_BYTES and not lane.context.has_clients()
     if not order.HasField("send_rows") or order.send_rows.inline:

@@ -157,14 +157,18 @@ class WorkerSession:
         kind = order.WhichOneof("body")
         if kind == "mail":
             # At once, ahead of content: the client may need an answer before it takes content.
-            if self.mailbox.send(order.mail):
-                self.lane.reap_soon()
+            self.send_mail(order.mail)
         elif kind == "open_session" and order.open_session.is_mail:
             self.mailbox.open(order)
         elif kind == "rendezvous" and order.rendezvous.is_mail:
             self.mailbox.feed(order.rendezvous)
         else:
             self._put_in_lane(order, kind)
+
+    def send_mail(self, content: bytes) -> None:
+        """Sends the client a message; called by the thread that reads the socket."""
+        if self.mailbox.send(content):
+            self.lane.reap_soon()
 
     def _put_in_lane(self, order: worker_pb2.Order, kind: str | None) -> None:
         if order.channel > self.lane.channel_number:

@@ -92,3 +92,20 @@ def check_full(client: tdserve.Client) -> None:
     assert weights is not None
     assert weights.version == 1
     assert sorted(client.stores()) == ["kept", "other", "policy"]
+
+
+@pytest.mark.once("shm")
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_entries_when_the_disk_is_full_then_refused_and_what_is_there_stays(disk: Path, transport: str) -> None:
+    with tdserve.Server(disk / "root") as server, server.client(transport=transport, timeout_s=60.0) as client:
+        kv = client.create_kv("entries")
+        kv.put(["a", "b", "c"], [bytes(100_000)] * 3)
+        version = kv.put("a", "kept")
+        fill(disk)
+        with pytest.raises(tdserve.CapacityError):
+            kv.put("b", bytes(1_000_000))
+        assert kv.get_with_versions("a") == ("kept", version)
+        assert kv["b"] == bytes(100_000)
+        assert kv.delete(["b", "c"]) == 2
+        kv.put("d", bytes(10_000))
+        assert kv.keys() == ["a", "d"]

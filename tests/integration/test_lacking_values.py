@@ -82,3 +82,18 @@ def test_rows_when_many_are_read_then_each_has_its_value(server: tdserve.Server,
     client.init_remote(batch, "dense")
     found = client.from_remote_init("dense")
     assert [int(text) for text in found["text"]] == list(range(NUM_ROWS))
+
+
+def test_entries_when_the_server_reads_them_then_as_for_every_client(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
+    kv = client.create_kv("entries")
+    with pytest.raises(tdserve.KeyNotFoundError):
+        kv["a"]
+    kv.put(["a", "b", "c"], ["text", torch.arange(100_000), None])
+    found = kv.get(["a", "b", "c"], timeout_s=5.0)
+    assert (found[0], found[2]) == ("text", None)
+    assert torch.equal(found[1], torch.arange(100_000))
+    assert kv.versions(["c", "x"]) == [kv.versions("c"), 0]
+    assert kv.pop("a") == "text"
+    assert kv.keys() == ["b", "c"]

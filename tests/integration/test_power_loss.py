@@ -17,6 +17,7 @@ from tensordict import NonTensorData, TensorDict
 
 import tdserve
 from tdserve.server.power_loss import recover
+from tdserve.store.entries import EntryTables
 from tdserve.store.objects import Objects
 from tdserve.store.root import Root
 from tdserve.store.version_marks import FILE_NAME, find_whole_versions
@@ -29,6 +30,9 @@ ITEMS = 1500
 """Size of a row, nearly three pages, so that it can be torn."""
 
 NUM_ROWS = 40
+
+ENTRIES = [f"{number:04}" for number in range(200)]
+"""Keys, which are also the values."""
 
 
 def rows(first: int, num_rows: int = NUM_ROWS) -> TensorDict:
@@ -92,6 +96,7 @@ def write_synced(client: tdserve.Client) -> None:
     client.memmap(TensorDict({"x": rows(0)["x"], "note": NonTensorData("kept")}, []), "whole")
     client.memmap_like(TensorDict({"x": rows(0)["x"][0]}, []), "blank", batch_size=[NUM_ROWS])
     client.memmap(TensorDict({"x": torch.zeros(3)}, []), "deleted")
+    client.create_kv("entries").put(ENTRIES, ENTRIES)
     for number in range(3):
         client.publish("policy", TensorDict({"w": torch.full((100_000,), number)}, []))
 
@@ -110,6 +115,9 @@ def write_unsynced(client: tdserve.Client, remote: tdserve.Client) -> None:
     client["blank"][3] = TensorDict({"x": rows(100, 1)["x"][0]}, [])
     client.memmap(TensorDict({"x": torch.zeros(3)}, []), "later")
     client.delete("deleted")
+    entries = client.kv("entries")
+    entries.put([*ENTRIES[5:], "later"], [f"other {key}" for key in [*ENTRIES[5:], "later"]])
+    entries.delete(ENTRIES[:5])
     for number in range(10, 20):
         client.publish("policy", TensorDict({"w": torch.full((100_000,), number)}, []))
     client.publish("later policy", TensorDict({"w": torch.zeros(3)}, []))
@@ -173,10 +181,22 @@ def test_recover_when_the_power_was_lost_then_rows_that_count_are_whole_and_thos
             assert sorted(whole["disk table"]) == [*range(NUM_ROWS), *range(100, 110), *range(150, 160)]
             assert set(range(10, NUM_ROWS)) <= set(whole["rows"]) <= set(range(NUM_ROWS))
             assert whole["disk rows"] == [*range(100, 105), *range(200, 205), *range(10, NUM_ROWS)]
+            assert read_entries(folder) == {key: f"\0\xa4{key}" for key in ENTRIES}  # MessagePack
             versions = folder / "stores/policy/versions"
             assert 3 in find_whole_versions(versions, uid=json.loads((versions / FILE_NAME).read_bytes())["uid"])
     finally:
         root.release()
+
+
+def read_entries(root: Path) -> dict[str, str]:
+    """Returns the records of the entries that exist after a repair, by key."""
+    folder = root / "stores/entries"
+    with Objects(folder / "objects") as objects:
+        tables = EntryTables.open(objects, folder)
+        assert tables is not None
+        keys = tables.list_keys(b"", b"", -1, 0)
+        records = tables.find(keys, 0).records
+    return {key.decode(): record.decode("latin-1") for key, record in zip(keys, records, strict=True)}
 
 
 def whole_rows(root: Path, name: str) -> list[int]:

@@ -38,6 +38,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             client.init_remote(TensorDict({"scalar": torch.tensor(2.5)}, []), "scalar")
             replay = client.create_replay("replay", like=transitions(1)[0], capacity=100)
             replay.extend(transitions(NUM_TRANSITIONS))
+            client.create_kv("keyed").put(
+                ["a", "b", "c"], [torch.arange(2), TensorDict({"x": torch.tensor(1)}, []), {"d": 1}]
+            )
             client.publish("policy", TensorDict({"weight": torch.ones(2, 2)}, []), metadata={"step": 10})
         yield server.address
 
@@ -75,8 +78,8 @@ def shell(address: str, capsys: pytest.CaptureFixture[str]) -> Shell:
 
 
 def test_ls_when_server_is_live_then_lists_every_store(shell: Shell) -> None:
-    assert shell.lines("ls") == ["plain", "policy", "replay", "scalar"]
-    assert shell.json("ls") == ["plain", "policy", "replay", "scalar"]
+    assert shell.lines("ls") == ["keyed", "plain", "policy", "replay", "scalar"]
+    assert shell.json("ls") == ["keyed", "plain", "policy", "replay", "scalar"]
 
 
 def test_ls_when_long_then_shows_kind_and_rows(shell: Shell) -> None:
@@ -122,6 +125,12 @@ def test_head_when_weights_then_shows_the_newest_version(shell: Shell) -> None:
     assert shell.json("head", "policy")["data"] == {"weight": [[1.0, 1.0], [1.0, 1.0]]}
 
 
+def test_head_when_keyed_then_shows_the_first_entries(shell: Shell) -> None:
+    assert shell.json("head", "keyed", "-n", "3")["data"] == {"a": [0, 1], "b": {"x": 1}, "c": {"d": 1}}
+    assert shell.json("head", "keyed", "-n", "1")["data"] == {"a": [0, 1]}
+    assert shell.json("info", "keyed")["num_rows"] == 3
+
+
 def test_info_when_replay_then_tells_what_is_known(shell: Shell) -> None:
     facts = shell.json("info", "replay")
     assert {name: facts[name] for name in ("name", "kind", "num_rows", "capacity", "inserts")} == {
@@ -135,8 +144,8 @@ def test_info_when_replay_then_tells_what_is_known(shell: Shell) -> None:
 
 
 def test_info_when_no_name_then_tells_about_the_server(shell: Shell) -> None:
-    assert shell.json("info")["num_stores"] == 4
-    assert any(line.split()[:2] == ["num_stores", "4"] for line in shell.lines("info"))
+    assert shell.json("info")["num_stores"] == 5
+    assert any(line.split()[:2] == ["num_stores", "5"] for line in shell.lines("info"))
 
 
 @pytest.mark.parametrize("command", ["keys", "head", "info"])
@@ -173,4 +182,4 @@ def test_ls_when_run_in_a_process_of_its_own_then_torch_is_not_imported(address:
     program = f"import sys; from tdserve.cli.main import main; main(['ls', '--address', '{address}'])"
     program += "; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["plain", "policy", "replay", "scalar", "False"]
+    assert done.stdout.split() == ["keyed", "plain", "policy", "replay", "scalar", "False"]

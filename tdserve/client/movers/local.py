@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import TDServeError, TransferAbortedError
+from tdserve.base.errors import ClosedError, StoreNotFoundError, TDServeError, TransferAbortedError
 from tdserve.client.content.leaves import make_leaves
 from tdserve.client.content.read_content import Content, on_cpu
 from tdserve.client.content.value_blocks import decode_values
@@ -24,8 +24,10 @@ from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.placing import PlacedContent
 from tdserve.client.transfers.read import try_decode_values
 from tdserve.control.status import encode_failure
+from tdserve.data.entries import decode_entries, find_entries
 from tdserve.data.opened import MappedStore
 from tdserve.messages.content import read_layout, select_spec, write_layout
+from tdserve.store.entries import FoundEntries
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
@@ -134,6 +136,25 @@ class LocalMover(ClientMover):
         if destination is not None:
             destination.finish(content, was_direct=places is not None)
         return content
+
+    def find_entries(self, name: str, stored: Spec, keys: Sequence[bytes]) -> FoundEntries | None:
+        """Reads the entries of a store that the server has permitted this process to read."""
+        store = self._local.find_known(name, stored)
+        try:
+            return None if store is None else find_entries(store, keys)
+        except (ClosedError, StoreNotFoundError):  # deleted just now: another store may have this name
+            return None
+
+    def take_entries(self, reply: Reply, name: str, stored: Spec, keys: Sequence[bytes]) -> FoundEntries:
+        """Reads the entries. The next read needs no answer."""
+        if reply.accepted.values:
+            return decode_entries(reply.accepted.values)
+        store = self.open_mapped(name, stored, reply.accepted)
+        if not self._local.lacks_values:
+            self._local.remember_readable(store)
+        found = find_entries(store, keys)
+        store.check_current()
+        return found
 
     def find_file(self, path: str) -> Path:
         """Returns a path below the root, as this process sees it."""

@@ -13,11 +13,13 @@ from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import Announced, OnAnnounced, Pending, Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import may_expect
-from tdserve.client.transfers.download import post, post_announced
+from tdserve.client.transfers.download import post, post_announced, receive_answer
 from tdserve.client.transfers.read import finish_posted, finish_read
 from tdserve.client.transfers.upload import SentContent
+from tdserve.data.entries import decode_entries
 from tdserve.messages.content import make_rows_layout, read_layout, select_spec
 from tdserve.rules.tags import make_tag
+from tdserve.store.entries import FoundEntries
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
@@ -120,6 +122,15 @@ class RemoteMover(ClientMover):
             device=wanted.device,
             allow_pickle=wanted.allow_pickle,
         ).with_spec(stored)
+
+    def take_entries(self, reply: Reply, name: str, stored: Spec, keys: Sequence[bytes]) -> FoundEntries:
+        """Receives the entries."""
+        accepted = reply.accepted
+        if not accepted.values_nbytes:
+            return decode_entries(accepted.values)
+        block = self._client.pool.take(accepted.values_nbytes)
+        receive_answer(read_layout(stored), self._session, reply, pool=self._client.pool, values=block)
+        return decode_entries(block.numpy().tobytes())
 
     def check_maps(self, what: str, *, writable: bool) -> None:
         """Raises NotSupportedError: a remote client cannot map stores."""

@@ -17,6 +17,7 @@ _KINDS = {
     control_pb2.STORE_KIND_TENSORDICT: "tensordict",
     control_pb2.STORE_KIND_REPLAY: "replay",
     control_pb2.STORE_KIND_WEIGHTS: "weights",
+    control_pb2.STORE_KIND_KEYED: "keyed",
 }
 
 
@@ -53,10 +54,11 @@ class StoreDescription:
 
     Attributes:
         name: Its name.
-        kind: ``"tensordict"``, ``"replay"`` or ``"weights"``.
-        spec: Its structure: complete for a tensordict, of one row for a replay, of the newest version for weights.
+        kind: ``"tensordict"``, ``"replay"``, ``"weights"`` or ``"keyed"``.
+        spec: Its structure: complete for a tensordict, of one row for a replay, of the newest version for weights, of
+            one entry for a keyed store (empty if each has its own).
         batch_size: Batch size of the spec.
-        num_rows: First batch dimension (1 without one); live rows of a replay.
+        num_rows: First batch dimension (1 without one); live rows of a replay; entries of a keyed store.
         capacity: Rows of a replay, 0 for the others.
         nbytes: Size of all tensors.
         version: Content version; for weights, the newest version.
@@ -69,7 +71,7 @@ class StoreDescription:
         path: The store's folder below the server's root.
         uid: Identity of this incarnation of the name.
         versions: Kept versions of weights.
-        settings: Sampler, remover and limiter of a replay, canonical JSON.
+        settings: Sampler, remover and limiter of a replay, limits of a keyed store; canonical JSON.
         num_leased: Rows of a replay that are handed out and not acknowledged.
         is_closed: Whether a replay accepts no more rows.
         share_non_tensor: Whether the non-tensor leaves of a tensordict are shown live.

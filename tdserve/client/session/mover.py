@@ -16,6 +16,7 @@ from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import OnAnnounced, Reply
 from tdserve.data.opened import MappedStore
 from tdserve.messages.selection.selection import Selection
+from tdserve.store.entries import FoundEntries
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2
@@ -145,6 +146,14 @@ class ClientMover(ABC):
     @abstractmethod
     def take_selection(self, reply: Reply, wanted: WantedSelection, stored: Spec) -> Content:
         """Receives the selected part of a store of this structure."""
+
+    def find_entries(self, name: str, stored: Spec, keys: Sequence[bytes]) -> FoundEntries | None:
+        """Returns entries of a keyed store, absent ones too, without a request; None if that is not possible."""
+        return None
+
+    @abstractmethod
+    def take_entries(self, reply: Reply, name: str, stored: Spec, keys: Sequence[bytes]) -> FoundEntries:
+        """Receives the entries of a keyed store that the server has announced or permitted to read."""
 
     def find_file(self, path: str) -> FilePath:
         """Returns the path of a file of the server's root in this process."""

@@ -25,8 +25,8 @@ def open_store(client: SessionClient, description: StoreDescription, event: str)
     if description.kind == "weights":
         state = f"store {description.name!r} holds weights"
         raise WrongStateError(state=state, event="a handle (latest() pulls them)")
-    if description.kind == "replay":
-        raise WrongStateError(state=f"store {description.name!r} is a replay", event=event)
+    if description.kind != "tensordict":
+        raise WrongStateError(state=f"store {description.name!r} is a {description.kind} store", event=event)
     return StoreHandle(client, description)
 
 

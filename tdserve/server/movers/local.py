@@ -16,7 +16,7 @@ from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.surroundings import Surroundings
-from tdserve.server.movers.values import make_put_values
+from tdserve.server.movers.values import make_put_values, make_send_entries
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.read_values import read_values
 from tdserve.server.recovery.reserved import ReservedRows
@@ -151,6 +151,18 @@ class LocalMover(Mover):
             paths = [path for path, _ in chosen.values]
             accepted.generation_sum, elements = await _look_up(entry, from_message(asked.selection))
             accepted.values = await read_values(self._session.worker, entry, paths, elements)
+        self._traffic.count_sent(self.transport, 0)
+        return control_pb2.Done(accepted=accepted)
+
+    async def get_entries(
+        self, request: int, entry: OpenedStore, asked: control_pb2.GetRequest
+    ) -> control_pb2.Done | None:
+        """Lets the client read entries itself, once there are all; sends them if it cannot."""
+        accepted, worker = control_pb2.Accepted(uid=entry.record.uid), self._session.worker
+        if self._client.lacks_values or asked.timeout_s:
+            order = worker_pb2.Order(send_entries=make_send_entries(entry, worker, asked))
+            order.send_entries.only_checks = not self._client.lacks_values
+            accepted.values = (await worker.submit(order)).values
         self._traffic.count_sent(self.transport, 0)
         return control_pb2.Done(accepted=accepted)
 

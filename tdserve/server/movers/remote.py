@@ -6,7 +6,7 @@ from tdserve.messages.content import make_rows_layout
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.surroundings import Surroundings
-from tdserve.server.movers.values import make_put_values
+from tdserve.server.movers.values import make_put_values, make_send_entries
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
 from tdserve.server.sessions.session import ClientSession
@@ -135,6 +135,16 @@ class RemoteMover(Mover):
             self._traffic.count_sent(self.transport, (await session.worker.submit(order)).nbytes_moved)
             return None
         return await self._traffic.read(session, request, order, accepted, announces=False)
+
+    async def get_entries(
+        self, request: int, entry: OpenedStore, asked: control_pb2.GetRequest
+    ) -> control_pb2.Done | None:
+        """Has the session's worker send the entries."""
+        session = self._session
+        order = session.make_order(request)
+        order.send_entries.CopyFrom(make_send_entries(entry, session.worker, asked))
+        order.send_entries.sends_values = session.hello.takes_values
+        return await self._traffic.read(session, request, order, control_pb2.Accepted(), announces=False)
 
     async def put_version(
         self, request: int, entry: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content

@@ -47,6 +47,12 @@ class ValueWrites:
             raise fault
 
 
+def make_send_entries(entry: OpenedStore, worker: DataWorker, asked: control_pb2.GetRequest) -> worker_pb2.SendEntries:
+    """Returns the order that sends entries of a keyed store."""
+    store = entry.make_ref(worker.known_specs)
+    return worker_pb2.SendEntries(store=store, keys=asked.keys, asks_versions=asked.asks_versions)
+
+
 def make_put_values(rows: RowsToFill) -> worker_pb2.PutValues:
     """Returns the order that stores the values of reserved rows; the caller adds the store."""
     entry, asked = rows.entry, rows.asked

@@ -167,6 +167,16 @@ class Mover(ABC):
         """Sends a selection of a store to the client; arguments and result are those of ``get_rows``."""
 
     @abstractmethod
+    async def get_entries(
+        self, request: int, entry: OpenedStore, asked: control_pb2.GetRequest
+    ) -> control_pb2.Done | None:
+        """Sends entries of a keyed store to the client; the result is that of ``get_rows``.
+
+        Raises:
+            KeyNotFoundError: One is absent.
+        """
+
+    @abstractmethod
     async def put_version(
         self, request: int, entry: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
     ) -> None:

@@ -1,0 +1,376 @@
+"""The handle of a keyed store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    KeyNotFoundError,
+    VersionConflictError,
+)
+from tdserve.base.integers import check_integer
+from tdserve.client.content.fake_modes import check_real
+from tdserve.client.handles.keys import check_path
+from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
+from tdserve.client.kv.records import Records, make_records
+from tdserve.client.session.by_address import ByAddress, OfProcess
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.pending import Reply
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import compute_answer_timeout_s
+from tdserve.rules.kv.changes import ABSENT, MAX_KEY_BYTES, check_num_keys, show_key
+from tdserve.rules.kv.settings import KeyedSettings
+from tdserve.store.entries import FoundEntries
+from tdserve.structure.tree import Path, Spec
+from tdserve.v1 import control_pb2
+
+MAX_POP_TRIES = 1000
+"""Tries of a pop whose entries others change in between; each such change is a success of theirs."""
+
+
+class KeyedHandle(ByAddress):
+    """A keyed store on the server: string keys to tensordicts, tensors or values.
+
+    Every call reads or changes its keys as of one moment: all of them, or none.
+
+    Threads: safe. Processes: safe, whether the handle is pickled (by address) or forked.
+
+    Attributes:
+        name: Of the store.
+        settings: What an entry is, and which entries make room.
+        spec: Structure of one entry; empty if each has its own.
+    """
+
+    _of_process = ("_client", "_coalescer", "_records")
+
+    def __init__(self, client: SessionClient, description: StoreDescription) -> None:
+        self._client = client
+        self.name = description.name
+        self.settings = KeyedSettings.from_json(description.settings)
+        self.spec: Spec = description.spec
+        self._stored = self.settings.make_stored_spec(self.spec.fingerprint)
+
+    @OfProcess
+    def _coalescer(self) -> PutCoalescer:
+        return PutCoalescer(self._client, self.name, self._stored.fingerprint)
+
+    @OfProcess
+    def _records(self) -> Records:
+        return make_records(self.name, self.settings.like, self.spec, allow_pickle=self._client.allow_pickle)
+
+    def __repr__(self) -> str:
+        return f"<KeyedHandle {self.name!r} at {self._client.address}>"
+
+    # ------------------------------------------------------------ changes
+
+    def put(
+        self,
+        keys: str | Sequence[str],
+        values: Any,
+        if_version: int | Sequence[int] | None = None,
+        *,
+        timeout_s: float | None = None,
+        return_early: bool = False,
+    ) -> Any:
+        """Puts entries; existing ones are replaced. Readers see all of them, or none.
+
+        Args:
+            keys: One key, or several; each a str of 1 to 500 bytes in UTF-8.
+            values: One value, or as many as keys: a list of values, or the rows of a tensordict or tensor.
+            if_version: Nothing is put unless the entry has this version, 0 if it must be absent; one per key, or one
+                for all.
+            return_early: True returns a future at once; ``values`` may change afterwards. Puts of one handle are
+                carried out in the order of the calls.
+
+        Returns:
+            The version of the entry, or a list of one per key, or a future of that. Versions of a store grow, and none
+            is used twice.
+
+        Raises:
+            VersionConflictError: An entry has another version. Nothing was put.
+            SpecMismatchError, NotSupportedError: A value does not fit, or cannot be stored. Nothing was put.
+            CapacityError: There is no room. Nothing was put.
+            DeadlineExceededError: There was no answer in time, and it is unknown whether anything was put.
+        """
+        check_real("writing to a keyed store")
+        deadline = self._client.deadline(timeout_s)
+        if isinstance(keys, str):
+            encoded, records = [_encode_key(keys)], [self._records.encode(keys, values)]
+        else:
+            keys = _list_keys(keys)
+            encoded, records = [_encode_key(key) for key in keys], self._records.encode_many(keys, values)
+        expected = None if if_version is None else _list_versions(if_version, len(encoded))
+        is_one = isinstance(keys, str)
+        if not encoded:
+            return _make_done([]) if return_early else []
+        part = PutPart(encoded, records, expected, deadline, is_alone=expected is not None)
+        if return_early or self._coalescer.is_waiting:  # these were first
+            self._coalescer.submit(part)
+            if return_early:
+                return _convert_future(part.future, is_one, len(encoded))
+            return _count_up(part.future.result(), is_one, len(encoded))
+        return _count_up(self._coalescer.send(part), is_one, len(encoded))
+
+    def delete(
+        self,
+        keys: str | Sequence[str],
+        if_version: int | Sequence[int] | None = None,
+        *,
+        missing_ok: bool = False,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Deletes entries, all or none; returns how many there were. Nobody reads them any more when it returns.
+
+        Args:
+            if_version: As in ``put``.
+            missing_ok: Whether keys may be absent.
+
+        Raises:
+            KeyNotFoundError: A key is absent. Nothing was deleted.
+            VersionConflictError: An entry has another version. Nothing was deleted.
+        """
+        encoded = [_encode_key(key) for key in ([keys] if isinstance(keys, str) else _list_keys(keys))]
+        expected = [] if if_version is None else _list_versions(if_version, len(encoded))
+        if not encoded:
+            return 0
+        return self._remove(encoded, expected, self._client.deadline(timeout_s), missing_ok=missing_ok)
+
+    def pop(self, keys: str | Sequence[str], *, timeout_s: float = 0, select: Any = None) -> Any:
+        """Returns entries as ``get`` does, and deletes them, all or none. Of several callers one gets an entry.
+
+        The content is here before anything is deleted, so nothing is lost if the call is retried, or fails.
+        """
+        names = [keys] if isinstance(keys, str) else _list_keys(keys)
+        encoded = [_encode_key(key) for key in names]
+        if len(set(encoded)) < len(encoded):
+            raise InvalidRequestError(argument="keys", reason="a key occurs twice")
+        wait = self._client.deadline(timeout_s) if timeout_s else None
+        self._coalescer.flush(self._client.deadline(None))
+        for number in range(MAX_POP_TRIES):
+            found = self._find(encoded, wait)
+            values = self._decode(keys, found.records, select)
+            try:
+                if encoded:
+                    self._remove(encoded, found.versions, self._client.deadline(None), missing_ok=False)
+                break
+            except (VersionConflictError, KeyNotFoundError):  # changed since it was read
+                if number + 1 == MAX_POP_TRIES:
+                    raise
+        return values
+
+    def _remove(self, keys: list[bytes], if_versions: list[int], deadline: Deadline, *, missing_ok: bool) -> int:
+        self._coalescer.flush(deadline)  # puts that were made before
+
+        def attempt(session: Session, request: int, deadline: Deadline) -> int:
+            asked = control_pb2.RemoveRequest(
+                store=self.name,
+                keys=keys,
+                if_versions=if_versions,
+                skips_missing=missing_ok,
+                timeout_s=deadline.remaining_s,
+            )
+            pending = session.send(request, remove=asked)
+            answer = pending.wait(compute_answer_timeout_s(deadline), f"a deletion in {self.name!r}")
+            return int(answer.done.num_rows)
+
+        return self._client.call(attempt, deadline, request=self._client.requests.begin_change())
+
+    # ------------------------------------------------------------ reads
+
+    def get(self, keys: str | Sequence[str], select: Any = None, timeout_s: float = 0) -> Any:
+        """Returns entries, as of one moment.
+
+        Args:
+            keys: One key, or several.
+            select: Keys of the entries, which are tensordicts: only these leaves or parts are returned.
+            timeout_s: Seconds to wait for keys that are absent; 0 does not wait.
+
+        Returns:
+            The value of one key; of several one stacked tensordict or tensor if the store has a structure, else a list.
+
+        Raises:
+            KeyNotFoundError: A key is absent, and the timeout is 0; or there is nothing to select.
+            DeadlineExceededError: A key was absent all the time.
+        """
+        return self._decode(keys, self._get(keys, timeout_s).records, select)
+
+    def get_with_versions(self, keys: str | Sequence[str], select: Any = None, timeout_s: float = 0) -> tuple[Any, Any]:
+        """Returns what ``get`` returns, and the version of each entry: to put it back if nobody has changed it since.
+
+        Of one key a value and a version, of several the values and a list of versions.
+        """
+        found = self._get(keys, timeout_s)
+        values = self._decode(keys, found.records, select)
+        return values, found.versions[0] if isinstance(keys, str) else found.versions
+
+    def versions(self, keys: str | Sequence[str]) -> Any:
+        """Returns the version of an entry, or of each of several; 0 if it is absent."""
+        names = [keys] if isinstance(keys, str) else _list_keys(keys)
+        found = self._look_up([_encode_key(key) for key in names], asks_versions=True)
+        return found.versions[0] if isinstance(keys, str) else found.versions
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Lists the keys that begin with a prefix, sorted by code point. Of very many, each page is of one moment."""
+        encoded, found = prefix.encode(), list[bytes]()
+        while True:
+            page = self._list(control_pb2.ListRequest(prefix=encoded, after=found[-1] if found else b"")).keys
+            if not page:
+                return [key.decode() for key in found]
+            found += page
+
+    def info(self) -> dict[str, Any]:
+        """Returns figures of the store: num_rows (its entries), nbytes (of its file), settings and more."""
+        return self._client.catalog.describe(self.name).as_dict()
+
+    def __len__(self) -> int:
+        return int(self._list(control_pb2.ListRequest(asks_count=True)).num_rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and bool(self.versions(key))
+
+    def __getitem__(self, key: str | Sequence[str]) -> Any:
+        return self.get(key)
+
+    def __setitem__(self, key: str | Sequence[str], value: Any) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: str | Sequence[str]) -> None:
+        self.delete(key)
+
+    def _decode(self, keys: str | Sequence[str], records: Sequence[bytes], select: Any) -> Any:
+        chosen = None if select is None else _list_paths(select)
+        if isinstance(keys, str):
+            return self._records.decode(keys, records[0], chosen)
+        return self._records.decode_many(keys, records, chosen)
+
+    def _get(self, keys: str | Sequence[str], timeout_s: float) -> FoundEntries:
+        encoded = [_encode_key(keys)] if isinstance(keys, str) else [_encode_key(key) for key in _list_keys(keys)]
+        return self._find(encoded, self._client.deadline(timeout_s) if timeout_s else None)
+
+    def _find(self, keys: list[bytes], wait: Deadline | None) -> FoundEntries:
+        """Returns entries that are all there.
+
+        Args:
+            wait: Waits for them so long; None does not wait.
+
+        Raises:
+            KeyNotFoundError, DeadlineExceededError: As raised by ``get``.
+        """
+        check_real("reading a keyed store")
+        if not keys:
+            return FoundEntries([], [])
+        while True:
+            found = self._look_up(keys, wait)
+            if ABSENT not in found.versions:
+                return found
+            missing = show_key(keys[found.versions.index(ABSENT)])
+            if wait is None:
+                raise KeyNotFoundError(store=self.name, key=missing)
+            if wait.expired:  # each time it was there when the server had looked, and gone when it was read
+                what = f"entry {missing!r} of keyed store {self.name!r}"
+                raise DeadlineExceededError(what=what, timeout_s=wait.timeout_s)
+
+    def _look_up(self, keys: list[bytes], wait: Deadline | None = None, *, asks_versions: bool = False) -> FoundEntries:
+        """Returns entries, some of which may be absent if the client can read them itself.
+
+        A call that does not wait for keys still waits for its server, as every call does.
+        """
+        mover = self._client.mover
+        found = None if mover is None else mover.find_entries(self.name, self._stored, keys)
+        if found is not None and (wait is None or ABSENT not in found.versions):
+            return found
+
+        def attempt(session: Session, request: int, deadline: Deadline) -> FoundEntries:
+            asked = control_pb2.GetRequest(
+                store=self.name,
+                fingerprint=self._stored.fingerprint,
+                keys=keys,
+                timeout_s=0.0 if wait is None else deadline.remaining_s,
+                asks_versions=asks_versions,
+            )
+            pending = session.send(request, get=asked)
+            answer = pending.wait(compute_answer_timeout_s(deadline), f"entries of {self.name!r}")
+            reply = Reply(request, pending, answer, deadline)
+            return session.mover.take_entries(reply, self.name, self._stored, keys)
+
+        return self._client.call(attempt, wait or self._client.deadline(None))
+
+    def _list(self, asked: control_pb2.ListRequest) -> control_pb2.Done:
+        asked.store = self.name
+
+        def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
+            pending = session.send(request, list=asked)
+            return pending.wait(compute_answer_timeout_s(deadline), f"the keys of {self.name!r}").done
+
+        return self._client.call(attempt, self._client.deadline(None))
+
+
+def _encode_key(key: object) -> bytes:
+    if not isinstance(key, str):
+        raise InvalidRequestError(argument="key", reason=f"{key!r} is not a str")
+    try:
+        encoded = key.encode()
+    except UnicodeEncodeError as fault:
+        raise InvalidRequestError(argument="key", reason=f"{key[:40]!r} is not valid unicode") from fault
+    if not 1 <= len(encoded) <= MAX_KEY_BYTES:
+        reason = f"{key[:40]!r} has {len(encoded)} bytes in UTF-8, not 1 to {MAX_KEY_BYTES}"
+        raise InvalidRequestError(argument="key", reason=reason)
+    return encoded
+
+
+def _list_keys(keys: Any) -> list[str]:
+    try:
+        found = list(keys)
+    except TypeError as fault:
+        raise InvalidRequestError(argument="keys", reason=f"{keys!r} is neither a str nor a list of str") from fault
+    check_num_keys(found)
+    return found
+
+
+def _list_paths(select: Any) -> list[Path]:
+    paths: Sequence[Any] = [select] if isinstance(select, (str, tuple)) else list(select)
+    return [check_path(path, argument="select") for path in paths]
+
+
+def _list_versions(versions: int | Sequence[int], num_keys: int) -> list[int]:
+    given = [versions] * num_keys if not isinstance(versions, (list, tuple)) else list(versions)
+    if len(given) != num_keys:
+        raise InvalidRequestError(argument="if_version", reason=f"{len(given)} versions for {num_keys} keys")
+    return [check_integer("if_version", version, 0) for version in given]
+
+
+def _count_up(version: int, is_one: bool, num_keys: int) -> Any:
+    return version if is_one else list(range(version, version + num_keys))
+
+
+def _make_done(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
+
+
+def _convert_future(future: Future[int], is_one: bool, num_keys: int) -> Future[Any]:
+    """Returns a future of what ``put`` returns."""
+    if is_one:
+        return future
+    converted: Future[Any] = Future()
+    converted.set_running_or_notify_cancel()
+
+    def settle(done: Future[int]) -> None:
+        error = done.exception()
+        if error is not None:
+            converted.set_exception(error)
+        else:
+            converted.set_result(_count_up(done.result(), is_one, num_keys))
+
+    future.add_done_callback(settle)
+    return converted

@@ -1,0 +1,45 @@
+"""Creation of keyed stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict, is_tensor_collection
+
+from tdserve.base.errors import InvalidRequestError
+from tdserve.base.ids import check_store_name
+from tdserve.client.kv.records import wrap_tensor
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.store_options import StoreOptions
+from tdserve.rules.kv.settings import Eviction, KeyedSettings, Like
+from tdserve.structure.capture import capture
+from tdserve.structure.fake_tensors import to_structure_capture
+from tdserve.v1 import control_pb2
+
+
+def create_keyed(
+    client: SessionClient,
+    name: str,
+    like: Any,
+    *,
+    max_bytes: int | None,
+    eviction: Eviction,
+    ttl_s: float | None,
+    exists_ok: bool,
+) -> StoreDescription:
+    """Creates a keyed store; arguments and errors as of ``Client.create_kv``."""
+    kind: Like = "any" if like is None else "tensor" if isinstance(like, torch.Tensor) else "tensordict"
+    if like is not None and kind != "tensor" and not is_tensor_collection(like):
+        raise InvalidRequestError(
+            argument="like", reason=f"a {type(like).__name__} is neither a tensordict nor a tensor"
+        )
+    settings = KeyedSettings(kind, max_bytes or 0, eviction, float(ttl_s or 0.0))
+    entry = TensorDict({}, []) if like is None else wrap_tensor(like) if kind == "tensor" else like
+    captured = to_structure_capture(
+        capture(entry, store=check_store_name(name), allow_pickle=client.allow_pickle, takes_structure=True)
+    )
+    request = StoreOptions(exists_ok, None, None).request(name, captured.spec, control_pb2.STORE_KIND_KEYED)
+    request.settings = settings.to_json()
+    return client.catalog.create(request, captured.spec)[0]

@@ -1,0 +1,264 @@
+"""Coalesces puts: those that a caller makes faster than they are acknowledged share a request.
+
+One request of a handle is under way at a time, and what is put meanwhile shares the next one: so puts are carried out
+in the order of their calls, whatever way their content takes. Each call keeps its own future and its own versions.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import CapacityError, ClosedError, RequestError, TDServeError, TransferAbortedError
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.pending import MAX_POLL_S
+from tdserve.client.session.process_exit import ExitFlush
+from tdserve.client.session.session import Session
+from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
+from tdserve.structure.capture import Captured
+from tdserve.structure.captured import EncodedValues
+from tdserve.structure.nodes import Node, ValueLeaf
+from tdserve.structure.tree import Spec
+from tdserve.v1 import control_pb2
+
+SENDING_POLL_S = 0.001
+"""For parts that another thread is sending: longer than sending most of them takes."""
+
+MAX_JOINED_BYTES = 4 * 1024 * 1024
+"""Records that share a request."""
+
+MAX_JOINED_KEYS = 8192
+"""Entries that share a request: the worker stores them in some ten milliseconds."""
+
+_RECORDS = "records"
+
+
+@dataclass(frozen=True)
+class PutPart:
+    """One put.
+
+    Attributes:
+        keys, records: Its entries.
+        if_versions: Versions that they must have; None: any.
+        deadline: Its own.
+        is_alone: Whether it must not share a request.
+        future: Gets the version of the first entry; those of the others follow.
+    """
+
+    keys: list[bytes]
+    records: list[bytes]
+    if_versions: list[int] | None
+    deadline: Deadline
+    is_alone: bool = False
+    future: Future[int] = field(default_factory=Future)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its records."""
+        return sum(map(len, self.records))
+
+
+class PutCoalescer:
+    """Puts of one handle. Threads: safe.
+
+    Args:
+        client: Whose requests they are.
+        store: Name of the store.
+        fingerprint: Of the structure of the store's files.
+    """
+
+    def __init__(self, client: SessionClient, store: str, fingerprint: bytes) -> None:
+        self._client = client
+        self._fingerprint = fingerprint
+        self._target = WriteTarget(store, b"")
+        self._what = f"a put to {store!r}"
+        self._lock = Lock()
+        self._waiting: deque[PutPart] = deque()
+        self._under_way: Future[control_pb2.Done] | None = None
+        self._is_sending = False
+        self._is_in_line = False  # waits until the client may begin another write
+        self._pid = os.getpid()
+        _EXIT_FLUSH.add(self)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether puts are under way, which no other may overtake."""
+        with self._lock:
+            return self._is_busy()
+
+    def _is_busy(self) -> bool:
+        return bool(self._waiting) or self._is_sending or self._under_way is not None
+
+    def send(self, part: PutPart) -> int:
+        """Sends a put by itself and waits for the version of its first entry."""
+        make_outgoing, make_body = self._make_recipe([part])
+        done = write(self._client, make_outgoing, make_body, deadline=part.deadline, what=self._what)
+        return int(done.version)
+
+    def submit(self, part: PutPart) -> None:
+        """Sends a put now, or later together with others."""
+        with self._lock:
+            self._waiting.append(part)
+        self._advance()
+
+    def flush(self, deadline: Deadline) -> None:
+        """Waits until everything that was submitted is answered, or has failed."""
+        remaining_s = deadline.remaining_s
+        self.finish(float("inf") if remaining_s is None else time.monotonic() + remaining_s)
+
+    def finish(self, end_s: float) -> None:
+        """Waits until nothing is under way, at most until this monotonic time."""
+        while time.monotonic() < end_s and os.getpid() == self._pid:
+            with self._lock:
+                if not self._is_busy():
+                    return
+                unfinished: list[Future[Any]] = [part.future for part in self._waiting]
+                unfinished += [] if self._under_way is None else [self._under_way]
+            if unfinished:
+                wait(unfinished, min(end_s - time.monotonic(), MAX_POLL_S))
+            time.sleep(0 if unfinished else SENDING_POLL_S)
+
+    def _advance(self) -> None:
+        """Sends what may be sent. One thread at a time does so, for the others too."""
+        while True:
+            with self._lock:
+                if self._is_sending or self._under_way is not None or self._is_in_line or not self._waiting:
+                    return
+                self._is_sending = True
+                parts = self._take_parts()
+            try:
+                self._send(parts)
+            finally:
+                with self._lock:
+                    self._is_sending = False
+
+    def _take_parts(self) -> list[PutPart]:
+        first = self._waiting.popleft()
+        parts, nbytes, num_keys = [first], first.nbytes, len(first.keys)
+        while self._waiting and not first.is_alone:
+            following = self._waiting[0]
+            nbytes += following.nbytes
+            num_keys += len(following.keys)
+            if following.is_alone or nbytes > MAX_JOINED_BYTES or num_keys > MAX_JOINED_KEYS:
+                break
+            parts.append(self._waiting.popleft())
+        return parts
+
+    def _begin(self, parts: list[PutPart]) -> int | None:
+        """Returns a number for a request of these parts; None if the client has too many writes under way."""
+        with self._lock:
+            self._is_in_line = True
+        request = self._client.requests.try_begin_write(self._on_room)
+        with self._lock:
+            if request is not None:
+                self._is_in_line = False
+            else:
+                self._waiting.extendleft(reversed(parts))
+        return request
+
+    def _on_room(self) -> None:
+        with self._lock:
+            self._is_in_line = False
+        self._go_on()
+
+    def _send(self, parts: list[PutPart]) -> None:
+        request: int | None = None
+        try:
+            request = self._begin(parts)
+            if request is None:
+                return
+            make_outgoing, make_body = self._make_recipe(parts)
+            deadline = min((part.deadline for part in parts), key=_get_remaining_s)
+            done = write_early(
+                self._client, make_outgoing, make_body, request=request, deadline=deadline, what=self._what
+            )
+        except BaseException as fault:
+            if request is not None:
+                self._client.requests.end(request)
+            if isinstance(fault, TDServeError):
+                _fail(parts, fault)
+                return
+            # Such as Ctrl-C: others may wait for these parts.
+            _fail(parts, TransferAbortedError(transfer=0, reason=f"interrupted by {fault!r}"))
+            raise
+        with self._lock:
+            self._under_way = done
+        # The future is an argument: a closure over it would keep the future, and the parts with it, alive.
+        done.add_done_callback(lambda done: self._settle(done, parts))
+
+    def _make_recipe(self, parts: list[PutPart]) -> tuple[MakeOutgoing, MakeBody]:
+        keys = [key for part in parts for key in part.keys]
+        records = [record for part in parts for record in part.records]
+        captured = Captured(_make_spec(len(records)), {}, {(_RECORDS,): EncodedValues(records, records)}, {})
+
+        def make_outgoing(session: Session) -> Outgoing:
+            return session.mover.prepare([captured], self._target)
+
+        def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
+            put = control_pb2.PutRequest(
+                store=self._target.store,
+                fingerprint=self._fingerprint,
+                keys=keys,
+                if_versions=parts[0].if_versions,
+                content=outgoing.message,
+                timeout_s=deadline.remaining_s,
+            )
+            return {"put": put}
+
+        return make_outgoing, make_body
+
+    def _settle(self, done: Future[control_pb2.Done], parts: list[PutPart]) -> None:
+        error = done.exception()
+        with self._lock:
+            self._under_way = None
+            if isinstance(error, (RequestError, CapacityError)) and len(parts) > 1:
+                # Refused together, perhaps because of one of them: sent one by one.
+                self._waiting.extendleft(replace(part, is_alone=True) for part in reversed(parts))
+                parts = []
+        if error is not None:
+            _fail(parts, error)
+        else:
+            version = int(done.result().version)
+            for part in parts:
+                part.future.set_result(version)
+                version += len(part.keys)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Sends what waits, in the thread that receives answers; in another if sending would wait for an answer."""
+        if self._client.has_channel:
+            self._advance()
+        elif self.is_waiting:
+            try:
+                self._client.later(self._advance)
+            except ClosedError:
+                self._advance()  # each part fails by itself
+
+
+_EXIT_FLUSH = ExitFlush(PutCoalescer.finish, is_early=True)
+"""Stores what nobody has waited for, as an executor finishes its futures at exit."""
+
+
+@lru_cache(maxsize=64)
+def _make_spec(num_records: int) -> Spec:
+    """Returns the structure in which records travel: values, one per row."""
+    return Spec(Node((num_records,), None, None, None, ((_RECORDS, ValueLeaf((num_records,), per_row=True)),)))
+
+
+def _fail(parts: Sequence[PutPart], error: BaseException) -> None:
+    for part in parts:
+        part.future.set_exception(error)
+
+
+def _get_remaining_s(deadline: Deadline) -> float:
+    remaining_s = deadline.remaining_s
+    return float("inf") if remaining_s is None else remaining_s

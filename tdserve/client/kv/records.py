@@ -1,0 +1,264 @@
+"""The records of entries: what a value, a tensor or a tensordict is in a keyed store. Only clients look into them.
+
+An entry of a store without a structure is a form (one byte) and, by form, the record of a value; an element as in
+packed nodes; or a tensor (its dtype's number in messages, its number of dimensions, five zeros, its shape as int64, its
+bytes). An entry of a store with a structure is the packed layout of that, and a ValueBlock if it has value leaves.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict, is_tensor_collection, lazy_stack
+
+from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, RemoteProtocolError, SpecMismatchError
+from tdserve.client.content.columns import make_views
+from tdserve.client.content.leaves import copy_contents
+from tdserve.client.content.read_content import on_cpu
+from tdserve.client.content.value_blocks import decode_values, encode_values
+from tdserve.messages.content import write_layout
+from tdserve.messages.value_columns import split_rows
+from tdserve.rules.kv.settings import Like
+from tdserve.structure.build import build
+from tdserve.structure.capture import Captured, capture
+from tdserve.structure.dtypes import NAMES, WIRE
+from tdserve.structure.stacks.packing import pack, unpack
+from tdserve.structure.torch_types import from_torch, to_torch
+from tdserve.structure.tree import Path, Spec, check_matches
+from tdserve.values.codec import decode_bytes, encode_bytes
+
+TENSOR_KEY = "tensor"
+"""Key of the only leaf in the structure of a store whose entries are tensors."""
+
+_VALUE, _ELEMENT, _TENSOR = range(3)
+
+_TENSOR_HEAD = struct.Struct("<BBB5x")
+
+_NUMPY_DTYPES = {
+    WIRE[name]: np.dtype(name) for name in ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+}
+"""Dtypes that NumPy and torch have in common, by their number in messages."""
+
+Select = Sequence[Path] | None
+
+
+class AnyRecords:
+    """Records of entries of any structure.
+
+    Args:
+        store: Name, for errors.
+        allow_pickle: Whether values of any type are accepted.
+    """
+
+    def __init__(self, store: str, *, allow_pickle: bool) -> None:
+        self._store = store
+        self._allow_pickle = allow_pickle
+
+    def encode(self, key: str, value: Any) -> bytes:
+        """Returns the record of one entry. Raises NotSupportedError for what cannot be stored."""
+        if isinstance(value, torch.Tensor) and not (value.is_nested or value.layout is not torch.strided):
+            return _encode_tensor(value)
+        if is_tensor_collection(value) or isinstance(value, torch.Tensor):
+            return bytes([_ELEMENT]) + encode_bytes(pack(value), key=key, allow_pickle=self._allow_pickle)
+        return bytes([_VALUE]) + encode_bytes(value, key=key, allow_pickle=self._allow_pickle)
+
+    def encode_many(self, keys: Sequence[str], values: Any) -> list[bytes]:
+        """Returns the records of several entries: of each item of a list, or of each row of a tensordict or tensor."""
+        return [self.encode(key, value) for key, value in zip(keys, _list_values(keys, values), strict=True)]
+
+    def decode(self, key: str, record: bytes, select: Select) -> Any:
+        """Returns the value of a record."""
+        form = record[0] if record else None
+        if form == _TENSOR:
+            found: Any = _decode_tensor(record)
+        elif form in (_VALUE, _ELEMENT):
+            found = decode_bytes(record[1:], key=key, allow_pickle=self._allow_pickle)
+            found = unpack(found) if form == _ELEMENT else found
+        else:
+            raise RemoteProtocolError(expected="the record of an entry", received=f"form {form}")
+        return found if select is None else _select(found, select, key, self._store)
+
+    def decode_many(self, keys: Sequence[str], records: Sequence[bytes], select: Select) -> Any:
+        """Returns the values of several records, in a list."""
+        return [self.decode(key, record, select) for key, record in zip(keys, records, strict=True)]
+
+
+class LikeRecords:
+    """Records of entries of one structure.
+
+    Args:
+        store: Name, for errors.
+        spec: Structure of an entry.
+        is_tensor: Whether an entry is the only leaf of the structure.
+        allow_pickle: Whether values of any type are accepted.
+    """
+
+    def __init__(self, store: str, spec: Spec, *, is_tensor: bool, allow_pickle: bool) -> None:
+        self._store = store
+        self._spec = spec
+        self._is_tensor = is_tensor
+        self._allow_pickle = allow_pickle
+        self._layout = write_layout(spec, is_packed=True)
+        self._stored = spec.prepend((1,))
+        self._has_values = bool(spec.values)
+
+    def encode(self, key: str, value: Any) -> bytes:
+        """Returns the record of one entry. Raises SpecMismatchError if it has another structure."""
+        captured = self._capture(value, self._spec)
+        contents = copy_contents(captured)
+        parts = [contents[slot.path].data for slot in self._layout.slots]
+        record = b"".join(parts).ljust(self._layout.nbytes, b"\0")
+        if not self._has_values:
+            return record
+        return record + encode_values(
+            captured.spec, captured.values, store=self._store, allow_pickle=self._allow_pickle
+        )
+
+    def encode_many(self, keys: Sequence[str], values: Any) -> list[bytes]:
+        """Returns the records of several entries: of each item of a list, or of each row of a tensordict or tensor."""
+        if self._has_values or isinstance(values, (list, tuple)):
+            return [self.encode(key, value) for key, value in zip(keys, _list_values(keys, values), strict=True)]
+        _check_num_rows(keys, values)
+        if not keys:
+            return []
+        contents = copy_contents(self._capture(values, self._stored.with_rows(len(keys))))
+        table: NDArray[np.uint8] = np.zeros((len(keys), self._layout.nbytes), np.uint8)
+        for slot in self._layout.slots:
+            table[:, slot.offset : slot.offset + slot.nbytes] = contents[slot.path].reshape(len(keys), slot.nbytes)
+        return split_rows(table)
+
+    def decode(self, key: str, record: bytes, select: Select) -> Any:
+        """Returns the value of a record."""
+        self._check_size(record)
+        content = bytearray(record[: self._layout.nbytes])
+        flat = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+        leaves = dict(zip(self._layout.leaf_paths, make_views(self._layout, flat), strict=True))
+        if self._is_tensor:
+            return leaves[TENSOR_KEY,] if select is None else _select(leaves, select, key, self._store)
+        spec = self._spec
+        values: dict[Path, Any] = {}
+        if self._has_values:
+            spec, values = decode_values(spec, record[self._layout.nbytes :], allow_pickle=self._allow_pickle)
+        found = build(on_cpu(spec), leaves, values)
+        return found if select is None else _select(found, select, key, self._store)
+
+    def decode_many(self, keys: Sequence[str], records: Sequence[bytes], select: Select) -> Any:
+        """Returns the values of several records, stacked along a new first dimension."""
+        if self._has_values or not records:
+            return self._stack([self.decode(key, record, select) for key, record in zip(keys, records, strict=True)])
+        for record in records:
+            self._check_size(record)
+        table = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), -1)
+        leaves = {}
+        for slot in self._layout.slots:
+            column = np.ascontiguousarray(table[:, slot.offset : slot.offset + slot.nbytes])
+            column = column if column.base is None else column.copy()
+            leaf = torch.from_numpy(column.reshape(-1)).view(to_torch(slot.dtype))
+            leaves[slot.path] = leaf.view(len(records), *slot.shape)
+        if self._is_tensor:
+            return leaves[TENSOR_KEY,] if select is None else _select(leaves, select, keys[0], self._store)
+        found = build(on_cpu(self._stored.with_rows(len(records))), leaves, {})
+        return found if select is None else _select(found, select, keys[0], self._store)
+
+    def _stack(self, rows: list[Any]) -> Any:
+        if not rows:
+            spec = on_cpu(self._spec.prepend((0,)))
+            tensors = {path: torch.empty(leaf.shape, dtype=to_torch(leaf.dtype)) for path, leaf in spec.tensors}
+            values: dict[Path, Any] = {path: [] for path, _ in spec.values}
+            return tensors[TENSOR_KEY,] if self._is_tensor else build(spec, tensors, values)
+        try:
+            return torch.stack(rows)
+        except RuntimeError:  # ragged leaves differ in size
+            return lazy_stack(rows)
+
+    def _capture(self, value: Any, expected: Spec) -> Captured:
+        if self._is_tensor:
+            if not isinstance(value, torch.Tensor):
+                raise SpecMismatchError(store=self._store, key="", expected="a tensor", actual=type(value).__name__)
+            value = wrap_tensor(value, expected.batch_size)
+        elif not is_tensor_collection(value):
+            raise SpecMismatchError(store=self._store, key="", expected="a tensordict", actual=type(value).__name__)
+        captured = capture(value, store=self._store, like=expected, allow_pickle=self._allow_pickle)
+        if captured.spec is not expected:
+            check_matches(expected, captured.spec, store=self._store)
+        return captured
+
+    def _check_size(self, record: bytes) -> None:
+        nbytes = self._layout.nbytes
+        if len(record) < nbytes or (len(record) > nbytes and not self._has_values):
+            raise RemoteProtocolError(expected=f"a record of {nbytes} bytes", received=f"{len(record)}")
+
+
+Records = AnyRecords | LikeRecords
+
+
+def make_records(store: str, like: Like, spec: Spec, *, allow_pickle: bool) -> Records:
+    """Returns what encodes and decodes the records of a store with these settings."""
+    if like == "any":
+        return AnyRecords(store, allow_pickle=allow_pickle)
+    return LikeRecords(store, spec, is_tensor=like == "tensor", allow_pickle=allow_pickle)
+
+
+def wrap_tensor(tensor: torch.Tensor, batch_size: Sequence[int] = ()) -> Any:
+    """Returns the tensordict that stands for a tensor of a store of tensors."""
+    return TensorDict({TENSOR_KEY: tensor}, batch_size)
+
+
+def _encode_tensor(tensor: torch.Tensor) -> bytes:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    number = WIRE[from_torch(plain.dtype)]
+    head = _TENSOR_HEAD.pack(_TENSOR, number, plain.dim()) + struct.pack(f"<{plain.dim()}q", *plain.shape)
+    bits = plain if number in _NUMPY_DTYPES else plain.view(-1).view(torch.uint8)
+    return head + bits.numpy().tobytes()
+
+
+def _decode_tensor(record: bytes) -> torch.Tensor:
+    try:
+        _, number, num_dims = _TENSOR_HEAD.unpack_from(record)
+        shape = struct.unpack_from(f"<{num_dims}q", record, _TENSOR_HEAD.size)
+        begin = _TENSOR_HEAD.size + 8 * num_dims
+        of_numpy = _NUMPY_DTYPES.get(number)
+        if of_numpy is not None and begin < len(record):  # in half the time
+            return torch.from_numpy(np.frombuffer(record, of_numpy, offset=begin).reshape(shape).copy())
+        dtype = to_torch(NAMES[number])
+        if begin == len(record):
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(bytearray(record[begin:]), dtype=dtype).view(shape)
+    except (struct.error, KeyError, RuntimeError, ValueError) as fault:
+        raise RemoteProtocolError(expected="a tensor", received=f"{fault!r}"[:200]) from fault
+
+
+def _list_values(keys: Sequence[str], values: Any) -> Sequence[Any]:
+    """Returns one value per key: the items of a list, or the rows of a tensordict or tensor."""
+    if isinstance(values, (list, tuple)):
+        if len(values) != len(keys):
+            raise InvalidRequestError(argument="values", reason=f"{len(values)} values for {len(keys)} keys")
+        return values
+    _check_num_rows(keys, values)
+    return values.unbind(0)  # type: ignore[no-any-return]
+
+
+def _check_num_rows(keys: Sequence[str], values: Any) -> None:
+    is_rows = isinstance(values, torch.Tensor) or is_tensor_collection(values)
+    if not is_rows:
+        reason = f"several keys take a list of values, a tensordict or a tensor, not a {type(values).__name__}"
+        raise InvalidRequestError(argument="values", reason=reason)
+    shape = values.shape if isinstance(values, torch.Tensor) else values.batch_size
+    if not len(shape) or shape[0] != len(keys):
+        reason = f"a first dimension of {list(shape)[:1]} for {len(keys)} keys"
+        raise InvalidRequestError(argument="values", reason=reason)
+
+
+def _select(found: Any, select: Sequence[Path], key: str, store: str) -> Any:
+    if not is_tensor_collection(found):
+        reason = f"the entry {key!r} of {store!r} is not a tensordict, and has no keys to select"
+        raise InvalidRequestError(argument="select", reason=reason)
+    for path in select:
+        if found.get(path, None) is None:
+            raise KeyNotFoundError(store=store, key=".".join((key, *path)))
+    return found.select(*select)

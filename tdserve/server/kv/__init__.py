@@ -1,0 +1,1 @@
+"""Requests about the entries of keyed stores."""

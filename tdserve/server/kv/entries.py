@@ -1,0 +1,165 @@
+"""Changes, reads and listings of entries: numbered, ordered and acknowledged here, carried out by the data workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import KeyNotFoundError, SpecMismatchError, WrongStateError
+from tdserve.rules.kv.changes import check_num_keys, show_key
+from tdserve.rules.kv.state import KeyedState
+from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.opened_store import OpenedStore
+from tdserve.server.sessions.mover import StoreToFill
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.staging_names import StagingNames, make_values_path
+from tdserve.server.stores import Stores
+from tdserve.server.workers import DataWorker
+from tdserve.v1 import control_pb2, worker_pb2
+
+_REQUEST_BYTES = 8
+
+_MAX_SHOWN_KEYS = 3
+
+
+class KeyedEntries:
+    """Serves the clients of keyed stores.
+
+    Args:
+        stores: All stores of the server.
+        answers: Answers to committed requests, for their retries.
+        values_worker: The worker that changes entries.
+    """
+
+    def __init__(self, stores: Stores, answers: CommittedAnswers, *, values_worker: DataWorker) -> None:
+        self._stores = stores
+        self._answers = answers
+        self._worker = values_worker
+        self._staging = StagingNames("put-")
+
+    async def put(self, session: ClientSession, request: int, asked: control_pb2.PutRequest) -> control_pb2.Done | None:
+        """Puts entries, all or none. For refused content see ``ClientSession.discard``.
+
+        Raises:
+            VersionConflictError, CapacityError, SpecMismatchError, InvalidRequestError: Nothing was changed.
+        """
+        entry, content = self._stores.get(asked.store), asked.content
+        _check_structure(entry, asked.fingerprint)
+        check_num_keys(asked.keys)
+        order = worker_pb2.ChangeEntries(keys=asked.keys, if_versions=asked.if_versions)
+        with self._staging.borrow(entry, is_needed=bool(content.values_nbytes)) as staging:
+            spool = make_values_path(staging)
+            if content.message_nbytes:
+                store = StoreToFill(entry.name, entry.record.uid, entry.make_ref, spool)
+                await session.mover.fill(request, store, content)
+            order.values.values = content.values
+            session.mover.locate_values(content, order.values, spool)
+            return await self._change(session, request, entry, order)
+
+    async def remove(
+        self, session: ClientSession, request: int, asked: control_pb2.RemoveRequest
+    ) -> control_pb2.Done | None:
+        """Removes entries, all or none.
+
+        Raises:
+            VersionConflictError, KeyNotFoundError, InvalidRequestError: Nothing was changed.
+        """
+        check_num_keys(asked.keys)
+        order = worker_pb2.ChangeEntries(
+            keys=asked.keys, if_versions=asked.if_versions, removes=True, skips_missing=asked.skips_missing
+        )
+        return await self._change(session, request, self._stores.get(asked.store), order)
+
+    async def get(self, session: ClientSession, request: int, asked: control_pb2.GetRequest) -> control_pb2.Done | None:
+        """Sends entries, once there are all.
+
+        Raises:
+            KeyNotFoundError: One is absent, and the timeout is 0.
+            DeadlineExceededError: One was absent all the time.
+        """
+        deadline = Deadline.after(asked.timeout_s)
+        entry = self._stores.get(asked.store)
+        state = _check_structure(entry, asked.fingerprint)
+        check_num_keys(asked.keys)
+        if deadline.timeout_s == 0 or asked.asks_versions:
+            return await session.mover.get_entries(request, entry, asked)
+        with state.watches.watch(asked.keys) as watch:
+            while True:
+                watch.is_notified = False
+                try:
+                    return await session.mover.get_entries(request, entry, asked)
+                except KeyNotFoundError:
+                    await session.wait(
+                        entry.waiters,
+                        lambda: True if watch.is_notified else None,
+                        deadline,
+                        lambda: f"entries {_show_keys(asked.keys)} of keyed store {entry.name!r}",
+                    )
+
+    async def list(self, session: ClientSession, request: int, asked: control_pb2.ListRequest) -> control_pb2.Done:
+        """Lists a page of keys, or counts them."""
+        entry = self._stores.get(asked.store)
+        entry.get_keyed()
+        order = worker_pb2.Order()
+        order.list_entries.store.CopyFrom(entry.make_ref(session.worker.known_specs))
+        order.list_entries.request.CopyFrom(asked)
+        return control_pb2.Done.FromString((await session.worker.submit(order)).answer)
+
+    async def _change(
+        self, session: ClientSession, request: int, entry: OpenedStore, change: worker_pb2.ChangeEntries
+    ) -> control_pb2.Done | None:
+        """Has a change carried out, and records its answer; returns it unless the worker has sent it.
+
+        The worker commits change and answer together, and repeats the answer if it has one: so a crash at any moment
+        leaves both or neither, and a retry, wherever it comes from, finds the answer there or here. Therefore a worker
+        that has the client's mail may answer at once.
+        """
+        state, client_id = entry.get_keyed(), session.client_id
+        answered = self._answers.find_earlier(client_id, request)  # again: its content may have come in the meantime
+        if answered is not None:
+            return control_pb2.Done.FromString(answered)
+        recorded = list(state.recorded)
+        change.store.CopyFrom(entry.make_ref(self._worker.known_specs))
+        change.settings, change.now_s = entry.record.settings, time.time()
+        change.client_id, change.request = client_id, request
+        change.recorded.extend(recorded)
+        if request in session.mailed_requests and session.worker is self._worker:
+            change.mail_session = session.number
+        worked = await self._worker.submit(worker_pb2.Order(change_entries=change))
+        for name in recorded:
+            state.recorded.pop(name, None)
+        if state.watches.notify(change.keys):
+            entry.waiters.wake()
+        self._record(client_id, request, worked.answer)
+        state.recorded[client_id + request.to_bytes(_REQUEST_BYTES, "big")] = None
+        entry.check_present()
+        return None if worked.is_mailed else control_pb2.Done.FromString(worked.answer)
+
+    def _record(self, client_id: bytes, request: int, answer: bytes) -> None:
+        try:
+            if self._answers.find_earlier(client_id, request) is not None:
+                return  # another attempt of it got the same answer
+        except WrongStateError:
+            return  # the client has got it, and has reported that already
+        with self._answers.begin_transaction(client_id, request, answer, is_decided=True):
+            pass
+
+
+def _check_structure(entry: OpenedStore, fingerprint: bytes) -> KeyedState:
+    """Returns the state of a keyed store, if its entries have the structure that a client knows.
+
+    Raises:
+        WrongStateError: It is a store of another kind.
+        SpecMismatchError: It was created anew, for other entries.
+    """
+    state = entry.get_keyed()
+    if fingerprint != entry.spec.fingerprint:
+        reason = "those of another store that had this name"
+        raise SpecMismatchError(store=entry.name, expected="entries of its own structure", actual=reason)
+    return state
+
+
+def _show_keys(keys: Sequence[bytes]) -> str:
+    shown = [repr(show_key(key)) for key in keys[:_MAX_SHOWN_KEYS]]
+    return ", ".join([*shown, "..."] if len(keys) > _MAX_SHOWN_KEYS else shown)

@@ -1,0 +1,60 @@
+"""The orders about entries of keyed stores."""
+
+from __future__ import annotations
+
+from tdserve.base.errors import KeyNotFoundError
+from tdserve.data.entries import change_entries, encode_entries, find_entries, list_entries
+from tdserve.messages.content import ReadStatus, make_status_column, read_layout
+from tdserve.rules.kv.changes import show_key
+from tdserve.transport.sources_sinks import LeafEnd, TrailingColumns
+from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.worker.lane import Lane
+from tdserve.worker.transfers import send_read
+
+MAX_QUICK_BYTES = 32 * 1024
+"""Records that the reading thread may store: a commit of so many takes about as long as to wake another thread."""
+
+
+def store_entries(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Changes entries, together with the answer; only in the one worker that writes values."""
+    wanted, context = order.change_entries, lane.context
+    store = context.stores.get(wanted.store)
+    with context.values_lock:
+        answer = change_entries(store, wanted)
+    if not wanted.mail_session:
+        return worker_pb2.Worked(answer=answer)
+    # It is committed: the client need not wait until control has recorded it too.
+    message = control_pb2.ServerMessage(request=wanted.request, done=control_pb2.Done.FromString(answer))
+    is_mailed = context.send_mail(wanted.mail_session, message.SerializeToString())
+    return worker_pb2.Worked(answer=answer, is_mailed=is_mailed)
+
+
+def send_entries(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Sends entries; refuses if a key is absent, unless only versions are asked for."""
+    wanted = order.send_entries
+    stores = lane.context.stores
+    store = stores.get(wanted.store)
+    stores.remember_readable(store)
+    found = find_entries(store, wanted.keys)
+    if 0 in found.versions and not wanted.asks_versions:
+        raise KeyNotFoundError(store=store.name, key=show_key(wanted.keys[found.versions.index(0)]))
+    if wanted.only_checks:
+        return worker_pb2.Worked()
+    values = encode_entries(found, asks_versions=wanted.asks_versions)
+    layout = read_layout(store.spec)
+    source = LeafEnd([], TrailingColumns(layout, lambda: [make_status_column(ReadStatus.WHOLE)]))
+    return send_read(lane, order, layout, source, values=values, inline=True, sends_values=wanted.sends_values)
+
+
+def report_keys(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Reports a page of keys."""
+    wanted = order.list_entries
+    store = lane.context.stores.get(wanted.store)
+    return worker_pb2.Worked(answer=list_entries(store, wanted.request).SerializeToString())
+
+
+def is_small_change(lane: Lane, order: worker_pb2.Order) -> bool:
+    """Returns whether a change of entries takes no longer than to wake another thread."""
+    wanted = order.change_entries
+    is_small = not wanted.values.spool and len(wanted.values.values) + sum(map(len, wanted.keys)) <= MAX_QUICK_BYTES
+    return is_small and not lane.context.values_lock.locked()

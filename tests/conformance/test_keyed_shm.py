@@ -1,0 +1,15 @@
+"""Keyed stores over shared memory take the same exam."""
+
+from __future__ import annotations
+
+import pytest
+
+import tdserve
+from tests.conformance.keyed_life_suite import KeyedLifeSuite
+from tests.conformance.keyed_suite import Connect
+
+
+class TestSharedMemoryKeyed(KeyedLifeSuite):
+    @pytest.fixture
+    def connect(self, server: tdserve.Server) -> Connect:
+        return lambda: server.client(transport="shm")

@@ -1,0 +1,60 @@
+"""Puts that share requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tdserve
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import CapacityError, VersionConflictError
+from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def kv(client: tdserve.Client, name: str) -> Iterator[Any]:
+    """A keyed store with little room."""
+    made = client.create_kv(name, max_bytes=100_000)
+    yield made
+    client.delete(name)
+
+
+def make_part(*keys: str, if_versions: list[int] | None = None, nbytes: int = 1) -> PutPart:
+    """Returns a put of values: the form of a value, and that of nil."""
+    encoded = [key.encode() for key in keys]
+    record = b"\0\xc0" if nbytes == 1 else b"\0\xc6" + (nbytes).to_bytes(4, "big") + bytes(nbytes)
+    return PutPart(encoded, [record] * len(keys), if_versions, Deadline.after(20.0), is_alone=if_versions is not None)
+
+
+def test_submit_when_many_then_they_share_requests_and_each_has_its_versions(client: tdserve.Client, kv: Any) -> None:
+    coalescer = PutCoalescer(client, kv.name, kv.settings.make_stored_spec(kv.spec.fingerprint).fingerprint)
+    coalescer.send(make_part("a"))
+    newest = client.requests.newest
+    parts = [make_part("a", f"{number}") for number in range(100)]
+    for part in parts:
+        coalescer.submit(part)
+    coalescer.flush(Deadline.after(20.0))
+    assert not coalescer.is_waiting
+    versions = [part.future.result(0) for part in parts]
+    assert client.requests.newest - newest < 50
+    assert versions == sorted(set(versions))
+    assert kv.versions(["a", "0", "99"]) == [versions[-1], versions[0] + 1, versions[-1] + 1]
+
+
+def test_submit_when_some_are_refused_then_the_others_are_put(client: tdserve.Client, kv: Any) -> None:
+    coalescer = PutCoalescer(client, kv.name, kv.settings.make_stored_spec(kv.spec.fingerprint).fingerprint)
+    parts = [make_part(f"{number}") for number in range(10)]
+    parts.insert(4, make_part("x", nbytes=200_000))
+    parts.insert(8, make_part("1", if_versions=[7_000]))
+    for part in parts:
+        coalescer.submit(part)
+    with pytest.raises(CapacityError):
+        parts[4].future.result(20.0)
+    with pytest.raises(VersionConflictError):
+        parts[8].future.result(20.0)
+    coalescer.flush(Deadline.after(20.0))
+    assert kv.keys() == sorted(str(number) for number in range(10))

@@ -1,0 +1,143 @@
+"""Records of entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from tensordict import TensorDict
+
+from tdserve.base.errors import (
+    InvalidRequestError,
+    KeyNotFoundError,
+    NotSupportedError,
+    RemoteProtocolError,
+    SpecMismatchError,
+)
+from tdserve.client.kv.records import AnyRecords, LikeRecords, Records, make_records, wrap_tensor
+from tdserve.structure.capture import capture
+from tests.unit.structure.strategies import difference, tensordicts
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+
+
+def make_like(like: Any, **how: Any) -> Records:
+    """Returns the records of a store whose entries are like this."""
+    is_tensor = isinstance(like, torch.Tensor)
+    spec = capture(wrap_tensor(like) if is_tensor else like).spec
+    return make_records("s", "tensor" if is_tensor else "tensordict", spec, allow_pickle=False, **how)
+
+
+ANY = AnyRecords("s", allow_pickle=False)
+
+
+@settings(max_examples=50)
+@given(td=tensordicts())
+def test_any_record_when_decoded_then_equal(td: TensorDict) -> None:
+    assert difference(td, ANY.decode("k", ANY.encode("k", td), None)) is None
+
+
+@settings(max_examples=50)
+@given(td=tensordicts())
+def test_like_record_when_decoded_then_equal(td: TensorDict) -> None:
+    records = make_like(td)
+    assert difference(td, records.decode("k", records.encode("k", td), None)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16, torch.complex128, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 3)])
+def test_tensor_when_decoded_then_equal_and_ones_own(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = torch.ones(shape).to(dtype)
+    for records in (ANY, make_like(tensor)):
+        record = records.encode("k", tensor)
+        found = records.decode("k", record, None)
+        assert (found.dtype, found.shape) == (dtype, tensor.shape)
+        assert torch.equal(
+            found.view(torch.uint8) if shape else found[None].view(torch.uint8),
+            tensor.view(torch.uint8) if shape else tensor[None].view(torch.uint8),
+        )
+        found.zero_()
+        assert records.encode("k", tensor) == record
+
+
+def test_tensor_when_not_plain_then_its_content() -> None:
+    for tensor in (torch.arange(12).view(3, 4).T, torch.nn.Parameter(torch.ones(2)), torch.tensor([1 + 1j]).conj()):
+        assert torch.equal(ANY.decode("k", ANY.encode("k", tensor), None), tensor.detach())
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 5])
+def test_like_records_when_many_then_as_one_by_one(num_rows: int) -> None:
+    td = TensorDict({"a": torch.rand(num_rows, 3), "n": {"b": torch.arange(num_rows)}}, [num_rows])
+    records = make_like(TensorDict({"a": torch.rand(3), "n": {"b": torch.tensor(1)}}, []))
+    keys = [str(number) for number in range(num_rows)]
+    found = records.encode_many(keys, td)
+    assert found == [records.encode("k", td[number]) for number in range(num_rows)]
+    assert difference(td, records.decode_many(keys, found, None)) is None
+
+
+def test_like_records_when_their_structure_has_values_then_equal() -> None:
+    def make(number: int) -> TensorDict:
+        return TensorDict({"text": "x" * number, "a": torch.tensor(number)}, [])
+
+    records = make_like(make(1))
+    found = records.encode_many(["a", "b"], [make(2), make(3)])
+    assert difference(make(3), records.decode("b", found[1], None)) is None
+    both = records.decode_many(["a", "b"], found, None)
+    assert both["a"].tolist() == [2, 3]
+    assert list(both["text"]) == ["xx", "xxx"]
+
+
+def test_select_when_given_then_only_that() -> None:
+    td = TensorDict({"a": torch.tensor(1), "n": {"b": torch.tensor(2), "c": torch.tensor(3)}}, [])
+    for records in (ANY, make_like(td)):
+        record = records.encode("k", td)
+        assert difference(td.select(("n", "b")), records.decode("k", record, [("n", "b")])) is None
+        with pytest.raises(KeyNotFoundError):
+            records.decode("k", record, [("x",)])
+    with pytest.raises(InvalidRequestError):
+        ANY.decode("k", ANY.encode("k", 5), [("x",)])
+
+
+@pytest.mark.parametrize("wrong", [5, torch.zeros(3), TensorDict({"b": torch.zeros(2)}, [])])
+def test_like_record_when_something_else_then_refused(wrong: Any) -> None:
+    with pytest.raises(SpecMismatchError):
+        make_like(TensorDict({"a": torch.zeros(2)}, [])).encode("k", wrong)
+    if not isinstance(wrong, torch.Tensor):
+        with pytest.raises(SpecMismatchError):
+            make_like(torch.zeros(2)).encode("k", wrong)
+
+
+@pytest.mark.parametrize("values", [[1], 5, torch.tensor(1.0), torch.zeros(3)])
+def test_encode_many_when_not_one_per_key_then_refused(values: Any) -> None:
+    with pytest.raises(InvalidRequestError):
+        ANY.encode_many(["a", "b"], values)
+
+
+def test_value_when_it_needs_pickle_then_only_as_allowed() -> None:
+    value = {1, 2}
+    with pytest.raises(NotSupportedError):
+        ANY.encode("k", value)
+    trusting = AnyRecords("s", allow_pickle=True)
+    record = trusting.encode("k", value)
+    assert trusting.decode("k", record, None) == value
+    with pytest.raises(NotSupportedError):
+        ANY.decode("k", record, None)
+
+
+@pytest.mark.parametrize("record", [b"", b"\x07", b"\x02", b"\x02\x01\x02\0\0\0\0\0", b"\x01\x90", b"\x00"])
+def test_decode_when_it_is_no_record_then_refused(record: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        ANY.decode("k", record, None)
+    with pytest.raises(RemoteProtocolError):
+        make_like(torch.zeros(3)).decode("k", record, None)
+
+
+def test_array_when_a_value_then_an_array_again() -> None:
+    array = np.arange(6, dtype=np.int16).reshape(2, 3)
+    found = ANY.decode("k", ANY.encode("k", array), None)
+    assert found.dtype == array.dtype
+    assert np.array_equal(found, array)
+    assert isinstance(make_like(TensorDict({"a": torch.zeros(2)}, [])), LikeRecords)
