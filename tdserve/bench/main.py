@@ -20,6 +20,7 @@ from tdserve.bench.stage import Case, Stage, open_stage
 from tdserve.bench.torchrl_buffer import MISSING, has_torchrl
 from tdserve.bench.workloads.chat import measure_chat
 from tdserve.bench.workloads.dataset import measure_dataset
+from tdserve.bench.workloads.keyed import measure_keyed
 from tdserve.bench.workloads.mixed import measure_mixed
 from tdserve.bench.workloads.replays import measure_pixels, measure_prioritized, measure_transitions
 from tdserve.bench.workloads.small import measure_small
@@ -120,5 +121,6 @@ WORKLOADS: dict[str, Callable[[Stage], Generator[Case]]] = {
     "mixed": measure_mixed,
     "chat": measure_chat,
     "dataset": measure_dataset,
+    "kv": measure_keyed,
 }
 """The workloads by their names in ``tdserve.bench.options.WORKLOAD_NAMES``."""

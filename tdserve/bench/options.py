@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tdserve.base.config import TransportName
 
-WORKLOAD_NAMES = ("transitions", "pixels", "weights", "small", "prioritized", "mixed", "chat", "dataset")
+WORKLOAD_NAMES = ("transitions", "pixels", "weights", "small", "prioritized", "mixed", "chat", "dataset", "kv")
 
 WIRES = ("gloo", "shm")
 """The transports that have floors and targets of their own."""

@@ -45,6 +45,11 @@ TARGETS: tuple[tuple[str, str, Target], ...] = (
     ("gloo", "chat: sample 64 histories, 8 under way", Target("at least", 41_900)),
     ("shm", "chat: extend 64 histories, 8 under way", Target("at least", 100_000)),
     ("shm", "chat: sample 64 histories, 8 under way", Target("at least", 100_000)),
+    ("gloo", "kv: get one scalar of *", Target("below", 250.0)),
+    ("gloo", "kv: put one scalar", Target("below", 500.0)),
+    ("gloo", "kv: put one scalar, 16 under way", Target("at least", 5_000)),
+    ("gloo", "kv: put 256 scalars, 16 under way", Target("at least", 200_000)),
+    ("shm", "kv: get one scalar of *", Target("below", 15.0)),
     ("*", "dataset: *: DataLoader, 4 workers", Target("of floor", 0.7, SAMPLE)),
 )
 """Transport, figure and target. ``*`` stands for any text; a bound is in the unit of the figure (see ``Target``)."""
