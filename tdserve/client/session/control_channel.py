@@ -91,7 +91,7 @@ class ClientControlChannel:
             return False
         if message.HasField("join_group"):  # must not overtake the notice of leaving, which is no request
             return False
-        mail.send(message.SerializeToString(), MAIL_FOR_WORKER if message.HasField("read") else 0)
+        mail.send(message.SerializeToString(), _choose_label(message))
         mail.reap(REAP_TIMEOUT_S)
         return True
 
@@ -131,6 +131,13 @@ class ClientControlChannel:
 
     def _on_content(self, content: bytes, _: int) -> None:
         self._on_message(control_pb2.ServerMessage.FromString(content))
+
+
+def _choose_label(message: control_pb2.ClientMessage) -> int:
+    """Returns the label of mail: the worker looks only into what it may answer by itself."""
+    if message.HasField("read") or (message.HasField("get") and not message.get.asks_versions):
+        return MAIL_FOR_WORKER
+    return 0
 
 
 def _leave_to_stream(error: TDServeError) -> None:

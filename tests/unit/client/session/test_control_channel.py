@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from tdserve.base.config import MAIL_BYTES
+from tdserve.base.config import MAIL_BYTES, MAIL_FOR_WORKER
 from tdserve.base.errors import ConnectError, TDServeError, TransportError
 from tdserve.client.session.control_channel import ClientControlChannel
 from tdserve.transport.control_channel import Mail
@@ -28,7 +28,7 @@ class Server:
         self.entries: SimpleQueue[control_pb2.Rendezvous] = SimpleQueue()
         self.answers: SimpleQueue[control_pb2.ServerMessage] = SimpleQueue()
         self.lost: SimpleQueue[TDServeError] = SimpleQueue()
-        self._requests: SimpleQueue[bytes] = SimpleQueue()
+        self._requests: SimpleQueue[tuple[bytes, int]] = SimpleQueue()
         self._kv_store = KVStore(self._publish)
         self.control_channel = ClientControlChannel(
             lambda: "127.0.0.1", self._on_entry, self.answers.put, bond=BOND, peer="the server"
@@ -52,7 +52,7 @@ class Server:
             self.channel = connecting.result(TIMEOUT_S)
         self.mail = Mail(
             self.channel,
-            on_message=lambda content, _: self._requests.put(content),
+            on_message=lambda content, label: self._requests.put((content, label)),
             on_lost=self.lost.put,
             name="server",
         )
@@ -61,7 +61,11 @@ class Server:
 
     def next_request(self) -> control_pb2.ClientMessage:
         """The oldest that was not taken."""
-        return control_pb2.ClientMessage.FromString(self._requests.get(timeout=TIMEOUT_S))
+        return control_pb2.ClientMessage.FromString(self._requests.get(timeout=TIMEOUT_S)[0])
+
+    def next_label(self) -> int:
+        """That of the oldest request that was not taken."""
+        return self._requests.get(timeout=TIMEOUT_S)[1]
 
     def close(self) -> None:
         """Ends both ends."""
@@ -123,6 +127,17 @@ def test_send_when_the_channel_is_formed_then_rides_it_and_so_does_the_answer(se
         answer = control_pb2.ServerMessage(request=request, done=control_pb2.Done(version=request))
         server.mail.send(answer.SerializeToString())
         assert server.answers.get(timeout=TIMEOUT_S) == answer
+
+
+def test_send_when_the_worker_may_answer_then_the_label_says_so(server: Server) -> None:
+    server.connect()
+    get = control_pb2.ClientMessage(request=2, get=control_pb2.GetRequest(store="x"))
+    with_versions = control_pb2.ClientMessage(request=3, get=control_pb2.GetRequest(store="x", asks_versions=True))
+    for message, label in ((reading("x"), MAIL_FOR_WORKER), (get, MAIL_FOR_WORKER), (with_versions, 0)):
+        assert server.control_channel.send(message)
+        assert server.next_label() == label
+    assert server.control_channel.send(extending(4))
+    assert server.next_label() == 0
 
 
 def test_send_when_the_message_is_too_long_then_goes_another_way(server: Server) -> None:
