@@ -22,7 +22,7 @@ from tdserve.rules.channel_transports import list_available
 DEFAULTS = DemoOptions()
 
 
-def _file(name: str, parameter: str, text: str) -> Callable[[Command], Command]:
+def _add_file_option(name: str, parameter: str, text: str) -> Callable[[Command], Command]:
     return click.option(name, parameter, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help=text)
 
 
@@ -39,8 +39,8 @@ def _file(name: str, parameter: str, text: str) -> Callable[[Command], Command]:
 @click.option("--actors", "num_actors", type=int, default=DEFAULTS.num_actors, help="Actor processes.")
 @click.option("--out", type=click.Path(path_type=Path), default=DEFAULTS.out, help="Folder for figures.")
 @click.option("--root", type=click.Path(path_type=Path), help="The server's root, kept; by default a temporary one.")
-@_file("--json", "json_path", "File for the figures; by default figures.json in the folder.")
-@_file("--png", "png_path", "File for the learning curve; by default learning-curve.png in the folder.")
+@_add_file_option("--json", "json_path", "File for the figures; by default figures.json in the folder.")
+@_add_file_option("--png", "png_path", "File for the learning curve; by default learning-curve.png in the folder.")
 @click.option("--role", type=click.Choice(ROLES), help="Run only this part, as a container does.")
 @click.option("--address", metavar="HOST:PORT", help="The role's server; else $TDSERVE_ADDRESS, or a local one.")
 @click.option("--index", type=int, help="Number of this actor, from 0; by default the host name's.")
@@ -69,7 +69,7 @@ def demo(**settings: Any) -> int:
         from tdserve.server.main import run as serve  # needs gRPC's server side
 
         return serve(server_settings(settings["address"], settings["root"]).validate())
-    options = _role_options(settings)
+    options = _make_role_options(settings)
     with _missing_explained():
         if role == "actor":
             from tdserve.examples.demo.actor import act
@@ -116,7 +116,7 @@ def _said(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _role_options(settings: dict[str, Any]) -> DemoOptions:
+def _make_role_options(settings: dict[str, Any]) -> DemoOptions:
     server = make_endpoint(settings["address"], None)
     found = {"transport": server.transport, "index": index_of_host(socket.gethostname()), **_said(settings)}
     return DemoOptions(**{**found, "address": server.address, "token": server.token, "local_root": server.root})

@@ -224,7 +224,7 @@ class ControlConnection:
                 patience_s = max(remaining_s, 0.0) + compute_grace_s(timeout_s)
                 return self._ask(method, request, patience_s)
             except (grpc.RpcError, ValueError) as error:
-                ours = self._ours(error, what=method, timeout_s=timeout_s)
+                ours = self._convert_error(error, what=method, timeout_s=timeout_s)
             # An answer about shared memory or NCCL would be the same the next time.
             if not isinstance(ours, ConnectError) or not ours.retryable or remaining_s < RECONNECT_BACKOFF_S:
                 raise ours
@@ -256,7 +256,7 @@ class ControlConnection:
                 self._has_warned = False
                 return
             except (grpc.RpcError, ValueError) as error:
-                ours = self._ours(error, what="the health check", timeout_s=timeout_s)
+                ours = self._convert_error(error, what="the health check", timeout_s=timeout_s)
                 if not isinstance(ours, (ConnectError, DeadlineExceededError)):
                     return  # any error is an answer; the session will report it
                 is_over = remaining_s <= check_s
@@ -277,7 +277,7 @@ class ControlConnection:
                 on_lost=on_lost,
             )
         except ValueError as error:
-            raise self._ours(error, what="the session", timeout_s=0.0) from error
+            raise self._convert_error(error, what="the session", timeout_s=0.0) from error
 
     def close(self) -> None:
         """Ends the channel and all its calls. Idempotent."""
@@ -287,7 +287,7 @@ class ControlConnection:
         if not was_closed:
             _close(channel)
 
-    def _ours(self, error: grpc.RpcError | ValueError, *, what: str, timeout_s: float) -> TDServeError:
+    def _convert_error(self, error: grpc.RpcError | ValueError, *, what: str, timeout_s: float) -> TDServeError:
         """Converts grpc's error to ours; a call on a channel that another thread has closed raises either type.
 
         Raises:

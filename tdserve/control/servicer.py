@@ -199,7 +199,7 @@ class ControlServer:
     def __init__(self, handlers: Handlers, *, host: str, port: int, token: str | None) -> None:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_GONE_CLIENTS)
         self._status = health_pb2.HealthCheckResponse.NOT_SERVING
-        interceptors = [_TokenCheck(token, f"{host}:{port}", self._health_of_all)] if token else []
+        interceptors = [_TokenCheck(token, f"{host}:{port}", self._get_health)] if token else []
         options = list({**dict(CHANNEL_OPTIONS), **_SERVER_OPTIONS}.items())  # grpc takes the first of a name
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -221,7 +221,7 @@ class ControlServer:
         await self._health.set("", self._status)
         await self._health.set(SERVICE_NAME, self._status)
 
-    def _health_of_all(self) -> health_pb2.HealthCheckResponse:
+    def _get_health(self) -> health_pb2.HealthCheckResponse:
         return health_pb2.HealthCheckResponse(status=self._status)
 
     async def stop(self, grace_s: float) -> None:

@@ -80,7 +80,7 @@ class RowSet:
     @classmethod
     def from_mask(cls, mask: NDArray[np.bool_]) -> RowSet:
         """Returns the rows whose elements are true."""
-        return cls._of_bits(np.packbits(mask))
+        return cls._from_bits(np.packbits(mask))
 
     @classmethod
     def decode(cls, content: bytes, *, max_rows: int | None = None) -> RowSet:
@@ -163,7 +163,7 @@ class RowSet:
         if self._bits is None and other._bits is None:
             return RowSet.run(max(self._start, other._start), min(self._stop, other._stop))
         ours, theirs = _pad_to_longer(self._as_bits(), other._as_bits())
-        return RowSet._of_bits(ours & theirs)
+        return RowSet._from_bits(ours & theirs)
 
     def __sub__(self, other: RowSet) -> RowSet:
         """Returns the rows of this one that are not in the other."""
@@ -172,17 +172,17 @@ class RowSet:
         if self._listed is not None:
             return RowSet(listed=self._listed[~other.contains(self._listed)])
         ours, theirs = _pad_to_longer(self._as_bits(), other._as_bits())
-        return RowSet._of_bits(ours & ~theirs)
+        return RowSet._from_bits(ours & ~theirs)
 
     def __or__(self, other: RowSet) -> RowSet:
         """Returns the rows that are in either."""
         if not self or not other:
             return self or other
         ours, theirs = _pad_to_longer(self._as_bits(), other._as_bits())
-        return RowSet._of_bits(ours | theirs)
+        return RowSet._from_bits(ours | theirs)
 
     @classmethod
-    def _of_bits(cls, bits: Bits) -> RowSet:
+    def _from_bits(cls, bits: Bits) -> RowSet:
         found = cls(bits=bits)
         if found._num > PIECE_ROWS:
             return found

@@ -62,11 +62,11 @@ class JoinedValues(Sequence[bytes]):
     def __getitem__(self, index: slice) -> Sequence[bytes]: ...
     def __getitem__(self, index: int | slice) -> bytes | Sequence[bytes]:
         if isinstance(index, slice):
-            return list(self)[index] if self.heads else self._part(index)
+            return list(self)[index] if self.heads else self._get_part(index)
         number = range(len(self))[index]
         return next(iter(self[number : number + 1]))
 
-    def _part(self, index: slice) -> JoinedValues:
+    def _get_part(self, index: slice) -> JoinedValues:
         begins = self._begins
         start, _, step = index.indices(len(self))
         if isinstance(begins, int) and step == 1:

@@ -145,7 +145,7 @@ class GroupRule:
             NotSupportedError: Two of its members share a GPU, which the backend does not allow. The requests of all
                 members are withdrawn.
         """
-        chosen = self._first() if not self._living else self._following()
+        chosen = self._find_first() if not self._living else self._find_following()
         if not chosen:
             return None
         for ask in chosen:
@@ -159,10 +159,10 @@ class GroupRule:
     def describe_missing(self) -> str:
         """Returns what the next epoch waits for, for messages."""
         if not self._living:
-            return f"{len(self._asks)} of {self._first_size()} members have asked"
+            return f"{len(self._asks)} of {self._get_first_size()} members have asked"
         silent = [str(rank) for rank, member in enumerate(self._epoch.members) if self._is_silent(member)]
         said = f"rank {', '.join(silent)} of epoch {self._epoch.number} has not asked" if silent else "all have asked"
-        size = self._wanted_size()
+        size = self._get_wanted_size()
         return f"{said}, {size} members are wanted" if size else said
 
     def _is_silent(self, member: int) -> bool:
@@ -180,13 +180,13 @@ class GroupRule:
             reason = f"rank {ask.rank} of group {self.name!r} is taken by another member"
             raise InvalidRequestError(argument="rank", reason=reason)
 
-    def _first_size(self) -> int:
+    def _get_first_size(self) -> int:
         said = max((ask.world_size for ask in self._asks.values()), default=0)
         return said or max((ask.last_world_size for ask in self._asks.values()), default=0)
 
-    def _first(self) -> list[Ask]:
+    def _find_first(self) -> list[Ask]:
         """Returns the members of a first epoch, by rank."""
-        size = self._first_size()
+        size = self._get_first_size()
         if not size or len(self._asks) < size:
             return []
         asks = list(self._asks.values())[:size]
@@ -197,15 +197,15 @@ class GroupRule:
         ranks.update(zip(free, rest, strict=True))
         return [ranks[rank] for rank in range(size)]
 
-    def _wanted_size(self) -> int:
+    def _get_wanted_size(self) -> int:
         return max((ask.world_size for ask in self._asks.values() if ask.member in self._living), default=0)
 
-    def _following(self) -> list[Ask]:
+    def _find_following(self) -> list[Ask]:
         """Returns the members of the epoch after the last one, by rank."""
         known = [self._asks[member] for member in self._epoch.members if member in self._living & self._asks.keys()]
         newcomers = [ask for ask in self._asks.values() if ask.member not in self._living]
         is_all = len(known) == len(self._living)
-        size = self._wanted_size()
+        size = self._get_wanted_size()
         if not size:
             return [*known, *newcomers] if is_all else []
         if len(known) >= size or (is_all and len(known) + len(newcomers) >= size):

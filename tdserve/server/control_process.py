@@ -263,14 +263,14 @@ class ControlProcess:
             run(self._services.requests.serve(session, message, ahead), message.request)
 
     async def _refuse(self, session: ClientSession, request: int) -> None:
-        await session.fail(request, self._draining_error())
+        await session.fail(request, self._make_draining_error())
 
-    def _draining_error(self) -> ConnectError:
+    def _make_draining_error(self) -> ConnectError:
         return ConnectError(address=f"{self._config.host}", reason="the server is shutting down")
 
     def _refuse_when_draining(self) -> None:
         if self._is_draining:
-            raise self._draining_error()
+            raise self._make_draining_error()
 
     async def create_store(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse:
         """Creates a store, or returns the existing one that the request accepts."""

@@ -101,7 +101,7 @@ class Opener:
 
     def begin(self, record: StoreRecord) -> TableOpening:
         """Starts to open a table in a thread. Raises CorruptDataError."""
-        return TableOpening(record, *self._table_parts(record))
+        return TableOpening(record, *self._load_table_parts(record))
 
     def open(self, record: StoreRecord, *, checks: bool = False) -> OpenedStore:
         """Opens a store.
@@ -113,11 +113,11 @@ class Opener:
             CorruptDataError: Its files are damaged.
         """
         if record.kind == "replay":
-            make, finish = self._table_parts(record)
+            make, finish = self._load_table_parts(record)
             return finish(make())
         folder = self._root.store_folder(record.name)
         if record.kind == "weights":
-            state = self._state(record)
+            state = self._load_state(record)
             versions = Versions.restore(state) if state else Versions()
             kept = {version.version for version in versions.kept}
             remove_leftovers(folder / "versions", kept=kept, free=set(versions.files) - kept)
@@ -138,10 +138,10 @@ class Opener:
         self._unfinished_writes.restore(entry)
         return entry
 
-    def _table_parts(self, record: StoreRecord) -> tuple[Callable[[], Table], Callable[[Table], OpenedStore]]:
+    def _load_table_parts(self, record: StoreRecord) -> tuple[Callable[[], Table], Callable[[Table], OpenedStore]]:
         """Returns two functions: one restores the rules of a table, in any thread, the other makes its entry from
         them."""
-        folder, state = self._root.store_folder(record.name), self._state(record)
+        folder, state = self._root.store_folder(record.name), self._load_state(record)
         spec = self._specs.get(record.fingerprint, record.order)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
         stored = make_stored_spec(record, spec)
@@ -170,7 +170,7 @@ class Opener:
 
         return make, finish
 
-    def _state(self, record: StoreRecord) -> dict[str, Any]:
+    def _load_state(self, record: StoreRecord) -> dict[str, Any]:
         content = self._db.get("states", record.uid.encode())
         state: dict[str, Any] = json.loads(content) if content else {}
         return state

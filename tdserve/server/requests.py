@@ -140,7 +140,7 @@ class Requests:
         except ServerBusyError as error:
             await self._refuse(session, request, error)
         except TDServeError as error:
-            await session.fail(request, await self._reason(error, kind, message))
+            await session.fail(request, await self._find_reason(error, kind, message))
         except asyncio.CancelledError:  # by the client, or because its session ended: nothing was begun
             await session.fail(request, TransferAbortedError(transfer=request, reason="it was cancelled"))
         except Exception as fault:  # noqa: BLE001 (the boundary of the service)
@@ -231,7 +231,7 @@ class Requests:
         elif entry is not None and kind == "alter":
             self._syncing.sync_soon(entry.record.uid)
 
-    async def _reason(self, error: TDServeError, kind: str, message: control_pb2.ClientMessage) -> TDServeError:
+    async def _find_reason(self, error: TDServeError, kind: str, message: control_pb2.ClientMessage) -> TDServeError:
         """Returns the error to report for a request that failed.
 
         A missing or closed file means StoreNotFoundError if the store was deleted meanwhile. Lack of room means

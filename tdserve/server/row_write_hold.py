@@ -83,11 +83,11 @@ class RowWriteHold:
     async def give_back(self) -> None:
         """Undoes ``hold``; other writes may have the rows."""
         if self._entry.table is not None:
-            await call_in_turns(self._held_rows(self._entry.table), self._entry.table.let_go)
+            await call_in_turns(self._iter_held_rows(self._entry.table), self._entry.table.let_go)
         self.end()
         self._entry.waiters.wake()
 
-    def _held_rows(self, table: Table) -> Iterator[Rows]:
+    def _iter_held_rows(self, table: Table) -> Iterator[Rows]:
         """Yields the rows that ``hold`` itself has held so far: the first of those that were not held before."""
         num_missing = self._num_held
         for rows in table.iter_steps((self.rows - self._held_before).iter_pieces()):

@@ -68,7 +68,7 @@ class Stores:
         self.root = root
         self.db = db
         self.catalog = Catalog()
-        self.specs = Specs(db, self._specs_in_use)
+        self.specs = Specs(db, self._iter_specs_in_use)
         self._changed: dict[str, Waiters] = {}  # by name, so that a change wakes only waiters of its store
         self.followers: dict[str, set[str]] = {}
         self._workers = workers
@@ -158,19 +158,19 @@ class Stores:
         """Returns a store that cannot be opened, for deletion; its readers see that it is deleted, if that is
         possible."""
         record = self.catalog.get(name)
-        folder, generations = self._folder(record), None
+        folder, generations = self._get_folder(record), None
         with suppress(TDServeError):
             generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
         return OpenedStore(record, Spec(Node((), None, None, None, ())), folder, generations=generations)
 
     def get_loading(self, name: str, session: int) -> OpenedStore:
         """Returns a store that this session is still filling for the first time. Raises StoreNotFoundError."""
-        entry = self._own_loading(name, session)
+        entry = self._find_own_loading(name, session)
         if entry is None:
             raise StoreNotFoundError(name=name)
         return entry
 
-    def _own_loading(self, name: str, session: int) -> OpenedStore | None:
+    def _find_own_loading(self, name: str, session: int) -> OpenedStore | None:
         entry = self._entries.get(name)
         is_own = entry is not None and entry.record.loading and entry.owner_session == session
         return entry if is_own else None
@@ -187,12 +187,12 @@ class Stores:
 
     def is_loading(self, name: str, session: int, spec: Spec) -> bool:
         """Returns whether this session has begun to fill a store with this name and structure."""
-        entry = self._own_loading(name, session)
+        entry = self._find_own_loading(name, session)
         return entry is not None and entry.spec.fingerprint == spec.fingerprint
 
     def is_being_filled(self, name: str, session: int) -> bool:
         """Returns whether a request of this session is now filling a store of this name for the first time."""
-        entry = self._own_loading(name, session)
+        entry = self._find_own_loading(name, session)
         return entry is not None and entry.is_filling
 
     async def wait(self, name: str, deadline: Deadline) -> OpenedStore:
@@ -258,7 +258,7 @@ class Stores:
         self.catalog.add(hidden)  # reserves the name
         if record.loading:
             self._loading.setdefault(owner_session, set()).add(name)
-        folder = self._folder(hidden)
+        folder = self._get_folder(hidden)
         try:
             self.db.put("stores", name.encode(), hidden.to_bytes())  # so a crash leaves no unknown folder
             if record.kind == "weights":
@@ -395,7 +395,7 @@ class Stores:
         if name in self._changed:
             self._changed[name].wake()
 
-    def _specs_in_use(self) -> Iterator[bytes]:
+    def _iter_specs_in_use(self) -> Iterator[bytes]:
         """Yields the keys of the structures that stores and versions have."""
         for known in self.catalog:
             # The entry of a store that is being created is newer than the catalog's record.
@@ -437,7 +437,7 @@ class Stores:
             del self._entries[entry.name]  # its rules were restored from the old generations
         return True
 
-    def _folder(self, record: StoreRecord) -> FilePath:
+    def _get_folder(self, record: StoreRecord) -> FilePath:
         return self.root.store_folder(record.name)
 
     async def _open_made(self, record: StoreRecord) -> OpenedStore:

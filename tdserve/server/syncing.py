@@ -178,9 +178,9 @@ class Syncing:
         root, held = self._stores.root, list[tuple[OpenedStore, int]]()
         try:
             stores, weights = [], []
-            async for record in self._records(is_all=is_all, wanted=wanted):
+            async for record in self._iter_records(is_all=is_all, wanted=wanted):
                 if record.kind == "weights":
-                    weights.append(self._weights(record, held))
+                    weights.append(self._describe_weights(record, held))
                 elif not record.adopted and (store := await self._store(record)) is not None:
                     stores.append(store)
             work = Pass(str(root.catalog_folder), str(root.synced_folder), stores, weights)
@@ -201,7 +201,7 @@ class Syncing:
             uid: reason for uid, reason in failures.items() if self._stores.catalog.find_name(uid)
         }  # unless deleted
 
-    async def _records(self, *, is_all: bool, wanted: AbstractSet[str]) -> AsyncIterator[StoreRecord]:
+    async def _iter_records(self, *, is_all: bool, wanted: AbstractSet[str]) -> AsyncIterator[StoreRecord]:
         """Yields the stores of a pass, a few in each turn of the event loop."""
         is_first = is_all and not self._has_seen_all  # a killed server may have left any store unsynced
         for number, record in enumerate(self._stores.catalog):
@@ -226,7 +226,7 @@ class Syncing:
             )
         return known
 
-    def _weights(self, record: StoreRecord, held: list[tuple[OpenedStore, int]]) -> SyncedWeights:
+    def _describe_weights(self, record: StoreRecord, held: list[tuple[OpenedStore, int]]) -> SyncedWeights:
         versions = self._stores.get_versions(record)
         state = versions.get_state()
         orders = dict(state["orders"])

@@ -158,20 +158,20 @@ class _FolderReader:
                 reason = f"{where / pickled} is a pickle, and those are never read; save values of JSON's types"
                 raise NotSupportedError(feature=f"adopting a pickled value{_describe_place(path)}", reason=reason)
         if own and kind == "NonTensorData":
-            return self._value(meta, where, path, above)
+            return self._read_value(meta, where, path, above)
         if own and kind == "NonTensorStack":
-            return self._values(fd, meta, where, path, above)
+            return self._read_values(fd, meta, where, path, above)
         if _exists(fd, _INNER_FOLDER):
-            return self._tensorclass(fd, meta, where, names, path, above, f"{module}.{kind}")
+            return self._read_tensorclass(fd, meta, where, names, path, above, f"{module}.{kind}")
         if "stack_dim" in meta:
             reason = "its rows lie in folders of their own; store it densely, or send it with client.memmap()"
             raise NotSupportedError(feature=f"adopting a {kind or 'lazy stack'}{_describe_place(path)}", reason=reason)
         if kind and not (own and kind == "TensorDict"):
             reason = f"{where / META_FILE} names another class than tensordict's own, and it is no tensorclass"
             raise NotSupportedError(feature=f"adopting a {module}.{kind}{_describe_place(path)}", reason=reason)
-        return self._node(fd, meta, where, names, path, above)
+        return self._read_node(fd, meta, where, names, path, above)
 
-    def _node(
+    def _read_node(
         self, fd: int, meta: dict[str, Any], where: FilePath, names: FileName, path: Path, above: tuple[int, ...]
     ) -> Node:
         batch_size = _read_sizes(meta.get("shape"), where, path)
@@ -185,20 +185,20 @@ class _FolderReader:
                 continue
             below = (*path, key)
             if "type" in described:
-                entries.append((key, self._child(fd, where, names, below, batch_size)))
+                entries.append((key, self._read_child(fd, where, names, below, batch_size)))
             else:
-                entries.append((key, self._tensor(fd, described, where, names, below, batch_size)))
+                entries.append((key, self._read_tensor(fd, described, where, names, below, batch_size)))
         device = "cpu" if meta.get("device") == "cpu" else None
         return Node(batch_size, _read_dim_names(meta, len(batch_size)), device, None, tuple(entries))
 
-    def _child(self, fd: int, where: FilePath, names: FileName, path: Path, batch_size: tuple[int, ...]) -> Entry:
+    def _read_child(self, fd: int, where: FilePath, names: FileName, path: Path, batch_size: tuple[int, ...]) -> Entry:
         name = _name_of(fd, path[-1], "")
         if name is None:
             raise _make_damage_error(where / encode_key(path[-1]), f"a folder{_describe_place(path)}", "none")
         with _open_below(fd, name, where / name, path, os.O_RDONLY | os.O_DIRECTORY) as child:
             return self.read_entry(child, where / name, (*names, name), path, batch_size)
 
-    def _tensorclass(
+    def _read_tensorclass(
         self,
         fd: int,
         meta: dict[str, Any],
@@ -213,13 +213,13 @@ class _FolderReader:
             content = _read_meta(child, inner)
             if "stack_dim" in content:
                 self.read_entry(child, inner, names, path, above)  # raises the reason
-            node = self._node(child, content, inner, (*names, _INNER_FOLDER), path, above)
+            node = self._read_node(child, content, inner, (*names, _INNER_FOLDER), path, above)
         beside = {key: value for key, value in meta.items() if key != "_type"}
         self.values.update(((*path, key), value) for key, value in beside.items())
         fields = tuple((key, ValueLeaf(node.batch_size, False)) for key in beside)
         return node._replace(tensorclass=tensorclass, entries=(*node.entries, *fields))
 
-    def _tensor(
+    def _read_tensor(
         self,
         fd: int,
         described: dict[str, Any],
@@ -247,13 +247,15 @@ class _FolderReader:
             self.files[path] = (*names, name)
         return leaf
 
-    def _value(self, meta: dict[str, Any], where: FilePath, path: Path, above: tuple[int, ...]) -> ValueLeaf:
+    def _read_value(self, meta: dict[str, Any], where: FilePath, path: Path, above: tuple[int, ...]) -> ValueLeaf:
         if "data" not in meta:
             raise _make_damage_error(where / META_FILE, f"a value{_describe_place(path)}", "none")
         self.values[path] = meta["data"]
         return ValueLeaf(above, False)
 
-    def _values(self, fd: int, meta: dict[str, Any], where: FilePath, path: Path, above: tuple[int, ...]) -> ValueLeaf:
+    def _read_values(
+        self, fd: int, meta: dict[str, Any], where: FilePath, path: Path, above: tuple[int, ...]
+    ) -> ValueLeaf:
         data = meta.get("data")
         if data is None:
             data = self._single_values(fd, where, path)

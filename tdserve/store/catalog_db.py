@@ -210,7 +210,7 @@ class CatalogDB:
                 _log.warning("all changes of the catalog that had waited for room are on record")
 
     def _write(self, changes: _Changes) -> None:
-        txn = self._env().begin(write=True)
+        txn = self._open_env().begin(write=True)
         try:
             for (table, key), value in changes.items():
                 if value is None:
@@ -226,14 +226,20 @@ class CatalogDB:
         """Returns the committed value, or None."""
         if (table, key) in self._owed:
             return self._owed[table, key]
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(db=self._tables[table]) as txn:
+        with (
+            lmdb_faults(self._folder, max_bytes=self._max_bytes),
+            self._open_env().begin(db=self._tables[table]) as txn,
+        ):
             value = txn.get(key)
         return None if value is None else bytes(value)
 
     def scan(self, table: Table, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
         """Returns every committed record whose key starts with ``prefix``, in key order, as of one moment."""
         found: dict[bytes, bytes | None] = {}
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(db=self._tables[table]) as txn:
+        with (
+            lmdb_faults(self._folder, max_bytes=self._max_bytes),
+            self._open_env().begin(db=self._tables[table]) as txn,
+        ):
             cursor = txn.cursor()
             if cursor.set_range(prefix) if prefix else cursor.first():
                 for key, value in cursor.iternext():
@@ -249,26 +255,29 @@ class CatalogDB:
         """Returns the keys of every committed record, in order, as of one moment."""
         if self._owed:
             return [key for key, _ in self.scan(table)]
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(db=self._tables[table]) as txn:
+        with (
+            lmdb_faults(self._folder, max_bytes=self._max_bytes),
+            self._open_env().begin(db=self._tables[table]) as txn,
+        ):
             return [bytes(key) for key in txn.cursor().iternext(values=False)]
 
     def num_records(self, table: Table) -> int:
         """Returns how many records a table has on disk; costs the same for any number."""
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin() as txn:
+        with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._open_env().begin() as txn:
             found: int = txn.stat(self._tables[table])["entries"]
         return found
 
     def check_readers(self) -> None:
         """Releases the read transactions of processes that have ended."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
-            self._env().reader_check()
+            self._open_env().reader_check()
 
     def sync(self) -> None:
         """Makes everything committed survive a loss of power too. Blocks for the disk: call it off the event loop."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
-            self._env().sync(True)
+            self._open_env().sync(True)
 
-    def _env(self) -> lmdb.Environment:
+    def _open_env(self) -> lmdb.Environment:
         if self._environment is None:
             raise ClosedError(what=f"catalog {self._folder}")
         return self._environment.env

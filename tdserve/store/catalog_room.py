@@ -86,7 +86,7 @@ class CatalogRoom:
             self._measure_tail()
             return
         # Deleted records left scattered single pages, which are no place for a value larger than a page.
-        unused_bytes = self._tail_bytes + self._end_bytes() - self._used_bytes()
+        unused_bytes = self._tail_bytes + self._end_bytes() - self._compute_used_bytes()
         usable_bytes = unused_bytes if nbytes <= self._page_nbytes else self._tail_bytes
         if usable_bytes < wanted_bytes:
             free = max(usable_bytes - kept_bytes, 0)
@@ -124,7 +124,7 @@ class CatalogRoom:
         last_page: int = self._env.info()["last_pgno"]
         return (last_page + 1) * self._page_nbytes
 
-    def _used_bytes(self) -> int:
+    def _compute_used_bytes(self) -> int:
         """Returns the size of the pages that have records."""
         with self._env.begin() as txn:
             stats = [self._env.stat(), *(txn.stat(table) for table in self._tables)]

@@ -122,7 +122,7 @@ def _plan_node(node: Node, folder: Folder, path: Path, num_path_bytes: int) -> N
                 is_class = entry.tensorclass is not None and not entry.is_typed
                 meta[key] = {"type": str(entry.tensorclass).rpartition(".")[2] if is_class else "TensorDict"}
                 _plan_node(entry, child, (*path, key), num_path_bytes + len(name.encode()) + 1)
-    folder.texts.append((_META_FILE, _dump(_sort_keys(meta, node) | _own_meta(node, meta))))
+    folder.texts.append((_META_FILE, _dump(_sort_keys(meta, node) | _make_own_meta(node, meta))))
 
 
 def _fits(key: str, name: str, node: Node, num_path_bytes: int) -> bool:
@@ -139,7 +139,7 @@ def _make_leaf_meta(leaf: TensorLeaf) -> dict[str, Any]:
     return {"device": "cpu", "shape": list(leaf.shape), "dtype": f"torch.{leaf.dtype}", "is_nested": False}
 
 
-def _own_meta(node: Node, meta: dict[str, Any]) -> dict[str, Any]:
+def _make_own_meta(node: Node, meta: dict[str, Any]) -> dict[str, Any]:
     # the device is always cpu, as in what tensordict writes: its reader would otherwise need the very device
     own: dict[str, Any] = {
         "shape": list(node.batch_size),

@@ -160,7 +160,7 @@ class Objects:
         Raises:
             CapacityError: The map or the disk is full. Nothing was changed.
         """
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(write=True) as txn:
+        with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._open_env().begin(write=True) as txn:
             cursor = txn.cursor(db=self._values)
             for source, target in moves:
                 self._bundles.let_go(txn, source, frozenset())
@@ -213,7 +213,7 @@ class Objects:
         """
         with (
             lmdb_faults(self._folder, max_bytes=self._max_bytes),
-            self._env().begin(db=self._values, buffers=True) as txn,
+            self._open_env().begin(db=self._values, buffers=True) as txn,
         ):
             reader = _ObjectReader(txn, self._bundles, wanted, joined)
             return [reader.read_column(path, rows) for path, rows in wanted]
@@ -221,14 +221,14 @@ class Objects:
     def free_bytes(self) -> int:
         """Returns the bytes of the map that no value takes. Values of over two kilobytes need contiguous whole
         pages."""
-        return max(self._max_bytes - self._used_bytes(), 0)
+        return max(self._max_bytes - self._compute_used_bytes(), 0)
 
     def count_unused_bytes(self) -> int:
         """Returns the bytes of the file that no value takes; later values use them."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
-            env = self._env()
+            env = self._open_env()
             file_bytes = (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"])
-        return max(file_bytes - self._used_bytes(), 0)
+        return max(file_bytes - self._compute_used_bytes(), 0)
 
     def copy(self, folder: str | os.PathLike[str]) -> None:
         """Writes an environment with only these values into a folder; it survives a loss of power.
@@ -241,18 +241,18 @@ class Objects:
             CorruptDataError: The folder exists, or this environment is damaged.
         """
         target = Path(folder)
-        with lmdb_faults(target, max_bytes=self._max_bytes, asked=self._used_bytes()):
+        with lmdb_faults(target, max_bytes=self._max_bytes, asked=self._compute_used_bytes()):
             target.mkdir()
             fd = os.open(target / environments.DATA_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                self._env().copyfd(fd, compact=True)
+                self._open_env().copyfd(fd, compact=True)
                 os.fsync(fd)
             finally:
                 os.close(fd)
 
     def open_table(self, name: str) -> Any | None:
         """Returns another table of this environment, created by the writer; None if no writer has created it yet."""
-        env = self._env()
+        env = self._open_env()
         writable = not env.flags()["readonly"]
         try:
             with lmdb_faults(self._folder, max_bytes=self._max_bytes):
@@ -265,11 +265,11 @@ class Objects:
     def open_room(self, tables: Sequence[Any]) -> CatalogRoom:
         """Returns what reserves disk space for these tables; for the writer."""
         path = self._folder / environments.DATA_FILE
-        return CatalogRoom(path, self._env(), tables, max_bytes=self._max_bytes, what="the entries in")
+        return CatalogRoom(path, self._open_env(), tables, max_bytes=self._max_bytes, what="the entries in")
 
     def begin_read(self) -> Any:
         """Returns a transaction that reads all tables as of one moment; its values are views that end with it."""
-        return self._env().begin(buffers=True)
+        return self._open_env().begin(buffers=True)
 
     def convert_faults(self) -> lmdb_faults:
         """Returns a block that turns LMDB's errors into ours."""
@@ -290,12 +290,12 @@ class Objects:
     def last_commit(self) -> int:
         """Number of the last commit; each commit raises it."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
-            return int(self._env().info()["last_txnid"])
+            return int(self._open_env().info()["last_txnid"])
 
     def sync(self) -> None:
         """Makes everything committed so far survive a loss of power too. Blocks for the disk."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
-            self._env().sync(True)
+            self._open_env().sync(True)
 
     def _commit(self, put: Callable[[lmdb.Transaction], None], asked_bytes: int) -> None:
         """Commits a transaction; retries once if there was no room and free pages were found."""
@@ -307,13 +307,13 @@ class Objects:
                     self._reclaim()
                     self._try(put)
                 except lmdb.MapFullError as fault:
-                    raise self._full(asked_bytes) from fault
+                    raise self._make_full_error(asked_bytes) from fault
         self._num_commits += 1
         if self._num_commits % COMMITS_PER_CHECK == 0:
-            self._env().reader_check()
+            self._open_env().reader_check()
 
     def _try(self, put: Callable[[lmdb.Transaction], None]) -> None:
-        with self._env().begin(write=True) as txn:
+        with self._open_env().begin(write=True) as txn:
             put(txn)
 
     def _put_columns(self, txn: lmdb.Transaction, columns: Sequence[ObjectColumn], clears: Iterable[KeyPath]) -> None:
@@ -346,9 +346,9 @@ class Objects:
         paths = [json.loads(bytes(path)) for name, path in txn.cursor(db=self._paths) if len(name) == NAME_BYTES]
         return [tuple(path) for path in paths if path[:1] == [key]]
 
-    def _used_bytes(self) -> int:
+    def _compute_used_bytes(self) -> int:
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
-            env = self._env()
+            env = self._open_env()
             with env.begin() as txn:  # the unnamed table lists the others
                 names = [bytes(name) for name in txn.cursor().iternext(values=False)]
                 tables = [env.stat(), *(txn.stat(env.open_db(name, txn=txn, create=False)) for name in names)]
@@ -357,13 +357,13 @@ class Objects:
 
     def _reclaim(self) -> None:
         """Makes pages usable that the last commit freed, or that a killed reader could still see."""
-        env = self._env()
+        env = self._open_env()
         env.reader_check()
         with env.begin(write=True) as txn:  # LMDB keeps what the last commit freed until the next one is done
             for name, path in txn.cursor(db=self._paths):
                 txn.put(name, path, db=self._paths)
 
-    def _full(self, asked_bytes: int) -> CapacityError:
+    def _make_full_error(self, asked_bytes: int) -> CapacityError:
         name = self._folder.parent.name
         return CapacityError(
             what=(
@@ -378,7 +378,7 @@ class Objects:
         held = txn.get(name + COMMON, db=self._values)
         return held is not None and all(value == held for value in values)
 
-    def _env(self) -> lmdb.Environment:
+    def _open_env(self) -> lmdb.Environment:
         if self._environment is None:
             raise ClosedError(what=f"objects {self._folder}")
         return self._environment.env
@@ -417,12 +417,12 @@ class _ObjectReader:
         bundle = self._bundles.find_bundle(txn, path)
         has_own = has_rows(self._cursor, name)
         if bundle is not None and not has_own and not self._in_bundles(bundle, rows).has_gaps:
-            return FoundColumn(True, self._copies(bundle, rows)[bundle.paths.index(path)])
+            return FoundColumn(True, self._list_copies(bundle, rows)[bundle.paths.index(path)])
         held: Any = txn.get(name + COMMON)
         common = None if held is None else bytes(held)
         found: Any = None if bundle is None else self._in_bundles(bundle, rows).iter_column(bundle.paths.index(path))
         if has_own:
-            own = map(txn.get, map(name.__add__, self._tails_of(rows)))
+            own = map(txn.get, map(name.__add__, self._list_tails(rows)))
             found = own if found is None else [b if a is None else a for a, b in zip(own, found, strict=True)]
         if found is None:
             return FoundColumn(False, [common])
@@ -436,11 +436,11 @@ class _ObjectReader:
     def _in_bundles(self, bundle: Bundle, rows: Rows) -> Unbundled:
         unbundled = self._unbundled.get((bundle.name, id(rows)))
         if unbundled is None:
-            found = list(map(self._txn.get, map(bundle.name.__add__, self._tails_of(rows))))
+            found = list(map(self._txn.get, map(bundle.name.__add__, self._list_tails(rows))))
             unbundled = self._unbundled[bundle.name, id(rows)] = self._bundles.unbundle(bundle, found)
         return unbundled
 
-    def _copies(self, bundle: Bundle, rows: Rows) -> dict[int, JoinedValues]:
+    def _list_copies(self, bundle: Bundle, rows: Rows) -> dict[int, JoinedValues]:
         """Copies all requested values of the bundles of these rows together; returns them by number of the path in the
         bundle."""
         copied = self._copied.get((bundle.name, id(rows)))
@@ -453,7 +453,7 @@ class _ObjectReader:
             self._copied[bundle.name, id(rows)] = copied
         return copied
 
-    def _tails_of(self, rows: Rows) -> list[bytes]:
+    def _list_tails(self, rows: Rows) -> list[bytes]:
         tails = self._tails.get(id(rows))
         if tails is None:
             tails = self._tails[id(rows)] = make_tails(rows)

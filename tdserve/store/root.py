@@ -98,7 +98,7 @@ class Root:
         """Writes the address of this server into the lock file, for the message of a server that is refused."""
         text = json.dumps({**self._holder, "address": address}).encode()
         with convert_os_errors(self.path, asked=len(text)):
-            os.pwrite(self._held_fd(), text.ljust(_HOLDER_BYTES), 0)
+            os.pwrite(self._get_fd(), text.ljust(_HOLDER_BYTES), 0)
 
     def has_lost_power(self) -> bool:
         """Returns whether the machine was restarted since a server ran here that did not end in an orderly way: any
@@ -141,7 +141,7 @@ class Root:
     @property
     def lock_fd(self) -> int:
         """Descriptor of the lock, for ``pass_fds``: the root is taken as long as any process has it open."""
-        return self._held_fd()
+        return self._get_fd()
 
     @property
     def is_held(self) -> bool:
@@ -218,11 +218,11 @@ class Root:
         """Moves a store's folder away, so that the name is free at once and a crash leaves no incomplete store."""
         folder = self.store_folder(name)
         if folder.exists():
-            folder.rename(self._trash(uid))
+            folder.rename(self._move_into_trash(uid))
 
     def empty_trash(self, uid: str) -> None:
         """Removes this store's folders that :meth:`move_to_trash` has moved; ``"*"`` for all stores."""
-        for trash in self._trash("").parent.glob(self._trash(uid).name):
+        for trash in self._move_into_trash("").parent.glob(self._move_into_trash(uid).name):
             shutil.rmtree(trash, ignore_errors=True)
 
     def free_bytes(self) -> int:
@@ -230,11 +230,11 @@ class Root:
         with convert_os_errors(self.path):
             return free_bytes(self.path)
 
-    def _trash(self, uid: str) -> Path:
+    def _move_into_trash(self, uid: str) -> Path:
         """Returns a folder for deleted stores; no store's name begins with a dot."""
         return self.path / "stores" / f".deleted-{uid}"
 
-    def _held_fd(self) -> int:
+    def _get_fd(self) -> int:
         if self._lock_fd < 0:
             raise ClosedError(what=f"root {self.path}")
         return self._lock_fd

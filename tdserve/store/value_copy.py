@@ -65,7 +65,7 @@ class ValueCopy:
             return
         with Objects(live) as objects:
             source = json.dumps([epoch, objects.last_commit]).encode()
-            if self._source() == source:
+            if self._make_source() == source:
                 return
             fresh = self.folder.with_name(NAME + ".new")
             shutil.rmtree(fresh, ignore_errors=True)
@@ -106,7 +106,7 @@ class ValueCopy:
                 sync_file(target)
         sync_file(self._store_folder)
 
-    def _source(self) -> bytes:
+    def _make_source(self) -> bytes:
         try:
             return (self.folder / _SOURCE_FILE).read_bytes()
         except OSError:

@@ -106,7 +106,7 @@ class VersionLayout:
     def encode_header(self, metadata: dict[str, str]) -> bytes:
         """Returns the JSON header, without padding."""
         head, tail = self._frame
-        middle = "".join(f",{_dump(_own_name(key))}:{_dump(value)}" for key, value in metadata.items())
+        middle = "".join(f",{_dump(_make_own_name(key))}:{_dump(value)}" for key, value in metadata.items())
         return head + middle.encode() + tail
 
     def parse(self, header: bytes, *, path: str) -> dict[str, str]:
@@ -175,7 +175,7 @@ def _describe_nodes(node: Node, path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _own_name(key: str) -> str:
+def _make_own_name(key: str) -> str:
     # a caller's "tdserve" must not hide ours
     return f"{OWN_KEY}:{key}" if key == OWN_KEY or key.startswith(f"{OWN_KEY}:") else key
 

@@ -91,7 +91,7 @@ class SyncedStore:
 
     def compute_digest(self) -> bytes:
         """Returns the digest of all that the checksums of its rows cover."""
-        made_of = [self.structure, self.leaves, self.values, [path.name for path, _ in self._columns()]]
+        made_of = [self.structure, self.leaves, self.values, [path.name for path, _ in self._list_columns()]]
         return hashlib.sha256(json.dumps(made_of).encode()).digest()
 
     def sum_rows(self, rows: NDArray[np.int64], values: ValueCopy | None) -> Sums:
@@ -101,7 +101,7 @@ class SyncedStore:
             CorruptDataError: A file is missing or truncated.
         """
         sums: Sums = np.zeros(len(rows), np.uint64)
-        for seed, (path, nbytes) in enumerate((*self._leaf_files(), *self._columns())):
+        for seed, (path, nbytes) in enumerate((*self._list_leaf_files(), *self._list_columns())):
             if nbytes and len(rows):
                 table = _map_table(path, self.num_rows, nbytes)
                 for part, chosen in _iter_pieces(table, rows):
@@ -118,7 +118,7 @@ class SyncedStore:
         """
         columns = Path(self.folder, COLUMNS_FOLDER)
         others = sorted(columns.iterdir()) if columns.is_dir() else []
-        for path in (*(path for path, _ in self._leaf_files()), *others, Path(self.folder, GENERATION_FILE)):
+        for path in (*(path for path, _ in self._list_leaf_files()), *others, Path(self.folder, GENERATION_FILE)):
             sync_file(path)
         if with_folders:
             for folder, folders, names in os.walk(self.folder):
@@ -130,10 +130,10 @@ class SyncedStore:
                         sync_file(Path(folder, name))
             sync_file(Path(self.folder).parent)
 
-    def _leaf_files(self) -> list[tuple[Path, int]]:
+    def _list_leaf_files(self) -> list[tuple[Path, int]]:
         return [(Path(self.folder, name), nbytes) for name, nbytes in self.leaves]
 
-    def _columns(self) -> list[tuple[Path, int]]:
+    def _list_columns(self) -> list[tuple[Path, int]]:
         found = []
         for name in SUMMED_COLUMNS:
             path = Path(self.folder, COLUMNS_FOLDER, f"{name}.memmap")

@@ -53,7 +53,7 @@ def capture(
         )
         if not is_destination:
             reader.take_forms(td, like.packed_nodes)
-        return _taken_for(td, like, reader)
+        return _capture_for(td, like, reader)
     captured, looks = _RECALL.find(td, is_destination) if not (is_exact or takes_structure) else (None, None)
     if captured is None:
         checks = not (allow_pickle or is_destination)
@@ -76,10 +76,10 @@ def capture_as(td: Any, like: Spec) -> Captured:
     Raises:
         NotSupportedError, InvalidSpecError: As raised by ``capture``.
     """
-    return _taken_for(td, like, NodeReader("", False, like.packed, checks=False, is_exact=True))
+    return _capture_for(td, like, NodeReader("", False, like.packed, checks=False, is_exact=True))
 
 
-def _taken_for(td: Any, like: Spec, reader: NodeReader) -> Captured:
+def _capture_for(td: Any, like: Spec, reader: NodeReader) -> Captured:
     is_one = like.root.inner is not None and not like.root.batch_size
     root = reader.capture_node(td, (), () if is_one else None)  # its own dimensions are those of the element
     return conform(Captured(share_spec(root), reader.tensors, reader.values, {}), like)

@@ -67,21 +67,21 @@ class LeafReader:
     def _capture_nested(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
         jagged = Jagged.from_tensor(item)
         if (item if jagged is None else jagged.values).is_meta:
-            raise self._refusal("a nested meta tensor", path, "what its rows have in common is not in it")
+            raise self._make_refusal("a nested meta tensor", path, "what its rows have in common is not in it")
         size = item.size(0) if jagged is None else len(jagged.offsets) - 1
         if batch_size and size != batch_size[0]:
-            raise self._contradiction(path, (size,), batch_size)
+            raise self._make_contradiction_error(path, (size,), batch_size)
         leaf, self.values[path] = make_nested_leaf(item, batch_size)
         if not self.is_exact or self._mark(item, path) == PLAIN:
             return leaf
         if not item.requires_grad or isinstance(item, torch.nn.Parameter):
-            raise self._refusal("a nested tensor that is a parameter or buffer", path, "give a plain one")
+            raise self._make_refusal("a nested tensor that is a parameter or buffer", path, "give a plain one")
         if leaf.ragged == PACKED:
             self.values[path] = Element(item)
             return leaf
         return leaf._replace(requires_grad=True)
 
-    def _tensor(self, item: torch.Tensor, kind: type, path: Path, batch_size: tuple[int, ...]) -> Entry:
+    def _capture_tensor(self, item: torch.Tensor, kind: type, path: Path, batch_size: tuple[int, ...]) -> Entry:
         if kind is UnbatchedTensor:
             return self._capture_unbatched(item, path, batch_size)
         jagged = Jagged.from_tensor(item)
@@ -90,19 +90,19 @@ class LeafReader:
             return self._capture_nested(item, path, batch_size)
         is_dense = not item.is_nested and item.layout is torch.strided
         if dtype is None or not is_dense:
-            raise self._refusal(_describe_kind(item), path, _suggest_remedy(item))
+            raise self._make_refusal(_describe_kind(item), path, _suggest_remedy(item))
         given = item
         if kind is not torch.Tensor:
-            item = item if kind is FileTensor else self._plain(item, kind, path)
+            item = item if kind is FileTensor else self._make_plain(item, kind, path)
         elif item.is_meta:
-            item = self._blank(item, path)
+            item = self._make_blank(item, path)
         elif item.requires_grad:
             item = item.detach()
         shape = tuple(item.shape)
         if shape[: len(batch_size)] != batch_size:
-            raise self._contradiction(path, shape, batch_size)
+            raise self._make_contradiction_error(path, shape, batch_size)
         if len(shape) > MAX_DIMS:
-            raise self._refusal(f"a tensor of {len(shape)} dimensions", path, f"at most {MAX_DIMS} are possible")
+            raise self._make_refusal(f"a tensor of {len(shape)} dimensions", path, f"at most {MAX_DIMS} are possible")
         if self.is_destination:
             self._check_destination(item, path)
         elif item.is_neg() or (item.is_complex() and item.is_conj()):
@@ -114,7 +114,7 @@ class LeafReader:
 
     def _capture_unbatched(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
         if self.is_exact and item.requires_grad:
-            raise self._refusal("an UnbatchedTensor that requires grad", path, "detach it")
+            raise self._make_refusal("an UnbatchedTensor that requires grad", path, "detach it")
         self.values[path] = unbatched.to_value(item)
         return ValueLeaf(batch_size, False, is_unbatched=True)
 
@@ -124,27 +124,27 @@ class LeafReader:
         try:
             return read_mark(item)
         except NotSupportedError as error:
-            raise self._refusal(error.feature, path, error.reason) from None
+            raise self._make_refusal(error.feature, path, error.reason) from None
 
-    def _plain(self, item: torch.Tensor, kind: type, path: Path) -> torch.Tensor:
+    def _make_plain(self, item: torch.Tensor, kind: type, path: Path) -> torch.Tensor:
         if is_lazy(item):
-            raise self._refusal("an uninitialized parameter", path, "run the module once, so that it gets a shape")
+            raise self._make_refusal("an uninitialized parameter", path, "run the module once, so that it gets a shape")
         if has_no_content(item):
-            return self._blank(item, path)
+            return self._make_blank(item, path)
         if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:  # DTensor, quantized ones
-            raise self._refusal(
+            raise self._make_refusal(
                 f"a tensor of class {kind.__name__}", path, "it wraps others and has no bytes of its own"
             )
         return item.detach().as_subclass(torch.Tensor)
 
-    def _blank(self, item: torch.Tensor, path: Path) -> torch.Tensor:
+    def _make_blank(self, item: torch.Tensor, path: Path) -> torch.Tensor:
         what = "a meta tensor" if item.is_meta else "a fake tensor"
         if not self.takes_structure:
             reason = "it has no content; init_remote(), memmap_like() and create_replay() accept its structure"
-            raise self._refusal(what, path, reason)
+            raise self._make_refusal(what, path, reason)
         found = to_meta(item)
         if found is None:
-            raise self._refusal(what, path, "its sizes are symbols")
+            raise self._make_refusal(what, path, "its sizes are symbols")
         return found
 
     def _check_stacked(self, parts: Iterable[CapturedPart], stacked: Mapping[Path, torch.Tensor]) -> None:
@@ -152,22 +152,26 @@ class LeafReader:
         for part in parts:
             for path, tensor in part.tensors.items():
                 if has_no_content(tensor) and path not in stacked:
-                    raise self._refusal("a meta tensor", path, "rows that differ in structure are their content")
+                    raise self._make_refusal("a meta tensor", path, "rows that differ in structure are their content")
 
     def _check_destination(self, item: torch.Tensor, path: Path) -> None:
         if item.is_neg() or (item.is_complex() and item.is_conj()):
-            raise self._refusal("a conjugate or negative view as destination", path, "give its .resolve_conj() clone")
+            raise self._make_refusal(
+                "a conjugate or negative view as destination", path, "give its .resolve_conj() clone"
+            )
         if not item.is_contiguous() and any(
             stride == 0 and size > 1 for stride, size in zip(item.stride(), item.shape, strict=True)
         ):
-            raise self._refusal("an expanded tensor as destination", path, "its elements share memory, give a clone")
+            raise self._make_refusal(
+                "an expanded tensor as destination", path, "its elements share memory, give a clone"
+            )
 
-    def _value(self, item: Any, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
+    def _capture_value(self, item: Any, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
         if isinstance(item, LiveEntry):
             item = item.to_plain()
         own = tuple(item.batch_size)
         if own[: len(batch_size)] != batch_size:
-            raise self._contradiction(path, own, batch_size)
+            raise self._make_contradiction_error(path, own, batch_size)
         is_stack = isinstance(item, NonTensorStack)
         if path in self.packed or (is_stack and -1 in own):
             if self.checks:
@@ -176,7 +180,7 @@ class LeafReader:
             return ValueLeaf(batch_size, bool(batch_size), PACKED)
         value = list_values(item) if is_stack else item.data
         if is_stack and not _has_rows(value, own):
-            raise self._refusal("a ragged NonTensorStack", path, f"it does not have one value per row of {own}")
+            raise self._make_refusal("a ragged NonTensorStack", path, f"it does not have one value per row of {own}")
         if self.checks and self.encodes and is_stack and len(own) == 1:
             value = EncodedValues(value, encode_many(value, key=show(path)))  # which checks them too
         elif self.checks:
@@ -184,18 +188,20 @@ class LeafReader:
         self.values[path] = value
         return ValueLeaf(own, is_stack)
 
-    def _bare_value(self, value: Any, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
+    def _capture_bare_value(self, value: Any, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
         if self.checks:
             check_values((value,), key=show(path))
         self.values[path] = value
         return ValueLeaf(batch_size, False)
 
-    def _refusal(self, what: str, path: Path, reason: str) -> NotSupportedError:
+    def _make_refusal(self, what: str, path: Path, reason: str) -> NotSupportedError:
         where = f" at key {quote(path)}" if path else ""
         store = f" of store {self.store!r}" if self.store else ""
         return NotSupportedError(feature=f"{what}{where}{store}", reason=reason)
 
-    def _contradiction(self, path: Path, shape: tuple[int, ...], batch_size: tuple[int, ...]) -> InvalidSpecError:
+    def _make_contradiction_error(
+        self, path: Path, shape: tuple[int, ...], batch_size: tuple[int, ...]
+    ) -> InvalidSpecError:
         reason = f"key {quote(path)} has shape {shape}, which does not start with the batch size {batch_size}"
         return InvalidSpecError(store=self.store, reason=reason)
 

@@ -83,7 +83,7 @@ class NodeReader(LeafReader):
     def capture_node(self, td: Any, path: Path, above: tuple[int, ...] | None = None) -> Node:
         """Captures a node; ``above`` is the batch size of the one around it, None for the root."""
         if len(path) >= MAX_DEPTH:
-            raise self._refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
+            raise self._make_refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
         plain, extra, tensorclass, params = (
             (td, _NOTHING, None, None) if type(td) is TensorDict else self._unwrap(td, path)
         )
@@ -99,15 +99,15 @@ class NodeReader(LeafReader):
             below = (*path, key)
             kind = type(item)
             if kind is torch.Tensor or issubclass(kind, torch.Tensor):
-                entries.append((key, self._tensor(item, kind, below, batch_size)))
+                entries.append((key, self._capture_tensor(item, kind, below, batch_size)))
             elif kind is TensorDict:
-                entries.append((key, self._child(item, below, batch_size)))
+                entries.append((key, self._capture_child(item, below, batch_size)))
             elif issubclass(kind, (NonTensorData, NonTensorStack)):
-                entries.append((key, self._value(item, below, batch_size)))
+                entries.append((key, self._capture_value(item, below, batch_size)))
             else:
-                entries.append((key, self._child(item, below, batch_size)))
+                entries.append((key, self._capture_child(item, below, batch_size)))
         for key, value in extra.items():
-            entries.append((key, self._bare_value(value, (*path, key), batch_size)))
+            entries.append((key, self._capture_bare_value(value, (*path, key), batch_size)))
         device = plain.device
         device_name = None if device is None else _get_device_name(device)
         is_typed = tensorclass is not None and isinstance(td, TypedTensorDict)
@@ -150,24 +150,24 @@ class NodeReader(LeafReader):
         parameters."""
         kind = type(td)
         if isinstance(td, type):
-            raise self._refusal(f"the class {td.__qualname__}", path, "only instances can be sent")
+            raise self._make_refusal(f"the class {td.__qualname__}", path, "only instances can be sent")
         if kind is TensorDict or (shows_others(kind) and not self.is_destination):
             return td, {}, None, None
         if kind is TensorDictParams:
             plain, extra, tensorclass, _ = self._unwrap(params_content(td), path)
-            return plain, extra, tensorclass, self._params(td, path)
+            return plain, extra, tensorclass, self._capture_params(td, path)
         if issubclass(kind, TypedTensorDict):
             plain, extra, tensorclass, params = self._unwrap(typed_content(td), path)
             if tensorclass is not None or params is not None:
-                raise self._refusal(
+                raise self._make_refusal(
                     f"a {kind.__name__} around a {type(typed_content(td)).__name__}", path, "give it a TensorDict"
                 )
             return plain, extra, get_class_name(kind), None
         if is_tensorclass(kind):
             if issubclass(kind, NonTensorData):
-                raise self._refusal(f"a {kind.__name__} by itself", path, "put it into a tensordict, under a key")
+                raise self._make_refusal(f"a {kind.__name__} by itself", path, "put it into a tensordict, under a key")
             if is_transparent_class(kind):
-                raise self._refusal(
+                raise self._make_refusal(
                     f"a {kind.__name__}", path, "only NonTensorData and NonTensorStack entries can be sent"
                 )
             inner, _, _, params = self._unwrap(content_of(td), path)
@@ -176,21 +176,21 @@ class NodeReader(LeafReader):
         if isinstance(td, LazyStackedTensorDict) and not isinstance(td, NonTensorStack):
             return td, {}, None, None
         if isinstance(td, NonTensorStack):
-            raise self._refusal("a NonTensorStack by itself", path, "put it into a tensordict, under a key")
+            raise self._make_refusal("a NonTensorStack by itself", path, "put it into a tensordict, under a key")
         if isinstance(td, TensorDictBase):
-            raise self._refusal(f"a {kind.__name__}", path, "convert it with .to_tensordict()")
-        raise self._refusal(f"an object of {get_class_name(kind)}", path, _suggest_remedy(td))
+            raise self._make_refusal(f"a {kind.__name__}", path, "convert it with .to_tensordict()")
+        raise self._make_refusal(f"an object of {get_class_name(kind)}", path, _suggest_remedy(td))
 
-    def _params(self, td: TensorDictParams, path: Path) -> Params | None:
+    def _capture_params(self, td: TensorDictParams, path: Path) -> Params | None:
         try:
             return read_params(td) if self.is_exact else None
         except NotSupportedError as error:
-            raise self._refusal(error.feature, path, error.reason) from None
+            raise self._make_refusal(error.feature, path, error.reason) from None
 
-    def _child(self, item: Any, path: Path, batch_size: tuple[int, ...]) -> Node:
+    def _capture_child(self, item: Any, path: Path, batch_size: tuple[int, ...]) -> Node:
         node = self.capture_node(item, path, batch_size)
         if node.batch_size[: len(batch_size)] != batch_size:
-            raise self._contradiction(path, node.batch_size, batch_size)
+            raise self._make_contradiction_error(path, node.batch_size, batch_size)
         return node
 
     def _stack(
@@ -207,7 +207,7 @@ class NodeReader(LeafReader):
             device = None if td.device is None else _get_device_name(td.device)
             is_locked = self.is_exact and bool(td.is_locked)
             return Node(tuple(td.batch_size), names, device, tensorclass, (), td.stack_dim, is_locked=is_locked)
-        parts = [self._part(row, path, ()) for row in map(read_into_memory, td.tensordicts)]
+        parts = [self._capture_part(row, path, ()) for row in map(read_into_memory, td.tensordicts)]
         found = None if extra else join_parts(parts, td.stack_dim, path=path, names=names)
         if self.takes_structure:
             self._check_stacked(parts, found.tensors if found is not None else {})
@@ -235,14 +235,14 @@ class NodeReader(LeafReader):
         batch_size = tuple(td.batch_size[:1]) if above is None and can_list else above or ()
         is_locked = self.is_exact and bool(td.is_locked)
         td = _with_fields(td, extra)
-        members = self._members(td, path, batch_size, parts)
+        members = self._capture_members(td, path, batch_size, parts)
         stack_dim = td.stack_dim if parts is not None and not batch_size else None
         if stack_dim is not None:
             held = td.tensordicts
         else:
             held = flatten_elements(split_elements(td, batch_size), len(batch_size))
             parts = parts if len(batch_size) == 1 and can_list else None
-        parts = [self._part(element, path, ()) for element in held] if parts is None else parts
+        parts = [self._capture_part(element, path, ()) for element in held] if parts is None else parts
         rows = [part.root for part in parts]
         elements = [*map(Element.from_part, held, parts)]
         if members and 0 in batch_size:
@@ -277,7 +277,7 @@ class NodeReader(LeafReader):
         """Adds notes of their members to elements."""
 
         def look(member: Any, around: tuple[int, ...]) -> Node:
-            found = self._part(member, path, around).root
+            found = self._capture_part(member, path, around).root
             self._check_depth([found], path)
             return found
 
@@ -298,7 +298,7 @@ class NodeReader(LeafReader):
         wanted = self._wanted.get(path)
         return is_locked and (wanted is None or wanted.is_locked or self._is_locked)
 
-    def _members(
+    def _capture_members(
         self, td: Any, path: Path, batch_size: tuple[int, ...], parts: list[CapturedPart] | None
     ) -> tuple[Node, ...]:
         """Returns the stacked tensordicts, each without the stacked dimension; () if the elements show them."""
@@ -309,22 +309,22 @@ class NodeReader(LeafReader):
             return ()
         around = batch_size[: td.stack_dim] + batch_size[td.stack_dim + 1 :]
         if parts is None or any(part.root.inner is not None for part in parts):  # such a part is one element
-            parts = [self._part(member, path, around) for member in map(read_into_memory, td.tensordicts)]
+            parts = [self._capture_part(member, path, around) for member in map(read_into_memory, td.tensordicts)]
         members = tuple(part.root for part in parts)
         if not needs_note(members, batch_size, is_locked=bool(td.is_locked)):
             return ()
         self._check_depth(members, path)
         for below in (below for member in members if 0 in around for below in find_shared_values(member)):
             reason = "its stack of different keys has no elements that could hold it"
-            raise self._refusal("a value for all elements", (*path, *below), reason)
+            raise self._make_refusal("a value for all elements", (*path, *below), reason)
         return members
 
     def _check_depth(self, members: Sequence[Node], path: Path) -> None:
         """Raises NotSupportedError if members are too deep: they are one level below the path."""
         if max(len(path), 1) + max(map(num_levels, members)) > MAX_DEPTH:
-            raise self._refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
+            raise self._make_refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
 
-    def _part(self, td: Any, path: Path, above: tuple[int, ...]) -> CapturedPart:
+    def _capture_part(self, td: Any, path: Path, above: tuple[int, ...]) -> CapturedPart:
         """Captures a part by itself."""
         reader = NodeReader(
             self.store,
@@ -340,7 +340,7 @@ class NodeReader(LeafReader):
         try:
             key.encode()
         except UnicodeEncodeError:
-            raise self._refusal(f"the key {key!r}", path, "it is not valid unicode") from None
+            raise self._make_refusal(f"the key {key!r}", path, "it is not valid unicode") from None
 
 
 def _to_wanted_form(

@@ -79,7 +79,7 @@ class RowReader:
         self._learn(td)
         is_per_row = {path: leaf.per_row for path, leaf in captured.spec.values}
         values = [
-            _own(captured.values[path]) if is_per_row[path] else _spread(captured.values[path], leaf.batch_size)
+            _copy_values(captured.values[path]) if is_per_row[path] else _spread(captured.values[path], leaf.batch_size)
             for path, leaf in self._spec.values
         ]
         return [captured.tensors[path] for path in self._paths], values
@@ -180,7 +180,7 @@ def copy_leaves(targets: list[torch.Tensor], leaves: list[torch.Tensor]) -> None
         copy_all(targets, leaves)
 
 
-def _own(value: Any) -> Any:
+def _copy_values(value: Any) -> Any:
     """Returns the values of a row, to be encoded together with those of other rows."""
     return list(value) if isinstance(value, EncodedValues) else value
 

@@ -176,7 +176,7 @@ class Spec:
         """
         entry: Entry = self.root
         for depth, key in enumerate(path):
-            child = self._children(path[:depth], entry).get(key) if isinstance(entry, Node) else None
+            child = self._list_children(path[:depth], entry).get(key) if isinstance(entry, Node) else None
             if child is None:
                 raise KeyNotFoundError(store=store, key=show(path))
             entry = child[1]
@@ -288,7 +288,7 @@ class Spec:
         }
         return Spec(replace_entries(self.root, changed)) if changed else self
 
-    def _children(self, path: Path, node: Node) -> dict[str, tuple[int, Entry]]:
+    def _list_children(self, path: Path, node: Node) -> dict[str, tuple[int, Entry]]:
         """Returns the entries of the node at ``path`` by key, with their positions.
 
         Cached, since a node may have 10,000.
@@ -305,7 +305,7 @@ class Spec:
             if not path or node.inner is not None:
                 return node
             below.setdefault(path[0], []).append(path[1:])
-        children = self._children(at, node)
+        children = self._list_children(at, node)
         found = sorted(((*children[key], key) for key in below), key=lambda child: child[0])
         entries = tuple(
             (key, self._select((*at, key), entry, below[key]) if isinstance(entry, Node) else entry)

@@ -129,7 +129,7 @@ class GlooChannel:
             elif not self.waiters.wait(block):
                 raise PeerLostError(peer=self.peer, reason="the channel was closed during a transfer")
         except RuntimeError as error:
-            raise self._failure(error, timeout_s if time.monotonic() >= end_s else None) from error
+            raise self._make_failure(error, timeout_s if time.monotonic() >= end_s else None) from error
 
     def close(self) -> None:
         """Ends everything under way at once; afterwards no buffer is read or written, even if another thread is closing
@@ -142,7 +142,7 @@ class GlooChannel:
                 close_pairs(group, 1 - self._other, 2)
         self.waiters.close()
 
-    def _failure(self, error: RuntimeError, timeout_s: float | None) -> TDServeError:
+    def _make_failure(self, error: RuntimeError, timeout_s: float | None) -> TDServeError:
         """Returns the error that a wait raises after the channel was closed: all waits of one channel name the same
         cause.
 

@@ -215,7 +215,7 @@ class NcclWire:
 
     def send(self, piece: torch.Tensor) -> _Piece:
         """See ``ordered.Wire``."""
-        slot, nbytes = self._next_slot(), len(piece)
+        slot, nbytes = self._take_next_slot(), len(piece)
         staged, pinned = slot.gpu[:nbytes], slot.pinned[:nbytes]
 
         def start(group: Any) -> None:
@@ -234,7 +234,7 @@ class NcclWire:
                 group.recv([piece], self._other, 0).wait()
 
             return self._begin(start_here, piece)
-        slot, nbytes = self._next_slot(), len(piece)
+        slot, nbytes = self._take_next_slot(), len(piece)
         staged, pinned = slot.gpu[:nbytes], slot.pinned[:nbytes]
 
         def start(group: Any) -> None:
@@ -297,7 +297,7 @@ class NcclWire:
         self._starting = None
         self._staging.give_back(self._slots)
 
-    def _next_slot(self) -> StagingSlot:
+    def _take_next_slot(self) -> StagingSlot:
         """Returns the slot whose piece was finished first: there are at least as many slots as pieces under way."""
         self._num_begun += 1
         return self._slots[self._num_begun % len(self._slots)]

@@ -141,18 +141,18 @@ class OrderedChannel:
         """See Channel. Content on a GPU is first copied from it."""
         content = buffer if buffer.device.type == "cpu" else buffer.cpu()
         if len(content) < LARGE_BYTES:
-            return self._small_work(self._small.send, content, tag)
-        return self._post(_Large(self, (self._direction(True), tag), content, is_send=True, after=None))
+            return self._make_small_work(self._small.send, content, tag)
+        return self._post(_Large(self, (self._get_direction(True), tag), content, is_send=True, after=None))
 
     def recv(self, buffer: torch.Tensor, tag: int) -> Work:
         """See Channel. The buffer may lie on the wire's own GPU."""
         if len(buffer) >= LARGE_BYTES:
             after = self._wire.mark_post(buffer)
-            return self._post(_Large(self, (self._direction(False), tag), buffer, is_send=False, after=after))
+            return self._post(_Large(self, (self._get_direction(False), tag), buffer, is_send=False, after=after))
         if buffer.device.type == "cpu":
-            return self._small_work(self._small.recv, buffer, tag)
+            return self._make_small_work(self._small.recv, buffer, tag)
         staging = torch.empty(len(buffer), dtype=torch.uint8)
-        return _Small(self, self._small_work(self._small.recv, staging, tag), staging, buffer)
+        return _Small(self, self._make_small_work(self._small.recv, staging, tag), staging, buffer)
 
     def wait_all(self, works: Sequence[Work], timeout_s: float) -> None:
         """See Channel."""
@@ -192,10 +192,10 @@ class OrderedChannel:
             self._mover.join(JOIN_TIMEOUT_S)
         self._mail.join()
 
-    def _direction(self, is_send: bool) -> int:
+    def _get_direction(self, is_send: bool) -> int:
         return 0 if is_send == self._is_leader else 1
 
-    def _small_work(self, post: Callable[[torch.Tensor, int], Work], buffer: torch.Tensor, tag: int) -> Work:
+    def _make_small_work(self, post: Callable[[torch.Tensor, int], Work], buffer: torch.Tensor, tag: int) -> Work:
         try:
             return post(buffer, tag)
         except TDServeError as error:

@@ -192,7 +192,7 @@ class JoinedEnd:
     def find_memory(self, message: Message) -> torch.Tensor | None:
         if len(message.parts) > 1:
             return None
-        pieces = self._bytes_of(message.parts[0])
+        pieces = self._get_bytes(message.parts[0])
         return torch.from_numpy(pieces[0]) if len(pieces) == 1 else None
 
     def fill(self, message: Message, staging: torch.Tensor) -> None:
@@ -201,11 +201,11 @@ class JoinedEnd:
         for part in message.parts:
             if part.offset > at:
                 pieces.append(_PADDING[: part.offset - at])
-            pieces.extend(self._bytes_of(part))
+            pieces.extend(self._get_bytes(part))
             at = part.offset + part.stop - part.start
         np.concatenate(pieces, out=staging.numpy())
 
-    def _bytes_of(self, part: LeafPart) -> list[NDArray[np.uint8]]:
+    def _get_bytes(self, part: LeafPart) -> list[NDArray[np.uint8]]:
         found, at = [], 0
         for piece in self._pieces[part.slot]:
             first, end = max(part.start - at, 0), min(part.stop - at, len(piece))
@@ -235,19 +235,19 @@ class IndexedEnd:
         part = message.parts[0]
         if len(message.parts) != 1 or part.slot >= self._layout.num_leaves:
             return None
-        return self._leaf(part.slot)[part.start : part.stop]
+        return self._get_leaf(part.slot)[part.start : part.stop]
 
     def fill(self, message: Message, staging: torch.Tensor) -> None:
         target = staging.numpy()
         for slot, start, stop, offset in message.parts:
             is_leaf = slot < self._layout.num_leaves
             target[offset : offset + stop - start] = (
-                self._leaf(slot)[start:stop].numpy() if is_leaf else self._trailing.get_column(slot)
+                self._get_leaf(slot)[start:stop].numpy() if is_leaf else self._trailing.get_column(slot)
             )
         for start, stop in message.gaps:
             target[start:stop] = 0
 
-    def _leaf(self, slot: int) -> torch.Tensor:
+    def _get_leaf(self, slot: int) -> torch.Tensor:
         if slot != self._slot:
             self._content = view_bytes(self._take(slot).contiguous())
             self._slot = slot

@@ -78,7 +78,7 @@ class ForkServer:
                 try:
                     pid = os.fork()
                     if not pid:
-                        self._live(arguments, fds, [born_fd, held_fd], parent=mine)
+                        self._run_child(arguments, fds, [born_fd, held_fd], parent=mine)
                 finally:
                     os.close(held_fd)
                 born.read()  # ends when the worker cannot outlive this process any more
@@ -87,7 +87,7 @@ class ForkServer:
         self._workers.add(pid)
         return {"pid": pid}
 
-    def _live(self, arguments: list[str], fds: Sequence[int], born: Sequence[int], *, parent: int) -> None:
+    def _run_child(self, arguments: list[str], fds: Sequence[int], born: Sequence[int], *, parent: int) -> None:
         """Runs a worker, from its beginning to its end."""
         try:
             die_with_parent()

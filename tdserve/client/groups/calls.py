@@ -69,7 +69,7 @@ class GroupCalls:
 
         return make
 
-    def _givens(self, tds: Sequence[Any] | None) -> list[GivenPart]:
+    def _list_givens(self, tds: Sequence[Any] | None) -> list[GivenPart]:
         if tds is None or len(tds) != self.world_size:
             reason = f"{'none' if tds is None else len(tds)} for {self.world_size} members"
             raise InvalidRequestError(argument="tds", reason=reason)
@@ -99,7 +99,7 @@ class GroupCalls:
             check = part.check if part is not None and not is_chosen else None
             agreed = agree(wire, call, known=epoch.known, check=check, own=own)
             if agreed.failure is None and part is not None:
-                yield wire, self._mover(epoch, deadline), part, agreed
+                yield wire, self._make_mover(epoch, deadline), part, agreed
                 return
         raise agreed.failure or LocalProtocolError(reason="a call was agreed on without a part in it")
 
@@ -119,7 +119,7 @@ class GroupCalls:
                 wire, dst, call, sent_specs=sent_specs, received_specs=received_specs, check=None, own=own
             )
             if agreed.failure is None and given is not None:
-                self._mover(epoch, deadline).give(wire, given, dst)
+                self._make_mover(epoch, deadline).give(wire, given, dst)
         if agreed.failure is not None:
             raise agreed.failure
 
@@ -137,7 +137,7 @@ class GroupCalls:
                 wire, src, call, sent_specs=sent_specs, received_specs=received_specs, check=check, own=own
             )
             if agreed.failure is None and taken is not None:
-                self._mover(epoch, deadline).take(wire, taken, get_spec(agreed), sum(agreed.values_nbytes), src)
+                self._make_mover(epoch, deadline).take(wire, taken, get_spec(agreed), sum(agreed.values_nbytes), src)
         if agreed.failure is not None or taken is None:
             raise agreed.failure or LocalProtocolError(reason="a call was agreed on without a destination")
         return taken.finish(get_spec(agreed))
@@ -159,7 +159,7 @@ class GroupCalls:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size or rank == self.rank:
             raise InvalidRequestError(argument=argument, reason=f"{rank!r} is not another member of {self!r}")
 
-    def _mover(self, epoch: GroupEpoch, deadline: Deadline) -> GroupMover:
+    def _make_mover(self, epoch: GroupEpoch, deadline: Deadline) -> GroupMover:
         return HostMover() if epoch.nccl is None else DeviceMover(epoch.nccl, deadline)
 
 

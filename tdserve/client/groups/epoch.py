@@ -245,7 +245,7 @@ class GroupEpoch:
             is_first = not isinstance(self._over, ClosedError)
             if is_first:
                 self._over = ClosedError(what=f"group {self.name!r}")
-            parting = self._parting()
+            parting = self._describe_parting()
         _open.discard(self)
         if self.is_foreign:
             return
@@ -261,7 +261,7 @@ class GroupEpoch:
         with self._changed:
             is_first = self._over is None and self._losses.end is None
             self._over = self._over or self._make_finished_error("this member has gone on")
-            parting = self._parting()
+            parting = self._describe_parting()
         _open.discard(self)
         if is_first and not self.session.is_lost:
             self._notify(given_up="it has gone on to the next epoch", **parting)
@@ -302,7 +302,7 @@ class GroupEpoch:
             self._notify(given_up=failed[:500], **parting)
         return found
 
-    def _parting(self) -> dict[str, Any]:
+    def _describe_parting(self) -> dict[str, Any]:
         """Returns what a leaving member reports about its calls."""
         if self.is_in_call or not self._is_open:
             return {"is_busy": True}

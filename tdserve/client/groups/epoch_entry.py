@@ -70,7 +70,11 @@ class GroupAsk:
 
     def _ask(self, world_size: int | None, rank: int | None, last: GroupEpoch | None, deadline: Deadline) -> GroupEpoch:
         request = control_pb2.JoinGroup(
-            name=self.name, world_size=world_size or 0, rank=rank, backend=self._backend, device=self._device_uuid()
+            name=self.name,
+            world_size=world_size or 0,
+            rank=rank,
+            backend=self._backend,
+            device=self._find_device_uuid(),
         )
         if last is not None:
             request.epoch, request.last_rank, request.last_world_size = last.number, last.rank, len(last.members)
@@ -86,5 +90,5 @@ class GroupAsk:
 
         return self._client.call(attempt, deadline)
 
-    def _device_uuid(self) -> str:
+    def _find_device_uuid(self) -> str:
         return "" if self.device is None else str(torch.cuda.get_device_properties(self.device).uuid)

@@ -95,7 +95,7 @@ class Group(GroupCalls):
             givens: list[GivenPart] = []
 
             def give_first() -> GivenPart:
-                givens.extend(self._givens(tds))
+                givens.extend(self._list_givens(tds))
                 call.values_nbytes.extend(given.values_nbytes for given in givens)
                 return givens[0]
 

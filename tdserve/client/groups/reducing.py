@@ -83,10 +83,10 @@ class Reducing:
         for path, leaf in self.spec.tensors:
             tensor = self._tensors[path]
             if leaf.nbytes >= LARGE_LEAF_BYTES:
-                self._buckets.append(_Bucket([tensor], self._flat_of([tensor])))
+                self._buckets.append(_Bucket([tensor], self._get_flat([tensor])))
             elif leaf.nbytes:
                 small.setdefault(tensor.dtype, []).append(tensor)
-        self._buckets += [_Bucket(leaves, self._flat_of(leaves)) for leaves in small.values()]
+        self._buckets += [_Bucket(leaves, self._get_flat(leaves)) for leaves in small.values()]
         return [bucket.flat for bucket in self._buckets]
 
     def finish(self, world_size: int) -> None:
@@ -101,7 +101,7 @@ class Reducing:
                     leaf.copy_(part.view(leaf.shape))
                 at += leaf.numel()
 
-    def _flat_of(self, leaves: list[torch.Tensor]) -> torch.Tensor:
+    def _get_flat(self, leaves: list[torch.Tensor]) -> torch.Tensor:
         if len(leaves) == 1 and leaves[0].is_contiguous() and leaves[0].device == self._device:
             return leaves[0].view(-1)
         return torch.cat([leaf.reshape(-1).to(self._device) for leaf in leaves])

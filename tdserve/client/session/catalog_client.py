@@ -72,7 +72,7 @@ class CatalogClient:
         self.token = _check_token(token)
         self._pid = os.getpid()
         self.is_closed = False
-        self.missing_names = MissingNames(self._names_around)
+        self.missing_names = MissingNames(self._find_names_around)
         self.connection = ControlConnection(address, token=token)
         self.client_id = make_client_id()
         self.requests = RequestNumbers()
@@ -135,7 +135,7 @@ class CatalogClient:
         except StoreNotCreatedError as error:
             raise self.missing_names.explain(error, wait_s) from None
 
-    def _names_around(self, name: str, num_names: int, timeout_s: float) -> Sequence[str]:
+    def _find_names_around(self, name: str, num_names: int, timeout_s: float) -> Sequence[str]:
         request = control_pb2.ListStoresRequest(near=name, page_size=num_names)
         names: Sequence[str] = self.call("ListStores", request, timeout_s=min(self.timeout_s, timeout_s)).names
         return names

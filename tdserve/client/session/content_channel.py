@@ -211,7 +211,7 @@ class ContentChannels:
         self._lock = Lock()
         self._broken: deque[float] = deque(maxlen=MAX_BROKEN)
         self._is_over = False
-        self.current = self._next(0)
+        self.current = self._make_next(0)
 
     @property
     def is_worn_out(self) -> bool:
@@ -253,7 +253,7 @@ class ContentChannels:
                 return False
             if lost.is_open:
                 self._broken.append(self._clock())
-            self.current = self._next(number + 1)
+            self.current = self._make_next(number + 1)
         error = _make_replaced_error(number, reason)
         if waits and lost.is_open:
             lost.lose(error)
@@ -268,7 +268,7 @@ class ContentChannels:
             current = self.current
         current.lose(error)
 
-    def _next(self, number: int) -> ContentChannel:
+    def _make_next(self, number: int) -> ContentChannel:
         def publish(key: str, value: bytes) -> None:
             self._publish(control_pb2.Rendezvous(key=key, value=value, channel=number))
 

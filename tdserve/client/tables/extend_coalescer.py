@@ -155,7 +155,7 @@ class ExtendCoalescer:
     def send(self, part: ExtendPart) -> torch.Tensor:
         """Sends a part by itself, and waits for its row numbers. Errors as of ``TableHandle.extend``."""
         claim_request = self._claim_policy.make_claim_request(part.request.num_rows)
-        make_outgoing, make_body = self._recipe([part], claim_request)
+        make_outgoing, make_body = self._make_recipe([part], claim_request)
         done = None
         try:
             done = write(
@@ -212,8 +212,8 @@ class ExtendCoalescer:
             if request is None:
                 return
             claim_request = self._claim_policy.make_claim_request(parts[0].request.num_rows)
-            make_outgoing, make_body = self._recipe(parts, claim_request)
-            deadline = min((part.deadline for part in parts), key=_remaining_s)
+            make_outgoing, make_body = self._make_recipe(parts, claim_request)
+            deadline = min((part.deadline for part in parts), key=_get_remaining_s)
             late: list[ExtendPart] = []
             done = write_early(
                 self._client,
@@ -241,7 +241,9 @@ class ExtendCoalescer:
         # The future is an argument: a closure over it would keep the future, and the parts with it, alive.
         done.add_done_callback(lambda done: self._settle(done, parts, claim_request))
 
-    def _recipe(self, parts: list[ExtendPart], claim_request: ClaimRequest | None) -> tuple[MakeOutgoing, MakeBody]:
+    def _make_recipe(
+        self, parts: list[ExtendPart], claim_request: ClaimRequest | None
+    ) -> tuple[MakeOutgoing, MakeBody]:
         request = join_requests([part.request for part in parts])
         captured = list(chain.from_iterable(part.captured for part in parts))
 
@@ -326,6 +328,6 @@ def _decode_indices(done: control_pb2.Done) -> torch.Tensor:
     return torch.from_numpy(decode_rows(done.indices).copy())
 
 
-def _remaining_s(deadline: Deadline) -> float:
+def _get_remaining_s(deadline: Deadline) -> float:
     remaining_s = deadline.remaining_s
     return float("inf") if remaining_s is None else remaining_s

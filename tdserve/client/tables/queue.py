@@ -49,7 +49,7 @@ class QueueHandle(TableHandle):
             query = self._query(Conditions(max_lag=max_lag), is_lease=True, pad=pad)
             return take_rows(self._client, query, num_rows, deadline)
 
-        rows = self._following(draw)
+        rows = self._follow_and_retry(draw)
         return Taken(self._client, self._query(is_lease=True), rows, None) if ack else rows
 
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:

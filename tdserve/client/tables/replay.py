@@ -80,7 +80,7 @@ class ReplayHandle(TableHandle):
             acknowledge(self._client, query, td, self._client.deadline(None))
             return td
 
-        td = self._following(draw)
+        td = self._follow_and_retry(draw)
         return to_device(td, device)
 
     def take(

@@ -266,7 +266,7 @@ class RowBuffer:
             nbytes = sum(page.values_nbytes[start:stop])
             page.waiting_nbytes -= nbytes
             self._values_under_way += nbytes
-        batch = self._batch(parts, num_rows, annotations)
+        batch = self._make_batch(parts, num_rows, annotations)
         for page, _, _ in parts:
             page.is_under_way = True
         self._drop_used_up()
@@ -291,7 +291,7 @@ class RowBuffer:
             if not page.is_under_way:
                 self._free.append(page.slots)
 
-    def _batch(self, parts: list[tuple[Page, int, int]], num_rows: int, annotations: tuple[bool, bool]) -> Batch:
+    def _make_batch(self, parts: list[tuple[Page, int, int]], num_rows: int, annotations: tuple[bool, bool]) -> Batch:
         priorities = list(chain.from_iterable(page.priorities[start:stop] for page, start, stop in parts))
         versions = list(chain.from_iterable(page.policy_versions[start:stop] for page, start, stop in parts))
         ends = list(chain.from_iterable(page.ends[start:stop] for page, start, stop in parts))

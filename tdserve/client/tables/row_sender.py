@@ -318,15 +318,15 @@ class RowSender:
 
     def _run(self) -> None:
         try:
-            batch = self._next_batch()
+            batch = self._take_next_batch()
             while batch is not None:
                 self._send(batch)
-                batch = self._next_batch()
+                batch = self._take_next_batch()
         except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: whoever appends gets it)
             with self._lock:
                 self._fail(error)
 
-    def _next_batch(self) -> Batch | None:
+    def _take_next_batch(self) -> Batch | None:
         """Waits until there are rows to send; None if there will be none."""
         with self._lock:
             while True:

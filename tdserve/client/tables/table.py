@@ -327,7 +327,7 @@ class TableHandle(ByAddress):
                     begins = range(0, array.size, MAX_MESSAGE_ROWS)
                     parts = [self[numbers[begin : begin + MAX_MESSAGE_ROWS]] for begin in begins]
                     return torch.cat(parts).reshape(*array.shape)
-        found = self._following(lambda: self._read(index, deadline))
+        found = self._follow_and_retry(lambda: self._read(index, deadline))
         if shape is None or len(shape) == 1:
             return found
         return found[0] if shape == () else found.reshape(*shape)
@@ -408,7 +408,7 @@ class TableHandle(ByAddress):
             is_exact=not is_lease and self.settings.sampler.is_exact,
         )
 
-    def _following(self, act: Callable[[], T]) -> T:
+    def _follow_and_retry(self, act: Callable[[], T]) -> T:
         """Runs ``act``, once more if the table was recreated in between, with another capacity or for ragged rows."""
         try:
             result = act()

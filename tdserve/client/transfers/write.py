@@ -232,7 +232,7 @@ def write_early(
     """
     future: Future[control_pb2.Done] = Future()
 
-    def again() -> None:
+    def try_again() -> None:
         try:
             future.set_result(write(client, make_outgoing, make_body, deadline=deadline, what=what, request=request))
         except BaseException as error:  # noqa: BLE001 (outermost frame: the future takes it)
@@ -241,7 +241,7 @@ def write_early(
     def retry() -> None:
         on_later()
         try:
-            client.later(again)
+            client.later(try_again)
         except ClosedError as error:
             client.requests.end(request)
             future.set_exception(error)

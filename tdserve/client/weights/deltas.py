@@ -174,7 +174,7 @@ class Rest:
         if destination is not None:  # a mismatch is found when the leaves are here
             places, _ = destination.match_places(spec, read_layout(spec, is_packed=True))
         self._places = None if places is None else _group_by_path(spec, places)
-        self.layout = read_layout(select_leaves(spec, self._numbers_but(self._checksums)), is_packed=True)
+        self.layout = read_layout(select_leaves(spec, self._list_other_numbers(self._checksums)), is_packed=True)
         self.into = None if self._places is None else pick(self.layout, self._places)
 
     def merge(
@@ -203,7 +203,7 @@ class Rest:
         ]
         return {**received, **kept}, stale
 
-    def _numbers_but(self, left_out: Mapping[int, int]) -> list[int]:
+    def _list_other_numbers(self, left_out: Mapping[int, int]) -> list[int]:
         return [number for number in range(len(self._spec.tensors)) if number not in left_out]
 
 

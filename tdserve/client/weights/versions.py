@@ -212,7 +212,7 @@ class _Attempt:
                 raise mismatch
             file = session.mover.find_file(accepted.path)
             content = map_version(self._client, file, spec, sent, accepted, destination, copy=wanted.copy)
-            return self._weights(content, accepted)
+            return self._make_weights(content, accepted)
         if accepted.checksums:
             held = self._held.find(wanted.name, destination) if mismatch is None else None
             rest = Rest(spec, accepted, held, destination)
@@ -232,7 +232,7 @@ class _Attempt:
                 mismatch=mismatch,
                 device=wanted.device,
             )
-        weights = self._weights(content, accepted)
+        weights = self._make_weights(content, accepted)
         if not self._wants_all or sent is spec:
             self._keep(weights, spec, destination)
         return weights
@@ -280,7 +280,7 @@ class _Attempt:
         except TDServeError as error:
             return None, error
 
-    def _weights(self, content: Content | None, accepted: control_pb2.Accepted) -> Weights:
+    def _make_weights(self, content: Content | None, accepted: control_pb2.Accepted) -> Weights:
         wanted = self._wanted
         data: Any = wanted.out if wanted.into is None else wanted.into
         if data is None and content is not None:

@@ -104,7 +104,7 @@ class Selection:
             # The hot path: rows of a store with one batch dimension.
             only = items[0]
             if not is_mask(only):
-                kept = self._canonical_item(only, batch_size[0], 0, store)
+                kept = self._make_canonical_item(only, batch_size[0], 0, store)
                 return EVERYTHING if is_full(kept) else self if kept is only else Selection((kept,))
         found: list[Item] = []
         dim = 0
@@ -118,7 +118,7 @@ class Selection:
                 found.append(item)
                 dim += item.ndim
             else:
-                found.append(self._canonical_item(item, batch_size[dim], dim, store))
+                found.append(self._make_canonical_item(item, batch_size[dim], dim, store))
                 dim += 1
         while found and is_full(found[-1]):
             found.pop()
@@ -233,7 +233,7 @@ class Selection:
             items[where[0] : where[0] + 1] = [FULL] * (num_dims - covered)
         return items
 
-    def _canonical_item(self, item: int | slice | Positions | Mask, size: int, dim: int, store: str) -> Item:
+    def _make_canonical_item(self, item: int | slice | Positions | Mask, size: int, dim: int, store: str) -> Item:
         if isinstance(item, int):
             if not -size <= item < size:
                 self._fail(store, f"index {item} is out of range for dimension {dim} of size {size}")

@@ -157,7 +157,7 @@ class ConditionalSelectors:
 
     def update(self, rows: Rows) -> None:
         """Notes that the priorities of rows have changed."""
-        for _, selector, _ in self._each(rows):
+        for _, selector, _ in self._iter_selectors(rows):
             selector.update(rows)
 
     def suspend(self, rows: Rows) -> None:
@@ -166,7 +166,7 @@ class ConditionalSelectors:
         self._members.remove(rows)
         if self.staleness is not None:
             self.staleness.leave(rows)
-        for _, selector, _ in self._each(rows):
+        for _, selector, _ in self._iter_selectors(rows):
             selector.remove(rows)
 
     def note_written(self, rows: Rows, keys: Sequence[int]) -> None:
@@ -191,7 +191,7 @@ class ConditionalSelectors:
             for _ in self._learn_consumer(conditions.consumer):
                 pass
             selector = self.make(conditions)
-            rows = self._candidates(conditions)
+            rows = self._find_candidates(conditions)
             selector.add(rows[self._fits(conditions, rows)])
             self._keep(conditions, selector)
         elif conditions in self._oldest:
@@ -260,7 +260,7 @@ class ConditionalSelectors:
         staleness = self.staleness
         if staleness is None or (staleness.uid, staleness.newest) == (uid, newest):
             return
-        limited = [conditions for conditions, _, _ in self._each(NO_ROWS) if conditions.max_lag is not None]
+        limited = [conditions for conditions, _, _ in self._iter_selectors(NO_ROWS) if conditions.max_lag is not None]
         lows = [staleness.compute_floor(conditions.max_lag or 0) for conditions in limited]
         if staleness.follow(uid, newest):
             self.dropped += [self._selectors.pop(conditions) for conditions in limited if conditions in self._selectors]
@@ -309,7 +309,7 @@ class ConditionalSelectors:
         rows = self.leases.take(owner, rows, consumer)
         if consumer == OWN:
             return rows
-        self._consumed[rows] |= self._bit(consumer)
+        self._consumed[rows] |= self._get_bit(consumer)
         return rows[:0]
 
     def give_back(self, owner: int, consumer: str, rows: Rows) -> None:
@@ -327,7 +327,7 @@ class ConditionalSelectors:
             self._return_to(consumer, rows)
             yield len(rows)
 
-    def _each(self, rows: Rows) -> Iterator[tuple[SampleConditions, Selector, Rows]]:
+    def _iter_selectors(self, rows: Rows) -> Iterator[tuple[SampleConditions, Selector, Rows]]:
         """Yields the selectors, and which of these rows each of them has visited."""
         for conditions, selector in self._selectors.items():
             yield conditions, selector, rows
@@ -335,7 +335,7 @@ class ConditionalSelectors:
             yield self._growing.conditions, self._growing.selector, rows[rows < self._growing.end]
 
     def _add(self, rows: Rows) -> None:
-        for conditions, selector, seen in self._each(rows):
+        for conditions, selector, seen in self._iter_selectors(rows):
             is_plain = conditions == PLAIN and self._written is None and not self.leases.num_leased
             chosen = seen if is_plain else seen[self._fits(conditions, seen)]
             if len(chosen):
@@ -343,12 +343,12 @@ class ConditionalSelectors:
 
     def _return_to(self, consumer: str, rows: Rows) -> None:
         rows = self._members.select_members(rows)
-        for conditions, selector, seen in self._each(rows):
+        for conditions, selector, seen in self._iter_selectors(rows):
             if conditions.consumer == consumer:
                 selector.add(seen[self._fits(conditions, seen)])
 
     def _drop_of(self, consumer: str, rows: Rows) -> None:
-        for conditions, selector, _ in self._each(rows):
+        for conditions, selector, _ in self._iter_selectors(rows):
             if conditions.consumer == consumer:
                 selector.remove(rows)
 
@@ -357,14 +357,14 @@ class ConditionalSelectors:
         if conditions.require != () and self._written is not None:
             fits &= self._written.has(rows, range(self._num_keys) if conditions.require is None else conditions.require)
         if conditions.consumer != OWN:
-            fits &= (self._consumed[rows] & self._bit(conditions.consumer)) == 0
+            fits &= (self._consumed[rows] & self._get_bit(conditions.consumer)) == 0
         if conditions.max_lag is not None and self.staleness is not None:
             fits &= self.staleness.fits(rows, conditions.max_lag)
         if self.leases.num_leased:
             fits &= ~self.leases.holds(rows, conditions.consumer)
         return fits
 
-    def _candidates(self, conditions: SampleConditions) -> Rows:
+    def _find_candidates(self, conditions: SampleConditions) -> Rows:
         if conditions.max_lag is None or self.staleness is None:
             return self._members.get_rows()
         return self.staleness.find_between(self.staleness.compute_floor(conditions.max_lag))
@@ -383,7 +383,7 @@ class ConditionalSelectors:
     def _consumed(self) -> NDArray[np.uint64]:
         return self._columns.get_array("consumed", np.uint64)
 
-    def _bit(self, consumer: str) -> NDArray[np.uint64]:
+    def _get_bit(self, consumer: str) -> NDArray[np.uint64]:
         return np.asarray(1 << self.consumers.index(consumer), np.uint64)
 
     def _learn_consumer(self, consumer: str) -> Iterator[None]:

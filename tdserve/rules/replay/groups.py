@@ -82,7 +82,7 @@ class GroupSelector(Selector):
         if (self._group[rows] != _NONE).any():
             raise LocalProtocolError(reason="a row that may be drawn was added again")
         ids, place, counts = np.unique(self._group_ids[rows], return_inverse=True, return_counts=True)
-        groups = self._number(ids)
+        groups = self._find_number(ids)
         sequence = self._columns.sequence
         rows = rows[np.lexsort((sequence[rows], place))]
         ends = np.cumsum(counts)
@@ -140,9 +140,9 @@ class GroupSelector(Selector):
         if num_groups > len(self._complete):
             return None
         groups = self._complete.draw_others(rng, num_rows // self._size, begun=begun // self._size)
-        return Drawn(self._oldest(groups), {})
+        return Drawn(self._find_oldest(groups), {})
 
-    def _number(self, ids: NDArray[np.int64]) -> Rows:
+    def _find_number(self, ids: NDArray[np.int64]) -> Rows:
         """Returns the numbers of the groups of these values, each named once; a new one for each without members."""
         groups = []
         for value in ids.tolist():
@@ -174,7 +174,7 @@ class GroupSelector(Selector):
         self._first[group[is_first]] = after[is_first]
         self._last[group[is_last]] = before[is_last]
 
-    def _oldest(self, groups: Rows) -> Rows:
+    def _find_oldest(self, groups: Rows) -> Rows:
         """Returns the oldest rows of each group, as many as a sample takes."""
         unsorted = groups[~self._is_sorted[groups]]
         is_long = self._num_rows[unsorted] > _MAX_STEPS

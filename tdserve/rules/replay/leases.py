@@ -70,7 +70,7 @@ class Leases:
             LocalProtocolError: A row is already held for this consumer. Nothing was changed.
         """
         rows = sort_unique(rows)
-        if self._numbers_of(consumer, rows).any():
+        if self._find_numbers(consumer, rows).any():
             raise LocalProtocolError(reason="a row that is held was handed out again")
         number = self._of_request.get((owner, request), _NONE)
         if number == _NONE:
@@ -123,7 +123,7 @@ class Leases:
             for part in tuple(lease.parts):
                 for start in range(0, len(part), piece_rows):
                     rows = part[start : start + piece_rows]
-                    rows = rows[self._numbers_of(lease.consumer, rows) == number]
+                    rows = rows[self._find_numbers(lease.consumer, rows) == number]
                     self._end(lease.consumer, rows)
                     yield lease.consumer, rows
 
@@ -137,12 +137,12 @@ class Leases:
         """Returns which of the rows are held for this consumer; ``None``: for any."""
         is_held = np.zeros(len(rows), np.bool_)
         for each in self._numbers if consumer is None else (consumer,):
-            is_held |= self._numbers_of(each, rows) != _NONE
+            is_held |= self._find_numbers(each, rows) != _NONE
         return is_held
 
     def find_held(self, owner: int, rows: Rows, consumer: str) -> NDArray[np.bool_]:
         """Returns which of the rows this owner holds for this consumer."""
-        found = self._numbers_of(consumer, rows)
+        found = self._find_numbers(consumer, rows)
         mine = self._of_owner.get(owner, {})
         if len(found) and int(np.count_nonzero(found == found[0])) == len(found):  # usually all are of one lease
             return np.full(len(found), int(found[0]) in mine)
@@ -150,7 +150,7 @@ class Leases:
         is_mine = np.array([number in mine for number in numbers.tolist()], np.bool_)
         return is_mine[place]
 
-    def _numbers_of(self, consumer: str, rows: Rows) -> Rows:
+    def _find_numbers(self, consumer: str, rows: Rows) -> Rows:
         """Returns the lease of each row, 0 if there is none."""
         numbers = self._numbers.get(consumer)
         if numbers is None or not len(rows):

@@ -94,13 +94,13 @@ class OrderedRows:
             num_rows: How many.
             beyond: Only newer ones than this sequence.
         """
-        return self._ends(num_rows, beyond, is_back=False)
+        return self._find_ends(num_rows, beyond, is_back=False)
 
     def find_newest(self, num_rows: int, *, beyond: int | None = None) -> Rows:
         """Returns the newest rows, newest first; as for :meth:`find_oldest`, ``beyond`` is for older ones."""
-        return self._ends(num_rows, beyond, is_back=True)
+        return self._find_ends(num_rows, beyond, is_back=True)
 
-    def _ends(self, num_rows: int, beyond: int | None, *, is_back: bool) -> Rows:
+    def _find_ends(self, num_rows: int, beyond: int | None, *, is_back: bool) -> Rows:
         if beyond is None:
             found = [self._trim(run, num_rows, is_back=is_back) for run in self._runs]
             self._runs = [self._runs[0], *(run for run in self._runs[1:] if len(run))]

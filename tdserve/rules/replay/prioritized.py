@@ -86,7 +86,7 @@ class PrioritizedSelector(Selector):
             raise LocalProtocolError(reason="a row that may be drawn was made so again")
         self._is_member[where] = True
         self._num_rows += len(rows)
-        self._tree.set(rows, self._weights(rows))
+        self._tree.set(rows, self._compute_weights(rows))
 
     def remove(self, rows: Rows) -> None:
         """Removes those rows that are members."""
@@ -99,7 +99,7 @@ class PrioritizedSelector(Selector):
     def update(self, rows: Rows) -> None:
         """Reads the priorities of those rows that are members again."""
         rows = rows[self._is_member[rows]]
-        self._tree.set(rows, self._weights(rows))
+        self._tree.set(rows, self._compute_weights(rows))
 
     def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
         """Returns rows, each drawn on its own; None if no row has a weight above 0."""
@@ -117,7 +117,7 @@ class PrioritizedSelector(Selector):
         }
         return Drawn(rows, columns)
 
-    def _weights(self, rows: Rows) -> NDArray[np.float64]:
+    def _compute_weights(self, rows: Rows) -> NDArray[np.float64]:
         priorities = self._priority[compact(rows)]
         if len(rows) > _FEW and np.count_nonzero(priorities == priorities[0]) == len(rows):
             priorities = priorities[:1]  # rows without a priority have the same one: one weight for all

@@ -271,7 +271,7 @@ class Ring:
         if num_rows <= num_promised or self._num_holes:
             return num_promised
         num_free = num_promised
-        for piece in self._slices_at_cursor(num_promised, num_rows):
+        for piece in self._find_slices_at_cursor(num_promised, num_rows):
             is_held = self._generations[piece] & 1 | self._is_held[piece]
             if np.count_nonzero(is_held):
                 return num_free + int(np.argmax(is_held))
@@ -280,10 +280,10 @@ class Ring:
 
     def get_next_rows(self, num_rows: int) -> Rows:
         """Returns the rows at the cursor, whatever their state."""
-        pieces = [np.arange(piece.start, piece.stop) for piece in self._slices_at_cursor(0, num_rows)]
+        pieces = [np.arange(piece.start, piece.stop) for piece in self._find_slices_at_cursor(0, num_rows)]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def _slices_at_cursor(self, start: int, stop: int) -> list[slice]:
+    def _find_slices_at_cursor(self, start: int, stop: int) -> list[slice]:
         """Returns where the rows from ``start`` to ``stop`` behind the cursor lie; at most ``capacity`` of them."""
         start, stop = self.cursor + start, self.cursor + stop
         if start < self.capacity < stop:

@@ -218,7 +218,7 @@ class SliceSelector(Selector):
         self._starts: dict[int, Starts] = {}
         self._changes: Changes | None = None
         if setting.slice_len is not None:
-            self._starts_of(setting.slice_len)
+            self._get_starts(setting.slice_len)
 
     def __len__(self) -> int:
         return self._num_members
@@ -233,7 +233,7 @@ class SliceSelector(Selector):
 
     def list_starts(self, length: int) -> Rows:
         """Returns the rows where a slice of this length begins, sorted; a copy."""
-        return self._starts_of(length).get_rows()
+        return self._get_starts(length).get_rows()
 
     def add(self, rows: Rows) -> None:
         """Adds rows, each once and none a member; they are already linked.
@@ -270,7 +270,7 @@ class SliceSelector(Selector):
     def draw_slices(self, num_slices: int, length: int, *, rng: np.random.Generator) -> Drawn | None:
         """Like :meth:`draw`, for callers that need a number of slices of a length, such as one at a time so that none
         overlap."""
-        starts = self._starts_of(length)
+        starts = self._get_starts(length)
         if not starts:
             return None
         drawn = starts.draw(rng, num_slices)
@@ -286,7 +286,7 @@ class SliceSelector(Selector):
     def lacks(self, num_rows: int) -> bool:
         """See :class:`~tdserve.rules.replay.selector.Selector`."""
         try:
-            return self._length_of(num_rows) not in self._starts
+            return self._get_length(num_rows) not in self._starts
         except InvalidRequestError:
             return False  # the draw says why
 
@@ -294,18 +294,18 @@ class SliceSelector(Selector):
         """See :class:`~tdserve.rules.replay.selector.Selector`."""
         if not self.lacks(num_rows):
             return None
-        self._changes = Changes(self._length_of(num_rows))
+        self._changes = Changes(self._get_length(num_rows))
         return Search(self, self._changes)
 
     def notes(self, changes: Changes) -> bool:
         """Returns whether changes are still noted there: no other search has begun, and the starts are missing."""
         return self._changes is changes
 
-    def _length_of(self, num_rows: int) -> int:
+    def _get_length(self, num_rows: int) -> int:
         """Returns the length of slices in a sample; nothing is longer than the table, so all such lengths are one."""
         return min(self._setting.compute_length(num_rows, self._capacity), self._capacity + 1)
 
-    def _starts_of(self, length: int) -> Starts:
+    def _get_starts(self, length: int) -> Starts:
         """Returns the starts of a length, and makes it the most recently used."""
         length = min(length, self._capacity + 1)
         starts = self._starts.pop(length, None)
@@ -354,7 +354,7 @@ class SliceSelector(Selector):
 
     def _find_starts(self, rows: Rows) -> None:
         """Adds the starts of all slices that contain one of these members."""
-        rows, heads, lasts = self._stretches(rows)
+        rows, heads, lasts = self._find_stretches(rows)
         width = self._max_length()
         if self._is_pass_worth(len(heads), width):
             self._build_all()
@@ -368,7 +368,7 @@ class SliceSelector(Selector):
         is_before = before != _NONE
         if self._changes is not None:
             self._changes.discard(np.concatenate((rows, before[is_before])))  # a thread may have seen them half changed
-        for length, starts in self._each_length():
+        for length, starts in self._iter_lengths():
             found = [rows[behind_row >= length - 1], before[is_before & (behind_before >= length - 1)]]
             if not self._setting.strict_length:
                 num_before = is_before.sum(axis=0)
@@ -381,19 +381,19 @@ class SliceSelector(Selector):
 
     def _lose_starts(self, rows: Rows) -> None:
         """Removes the starts of all slices that contain one of these rows, which are not members any more."""
-        rows, heads, lasts = self._stretches(rows)
+        rows, heads, lasts = self._find_stretches(rows)
         width = self._max_length()
         if self._is_pass_worth(len(heads), width):
             self._build_all()
             return
         before = self._walk(self._trajectories.before, rows[heads], width)
-        for length, starts in self._each_length():
+        for length, starts in self._iter_lengths():
             near = before[: length - 1]
             starts.discard(np.concatenate((rows, near[near != _NONE])))
         if not self._setting.strict_length:
             after = self._walk(self._trajectories.after, rows[lasts], width)
             num_after = (after != _NONE).sum(axis=0)
-            for length, starts in self._each_length():
+            for length, starts in self._iter_lengths():
                 starts.include(after[0, self._is_whole(rows[lasts], after, num_after, length) & (num_after > 0)])
 
     def _is_whole(self, rows: Rows, after: Rows, num_rows: Rows, length: int) -> NDArray[np.bool_]:
@@ -412,39 +412,39 @@ class SliceSelector(Selector):
 
     def _build_all(self) -> None:
         """Finds all starts again, which is faster than checking around many rows."""
-        self._starts = {length: self.build_starts(length) for length, _ in self._each_length()}
+        self._starts = {length: self.build_starts(length) for length, _ in self._iter_lengths()}
         self._changes = None
 
-    def _each_length(self) -> Iterator[tuple[int, Starts | Changes]]:
+    def _iter_lengths(self) -> Iterator[tuple[int, Starts | Changes]]:
         yield from self._starts.items()
         if self._changes is not None:
             yield self._changes.length, self._changes
 
     def _max_length(self) -> int:
-        return max((length for length, _ in self._each_length()), default=0)
+        return max((length for length, _ in self._iter_lengths()), default=0)
 
     def _is_pass_worth(self, num_heads: int, width: int) -> bool:
         """Returns whether a pass over the table is faster than walks of so many steps from so many rows."""
         costs = width * (_ROWS_OF_STEP + num_heads)
         return costs > self._capacity * width.bit_length() or width * num_heads > self._capacity
 
-    def _stretches(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
+    def _find_stretches(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
         """Returns the rows, where in them each stretch of consecutive rows of a trajectory begins, and where it ends.
 
         Rows of writers that take turns are many stretches: these are put in the order of their trajectories.
         """
-        heads, lasts = self._bounds(rows)
+        heads, lasts = self._find_bounds(rows)
         if len(heads) >= _MIN_STRETCHES:
-            rows = rows[_spread(heads, lasts, self._order(rows[heads], rows[lasts]))]
-            heads, lasts = self._bounds(rows)
+            rows = rows[_spread(heads, lasts, self._find_order(rows[heads], rows[lasts]))]
+            heads, lasts = self._find_bounds(rows)
         return rows, heads, lasts
 
-    def _bounds(self, rows: Rows) -> tuple[Rows, Rows]:
+    def _find_bounds(self, rows: Rows) -> tuple[Rows, Rows]:
         is_joint = self._trajectories.after[rows[:-1]] == rows[1:]
         heads = np.flatnonzero(np.concatenate(((True,), ~is_joint)))
         return heads, np.append(heads[1:], len(rows)) - 1
 
-    def _order(self, firsts: Rows, lasts: Rows) -> Rows:
+    def _find_order(self, firsts: Rows, lasts: Rows) -> Rows:
         """Returns the numbers of stretches, given their first and last rows, in an order in which those that follow
         each other do so."""
         by_first = np.argsort(firsts)

@@ -102,7 +102,7 @@ class Staleness:
 
     def enter(self, rows: Rows) -> None:
         """Adds rows, each named once and none a member: they may be drawn now."""
-        for number, same in self._by_number(rows):
+        for number, same in self._iter_by_number(rows):
             bucket = self._buckets.get(number)
             if bucket is None:
                 bucket = self._buckets[number] = _VersionBucket(self._chunk_rows)
@@ -119,7 +119,7 @@ class Staleness:
 
     def leave(self, rows: Rows) -> None:
         """Removes members, each named once: they may not be drawn any more."""
-        for number, same in self._by_number(rows):
+        for number, same in self._iter_by_number(rows):
             bucket = self._buckets[number]
             bucket.num_members -= len(same)
             self._sum -= max(number - self._first, 0) * len(same)
@@ -138,14 +138,14 @@ class Staleness:
 
     def find_between(self, low: int, high: int | None = None) -> Rows:
         """Returns the members of a version from ``low`` on, below ``high``; each once, oldest version first."""
-        buckets = [(number, self._buckets[number]) for number in self._range(low, high)]
+        buckets = [(number, self._buckets[number]) for number in self._find_range(low, high)]
         found = [self._select_alive(number, *chunk) for number, bucket in buckets for chunk in bucket.chunks()]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def iter_pieces(self, low: int, high: int, *, piece_rows: int) -> Iterator[Rows]:
         """Yields the rows of :meth:`find_between`, at most ``piece_rows`` at a time, or none: each is a member when
         yielded. Rows may come and go meanwhile; those that come are not among them."""
-        buckets = [(number, self._buckets[number]) for number in self._range(low, high)]
+        buckets = [(number, self._buckets[number]) for number in self._find_range(low, high)]
         chunks = [(number, rows) for number, bucket in buckets for _, rows in bucket.chunks()]
         for number, rows in chunks:
             for start in range(0, len(rows), piece_rows):
@@ -155,11 +155,11 @@ class Staleness:
 
     def count(self, low: int, high: int | None = None) -> int:
         """Returns the number of these members."""
-        return sum(self._buckets[number].num_members for number in self._range(low, high))
+        return sum(self._buckets[number].num_members for number in self._find_range(low, high))
 
     def measure_lags(self) -> Lags | None:
         """Returns the lags of the members whose version is known; None if there are none."""
-        known = self._range(0, None)
+        known = self._find_range(0, None)
         if not known:
             return None
         num_rows = self.count(0)
@@ -172,13 +172,13 @@ class Staleness:
         """The number of version 0."""
         return self.num_former * _NUMBERS_PER_POLICY
 
-    def _range(self, low: int, high: int | None) -> list[int]:
+    def _find_range(self, low: int, high: int | None) -> list[int]:
         """Returns the numbers that have a bucket, of versions from ``low`` on, below ``high``."""
         begin = 0 if low == UNKNOWN else bisect_left(self._ordered, self._first + low)
         end = len(self._ordered) if high is None else bisect_left(self._ordered, self._first + high)
         return self._ordered[begin:end]
 
-    def _by_number(self, rows: Rows) -> Iterator[tuple[int, Rows]]:
+    def _iter_by_number(self, rows: Rows) -> Iterator[tuple[int, Rows]]:
         """Yields the rows of each version; most writes have one."""
         if not len(rows):
             return

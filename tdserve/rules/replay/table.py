@@ -185,7 +185,7 @@ class Table(TableState):
         counts, limiter = self.counts, self.settings.limiter
         limiter.check_sample(counts.capacity, num_rows)
         if self.is_closed and owner is not None:
-            num_rows = total = self._what_is_left(conditions, total)
+            num_rows = total = self._count_what_is_left(conditions, total)
         elif not replaces and not limiter.can_sample(counts, total):
             return None
         selector = self.selectors.get(conditions)
@@ -225,7 +225,7 @@ class Table(TableState):
     def _draw_part(
         self, terms: SampleTerms, num_missing: int, max_drawn: int, *, rng: np.random.Generator
     ) -> SamplePlan | None:
-        num_rows, num_batches, begun = self._next_part(terms, num_missing, max_drawn)
+        num_rows, num_batches, begun = self._choose_next_part(terms, num_missing, max_drawn)
         selector, lease = self.selectors.get(terms.conditions), terms.lease
         if lease is None:
             draw = self._drawing.draw(
@@ -406,7 +406,7 @@ class Table(TableState):
             WrongStateError: It does not hold all of them (of a named consumer: any of them). Nothing was changed.
         """
         num_parts = num_same = num_held = 0
-        for same in self._same_in_parts(rows, generations):
+        for same in self._iter_same_rows(rows, generations):
             num_parts += 1
             num_same += len(same)
             num_held += int(np.count_nonzero(self.selectors.leases.find_held(owner, same, consumer)))
@@ -419,7 +419,7 @@ class Table(TableState):
         if num_held < (num_same if consumer == OWN else 1):
             raise make_not_held_error(num_same - num_held, num_same)
         is_held = num_held == num_same and num_parts == 1  # nothing came in between
-        for part in [same] if num_parts == 1 else self._same_in_parts(rows, generations):
+        for part in [same] if num_parts == 1 else self._iter_same_rows(rows, generations):
             named = sort_unique(part)
             held = named if is_held else named[self.selectors.leases.find_held(owner, named, consumer)]
             leaving = self.selectors.acknowledge(owner, consumer, held)
@@ -436,14 +436,14 @@ class Table(TableState):
         Raises:
             SelectionError: A number is not that of a row. Nothing was changed.
         """
-        for _ in self._same_in_parts(rows, generations):
+        for _ in self._iter_same_rows(rows, generations):
             yield 0
-        for same in self._same_in_parts(rows, generations):
+        for same in self._iter_same_rows(rows, generations):
             named = sort_unique(same)
             self.selectors.give_back(owner, consumer, named[self.selectors.leases.find_held(owner, named, consumer)])
             yield len(named)
 
-    def _same_in_parts(self, rows: Rows, generations: NDArray[np.uint32] | None) -> Iterator[Rows]:
+    def _iter_same_rows(self, rows: Rows, generations: NDArray[np.uint32] | None) -> Iterator[Rows]:
         """Yields those rows that still have their generation."""
         # What a consumer has had is in a file: each of its rows may need a page that was written to the disk meanwhile.
         step_rows = self.step_rows if self.selectors.is_plain else self.step_rows // 2
@@ -452,7 +452,7 @@ class Table(TableState):
             self.check_numbers(rows[part])
             yield rows[part][self._is_same(rows[part], None if generations is None else generations[part])]
 
-    def _next_part(self, terms: SampleTerms, num_missing: int, max_drawn: int) -> tuple[int, int, int]:
+    def _choose_next_part(self, terms: SampleTerms, num_missing: int, max_drawn: int) -> tuple[int, int, int]:
         """Returns the rows of the next part of a batch, how many batches are drawn together, and how many rows of the
         batch were drawn before."""
         batch_rows, begun = terms.batch_rows, -num_missing % terms.batch_rows
@@ -481,7 +481,7 @@ class Table(TableState):
         most = num_members + self.ring.num_held if conditions.max_lag is None else self.ring.capacity
         return num_members < num_rows <= most
 
-    def _what_is_left(self, conditions: SampleConditions, num_rows: int) -> int:
+    def _count_what_is_left(self, conditions: SampleConditions, num_rows: int) -> int:
         selector = self.selectors.get(conditions)
         size = conditions.group_size
         num_left = selector.num_complete * size if isinstance(selector, GroupSelector) else len(selector)

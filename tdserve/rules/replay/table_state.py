@@ -138,7 +138,7 @@ class TableState:
             num_keys=num_keys,
             consumers=state.get("consumers", ()),
             has_partial_rows=bool(state.get("has_partial_rows", False)),
-            staleness=self._staleness(settings, state),
+            staleness=self._make_staleness(settings, state),
         )
         self._live = RowMask(ring.capacity)
         self._drawing = Drawing(settings, self.columns, self.selectors)
@@ -351,7 +351,7 @@ class TableState:
             "has_partial_rows": self.selectors.has_partial_rows,
         }
 
-    def _staleness(self, settings: Settings, state: Mapping[str, Any]) -> Staleness | None:
+    def _make_staleness(self, settings: Settings, state: Mapping[str, Any]) -> Staleness | None:
         if not settings.policy:
             return None
         return Staleness(

@@ -174,9 +174,9 @@ class LocalMover(Mover):
         with self._stores.db.begin_transaction() as txn:  # a stopped client may name its file so after a restart
             self._stores.save_state(entry, txn, entry.get_versions().get_state())
         accepted = control_pb2.Accepted(uid=entry.record.uid, version=publishing.version)
-        accepted.path = self._path_of(entry, publishing.version)
+        accepted.path = self._get_path(entry, publishing.version)
         if publishing.recycles is not None:
-            accepted.recycles = self._path_of(entry, publishing.recycles)
+            accepted.recycles = self._get_path(entry, publishing.recycles)
         await self._client.let_write(request, accepted)
         self._traffic.count_received(self.transport, content)
 
@@ -184,11 +184,11 @@ class LocalMover(Mover):
         """Sends the client the file to open. If the version was retired before it has, the client asks again."""
         entry, record = version.entry, version.record
         accepted = make_accepted(version, self._stores.specs.get(record.fingerprint, record.order))
-        accepted.uid, accepted.path = entry.record.uid, self._path_of(entry, record.version)
+        accepted.uid, accepted.path = entry.record.uid, self._get_path(entry, record.version)
         self._traffic.count_sent(self.transport, 0)
         return control_pb2.Done(accepted=accepted)
 
-    def _path_of(self, entry: OpenedStore, version: int) -> str:
+    def _get_path(self, entry: OpenedStore, version: int) -> str:
         return str(make_path(entry, version).relative_to(self._stores.root.path))
 
     def may_still_write(self, request: int) -> bool:

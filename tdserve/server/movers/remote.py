@@ -80,7 +80,7 @@ class RemoteMover(Mover):
     ) -> control_pb2.Done | None:
         """Sends the rows inline in the answer if that is allowed and they are small, else over the channel."""
         session = self._session
-        rest = [await encode_apart(plan, _order_of)]
+        rest = [await encode_apart(plan, _make_order)]
         try:
             order = session.make_order(request)
             body = order.send_rows
@@ -169,7 +169,7 @@ class RemoteMover(Mover):
             let_go(version.entry, number)
 
 
-def _order_of(plan: RowsPlan) -> worker_pb2.Order:
+def _make_order(plan: RowsPlan) -> worker_pb2.Order:
     order = worker_pb2.Order()
     _name_rows(order.send_rows, plan)
     return order

@@ -35,7 +35,7 @@ class IncomingParts:
         nbytes = parts.nbytes
         try:
             if part.is_ahead:
-                self._lists_of(session).add(part.content)
+                self._get_lists(session).add(part.content)
             elif (whole := parts.add(part)) is not None:
                 return control_pb2.ClientMessage.FromString(whole)
         except (RemoteProtocolError, DecodeError):
@@ -57,7 +57,7 @@ class IncomingParts:
         if lists is not None:
             await lists.remove()
 
-    def _lists_of(self, session: ClientSession) -> LongListFile:
+    def _get_lists(self, session: ClientSession) -> LongListFile:
         found = self._lists.get(session.number)
         if found is None:
             found = self._lists[session.number] = LongListFile(self._folder)

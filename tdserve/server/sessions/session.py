@@ -152,11 +152,11 @@ class ClientSession:
 
     def run(self, serving: Coroutine[Any, Any, None], request: int) -> None:
         """Serves a request in a task of its own; ``request`` is 0 for anything else."""
-        self._keep(asyncio.create_task(serving, name=self._task_name(request)), request)
+        self._keep(asyncio.create_task(serving, name=self._make_task_name(request)), request)
 
     def run_at_once(self, serving: Coroutine[Any, Any, None], request: int) -> None:
         """Like ``run``, but takes the first step at once. Call it outside a task."""
-        inline_tasks.start(serving, name=self._task_name(request), keep=partial(self._keep, request=request))
+        inline_tasks.start(serving, name=self._make_task_name(request), keep=partial(self._keep, request=request))
 
     def begin(self, request: int) -> None:
         """Begins a request that is not under way."""
@@ -416,7 +416,7 @@ class ClientSession:
         if not self.send_by_mail(message):
             await self.link.send(message)
 
-    def _task_name(self, request: int) -> str:
+    def _make_task_name(self, request: int) -> str:
         return f"tdserve-session-{self.number}-request-{request}"
 
     def _keep(self, task: asyncio.Task[None], request: int) -> None:

@@ -277,7 +277,7 @@ class Claiming:
             return None
         uid, lock_name = entry.record.uid, mover.lock_name
         record = ClaimRecord(uid, lock_name, session.client_id, next(self._nums), table.ring.cursor, num_allowed)
-        path = _path_of(entry, record)
+        path = _make_path(entry, record)
         try:
             file = ClaimFile.create(path, num_allowed)
         except TDServeError as error:  # for example a full disk; the client extends without a claim
@@ -328,7 +328,7 @@ class Claiming:
     def _restore(self, entry: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
         table = entry.get_table()
         try:
-            file = ClaimFile.open(_path_of(entry, record))
+            file = ClaimFile.open(_make_path(entry, record))
         except TDServeError:  # nobody knows which rows were filled
             self._wait_for_end(record.lock_name, partial(self._free, entry, record, unfilled))
             return
@@ -352,5 +352,5 @@ class Claiming:
         entry.waiters.wake()
 
 
-def _path_of(entry: OpenedStore, record: ClaimRecord) -> Path:
+def _make_path(entry: OpenedStore, record: ClaimRecord) -> Path:
     return entry.folder / FOLDER / record.file_name

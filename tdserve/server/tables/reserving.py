@@ -30,19 +30,19 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
     table = entry.get_table()
     line = ("extend", num_rows)
 
-    def why() -> str:
+    def explain() -> str:
         return table.explain_extend(num_rows)
 
     if num_rows <= table.step_rows:
         return await session.wait(
-            entry.waiters, lambda: table.reserve(num_rows), deadline, why, line=line, give_back=table.abort
+            entry.waiters, lambda: table.reserve(num_rows), deadline, explain, line=line, give_back=table.abort
         )
     await inline_tasks.ensure_task()
     await session.wait(
         entry.waiters,
         lambda: table.begin_reserving(num_rows) or None,
         deadline,
-        why,
+        explain,
         line=line,
         give_back=lambda _: table.end_reserving(),
     )
@@ -52,13 +52,13 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
     try:
         while missing:
             attempt = partial(table.reserve_part, min(missing, table.step_rows))
-            newest.append(await session.wait(entry.waiters, attempt, deadline, why, give_back=table.abort))
+            newest.append(await session.wait(entry.waiters, attempt, deadline, explain, give_back=table.abort))
             missing -= len(newest[-1])
             if len(newest) == _NUM_JOINED or not missing:
-                parts.append(table.ring.join(newest, await asyncio.to_thread(_rows_of, newest)))
+                parts.append(table.ring.join(newest, await asyncio.to_thread(_get_rows, newest)))
                 newest = []
             await asyncio.sleep(0)
-        rows = await asyncio.to_thread(_rows_of, parts, must_sort=not table.settings.remover.is_ring)
+        rows = await asyncio.to_thread(_get_rows, parts, must_sort=not table.settings.remover.is_ring)
         joined, last_references = table.ring.join(parts, rows), [parts]
         parts = [joined]
         drop_references(last_references, num_rows=num_rows)
@@ -73,7 +73,7 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
     return parts[0]
 
 
-def _rows_of(parts: list[Reservation], *, must_sort: bool = False) -> Rows:
+def _get_rows(parts: list[Reservation], *, must_sort: bool = False) -> Rows:
     """Returns the rows of all parts; sorts them where they are not in the order of a ring, to encode to few bytes."""
     rows = np.concatenate([part.rows for part in parts])
     return np.sort(rows) if must_sort else rows

@@ -66,7 +66,7 @@ class RuleKeys:
             num_used = table.ring.num_used
             await wait_for_others(session, entry, RowSet.run(0, num_used), Deadline.after(CLAIMS_TIMEOUT_S))
             column = table.columns.get_array(name, np.int64)
-            for part in _parts(entry, path, num_used):
+            for part in _iter_parts(entry, path, num_used):
                 rows = table.ring.list_piece(part)
                 if not len(rows):
                     continue
@@ -88,7 +88,7 @@ class RuleKeys:
         for path in paths:
             num_each = entry.spec.tensors_by_path[path].nbytes // entry.record.capacity
             column = found[path] = np.empty(len(rows) * num_each, np.uint8)
-            for part in _parts(entry, path, len(rows)):
+            for part in _iter_parts(entry, path, len(rows)):
                 content = await self.read(entry, path, rows[part], session)
                 column[part.start * num_each : part.stop * num_each] = np.frombuffer(content, np.uint8)
         return found
@@ -97,7 +97,7 @@ class RuleKeys:
         """Returns a number per row by which rows are grouped; reads very many rows in parts."""
         as_numbers = to_ids if path in entry.spec.tensors_by_path else partial(_make_value_ids, path)
         ids = np.empty(len(rows), np.int64)
-        for part in _parts(entry, path, len(rows)):
+        for part in _iter_parts(entry, path, len(rows)):
             content = await self.read(entry, path, rows[part], session)
             ids[part] = as_numbers(content, part.stop - part.start)
         return ids
@@ -112,7 +112,7 @@ class RuleKeys:
         return worked.columns[0]
 
 
-def _parts(entry: OpenedStore, path: Path, num_rows: int) -> Iterator[slice]:
+def _iter_parts(entry: OpenedStore, path: Path, num_rows: int) -> Iterator[slice]:
     """Yields the parts of rows that are read by one order: fewer rows of long leaves, which are digested one by one."""
     leaf = entry.spec.tensors_by_path.get(path)
     num_each = _ID_BYTES + 1 if leaf is None else max(leaf.nbytes // entry.record.capacity, 1)

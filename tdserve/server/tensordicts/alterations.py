@@ -120,7 +120,7 @@ class Alterations:
                 path = str(made.folder.relative_to(self._stores.root.path))
                 target = StoreToFill(entry.name, made.uid, made.make_ref, made.spool, path)
                 await session.mover.fill(request, target, asked.content)
-            async with self._alone(session, entry, deadline):
+            async with self._hold_alone(session, entry, deadline):
                 answered = self._answers.find_earlier(session.client_id, request)
                 if answered is not None:  # a retry: it was committed over a session that has ended
                     return control_pb2.Done.FromString(answered)
@@ -178,7 +178,7 @@ class Alterations:
                 await drop_store([session.worker], uid)
 
     @asynccontextmanager
-    async def _alone(self, session: ClientSession, entry: OpenedStore, deadline: Deadline) -> AsyncIterator[None]:
+    async def _hold_alone(self, session: ClientSession, entry: OpenedStore, deadline: Deadline) -> AsyncIterator[None]:
         """Runs a block during which nobody writes to the store."""
         while True:
             async with entry.write_lock:

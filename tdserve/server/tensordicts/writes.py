@@ -99,7 +99,7 @@ class Writes:
             spool = make_values_path(staging)
             await session.mover.fill(request, StoreToFill(entry.name, entry.record.uid, entry.make_ref, spool), content)
             if content.values or spool or content.spool_nbytes:
-                storing = self._storing(entry, asked)
+                storing = self._make_storing_order(entry, asked)
                 session.mover.locate_values(content, storing.put_values, spool)
                 storing.put_values.store.CopyFrom(entry.make_ref(self._worker.known_specs))
                 await self._worker.submit(storing)
@@ -142,7 +142,7 @@ class Writes:
             if staging:
                 await session.worker.submit(_make_receive_order(session, request, entry, asked, staging))
             self._traffic.count_received(session.transport, asked.content)
-            async with self._alone(session, entry, asked):
+            async with self._hold_alone(session, entry, asked):
                 if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                     return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
                 rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
@@ -166,7 +166,7 @@ class Writes:
         asked: control_pb2.WriteRequest,
     ) -> control_pb2.Done:
         """Has the local client copy the content over the old content."""
-        storing = self._storing(entry, asked)
+        storing = self._make_storing_order(entry, asked)
         session.mover.locate_values(asked.content, storing.put_values, "")
 
         async def store_values() -> None:
@@ -183,7 +183,7 @@ class Writes:
         return await self._in_place.write(session, client, request, entry, asked, rows, check, store_values)
 
     @asynccontextmanager
-    async def _alone(
+    async def _hold_alone(
         self, session: ClientSession, entry: OpenedStore, asked: control_pb2.WriteRequest
     ) -> AsyncIterator[None]:
         """Runs a block in which nobody else writes these rows. While it waits for that, it does not hold up other
@@ -250,7 +250,7 @@ class Writes:
         try:
             spool = make_values_path(journal.staging) if journal.asked.content.values_nbytes else ""
             if journal.asked.content.values or spool:
-                await self._worker.order_until_done(entry, self._storing(entry, journal.asked, spool=spool))
+                await self._worker.order_until_done(entry, self._make_storing_order(entry, journal.asked, spool=spool))
             applying = worker_pb2.Order()
             body = applying.apply_staged
             body.selection.CopyFrom(journal.asked.selection)
@@ -282,7 +282,9 @@ class Writes:
             txn.delete("pending", JOURNAL + entry.record.uid.encode())
             txn.update("pending", changes)
 
-    def _storing(self, entry: OpenedStore, asked: control_pb2.WriteRequest, *, spool: str = "") -> worker_pb2.Order:
+    def _make_storing_order(
+        self, entry: OpenedStore, asked: control_pb2.WriteRequest, *, spool: str = ""
+    ) -> worker_pb2.Order:
         """Returns the order that stores the values of a write. The caller sets the store's ref on sending: a spec is
         sent only once."""
         order = worker_pb2.Order()

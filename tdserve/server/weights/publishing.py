@@ -59,7 +59,7 @@ class Publishing:
             StoreNotFoundError: The store was deleted meanwhile.
         """
         check_metadata(asked.metadata)
-        spec = self._spec(session, asked)
+        spec = self._learn_spec(session, asked)
         entry = await self._unpublished.store(asked.store, spec, Deadline.after(asked.timeout_s))
         versions = entry.get_versions()
         order = self._stores.specs.learn(spec)
@@ -120,7 +120,7 @@ class Publishing:
             InvalidRequestError: The requested version is not kept.
         """
         deadline = Deadline.after(asked.timeout_s)
-        if deadline.timeout_s == 0 and asked.HasField("newer_than") and self._nothing_newer(asked):
+        if deadline.timeout_s == 0 and asked.HasField("newer_than") and self._has_nothing_newer(asked):
             return control_pb2.Done(nothing_newer=True)
         await inline_tasks.ensure_task()
         with session.mark_waiting():
@@ -141,12 +141,12 @@ class Publishing:
             version = versions.newest or found  # the one found may have been retired before this task resumed
         return await session.mover.get_version(request, VersionToSend(entry, version, asked, deadline))
 
-    def _nothing_newer(self, asked: control_pb2.LatestRequest) -> bool:
+    def _has_nothing_newer(self, asked: control_pb2.LatestRequest) -> bool:
         entry = self._stores.find(asked.store)
         newest = entry.get_versions().newest if entry is not None else None
         return newest is None or newest.version <= asked.newer_than
 
-    def _spec(self, session: ClientSession, asked: control_pb2.PublishRequest) -> Spec:
+    def _learn_spec(self, session: ClientSession, asked: control_pb2.PublishRequest) -> Spec:
         """Returns the structure in the request, or else the last one with this fingerprint that the session has
         sent."""
         specs, known_specs = self._stores.specs, session.known_specs

@@ -243,7 +243,7 @@ class Relays:
         entry = store.entry
         if content == (version, 0):  # as published, without a conversion
 
-            def own() -> bytes | None:
+            def list_own() -> bytes | None:
                 known = entry.get_versions().get_checksums(version)
                 if known is not None:
                     return known.content
@@ -254,7 +254,7 @@ class Relays:
 
             with suppress(DeadlineExceededError):
                 within = Deadline.after(min(timeout_s, MAX_OWN_S))
-                checksums = await session.wait(entry.waiters, own, within, lambda: "its own checksums")
+                checksums = await session.wait(entry.waiters, list_own, within, lambda: "its own checksums")
                 if checksums:
                     return checksums
         return await session.wait(
@@ -295,9 +295,9 @@ class Relays:
         newest = entry.get_versions().newest
         self._release(store, store.fanout.forget(newest.version if newest is not None else 0))
         if not store.fanout.num_links and store.resting is None:
-            store.resting = asyncio.get_running_loop().call_later(REST_S, self._rest, store)
+            store.resting = asyncio.get_running_loop().call_later(REST_S, self._list_rest, store)
 
-    def _rest(self, store: _Store) -> None:
+    def _list_rest(self, store: _Store) -> None:
         store.resting = None
         self._release(store, store.fanout.drop_idle_trees())
         if not store.fanout.num_links:

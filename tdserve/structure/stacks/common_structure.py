@@ -103,10 +103,10 @@ class _Stacking:
         if isinstance(column[0], Node):
             return self.node(column, path)
         if isinstance(column[0], TensorLeaf):
-            return self._tensors(column, path, batch_size)
-        return self._values(column, path)
+            return self._join_tensors(column, path, batch_size)
+        return self._join_values(column, path)
 
-    def _tensors(self, column: list[TensorLeaf], path: Path, batch_size: tuple[int, ...]) -> Entry:
+    def _join_tensors(self, column: list[TensorLeaf], path: Path, batch_size: tuple[int, ...]) -> Entry:
         first = column[0]
         if any(leaf.dtype != first.dtype or len(leaf.shape) != len(first.shape) for leaf in column):
             raise _Uneven
@@ -124,18 +124,18 @@ class _Stacking:
             size if not is_even and all(leaf.shape[depth + dim] == size for leaf in column) else -1
             for dim, size in enumerate(first.shape[depth:])
         )
-        self.values[path] = self._pieces(tensors, batch_size, ())
+        self.values[path] = self._list_pieces(tensors, batch_size, ())
         return ValueLeaf(self._insert(batch_size, len(column)), True, Ragged(Form.STACK, first.dtype, shape))
 
-    def _pieces(self, tensors: list[torch.Tensor], batch_size: tuple[int, ...], index: tuple[int, ...]) -> Any:
+    def _list_pieces(self, tensors: list[torch.Tensor], batch_size: tuple[int, ...], index: tuple[int, ...]) -> Any:
         """Returns the elements of the whole batch as nested lists."""
         if len(index) == len(batch_size) + 1:
             rest = index[: self._dim] + index[self._dim + 1 :]
             return tensors[index[self._dim]][rest]
         size = self._insert(batch_size, len(tensors))[len(index)]
-        return [self._pieces(tensors, batch_size, (*index, number)) for number in range(size)]
+        return [self._list_pieces(tensors, batch_size, (*index, number)) for number in range(size)]
 
-    def _values(self, column: list[ValueLeaf], path: Path) -> ValueLeaf:
+    def _join_values(self, column: list[ValueLeaf], path: Path) -> ValueLeaf:
         first = column[0]
         if first.ragged is not None or first.is_unbatched or any(leaf != first for leaf in column):
             raise _Uneven
@@ -162,8 +162,8 @@ def summarise(
     entries: dict[str, Entry] = {}
     for node in nodes:
         for key, entry in node.entries:
-            known = _known_entry(entry, batch_size)
-            entries[key] = known if key not in entries else _either(entries[key], known, batch_size)
+            known = _find_known_entry(entry, batch_size)
+            entries[key] = known if key not in entries else _choose_entry(entries[key], known, batch_size)
     if -1 in inner:
 
         def free(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -212,7 +212,7 @@ def _free(node: Node) -> tuple[int, ...]:
     return (*shown[: node.stack_dim], -1, *shown[node.stack_dim + 1 :])
 
 
-def _known_entry(entry: Entry, batch_size: tuple[int, ...]) -> Entry:
+def _find_known_entry(entry: Entry, batch_size: tuple[int, ...]) -> Entry:
     if isinstance(entry, TensorLeaf):
         return ValueLeaf(batch_size, True, Ragged(Form.STACK, entry.dtype, entry.shape))
     if isinstance(entry, ValueLeaf):
@@ -224,11 +224,11 @@ def _known_entry(entry: Entry, batch_size: tuple[int, ...]) -> Entry:
     return Node(batch_size, None, None, entry.tensorclass, entries, inner=inner)
 
 
-def _either(one: Entry, other: Entry, batch_size: tuple[int, ...]) -> Entry:
+def _choose_entry(one: Entry, other: Entry, batch_size: tuple[int, ...]) -> Entry:
     if isinstance(one, Node) and isinstance(other, Node) and one.tensorclass == other.tensorclass:
         entries = dict(one.entries)
         for key, entry in other.entries:
-            entries[key] = entry if key not in entries else _either(entries[key], entry, batch_size)
+            entries[key] = entry if key not in entries else _choose_entry(entries[key], entry, batch_size)
         return one._replace(
             entries=tuple(entries.items()), inner=_find_common_shape([one.inner or (), other.inner or ()])
         )

@@ -284,11 +284,11 @@ def with_one_value(values: dict[Path, Any], spec: Spec, stored: Spec) -> dict[Pa
     found = dict(values)
     for path, leaf in spec.values:
         if path in paths and leaf.per_row:
-            found[path] = [_one(row, len(leaf.batch_size) - 1) for row in values[path]]
+            found[path] = [_get_one(row, len(leaf.batch_size) - 1) for row in values[path]]
     return found
 
 
-def _one(row: Any, num_dims: int) -> Any:
+def _get_one(row: Any, num_dims: int) -> Any:
     held = flatten_elements(row, num_dims)
     is_one = bool(held) and all(is_same(value, held[0]) for value in held[1:])
     return OneValue(held[0]) if is_one else row

@@ -16,8 +16,8 @@ from tdserve.server.worker_deaths import explain_death
         (EXIT_NO_DESCRIPTORS, 0, "it had no file descriptors left"),
         (-signal.SIGKILL, 1, "SIGKILL: the kernel ran out of memory"),
         (-signal.SIGKILL, 0, "SIGKILL: somebody killed it; the kernel had memory left"),
-        (-signal.SIGABRT, 0, "SIGABRT: gloo gave up"),
-        (-signal.SIGBUS, 0, "SIGBUS: a mapped file lost pages"),
+        (-signal.SIGABRT, 0, "SIGABRT: gloo failed"),
+        (-signal.SIGBUS, 0, "SIGBUS: a page of a mapped file is missing"),
         (-signal.SIGHUP, 0, "SIGHUP"),
         (-40, 0, "signal 40"),
     ],
@@ -31,4 +31,4 @@ def test_explain_death_when_a_worker_ended_then_names_how_and_the_likely_cause(
 def test_explain_death_when_this_server_killed_it_then_says_so_and_nothing_else() -> None:
     why = explain_death(-signal.SIGKILL, num_oom_kills=1, was_killed=True)
     assert why == "SIGKILL: this server killed it, since it was silent or did not leave in time"
-    assert explain_death(-signal.SIGBUS, was_killed=True).startswith("SIGBUS: a mapped file lost pages")
+    assert explain_death(-signal.SIGBUS, was_killed=True).startswith("SIGBUS: a page of a mapped file is missing")
