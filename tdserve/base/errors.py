@@ -9,7 +9,7 @@
     │   ├── SpecMismatchError         INVALID_ARGUMENT     store, key, expected, actual  also a RuntimeError
     │   │   └── StructureChangedError FAILED_PRECONDITION  (the same)
     │   ├── StoreNotFoundError        NOT_FOUND            name, near
-    │   ├── KeyNotFoundError          NOT_FOUND            store, key           also a KeyError
+    │   ├── KeyNotFoundError          NOT_FOUND            store, key, listing  also a KeyError
     │   ├── StoreExistsError          ALREADY_EXISTS       name, reason
     │   ├── KeyExistsError            ALREADY_EXISTS       store, key           also a KeyError
     │   ├── VersionConflictError      FAILED_PRECONDITION  store, key, expected, actual
@@ -146,12 +146,15 @@ class KeyNotFoundError(RequestError, KeyError):
     """The store has no such key; where ``key`` is empty, it has none at all."""
 
     code = "NOT_FOUND"
-    template = "store {store!r} has no key {key!r}; client.keys({store!r}) lists its keys"
-    defaults = {"store": "", "key": ""}
+    template = "store {store!r} has no key {key!r}; {listing} lists its keys"
+    defaults = {"store": "", "key": "", "listing": ""}
 
     def _message(self) -> str:
-        has_none = self.fields["store"] and not self.fields["key"]
-        return f"store {self.fields['store']!r} has no keys" if has_none else super()._message()
+        store, listing = self.fields["store"], self.fields["listing"]
+        if store and not self.fields["key"]:
+            return f"store {store!r} has no keys"
+        listing = listing or (store and f"client.keys({store!r})")
+        return self.template.format(**{**self.fields, "listing": listing})
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
         return self._message()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tdserve.base.errors import KeyNotFoundError
 from tdserve.data.entries import change_entries, encode_entries, find_entries, list_entries
 from tdserve.messages.content import ReadStatus, make_status_column, read_layout
-from tdserve.rules.kv.changes import show_key
+from tdserve.rules.kv.changes import make_missing_error
 from tdserve.transport.sources_sinks import LeafEnd, TrailingColumns
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.lane import Lane
@@ -37,7 +36,7 @@ def send_entries(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     stores.remember_readable(store)
     found = find_entries(store, wanted.keys)
     if 0 in found.versions and not wanted.asks_versions:
-        raise KeyNotFoundError(store=store.name, key=show_key(wanted.keys[found.versions.index(0)]))
+        raise make_missing_error(store.name, wanted.keys[found.versions.index(0)])
     if wanted.only_checks:
         return worker_pb2.Worked()
     values = encode_entries(found, asks_versions=wanted.asks_versions)

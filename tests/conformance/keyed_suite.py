@@ -164,6 +164,46 @@ class KeyedSuite:
 
     # ------------------------------------------------------------ versions
 
+    def test_put_when_its_future_is_cancelled_then_it_goes_on_and_so_do_later_ones(
+        self, client: tdserve.Client, name: str
+    ) -> None:
+        kv = client.create_kv(name)
+        assert not kv.put("a", 1, return_early=True).cancel()
+        later = [kv.put(f"b/{number}", number, return_early=True) for number in range(20)]
+        assert len({future.result(30.0) for future in later}) == 20
+        assert kv["a"] == 1
+
+    @pytest.mark.parametrize(
+        ("value", "hint"), [({"w": torch.zeros(2)}, "TensorDict"), (torch.empty(2, device="meta"), "meta")]
+    )
+    def test_put_when_it_cannot_be_stored_then_the_error_says_what_to_do(
+        self, client: tdserve.Client, name: str, value: Any, hint: str
+    ) -> None:
+        kv = client.create_kv(name)
+        with pytest.raises(tdserve.NotSupportedError, match=hint):
+            kv.put("a", value)
+        assert len(kv) == 0
+
+    @pytest.mark.parametrize("limit", [{"max_bytes": 0}, {"ttl_s": 0.0}, {"ttl_s": -1.0}])
+    def test_create_when_a_limit_is_not_above_zero_then_refused(
+        self, client: tdserve.Client, name: str, limit: dict[str, Any]
+    ) -> None:
+        with pytest.raises(tdserve.InvalidRequestError):
+            client.create_kv(name, **limit)
+        assert name not in client
+
+    def test_arguments_when_they_are_of_another_type_then_refused(self, client: tdserve.Client, name: str) -> None:
+        kv: Any = client.create_kv(name)
+        kv["a"] = entry(1)
+        with pytest.raises(tdserve.InvalidRequestError):
+            kv.keys(5)
+        with pytest.raises(tdserve.InvalidRequestError):
+            kv.keys("\ud800")
+        with pytest.raises(tdserve.InvalidRequestError):
+            kv.get("a", select=5)
+        with pytest.raises(tdserve.KeyNotFoundError, match=r"client\.kv\(.*\)\.keys\(\) lists its keys"):
+            kv.get("b")
+
     def test_put_when_conditional_then_compares_and_sets(self, client: tdserve.Client, name: str) -> None:
         kv = client.create_kv(name)
         first = kv.put("a", 1, if_version=0)

@@ -24,7 +24,7 @@ from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
-from tdserve.rules.kv.changes import ABSENT, MAX_KEY_BYTES, check_num_keys, show_key
+from tdserve.rules.kv.changes import ABSENT, MAX_KEY_BYTES, check_num_keys, make_missing_error, show_key
 from tdserve.rules.kv.settings import KeyedSettings
 from tdserve.store.entries import FoundEntries
 from tdserve.structure.tree import Path, Spec
@@ -85,12 +85,12 @@ class KeyedHandle(ByAddress):
             values: One value, or as many as keys: a list of values, or the rows of a tensordict or tensor.
             if_version: Nothing is put unless the entry has this version, 0 if it must be absent; one per key, or one
                 for all.
-            return_early: True returns a future at once; ``values`` may change afterwards. Puts of one handle are
-                carried out in the order of the calls.
+            return_early: True returns a future at once; ``values`` may change afterwards. Puts and deletions of one
+                handle are carried out in the order of the calls. Reads may overtake them: wait for the future.
 
         Returns:
             The version of the entry, or a list of one per key, or a future of that. Versions of a store grow, and none
-            is used twice.
+            is used twice as long as the store exists.
 
         Raises:
             VersionConflictError: An entry has another version. Nothing was put.
@@ -217,7 +217,7 @@ class KeyedHandle(ByAddress):
 
     def keys(self, prefix: str = "") -> list[str]:
         """Lists the keys that begin with a prefix, sorted by code point. Of very many, each page is of one moment."""
-        encoded, found = prefix.encode(), list[bytes]()
+        encoded, found = _encode_key(prefix) if prefix else b"", list[bytes]()
         while True:
             page = self._list(control_pb2.ListRequest(prefix=encoded, after=found[-1] if found else b"")).keys
             if not page:
@@ -272,11 +272,11 @@ class KeyedHandle(ByAddress):
             found = self._look_up(keys, wait)
             if ABSENT not in found.versions:
                 return found
-            missing = show_key(keys[found.versions.index(ABSENT)])
+            missing = keys[found.versions.index(ABSENT)]
             if wait is None:
-                raise KeyNotFoundError(store=self.name, key=missing)
+                raise make_missing_error(self.name, missing)
             if wait.expired:  # each time it was there when the server had looked, and gone when it was read
-                what = f"entry {missing!r} of keyed store {self.name!r}"
+                what = f"entry {show_key(missing)!r} of keyed store {self.name!r}"
                 raise DeadlineExceededError(what=what, timeout_s=wait.timeout_s)
 
     def _look_up(self, keys: list[bytes], wait: Deadline | None = None, *, asks_versions: bool = False) -> FoundEntries:
@@ -337,7 +337,9 @@ def _list_keys(keys: Any) -> list[str]:
 
 
 def _list_paths(select: Any) -> list[Path]:
-    paths: Sequence[Any] = [select] if isinstance(select, (str, tuple)) else list(select)
+    if not isinstance(select, (str, tuple, list)):
+        raise InvalidRequestError(argument="select", reason=f"{select!r} is neither a key nor a list of keys")
+    paths: Sequence[Any] = select if isinstance(select, list) else [select]
     return [check_path(path, argument="select") for path in paths]
 
 

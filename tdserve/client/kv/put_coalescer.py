@@ -42,6 +42,13 @@ MAX_JOINED_KEYS = 8192
 _RECORDS = "records"
 
 
+def make_running_future() -> Future[int]:
+    """Returns a future that cannot be cancelled: its put is under way, alone or with others in one request."""
+    future: Future[int] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 @dataclass(frozen=True)
 class PutPart:
     """One put.
@@ -59,7 +66,7 @@ class PutPart:
     if_versions: list[int] | None
     deadline: Deadline
     is_alone: bool = False
-    future: Future[int] = field(default_factory=Future)
+    future: Future[int] = field(default_factory=make_running_future)
 
     @property
     def nbytes(self) -> int:

@@ -16,7 +16,13 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, is_tensor_collection, lazy_stack
 
-from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, RemoteProtocolError, SpecMismatchError
+from tdserve.base.errors import (
+    InvalidRequestError,
+    KeyNotFoundError,
+    NotSupportedError,
+    RemoteProtocolError,
+    SpecMismatchError,
+)
 from tdserve.client.content.columns import make_views
 from tdserve.client.content.leaves import copy_contents
 from tdserve.client.content.read_content import on_cpu
@@ -61,8 +67,13 @@ class AnyRecords:
 
     def encode(self, key: str, value: Any) -> bytes:
         """Returns the record of one entry. Raises NotSupportedError for what cannot be stored."""
-        if isinstance(value, torch.Tensor) and not (value.is_nested or value.layout is not torch.strided):
+        if isinstance(value, torch.Tensor) and not (
+            value.is_nested or value.layout is not torch.strided or value.is_meta
+        ):
             return _encode_tensor(value)
+        if isinstance(value, dict) and not self._allow_pickle and _has_tensors(value):
+            reason = "put TensorDict(value, []), which keeps the tensors together"
+            raise NotSupportedError(feature=f"entry {key!r} as a dict of tensors", reason=reason)
         if is_tensor_collection(value) or isinstance(value, torch.Tensor):
             return bytes([_ELEMENT]) + encode_bytes(pack(value), key=key, allow_pickle=self._allow_pickle)
         return bytes([_VALUE]) + encode_bytes(value, key=key, allow_pickle=self._allow_pickle)
@@ -252,6 +263,13 @@ def _check_num_rows(keys: Sequence[str], values: Any) -> None:
     if not len(shape) or shape[0] != len(keys):
         reason = f"a first dimension of {list(shape)[:1]} for {len(keys)} keys"
         raise InvalidRequestError(argument="values", reason=reason)
+
+
+def _has_tensors(value: dict[Any, Any]) -> bool:
+    """Returns whether a dict, or one in it, has a tensor."""
+    return any(
+        isinstance(each, torch.Tensor) or (isinstance(each, dict) and _has_tensors(each)) for each in value.values()
+    )
 
 
 def _select(found: Any, select: Sequence[Path], key: str, store: str) -> Any:

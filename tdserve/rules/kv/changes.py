@@ -175,7 +175,7 @@ def remove_entries(
     for key, header in found.items():
         is_there = header is not None and not header.is_expired(now_ms)
         if not (is_there or skips_missing):
-            raise KeyNotFoundError(store=store, key=show_key(key))
+            raise make_missing_error(store, key)
         num_removed += is_there
         if header is not None:
             entries.drop(key, header)
@@ -201,6 +201,11 @@ def check_num_keys(keys: Sized) -> None:
     """Raises InvalidRequestError if one call has too many keys."""
     if len(keys) > MAX_KEYS:
         raise InvalidRequestError(argument="keys", reason=f"{len(keys)} in one call, at most {MAX_KEYS} are allowed")
+
+
+def make_missing_error(store: str, key: bytes) -> KeyNotFoundError:
+    """Returns the error for an entry that is absent."""
+    return KeyNotFoundError(store=store, key=show_key(key), listing=f"client.kv({store!r}).keys()")
 
 
 def show_key(key: bytes) -> str:
