@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tdserve.cli.leaves import COLUMNS, describe_leaves
-from tdserve.cli.options import add_client_options, open_catalog_client
+from tdserve.cli.options import CONNECT_TIMEOUT_S, add_client_options, make_endpoint, open_catalog_client
 from tdserve.cli.render import format_key, print_json, print_lines, print_table
 
 
@@ -29,12 +31,17 @@ def keys(
     token_file: Path | None,
     as_json: bool,
 ) -> None:
-    """List the keys of store NAME, one per line, nested ones as tuples."""
+    """List the keys of store NAME, one per line, nested ones as tuples; of a keyed store those of its entries."""
+    listed: Sequence[Any] = ()
     with open_catalog_client(address, token_file) as client:
+        described = client.describe(name)
         if is_long:
-            leaves = describe_leaves(client.describe(name).spec, leaves_only=leaves_only, sort=sort)
-        else:
+            leaves = describe_leaves(described.spec, leaves_only=leaves_only, sort=sort)
+        elif described.kind != "keyed":
             listed = client.keys(name, include_nested=not root_only, leaves_only=leaves_only, sort=sort)
+    if described.kind == "keyed" and not is_long:
+        with make_endpoint(address, token_file).connect(timeout_s=CONNECT_TIMEOUT_S) as connected:
+            listed = connected.kv(name).keys()
     if is_long and as_json:
         print_json([leaf.as_dict() for leaf in leaves])
     elif is_long:

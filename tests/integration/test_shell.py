@@ -97,6 +97,11 @@ def test_keys_when_nested_then_are_tuples_or_lists(shell: Shell) -> None:
     assert shell.lines("keys", "replay", "--root-only", "--sort") == ["next", "obs"]
 
 
+def test_keys_when_the_store_is_keyed_then_those_of_its_entries(shell: Shell) -> None:
+    assert shell.lines("keys", "keyed") == ["a", "b", "c"]
+    assert shell.json("keys", "keyed") == ["a", "b", "c"]
+
+
 def test_keys_when_long_then_have_type_and_shape(shell: Shell) -> None:
     found = {str(entry["key"]): entry["type"] for entry in shell.json("keys", "replay", "--long")}
     assert found == {"obs": "float32", "next": "tensordict", "['next', 'done']": "bool"}
