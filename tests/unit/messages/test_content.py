@@ -90,7 +90,7 @@ def test_selected_spec_when_keys_are_given_then_only_those() -> None:
 def test_selected_spec_when_a_key_is_unknown_then_error_names_store_and_key() -> None:
     with pytest.raises(KeyNotFoundError) as raised:
         select_spec(SPEC, parse(0), [("n", "x")], store="games")
-    assert raised.value.fields == {"store": "games", "key": "('n', 'x')"}
+    assert (raised.value.store, raised.value.key) == ("games", "('n', 'x')")
 
 
 def test_selected_spec_when_index_is_out_of_range_then_error() -> None:
