@@ -9,29 +9,25 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from threading import Lock
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CapacityError, ClosedError, RequestError, TDServeError, TransferAbortedError
+from tdserve.base.errors import CapacityError, RequestError, TDServeError, TransferAbortedError
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import MAX_POLL_S
 from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.session.session import Session
+from tdserve.client.transfers.coalescer import SENDING_POLL_S, Coalescer, fail_parts, find_first_deadline
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
 from tdserve.structure.capture import Captured
 from tdserve.structure.captured import EncodedValues
 from tdserve.structure.nodes import Node, ValueLeaf
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
-
-SENDING_POLL_S = 0.001
-"""For parts that another thread is sending: longer than sending most of them takes."""
 
 MAX_JOINED_BYTES = 4 * 1024 * 1024
 """Records that share a request."""
@@ -74,7 +70,7 @@ class PutPart:
         return sum(map(len, self.records))
 
 
-class PutCoalescer:
+class PutCoalescer(Coalescer[PutPart]):
     """Puts of one handle. Threads: safe.
 
     Args:
@@ -84,15 +80,12 @@ class PutCoalescer:
     """
 
     def __init__(self, client: SessionClient, store: str, fingerprint: bytes) -> None:
-        self._client = client
+        super().__init__(client)
         self._fingerprint = fingerprint
         self._target = WriteTarget(store, b"")
         self._what = f"a put to {store!r}"
-        self._lock = Lock()
         self._waiting: deque[PutPart] = deque()
         self._under_way: Future[control_pb2.Done] | None = None
-        self._is_sending = False
-        self._is_in_line = False  # waits until the client may begin another write
         self._pid = os.getpid()
         _EXIT_FLUSH.add(self)
 
@@ -134,21 +127,9 @@ class PutCoalescer:
                 wait(unfinished, min(end_s - time.monotonic(), MAX_POLL_S))
             time.sleep(0 if unfinished else SENDING_POLL_S)
 
-    def _advance(self) -> None:
-        """Sends what may be sent. One thread at a time does so, for the others too."""
-        while True:
-            with self._lock:
-                if self._is_sending or self._under_way is not None or self._is_in_line or not self._waiting:
-                    return
-                self._is_sending = True
-                parts = self._take_parts()
-            try:
-                self._send(parts)
-            finally:
-                with self._lock:
-                    self._is_sending = False
-
-    def _take_parts(self) -> list[PutPart]:
+    def _take_next(self) -> list[PutPart]:
+        if self._under_way is not None or not self._waiting:
+            return []
         first = self._waiting.popleft()
         parts, nbytes, num_keys = [first], first.nbytes, len(first.keys)
         while self._waiting and not first.is_alone:
@@ -160,22 +141,8 @@ class PutCoalescer:
             parts.append(self._waiting.popleft())
         return parts
 
-    def _begin(self, parts: list[PutPart]) -> int | None:
-        """Returns a number for a request of these parts; None if the client has too many writes under way."""
-        with self._lock:
-            self._is_in_line = True
-        request = self._client.requests.try_begin_write(self._on_room)
-        with self._lock:
-            if request is not None:
-                self._is_in_line = False
-            else:
-                self._waiting.extendleft(reversed(parts))
-        return request
-
-    def _on_room(self) -> None:
-        with self._lock:
-            self._is_in_line = False
-        self._go_on()
+    def _put_back(self, parts: list[PutPart]) -> None:
+        self._waiting.extendleft(reversed(parts))
 
     def _send(self, parts: list[PutPart]) -> None:
         request: int | None = None
@@ -184,7 +151,7 @@ class PutCoalescer:
             if request is None:
                 return
             make_outgoing, make_body = self._make_recipe(parts)
-            deadline = min((part.deadline for part in parts), key=_get_remaining_s)
+            deadline = find_first_deadline(parts)
             done = write_early(
                 self._client, make_outgoing, make_body, request=request, deadline=deadline, what=self._what
             )
@@ -192,10 +159,10 @@ class PutCoalescer:
             if request is not None:
                 self._client.requests.end(request)
             if isinstance(fault, TDServeError):
-                _fail(parts, fault)
+                fail_parts(parts, fault)
                 return
             # Such as Ctrl-C: others may wait for these parts.
-            _fail(parts, TransferAbortedError(transfer=0, reason=f"interrupted by {fault!r}"))
+            fail_parts(parts, TransferAbortedError(transfer=0, reason=f"interrupted by {fault!r}"))
             raise
         with self._lock:
             self._under_way = done
@@ -229,26 +196,16 @@ class PutCoalescer:
             self._under_way = None
             if isinstance(error, (RequestError, CapacityError)) and len(parts) > 1:
                 # Refused together, perhaps because of one of them: sent one by one.
-                self._waiting.extendleft(replace(part, is_alone=True) for part in reversed(parts))
+                self._put_back([replace(part, is_alone=True) for part in parts])
                 parts = []
         if error is not None:
-            _fail(parts, error)
+            fail_parts(parts, error)
         else:
             version = int(done.result().version)
             for part in parts:
                 part.future.set_result(version)
                 version += len(part.keys)
         self._go_on()
-
-    def _go_on(self) -> None:
-        """Sends what waits, in the thread that receives answers; in another if sending would wait for an answer."""
-        if self._client.has_channel:
-            self._advance()
-        elif self.is_waiting:
-            try:
-                self._client.later(self._advance)
-            except ClosedError:
-                self._advance()  # each part fails by itself
 
 
 _EXIT_FLUSH = ExitFlush(PutCoalescer.finish, is_early=True)
@@ -259,13 +216,3 @@ _EXIT_FLUSH = ExitFlush(PutCoalescer.finish, is_early=True)
 def _make_spec(num_records: int) -> Spec:
     """Returns the structure in which records travel: values, one per row."""
     return Spec(Node((num_records,), None, None, None, ((_RECORDS, ValueLeaf((num_records,), per_row=True)),)))
-
-
-def _fail(parts: Sequence[PutPart], error: BaseException) -> None:
-    for part in parts:
-        part.future.set_exception(error)
-
-
-def _get_remaining_s(deadline: Deadline) -> float:
-    remaining_s = deadline.remaining_s
-    return float("inf") if remaining_s is None else remaining_s

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from itertools import chain
-from threading import Lock
 from typing import Any
 
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CapacityError, ClosedError, RequestError, TDServeError, TransferAbortedError
+from tdserve.base.errors import CapacityError, RequestError, TDServeError, TransferAbortedError
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
@@ -28,6 +27,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, UnknownOutcome
 from tdserve.client.tables.counts import LastCounts
 from tdserve.client.tables.parts import ExtendPart, WaitingParts, join_requests
+from tdserve.client.transfers.coalescer import SENDING_POLL_S, Coalescer, fail_parts, find_first_deadline
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
 from tdserve.messages.long_lists import find_columns
 from tdserve.messages.row_numbers import decode_rows
@@ -35,15 +35,12 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2
 
-SENDING_POLL_S = 0.001
-"""Pause while another thread sends parts: longer than sending most of them takes."""
-
 MAX_UNDER_WAY = 2
 """While the content of one request is received, the next one is prepared. Requests that cannot be joined are limited
 only by the client's window."""
 
 
-class ExtendCoalescer:
+class ExtendCoalescer(Coalescer[ExtendPart]):
     """Extends of one handle that are acknowledged later. Threads: safe.
 
     Args:
@@ -66,19 +63,16 @@ class ExtendCoalescer:
         is_ordered: bool = False,
         counts: LastCounts | None = None,
     ) -> None:
+        super().__init__(client)
         self._counts = counts or LastCounts(0, 0)
         self._claim_policy = ClaimPolicy(client, target, settings)
-        self._client = client
         self._target = target
         self._max_under_way = 1 if is_ordered else MAX_UNDER_WAY if max_rows > 1 else MAX_WRITES_UNDER_WAY
-        self._lock = Lock()
         self._waiting = WaitingParts(max_rows)
         self._under_way: dict[Future[control_pb2.Done], int] = {}
         # A request that was begun before the session or its channel was open. No other is sent until it has ended:
         # it would overtake this one.
         self._opening: Future[control_pb2.Done] | None = None
-        self._is_sending = False
-        self._is_in_line = False  # waits until the client may begin another write
         self._pid = os.getpid()
         _EXIT_FLUSH.add(self)
 
@@ -119,27 +113,14 @@ class ExtendCoalescer:
             for captured in part.captured:
                 mover.take_apart(captured)
 
-    def _advance(self) -> None:
-        """Sends the parts that may be sent. One thread at a time does so, which keeps the order, for the others too."""
-        while True:
-            with self._lock:
-                if self._is_sending or not self._may_send():
-                    return
-                self._is_sending = True
-                parts = self._waiting.take(self._max_bytes(self._waiting.first))
-            try:
-                self._send(parts)
-            finally:
-                with self._lock:
-                    self._is_sending = False
+    def _take_next(self) -> list[ExtendPart]:
+        return self._waiting.take(self._max_bytes(self._waiting.first)) if self._may_send() else []
 
-    def _on_room(self) -> None:
-        with self._lock:
-            self._is_in_line = False
-        self._go_on()
+    def _put_back(self, parts: list[ExtendPart]) -> None:
+        self._waiting.put_back(parts)
 
     def _may_send(self) -> bool:
-        if not self._waiting or self._claim_policy.is_awaiting_claim or self._opening is not None or self._is_in_line:
+        if not self._waiting or self._claim_policy.is_awaiting_claim or self._opening is not None:
             return False
         if self._under_way and self._client.is_turning:  # they would be overtaken on the new route
             return False
@@ -187,21 +168,6 @@ class ExtendCoalescer:
         except BaseException as error:  # noqa: BLE001 (outermost frame: the future takes it)
             part.future.set_exception(error)
 
-    def _begin(self, parts: list[ExtendPart]) -> int | None:
-        """Returns a number for a request of these parts.
-
-        Returns None if the client has too many writes under way; then the parts wait again, before all others.
-        """
-        with self._lock:
-            self._is_in_line = True
-        request = self._client.requests.try_begin_write(self._on_room)
-        if request is not None:
-            self._is_in_line = False
-        else:
-            with self._lock:
-                self._waiting.put_back(parts)
-        return request
-
     def _send(self, parts: list[ExtendPart]) -> None:
         claim_request: ClaimRequest | None = None
         request: int | None = None
@@ -213,7 +179,7 @@ class ExtendCoalescer:
                 return
             claim_request = self._claim_policy.make_claim_request(parts[0].request.num_rows)
             make_outgoing, make_body = self._make_recipe(parts, claim_request)
-            deadline = min((part.deadline for part in parts), key=_get_remaining_s)
+            deadline = find_first_deadline(parts)
             late: list[ExtendPart] = []
             done = write_early(
                 self._client,
@@ -230,10 +196,10 @@ class ExtendCoalescer:
             if claim_request is not None:
                 self._claim_policy.take_answer(claim_request, None)
             if isinstance(fault, TDServeError):
-                _fail(parts, fault)
+                fail_parts(parts, fault)
                 return
             # Such as Ctrl-C: others may wait for these parts.
-            _fail(parts, TransferAbortedError(transfer=0, reason=f"interrupted by {fault!r}"))
+            fail_parts(parts, TransferAbortedError(transfer=0, reason=f"interrupted by {fault!r}"))
             raise
         with self._lock:
             self._under_way[done] = sum(part.nbytes for part in parts)
@@ -268,7 +234,7 @@ class ExtendCoalescer:
             del self._under_way[done]
             late = self._release(error) if self._opening is done else []
         if error is not None:
-            _fail(late, error)
+            fail_parts(late, error)
         if claim_request is not None:
             self._claim_policy.take_answer(claim_request, done.result() if error is None else None)
         if isinstance(error, (RequestError, CapacityError)) and len(parts) > 1:
@@ -276,7 +242,7 @@ class ExtendCoalescer:
             with self._lock:
                 self._waiting.put_back([part._replace(is_alone=True) for part in parts])
         elif error is not None:
-            _fail(parts, error)
+            fail_parts(parts, error)
         else:
             self._counts.update(done.result())
             indices = _decode_indices(done.result())
@@ -290,19 +256,6 @@ class ExtendCoalescer:
         """Stops waiting for a session. Returns the parts that have failed with it, because their time is over too."""
         self._opening = None
         return [] if error is None else self._waiting.take_expired()
-
-    def _go_on(self) -> None:
-        """Sends what waits, in the thread that receives answers.
-
-        In another thread if sending would wait for an answer.
-        """
-        if self._client.has_channel:
-            self._advance()
-        elif self.is_waiting:
-            try:
-                self._client.later(self._advance)
-            except ClosedError:
-                self._advance()  # each part fails by itself
 
     def finish(self, end_s: float) -> None:
         """Waits until nothing is under way, at most until this monotonic time."""
@@ -319,15 +272,5 @@ _EXIT_FLUSH = ExitFlush(ExtendCoalescer.finish, is_early=True)
 """Stores what nobody has waited for, as an executor finishes its futures at exit."""
 
 
-def _fail(parts: Sequence[ExtendPart], error: BaseException) -> None:
-    for part in parts:
-        part.future.set_exception(error)
-
-
 def _decode_indices(done: control_pb2.Done) -> torch.Tensor:
     return torch.from_numpy(decode_rows(done.indices).copy())
-
-
-def _get_remaining_s(deadline: Deadline) -> float:
-    remaining_s = deadline.remaining_s
-    return float("inf") if remaining_s is None else remaining_s

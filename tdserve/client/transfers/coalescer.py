@@ -1,0 +1,125 @@
+"""What coalescers of writes share: one thread at a time sends for all, in order, as the client's window allows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from concurrent.futures import Future
+from threading import Lock
+from typing import Any, Generic, Protocol, TypeVar
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import ClosedError
+from tdserve.client.session.calls import SessionClient
+
+SENDING_POLL_S = 0.001
+"""Pause while another thread sends parts: longer than sending most of them takes."""
+
+
+class Part(Protocol):
+    """A write that may share a request with others.
+
+    Attributes:
+        deadline: Its own.
+        future: Gets its result.
+    """
+
+    @property
+    def deadline(self) -> Deadline: ...
+
+    @property
+    def future(self) -> Future[Any]: ...
+
+
+_Part = TypeVar("_Part", bound=Part)
+
+
+class Coalescer(ABC, Generic[_Part]):
+    """The writes of one handle that wait to be sent. Threads: safe.
+
+    Args:
+        client: Whose requests they are.
+    """
+
+    def __init__(self, client: SessionClient) -> None:
+        self._client = client
+        self._lock = Lock()
+        self._is_sending = False
+        self._is_in_line = False  # waits until the client may begin another write
+
+    @property
+    @abstractmethod
+    def is_waiting(self) -> bool:
+        """Whether writes wait or are under way that no other may overtake."""
+
+    @abstractmethod
+    def _take_next(self) -> list[_Part]:
+        """Returns the parts of the next request, none if nothing may be sent now; called under the lock."""
+
+    @abstractmethod
+    def _put_back(self, parts: list[_Part]) -> None:
+        """Lets parts wait again, before all others; called under the lock."""
+
+    @abstractmethod
+    def _send(self, parts: list[_Part]) -> None:
+        """Sends one request of these parts."""
+
+    def _advance(self) -> None:
+        """Sends the parts that may be sent. One thread at a time does so, which keeps the order, for the others too."""
+        while True:
+            with self._lock:
+                parts = [] if self._is_sending or self._is_in_line else self._take_next()
+                if not parts:
+                    return
+                self._is_sending = True
+            try:
+                self._send(parts)
+            finally:
+                with self._lock:
+                    self._is_sending = False
+
+    def _begin(self, parts: list[_Part]) -> int | None:
+        """Returns a number for a request of these parts.
+
+        Returns None if the client has too many writes under way; then the parts wait again, before all others.
+        """
+        with self._lock:
+            self._is_in_line = True
+        request = self._client.requests.try_begin_write(self._on_room)
+        if request is not None:
+            self._is_in_line = False
+        else:
+            with self._lock:
+                self._put_back(parts)
+        return request
+
+    def _on_room(self) -> None:
+        with self._lock:
+            self._is_in_line = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Sends what waits, in the thread that receives answers; in another if sending would wait for an answer."""
+        if self._client.has_channel:
+            self._advance()
+        elif self.is_waiting:
+            try:
+                self._client.later(self._advance)
+            except ClosedError:
+                self._advance()  # each part fails by itself
+
+
+def fail_parts(parts: Iterable[Part], error: BaseException) -> None:
+    """Ends the futures of parts with an error."""
+    for part in parts:
+        part.future.set_exception(error)
+
+
+def find_first_deadline(parts: Iterable[Part]) -> Deadline:
+    """Returns the deadline that comes first."""
+    return min((part.deadline for part in parts), key=_get_remaining_s)
+
+
+def _get_remaining_s(deadline: Deadline) -> float:
+    remaining_s = deadline.remaining_s
+    return float("inf") if remaining_s is None else remaining_s
