@@ -28,7 +28,7 @@ _HOMES = {
     "tdserve.client.tables.replay": ("ReplayHandle",),
     "tdserve.client.weights.subscription": ("Subscription",),
     "tdserve.client.tables.taking": ("Taken", "TakenBatches"),
-    "tdserve.client.weights.versions": ("Weights",),
+    "tdserve.client.weights.pulls": ("Weights",),
     "tdserve.client.tables.writer": ("ReplayWriter",),
     "tdserve.base.errors": (
         "CapacityError",

@@ -77,11 +77,11 @@ from tdserve.client.tables.taking import (
 from tdserve.client.tables.writer import (
     ReplayWriter as ReplayWriter,
 )
+from tdserve.client.weights.pulls import (
+    Weights as Weights,
+)
 from tdserve.client.weights.subscription import (
     Subscription as Subscription,
-)
-from tdserve.client.weights.versions import (
-    Weights as Weights,
 )
 from tdserve.launcher import (
     Server as Server,

@@ -15,7 +15,7 @@ from typing import Any, TextIO, cast
 from tdserve.base.config import ServerConfig
 from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError, WrongStateError, list_error_classes
 from tdserve.client.client import Client, connect
-from tdserve.server.main import FAILED_PREFIX, READY_PREFIX
+from tdserve.server.server_process import FAILED_PREFIX, READY_PREFIX
 
 START_TIMEOUT_S = 60.0
 """The fork server imports torch: this takes about three seconds, ten times as long on a busy machine."""
@@ -101,7 +101,7 @@ class Server:
         read_fd, self._lifeline_fd = os.pipe()
         self._owner_pid = os.getpid()
         _lifelines.add(self._lifeline_fd)
-        command = [sys.executable, "-m", "tdserve.server.main", str(read_fd)]
+        command = [sys.executable, "-m", "tdserve.server.server_process", str(read_fd)]
         try:
             self._process = subprocess.Popen(
                 command,

@@ -263,6 +263,19 @@ def name_faults(modules: Sequence[Module]) -> list[str]:
     return faults
 
 
+def shared_name_faults(modules: Sequence[Module]) -> list[str]:
+    """Classes that share a name, and files that do; Python's own names of files may recur."""
+    places: dict[str, list[str]] = {}
+    for module in modules:
+        file = module.name.rpartition(".")[2]
+        if not module.is_package and not file.startswith("__"):
+            places.setdefault(f"{file}.py", []).append(module.name)
+        for node in module.nodes:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{module.name}:{node.lineno}")
+    return [f"{', '.join(each)}: share the name {name}" for name, each in places.items() if len(each) > 1]
+
+
 def call_faults(modules: Sequence[Module]) -> list[str]:
     """Calls that run or unpickle what they are given."""
     return [

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from tdserve.bench.content import Pool, list_tensors
 from tdserve.bench.measure import Pacing, Round, Task, time_round
+from tdserve.bench.workload_data import Pool, list_tensors
 
 MEMCPY = "memcpy, touched pages"
 """Copies into memory whose pages exist. This name and those below are names of floors in the figures."""

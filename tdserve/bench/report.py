@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.bench.bench_options import BenchOptions
 from tdserve.bench.figures import Figure, FloorFigure, Target
-from tdserve.bench.machine import Fact
-from tdserve.bench.options import BenchOptions
+from tdserve.bench.machine_facts import Fact
 from tdserve.cli.render import print_whole
 
 NOTE = (

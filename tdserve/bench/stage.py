@@ -14,10 +14,10 @@ from tensordict import TensorDictBase
 
 from tdserve.base.config import TransportName, check_transport
 from tdserve.base.errors import NotSupportedError
+from tdserve.bench.bench_options import FULL, QUICK, WIRES, BenchOptions, WorkloadSizes
 from tdserve.bench.figures import Figure, Scale, make_figure
 from tdserve.bench.floor_link import FloorLink
 from tdserve.bench.measure import SUBJECT, Pacing, Task, alternate
-from tdserve.bench.options import FULL, QUICK, WIRES, BenchOptions, WorkloadSizes
 from tdserve.bench.targets import find_targets
 from tdserve.client.client import Client, connect
 from tdserve.client.tables.replay import ReplayHandle

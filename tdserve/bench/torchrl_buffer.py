@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from tdserve.bench.child import Child, Pipe
-from tdserve.bench.content import Pool
 from tdserve.bench.measure import Task, time_round
+from tdserve.bench.workload_data import Pool
 
 MISSING = (
     "torchrl is not installed: its floor is left out, and so are the targets that mean it "

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tdserve.base.config import check_transport
-from tdserve.bench.options import WORKLOAD_NAMES, BenchOptions
+from tdserve.bench.bench_options import WORKLOAD_NAMES, BenchOptions
 from tdserve.rules.channel_transports import list_available
 
 
@@ -27,6 +27,6 @@ from tdserve.rules.channel_transports import list_available
 @click.option("--root", "parent", type=click.Path(path_type=Path), help="Folder for the data of the run.")
 def bench(workloads: tuple[str, ...], *, transport: str, **settings: Any) -> int:
     """Measure WORKLOADS (by default all) and their ratios to the floor."""
-    from tdserve.bench.main import run  # imports torch
+    from tdserve.bench.runs import run  # imports torch
 
     return run(BenchOptions(workloads or WORKLOAD_NAMES, check_transport(transport), **settings))

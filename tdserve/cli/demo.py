@@ -16,7 +16,7 @@ from tdserve.base.config import ServerConfig
 from tdserve.base.errors import NotSupportedError
 from tdserve.cli.lasting import lasting
 from tdserve.cli.options import Command, make_endpoint
-from tdserve.examples.demo.options import ROLES, DemoOptions
+from tdserve.examples.demo.demo_options import ROLES, DemoOptions
 from tdserve.rules.channel_transports import list_available
 
 DEFAULTS = DemoOptions()
@@ -63,10 +63,10 @@ def demo(**settings: Any) -> int:
     if role is None:
         click.echo("imports torch and gymnasium, then starts a server: a few seconds")
         with _missing_explained():
-            from tdserve.examples.demo.main import run  # imports torch and gymnasium
+            from tdserve.examples.demo.demo_run import run  # imports torch and gymnasium
         return run(DemoOptions(**_said(settings)))
     if role == "server":
-        from tdserve.server.main import run as serve  # needs gRPC's server side
+        from tdserve.server.server_process import run as serve  # needs gRPC's server side
 
         return serve(server_settings(settings["address"], settings["root"]).validate())
     options = _make_role_options(settings)

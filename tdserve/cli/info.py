@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tdserve.cli.leaves import COLUMNS, describe_leaves
+from tdserve.cli.leaf_table import COLUMNS, describe_leaves
 from tdserve.cli.options import add_client_options, open_catalog_client
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_json, print_table, to_jsonable
 from tdserve.client.session.message_facts import convert_stats

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tdserve.cli.leaves import COLUMNS, describe_leaves
+from tdserve.cli.leaf_table import COLUMNS, describe_leaves
 from tdserve.cli.options import CONNECT_TIMEOUT_S, add_client_options, make_endpoint, open_catalog_client
 from tdserve.cli.render import format_key, print_json, print_lines, print_table
 

@@ -103,7 +103,7 @@ def serve(**settings: Any) -> int:
     """
     config = ServerConfig.from_env(**settings).validate()
 
-    from tdserve.server.main import run  # only this command needs gRPC's server side
+    from tdserve.server.server_process import run  # only this command needs gRPC's server side
 
     return run(config)
 

@@ -15,13 +15,13 @@ from tdserve.client.groups.group import Group, join_group
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.kv.keyed_handle import KeyedHandle
 from tdserve.client.kv.new_store import create_keyed
-from tdserve.client.movers.local import LocalMover
-from tdserve.client.movers.remote import RemoteMover
+from tdserve.client.movers.channel_mover import ChannelMover
+from tdserve.client.movers.mapped_mover import MappedMover
 from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.catalog_client import ONCE, Once
+from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.description import StoreDescription, VersionInfo
 from tdserve.client.session.message_facts import convert_stats
-from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.session import Session
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tables.new_table import create_table
@@ -30,11 +30,11 @@ from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tensordicts.adopting import adopt_folder
 from tdserve.client.tensordicts.reading import open_store
 from tdserve.client.tensordicts.tensordict_client import TensorDictClient
-from tdserve.client.weights.publishing import Published, publish
+from tdserve.client.weights.publication import Published, publish
+from tdserve.client.weights.pulls import Pulls, Wanted, Weights, get_dtype_name
 from tdserve.client.weights.subscription import Subscription
-from tdserve.client.weights.versions import Pulls, Wanted, Weights, get_dtype_name
 from tdserve.rules.catalog import Durability
-from tdserve.rules.kv.settings import Eviction
+from tdserve.rules.kv.keyed_settings import Eviction
 from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.settings import Settings
@@ -568,7 +568,7 @@ class Client(TensorDictClient):
 
     def make_mover(self, session: Session) -> ClientMover:
         """Makes a local mover if the session has access to the server's files, else a remote one."""
-        return RemoteMover(self, session) if session.local is None else LocalMover(self, session, session.local)
+        return ChannelMover(self, session) if session.local is None else MappedMover(self, session, session.local)
 
 
 def connect(

@@ -24,7 +24,7 @@ from tdserve.messages.layout import Layout
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, explain_read_only
 from tdserve.store import object_folders
 from tdserve.store.adopted import Adopted
-from tdserve.store.entries import EntryTables
+from tdserve.store.entry_tables import EntryTables
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.mapping import open_leaves
 from tdserve.store.objects import Objects

@@ -21,7 +21,7 @@ from tdserve.store.spools import read_spooled
 from tdserve.structure import codec
 from tdserve.structure.tree import Path
 from tdserve.v1 import content_pb2, worker_pb2
-from tdserve.values.codec import NONE
+from tdserve.values.value_codec import NONE
 
 Elements = npt.NDArray[np.int64]
 

@@ -27,7 +27,7 @@ from tdserve.server import inline_tasks
 from tdserve.server.creation import CREATION_TIMEOUT_S
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
 from tdserve.store.adoptable import MAX_META_BYTES, META_FILE, FoundFolder, has_meta, read_folder
@@ -35,7 +35,7 @@ from tdserve.store.adopted import Adopted, is_within, resolve_path
 from tdserve.store.catalog_db import Transaction
 from tdserve.structure.tree import Path, ValueLeaf
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
-from tdserve.values.codec import encode_bytes, encode_many
+from tdserve.values.value_codec import encode_bytes, encode_many
 
 
 class Adoption:

@@ -21,15 +21,15 @@ from tdserve.control.status import encode_failure
 from tdserve.server import descriptions
 from tdserve.server.compaction import compact_all
 from tdserve.server.creation import Creation
-from tdserve.server.movers.local import LocalMover
-from tdserve.server.movers.remote import RemoteMover
+from tdserve.server.movers.permit_mover import PermitMover
+from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.services import assemble
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.clients import Clients
 from tdserve.server.sessions.incoming_parts import IncomingParts
 from tdserve.server.sessions.local_listener import LocalListener
 from tdserve.server.sessions.register import Sessions
-from tdserve.server.sessions.session import ClientSession
 from tdserve.server.unary_changes import Record, UnaryChanges
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
@@ -75,11 +75,11 @@ class ControlProcess:
         self._workers = [self._make_worker(number) for number in range(config.num_workers)]
         services = self._services = assemble(config, root, self._db, self._process_watch, self._workers)
         self._incoming = IncomingParts(root.requests_folder, services.held)
-        self._sessions = Sessions(config, self._workers, root, partial(RemoteMover, services.surroundings))
+        self._sessions = Sessions(config, self._workers, root, partial(WorkerMover, services.surroundings))
         self._creation = Creation(services.stores, self._sessions)
         self._clients = Clients(KEEP_ANSWERS_S, services.answers.forget_client)
         self._unary_changes = UnaryChanges(self._db, services.answers, self._clients)
-        make_local = partial(LocalMover, services.surroundings)
+        make_local = partial(PermitMover, services.surroundings)
         self._door = LocalListener(root, self._sessions, self._process_watch, make_local, self._take_at_once)
 
     def _make_worker(self, number: int) -> DataWorker:

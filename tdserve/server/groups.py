@@ -8,9 +8,9 @@ from collections.abc import Callable
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, DeadlineExceededError, NotSupportedError
 from tdserve.base.ids import check_store_name, check_text, make_secret
-from tdserve.rules.groups import Ask, Epoch, GroupRule, check_backend
+from tdserve.rules.group_rule import Ask, Epoch, GroupRule, check_backend
 from tdserve.server import inline_tasks
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.v1 import control_pb2
 
 MAX_GROUPS = 10_000

@@ -7,10 +7,10 @@ from pathlib import Path as FilePath
 
 from tdserve.base.errors import InvalidSpecError, TDServeError
 from tdserve.rules.catalog import StoreRecord
-from tdserve.rules.kv.settings import KeyedSettings
-from tdserve.rules.kv.state import KeyedState
+from tdserve.rules.kv.keyed_settings import KeyedSettings
+from tdserve.rules.kv.keyed_state import KeyedState
 from tdserve.store import object_folders
-from tdserve.store.entries import EntryTables
+from tdserve.store.entry_tables import EntryTables
 from tdserve.store.generations import Generations
 from tdserve.store.objects import Objects
 from tdserve.store.use_marks import UseMarks

@@ -20,7 +20,7 @@ from tdserve.base.errors import (
 )
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord, explain_read_only
-from tdserve.rules.kv.state import KeyedState
+from tdserve.rules.kv.keyed_state import KeyedState
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.table import Table
 from tdserve.rules.weights import Versions

@@ -14,7 +14,7 @@ from typing import Any
 from tdserve.base.errors import InvalidSpecError
 from tdserve.messages.content import POLICY_VERSION_KEY, RESERVED_KEYS
 from tdserve.rules.catalog import StoreRecord
-from tdserve.rules.kv.settings import KeyedSettings
+from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
 from tdserve.rules.weights import Versions
@@ -26,9 +26,9 @@ from tdserve.server.unfinished_writes import UnfinishedWrites
 from tdserve.store.adopted import Adopted, check_adopted
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.leaf_folders import create
 from tdserve.store.root import Root
 from tdserve.store.row_columns import open_column
-from tdserve.store.rows import create
 from tdserve.store.version_names import remove_leftovers
 from tdserve.structure.tree import Spec
 

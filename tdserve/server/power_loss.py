@@ -27,7 +27,7 @@ from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.specs import Specs
 from tdserve.store import object_folders
 from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.entries import skip_versions
+from tdserve.store.entry_tables import skip_versions
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.store.root import Root

@@ -22,14 +22,14 @@ from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.adoption import Adoption
 from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
-from tdserve.server.kv.entries import KeyedEntries
+from tdserve.server.kv.keyed_entries import KeyedEntries
+from tdserve.server.sessions.client_session import ClientSession, to_error
 from tdserve.server.sessions.long_list_file import LongListFile, place_lists
-from tdserve.server.sessions.session import ClientSession, to_error
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
-from tdserve.server.tables.changes import Changes
 from tdserve.server.tables.dead_values import DeadValues
 from tdserve.server.tables.extends import Extends
+from tdserve.server.tables.row_changes import RowChanges
 from tdserve.server.tables.row_reads import RowReads
 from tdserve.server.tables.samples import Samples
 from tdserve.server.tensordicts.alterations import Alterations
@@ -72,7 +72,7 @@ class Requests:
         extends: Extends,
         samples: Samples,
         row_reads: RowReads,
-        changes: Changes,
+        changes: RowChanges,
         reads: Reads,
         writes: Writes,
         alterations: Alterations,

@@ -13,7 +13,7 @@ from tdserve.messages.row_numbers import Rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.turns import call_in_turns
 from tdserve.structure.tree import Path
 

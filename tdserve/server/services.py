@@ -10,20 +10,20 @@ from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.adoption import Adoption
 from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
-from tdserve.server.kv.entries import KeyedEntries
+from tdserve.server.kv.keyed_entries import KeyedEntries
 from tdserve.server.movers.surroundings import Surroundings
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
-from tdserve.server.tables.changes import Changes
-from tdserve.server.tables.claims import Claiming
 from tdserve.server.tables.dead_values import DeadValues
 from tdserve.server.tables.extends import Extends
+from tdserve.server.tables.row_changes import RowChanges
 from tdserve.server.tables.row_reads import RowReads
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.samples import Samples
+from tdserve.server.tables.table_claims import Claiming
 from tdserve.server.tensordicts.alterations import Alterations
 from tdserve.server.tensordicts.reads import Reads
 from tdserve.server.tensordicts.writes import Writes
@@ -56,7 +56,7 @@ class Services:
     samples: Samples
     extends: Extends
     row_reads: RowReads
-    changes: Changes
+    changes: RowChanges
     publishing: Publishing
     relays: Relays
     groups: Groups
@@ -71,7 +71,7 @@ def assemble(
     stores = Stores(root, db, process_watch, workers)
     answers, traffic, held = CommittedAnswers(db), Traffic(), AdmissionBudget(config.memory_limit_bytes)
     values_worker, rule_keys = workers[VALUES_WORKER], RuleKeys()
-    reads, changes, groups = Reads(), Changes(stores, answers), Groups()
+    reads, changes, groups = Reads(), RowChanges(stores, answers), Groups()
     writes = Writes(stores, answers, values_worker=values_worker, traffic=traffic)
     alterations = Alterations(stores, answers, values_worker=values_worker)
     adoption = Adoption(stores, answers, values_worker=values_worker, folders=config.adoptable)

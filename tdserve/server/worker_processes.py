@@ -234,7 +234,7 @@ class WorkerProcesses:
         """Returns a new process.
 
         Args:
-            arguments: Arguments of ``tdserve.worker.main`` after the socket.
+            arguments: Arguments of ``tdserve.worker.data_worker`` after the socket.
 
         Raises:
             OSError, CapacityError: Descriptors, processes or memory are short; a later attempt may succeed.

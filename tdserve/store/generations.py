@@ -1,6 +1,6 @@
 """The generation file of a store: a header, and one int64 per row. Control writes the numbers, all processes map them.
 
-There is one exception: a local client makes rows odd that it has claimed (:mod:`tdserve.store.claims`).
+There is one exception: a local client makes rows odd that it has claimed (:mod:`tdserve.store.claim_file`).
 
 Layout, little-endian: 8 bytes magic, 32 bytes store uid (hexadecimal digits), int64 num_rows, one byte deleted flag, 7
 zeros, int64 objects epoch, int64 number of the structure, zeros up to 4096, then the generations.

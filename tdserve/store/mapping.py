@@ -33,7 +33,7 @@ def open_leaves(
     leaves of an adopted store lie in the user's folder, in files that may be longer than their content.
 
     Args:
-        folder: The store's folder, as given to :func:`tdserve.store.rows.create`.
+        folder: The store's folder, as given to :func:`tdserve.store.leaf_folders.create`.
         spec: The same structure.
         writable: False maps for reading: then a store into a tensor ends the process with SIGSEGV.
         is_private: Writes of this process into the tensors stay private, and reach no file.

@@ -35,7 +35,7 @@ from tdserve.structure.stacks.restacking import build_stack, join
 from tdserve.structure.state import restore_state
 from tdserve.structure.tensordict_private import entries_of, get_fields, names_of, new_tensordict
 from tdserve.structure.tree import Spec, check_matches, iter_leaves, quote, show
-from tdserve.values.codec import is_same
+from tdserve.values.value_codec import is_same
 
 
 class _Packed(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tdserve.structure.changes import replace_entries
-from tdserve.structure.files import FileTensor
+from tdserve.structure.file_tensors import FileTensor
 from tdserve.structure.nodes import Entry, Node, Path, TensorLeaf, ValueLeaf
 from tdserve.structure.stacks.elements import convert_to_dense, convert_to_ragged, to_declared
 from tdserve.structure.tree import Spec

@@ -12,7 +12,7 @@ from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.structure.captured import Captured
 from tdserve.structure.changes import drop_batch_dim, replace_entries
 from tdserve.structure.entries import change_tensors
-from tdserve.structure.files import read_into_memory
+from tdserve.structure.file_tensors import read_into_memory
 from tdserve.structure.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, find_packed_stack_dim
 from tdserve.structure.stacks.common_structure import reshape_known, summarise, wrap_element
 from tdserve.structure.stacks.elements import flatten_elements, make_nested_leaf

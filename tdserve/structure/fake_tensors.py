@@ -6,7 +6,7 @@ import torch
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.captured import Captured
-from tdserve.structure.files import FileTensor
+from tdserve.structure.file_tensors import FileTensor
 from tdserve.structure.matching import quote
 from tdserve.structure.torch_private import FakeTensor, unset_fake_temporarily
 from tdserve.structure.tree import Spec

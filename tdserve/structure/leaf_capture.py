@@ -13,7 +13,7 @@ from tdserve.base.errors import InvalidSpecError, NotSupportedError
 from tdserve.structure import unbatched
 from tdserve.structure.captured import EncodedValues
 from tdserve.structure.fake_tensors import has_no_content, to_meta
-from tdserve.structure.files import FileTensor
+from tdserve.structure.file_tensors import FileTensor
 from tdserve.structure.live_values import LiveEntry
 from tdserve.structure.matching import quote, show
 from tdserve.structure.nodes import MAX_DIMS, PACKED, Entry, Path, TensorKind, TensorLeaf, ValueLeaf
@@ -23,8 +23,8 @@ from tdserve.structure.stacks.elements import Element, flatten_elements, list_va
 from tdserve.structure.state import PLAIN, read_mark
 from tdserve.structure.torch_private import FakeTensor, is_fake_parameter
 from tdserve.structure.torch_types import FROM_TORCH
-from tdserve.values.codec import encode_many
 from tdserve.values.supported import check_values
+from tdserve.values.value_codec import encode_many
 
 
 class LeafReader:

@@ -24,7 +24,7 @@ from tensordict.nn import TensorDictParams
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.structure.changes import rebatch
-from tdserve.structure.files import read_into_memory
+from tdserve.structure.file_tensors import read_into_memory
 from tdserve.structure.instances import get_class_name, to_inner_stack, to_stack
 from tdserve.structure.leaf_capture import LeafReader
 from tdserve.structure.matching import show

@@ -20,7 +20,7 @@ from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.nodes import Ragged
 from tdserve.structure.torch_private import NestedTensor, jagged_parts
 from tdserve.structure.torch_types import to_torch
-from tdserve.values.codec import NONE
+from tdserve.values.value_codec import NONE
 
 Shapes = NDArray[np.int64]
 

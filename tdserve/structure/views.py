@@ -8,7 +8,7 @@ from typing import Any
 from tensordict import LazyStackedTensorDict, PersistentTensorDict, TensorDict, is_non_tensor, is_tensor_collection
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.structure.files import is_in_file, iter_file_items
+from tdserve.structure.file_tensors import is_in_file, iter_file_items
 from tdserve.structure.instances import find_content
 from tdserve.structure.tensordict_private import LazyView, SubTensorDict, check_unlock, entries_of, get_held_entry
 from tdserve.structure.tree import Path, quote

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from tdserve.base.machine import die_with_parent, use_small_pages
-from tdserve.worker.main import main as work
+from tdserve.worker.data_worker import main as work
 
 MAX_REQUEST_BYTES = 1 << 16
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.data.opened import MappedStore
-from tdserve.data.reads import plan_read
-from tdserve.data.rows import make_rows_source
+from tdserve.data.read_plans import plan_read
+from tdserve.data.rows_source import make_rows_source
 from tdserve.data.values import drop_values, move_values, put_values, read_values
 from tdserve.messages.content import (
     STATUS_BYTES,
@@ -40,7 +40,7 @@ from tdserve.structure.version_subset import convert_floats, decode_numbers, sel
 from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, TrailingColumns
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
-from tdserve.worker.entries import is_small_change, report_keys, send_entries, store_entries
+from tdserve.worker.entry_orders import is_small_change, report_keys, send_entries, store_entries
 from tdserve.worker.lane import Lane
 from tdserve.worker.transfers import check_inline, is_sent_at_once, receive_write, send_read, spool_values
 

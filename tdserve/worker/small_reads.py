@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from threading import Lock
 
 from tdserve.base.config import MAIL_BYTES
-from tdserve.data.entries import encode_entries, find_entries
 from tdserve.data.opened import OpenStores
-from tdserve.data.reads import plan_read
+from tdserve.data.read_plans import plan_read
+from tdserve.data.stored_entries import encode_entries, find_entries
 from tdserve.messages.layout import Message
 from tdserve.rules.tags import make_tag
 from tdserve.transport.sources_sinks import Source

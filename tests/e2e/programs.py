@@ -10,7 +10,7 @@ client = make_endpoint(None, None).connect(timeout_s=60.0)
 """
 
 CHECKSUM = f"""{_CONNECT}
-from tdserve.examples.demo.stores import checksum
+from tdserve.examples.demo.demo_stores import checksum
 print("data checksum:", checksum(client.replay("transitions")))
 """
 

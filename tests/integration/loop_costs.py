@@ -20,7 +20,7 @@ from typing import Any
 
 import tdserve
 from tdserve.base.config import ServerConfig
-from tdserve.server import main as server_main
+from tdserve.server import server_process
 from tests.integration.processes import REPOSITORY, START_TIMEOUT_S
 
 COSTS = struct.Struct("<d?")
@@ -60,8 +60,8 @@ class WatchedServer:
         readable, _, _ = select.select([self._process.stdout], [], [], 4 * START_TIMEOUT_S)
         assert readable, "the server did not start"
         line = self._process.stdout.readline()
-        assert line.startswith(server_main.READY_PREFIX), line
-        self.address = line.removeprefix(server_main.READY_PREFIX).strip()
+        assert line.startswith(server_process.READY_PREFIX), line
+        self.address = line.removeprefix(server_process.READY_PREFIX).strip()
 
     def client(self, **arguments: Any) -> tdserve.Client:
         """Opens a new client."""
@@ -132,4 +132,4 @@ def measure_callbacks(costs: str) -> None:
 if __name__ == "__main__":
     lifeline_fd, costs_path = sys.argv[1:]
     measure_callbacks(costs_path)
-    sys.exit(server_main.main([lifeline_fd]))
+    sys.exit(server_process.main([lifeline_fd]))

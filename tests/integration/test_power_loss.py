@@ -17,7 +17,7 @@ from tensordict import NonTensorData, TensorDict
 
 import tdserve
 from tdserve.server.power_loss import recover
-from tdserve.store.entries import EntryTables
+from tdserve.store.entry_tables import EntryTables
 from tdserve.store.objects import Objects
 from tdserve.store.root import Root
 from tdserve.store.version_marks import FILE_NAME, find_whole_versions

@@ -24,7 +24,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.control.connection import check_health
-from tdserve.server.main import READY_PREFIX
+from tdserve.server.server_process import READY_PREFIX
 from tests.integration.nursery import Nursery
 from tests.integration.processes import (
     REPOSITORY,

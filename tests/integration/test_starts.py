@@ -19,7 +19,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.cli.serve import serve
-from tdserve.server.main import READY_PREFIX
+from tdserve.server.server_process import READY_PREFIX
 from tests.integration.processes import REPOSITORY, alarm, open_files
 
 pytestmark = pytest.mark.integration

@@ -90,6 +90,10 @@ def test_names_when_scanned_then_say_a_role(own: list[house.Module]) -> None:
     assert house.name_faults(own) == []
 
 
+def test_names_when_scanned_then_belong_to_one_class_or_file_each(own: list[house.Module]) -> None:
+    assert house.shared_name_faults(own) == []
+
+
 def test_calls_when_scanned_then_none_runs_what_it_receives(own: list[house.Module]) -> None:
     assert house.call_faults(own) == []
 
@@ -117,7 +121,7 @@ seen, before = [], dict(os.environ)
 quiet = ("socket.", "subprocess.", "os.fork", "os.posix_spawn", "_thread.start_new_thread", "pty.")
 sys.addaudithook(lambda event, args: seen.append(event) if event.startswith(quiet) else None)
 import tdserve
-import tdserve.server.main, tdserve.cli.main
+import tdserve.server.server_process, tdserve.cli.main
 loaded = sorted({"torch", "tensordict"} & sys.modules.keys())
 changed = before != dict(os.environ)
 print(json.dumps({"events": seen, "threads": threading.active_count(), "loaded": loaded, "changed": changed}))
@@ -264,6 +268,8 @@ EXAMPLES = [
     (house.size_faults, {"t.a": "def f():\n  'doc'\n" + "  x = 1\n" * 60}, "f has 61 lines"),
     (house.name_faults, {"t.a": "class StoreManager: pass"}, "name StoreManager after its role"),
     (house.name_faults, {"t.utils": ""}, "name the file"),
+    (house.shared_name_faults, {"t.a": "class A: pass", "t.b": "class A: pass"}, "t.a:1, t.b:1: share the name A"),
+    (house.shared_name_faults, {"t.x.a": "", "t.y.a": ""}, "t.x.a, t.y.a: share the name a.py"),
     (house.call_faults, {"t.a": "dist.recv_object_list([])"}, "recv_object_list()"),
     (house.raise_faults, {"t.a": "raise ValueError('x')"}, "raises ValueError"),
     (house.annotation_faults, {"t.a": "'doc'\nx: int = 1"}, "lacks"),
@@ -288,7 +294,7 @@ GOOD = {
     "tdserve.store.a": "import lmdb, mmap, os\nos.environment = 1\nmmap = pickle = 1\npickle.loads",
     "tdserve.structure.build": "import os\nclass A:\n  _x: int\nA()._x\nos._exit(A()._replace())",
     "tdserve.structure.tensordict_private": "from tensordict import TensorDict\nTensorDict._new_unsafe()",
-    "tdserve.server.main": "from tdserve.control import a\nasync def f():\n  await asyncio.sleep(0)",
+    "tdserve.server.server_process": "from tdserve.control import a\nasync def f():\n  await asyncio.sleep(0)",
 }
 GOOD_TEST = {
     "tdserve.base.a": "class A:\n  _x: int\n_Y = 1\na._x",
@@ -357,6 +363,6 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 def test_watch_when_a_module_opens_a_socket_and_starts_a_thread_then_both_show(tmp_path: Path) -> None:
     (tmp_path / "busy.py").write_text(BUSY_MODULE)
     program = WATCHED_IMPORT.replace("import tdserve\n", f"sys.path.insert(0, {str(tmp_path)!r})\nimport busy\n")
-    seen = json.loads(run_fresh(program.replace("import tdserve.server.main, tdserve.cli.main\n", "")))
+    seen = json.loads(run_fresh(program.replace("import tdserve.server.server_process, tdserve.cli.main\n", "")))
     assert "socket.__new__" in seen["events"]
     assert seen["threads"] == 2

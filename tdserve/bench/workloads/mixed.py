@@ -8,10 +8,10 @@ from contextlib import ExitStack, closing
 
 from tdserve.base.config import TransportName
 from tdserve.bench.child import Child, Pipe
-from tdserve.bench.content import make_transitions
 from tdserve.bench.figures import Scale
 from tdserve.bench.measure import Pacing, Round, Task, time_round
 from tdserve.bench.stage import Case, Stage
+from tdserve.bench.workload_data import make_transitions
 from tdserve.bench.workloads.replay_rounds import make_extends
 from tdserve.client.client import connect
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from tdserve.bench.content import Pool, check_equal, make_pixels, make_transitions
 from tdserve.bench.figures import Scale
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.floors import (
@@ -33,6 +32,7 @@ from tdserve.bench.floors import (
 from tdserve.bench.measure import Pacing, Round, Task, make_task, time_round
 from tdserve.bench.stage import Case, Stage
 from tdserve.bench.torchrl_buffer import TorchRLBuffer, has_torchrl
+from tdserve.bench.workload_data import Pool, check_equal, make_pixels, make_transitions
 from tdserve.bench.workloads.replay_rounds import NUM_BATCHES_UNDER_WAY, describe_window, make_extends, make_samples
 from tdserve.client.client import connect
 from tdserve.client.tables.replay import ReplayHandle

@@ -12,10 +12,10 @@ from tdserve.base.errors import (
     LocalProtocolError,
     TDServeError,
 )
-from tdserve.client.content.columns import Received
 from tdserve.client.content.devices import to_device
 from tdserve.client.content.leaves import Leaves, make_leaves
 from tdserve.client.content.padding import Pad, pad_ragged
+from tdserve.client.content.received import Received
 from tdserve.messages.layout import Layout
 from tdserve.structure.build import build, fill
 from tdserve.structure.capture import capture

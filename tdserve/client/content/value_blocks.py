@@ -26,7 +26,7 @@ from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred
 from tdserve.structure.stacks.elements import flatten_elements, nest_list
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Path, Spec, ValueLeaf
-from tdserve.values.codec import PICKLED, decode_many, encode_many
+from tdserve.values.value_codec import PICKLED, decode_many, encode_many
 
 _PICKLED = bytes([PICKLED])
 

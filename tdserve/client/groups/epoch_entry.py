@@ -15,7 +15,7 @@ from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.network_interface import find_offered_address
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
-from tdserve.rules.groups import check_backend
+from tdserve.rules.group_rule import check_backend
 from tdserve.transport.group_nccl import check_available
 from tdserve.v1 import control_pb2
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from tdserve.base.errors import ClosedError, InvalidRequestError
 from tdserve.base.integers import check_integer, to_integer
-from tdserve.client.groups.calls import GroupCalls, describe_rank, get_spec
 from tdserve.client.groups.epoch import GroupEpoch, Member
 from tdserve.client.groups.epoch_entry import GroupAsk
-from tdserve.client.groups.parts import GivenPart, TakenPart
+from tdserve.client.groups.group_calls import GroupCalls, describe_rank, get_spec
+from tdserve.client.groups.member_parts import GivenPart, TakenPart
 from tdserve.client.groups.reducing import Reducing, parse_operation
 from tdserve.client.session.calls import SessionClient
 from tdserve.v1 import group_pb2

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.client.groups.parts import GivenPart, TakenPart, divide_messages
+from tdserve.client.groups.member_parts import GivenPart, TakenPart, divide_messages
 from tdserve.client.groups.reducing import Reducing
 from tdserve.messages.content import cut_values
 from tdserve.messages.layout import LARGE_LEAF_BYTES

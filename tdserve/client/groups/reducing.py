@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
-from tdserve.client.groups.parts import check_device, compute_fingerprint
+from tdserve.client.groups.member_parts import check_device, compute_fingerprint
 from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec, check_matches

@@ -19,7 +19,7 @@ from tdserve.client.content.ragged_values import describe_value, split_entries, 
 from tdserve.structure import unbatched
 from tdserve.structure.capture import Captured, capture, capture_packed
 from tdserve.structure.changes import rebatch
-from tdserve.structure.files import read_into_memory
+from tdserve.structure.file_tensors import read_into_memory
 from tdserve.structure.instances import find_fields
 from tdserve.structure.nodes import Form, Ragged
 from tdserve.structure.torch_types import from_torch, to_torch

@@ -12,8 +12,8 @@ from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner
 from tdserve.client.handles.key_list import KeyList
-from tdserve.client.handles.keys import NO_DEFAULT, check_path, to_path
-from tdserve.client.handles.live_values import with_live_leaves
+from tdserve.client.handles.key_paths import NO_DEFAULT, check_path, to_path
+from tdserve.client.handles.live_stores import with_live_leaves
 from tdserve.client.handles.schema_calls import AlterableHandle
 from tdserve.client.handles.schema_changes import find_unknown
 from tdserve.client.handles.skeletons import Skeleton, get_skeleton

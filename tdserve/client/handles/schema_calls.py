@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, NotSupportedError, WrongStateError
 from tdserve.client.handles.coerce import Manner, is_unset_field
-from tdserve.client.handles.keys import NO_DEFAULT, check_path, to_path
+from tdserve.client.handles.key_paths import NO_DEFAULT, check_path, to_path
 from tdserve.client.handles.schema_changes import capture_addition, check_fields, split
 from tdserve.client.handles.tensordict_calls import TensorDictCalls, to_local
 from tdserve.client.transfers.read_selection import read_selection, require_content

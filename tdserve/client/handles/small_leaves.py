@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tdserve.client.local.reads import MAX_CLONED_BYTES
+from tdserve.client.local.local_reads import MAX_CLONED_BYTES
 from tdserve.client.session.calls import SessionClient
 from tdserve.data.opened import MappedStore
 from tdserve.structure.fake_tensors import META

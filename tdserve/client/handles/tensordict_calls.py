@@ -12,7 +12,7 @@ from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatc
 from tdserve.client.content.ragged_values import describe_value
 from tdserve.client.handles.coerce import is_number
 from tdserve.client.handles.key_list import KeyList
-from tdserve.client.handles.keys import NO_DEFAULT, check_path
+from tdserve.client.handles.key_paths import NO_DEFAULT, check_path
 from tdserve.client.handles.operators import on_copy, on_copy_of_one, on_copy_written_back, refuse_truth
 from tdserve.client.handles.tensordict_names import (
     ASSIGNED,

@@ -12,7 +12,7 @@ from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatc
 from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner, broadcast, is_none, is_unset_field
-from tdserve.client.handles.keys import NO_DEFAULT, check_path, to_path
+from tdserve.client.handles.key_paths import NO_DEFAULT, check_path, to_path
 from tdserve.client.handles.overwriting import check_whole_rows
 from tdserve.client.handles.skeletons import Skeleton, get_skeleton
 from tdserve.client.handles.store_client import StoreClient

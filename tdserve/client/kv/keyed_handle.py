@@ -15,7 +15,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import check_real
-from tdserve.client.handles.keys import check_path
+from tdserve.client.handles.key_paths import check_path
 from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
 from tdserve.client.kv.records import Records, make_records
 from tdserve.client.session.by_address import ByAddress, OfProcess
@@ -24,9 +24,9 @@ from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
-from tdserve.rules.kv.changes import ABSENT, MAX_KEY_BYTES, check_num_keys, make_missing_error, show_key
-from tdserve.rules.kv.settings import KeyedSettings
-from tdserve.store.entries import FoundEntries
+from tdserve.rules.kv.entry_changes import ABSENT, MAX_KEY_BYTES, check_num_keys, make_missing_error, show_key
+from tdserve.rules.kv.keyed_settings import KeyedSettings
+from tdserve.store.entry_tables import FoundEntries
 from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import control_pb2
 

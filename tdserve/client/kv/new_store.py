@@ -13,7 +13,7 @@ from tdserve.client.kv.records import wrap_tensor
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.store_options import StoreOptions
-from tdserve.rules.kv.settings import Eviction, KeyedSettings, Like
+from tdserve.rules.kv.keyed_settings import Eviction, KeyedSettings, Like
 from tdserve.structure.capture import capture
 from tdserve.structure.fake_tensors import to_structure_capture
 from tdserve.v1 import control_pb2

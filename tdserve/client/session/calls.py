@@ -23,7 +23,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.content.gpu import find_gpu
 from tdserve.client.session.catalog_client import CatalogClient, check_wait_s
-from tdserve.client.session.mover import ClientMover
+from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
 from tdserve.client.session.timeouts import compute_min_channel_s

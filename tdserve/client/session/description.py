@@ -11,7 +11,7 @@ from tdserve.client.session import structure_text
 from tdserve.structure import codec
 from tdserve.structure.tree import Spec, ValueLeaf
 from tdserve.v1 import control_pb2
-from tdserve.values.codec import decode_bytes
+from tdserve.values.value_codec import decode_bytes
 
 _KINDS = {
     control_pb2.STORE_KIND_TENSORDICT: "tensordict",

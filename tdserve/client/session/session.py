@@ -24,11 +24,11 @@ from tdserve.client.content.gpu import NO_GPU, Gpu, check_channel
 from tdserve.client.local.end import LocalEnd, open_local
 from tdserve.client.relays.relay import SessionRelays
 from tdserve.client.session.abandoned_requests import AbandonedRequests, Brings
+from tdserve.client.session.client_control_channel import ClientControlChannel
+from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.content_channel import ContentChannel, ContentChannels
-from tdserve.client.session.control_channel import ClientControlChannel
 from tdserve.client.session.group_inbox import GroupInbox
 from tdserve.client.session.hello import make_hello
-from tdserve.client.session.mover import ClientMover
 from tdserve.client.session.network_interface import find_content_address, make_channel_error
 from tdserve.client.session.pending import OnAnnounced, OnAnswer, OnPermit, Pending
 from tdserve.client.session.request_numbers import RequestNumbers

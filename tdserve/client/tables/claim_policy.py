@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 
 from tdserve.base.errors import TDServeError, TransportError
-from tdserve.client.local.claims import RowClaim
+from tdserve.client.local.row_claim import RowClaim
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.outgoing import WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.rules.replay.settings import Settings
-from tdserve.store.claims import has_fences
+from tdserve.store.claim_file import has_fences
 from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2
 

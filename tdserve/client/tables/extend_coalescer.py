@@ -19,14 +19,14 @@ import torch
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, RequestError, TDServeError, TransferAbortedError
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.mover import ClientMover
+from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
 from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, UnknownOutcome
-from tdserve.client.tables.counts import LastCounts
-from tdserve.client.tables.parts import ExtendPart, WaitingParts, join_requests
+from tdserve.client.tables.extend_parts import ExtendPart, WaitingParts, join_requests
+from tdserve.client.tables.table_counts import LastCounts
 from tdserve.client.transfers.coalescer import SENDING_POLL_S, Coalescer, fail_parts, find_first_deadline
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
 from tdserve.messages.long_lists import find_columns

@@ -6,7 +6,7 @@ from typing import Any
 
 from tdserve.client.content.padding import Pad
 from tdserve.client.tables.sampling import Conditions, check_num_rows
-from tdserve.client.tables.table import TableHandle
+from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_rows
 
 

@@ -9,9 +9,9 @@ from tdserve.client.content.devices import to_device
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad
 from tdserve.client.tables.batches import Batches
-from tdserve.client.tables.changes import change_priorities, encode_priorities
+from tdserve.client.tables.change_requests import change_priorities, encode_priorities
 from tdserve.client.tables.sampling import Conditions, check_num_rows, draw_whole_rows
-from tdserve.client.tables.table import TableHandle
+from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_rows
 
 

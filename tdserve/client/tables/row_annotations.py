@@ -13,7 +13,7 @@ from tdserve.base.integers import LARGEST, to_integer
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
-from tdserve.client.tables.changes import to_priorities
+from tdserve.client.tables.change_requests import to_priorities
 from tdserve.messages.content import POLICY_VERSION_KEY
 from tdserve.rules.replay.settings import Settings
 from tdserve.v1 import control_pb2

@@ -24,7 +24,7 @@ from tdserve.base.errors import (
     RequestError,
     WriterFailedError,
 )
-from tdserve.client.session.mover import ClientMover
+from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.tables.nstep import NStepWindow
 from tdserve.client.tables.row_buffer import NO_VERSION, Batch, Page, RowBuffer
@@ -45,7 +45,7 @@ _STREAMS = itertools.count(1)
 """Numbers of streams, unique in this process; rows of two streams never share a trajectory."""
 
 
-class _State(Enum):
+class _SenderState(Enum):
     OPEN = "open"
     DRAINING = "draining"  # no more appends; what waits is sent
     FAILED = "failed"
@@ -102,7 +102,7 @@ class RowSender:
         self._sending_since_s = math.inf  # nothing is under way
         self._probed_s = -math.inf
         self._fault: BaseException | None = None
-        self._state = _State.OPEN
+        self._state = _SenderState.OPEN
         # Reentrant: the garbage collector may end a dropped writer within this very thread.
         self._lock = RLock()
         self._work = Condition(self._lock)
@@ -193,7 +193,7 @@ class RowSender:
             WriterFailedError: As ``put``; the next call does nothing.
         """
         with self._lock:
-            if self._state is _State.STOPPED:
+            if self._state is _SenderState.STOPPED:
                 return
             try:
                 self.flush(deadline)
@@ -209,7 +209,7 @@ class RowSender:
     def stop(self) -> None:
         """Ends the thread as soon as nothing is under way; drops what waits. Does not wait."""
         with self._lock:
-            self._state = _State.STOPPED
+            self._state = _SenderState.STOPPED
             self._page = None
             self._wake()
             self._progress.notify_all()
@@ -217,8 +217,8 @@ class RowSender:
     def drain(self) -> None:
         """Lets the thread send what is left and then end; does not wait for it."""
         with self._lock:
-            if self._state is _State.OPEN:
-                self._state = _State.DRAINING
+            if self._state is _SenderState.OPEN:
+                self._state = _SenderState.DRAINING
                 self._page = None
                 self._wake()
 
@@ -269,7 +269,7 @@ class RowSender:
                 num_unsent=self.num_appended - self.num_sent,
                 reason=str(self._fault),
             ) from self._fault
-        if self._state is not _State.OPEN or not self._thread.is_alive():  # a forked child has no such thread
+        if self._state is not _SenderState.OPEN or not self._thread.is_alive():  # a forked child has no such thread
             raise ClosedError(what=f"the writer of {self._table.name!r}")
 
     def _wake(self) -> None:
@@ -289,9 +289,9 @@ class RowSender:
             self._probe(now_s)
 
     def _fail(self, fault: BaseException) -> None:
-        if self._fault is None and self._state is not _State.STOPPED:
+        if self._fault is None and self._state is not _SenderState.STOPPED:
             self._fault = fault
-            self._state = _State.FAILED
+            self._state = _SenderState.FAILED
             self._page = None
             self._wake()
             self._progress.notify_all()
@@ -302,7 +302,7 @@ class RowSender:
         The newest row of a trajectory is held back while it may turn out to be the last.
         """
         num_complete = self._num_complete - self.num_sent
-        is_asked = self._num_blocked or self._flush_to > self.num_sent or self._state is _State.DRAINING
+        is_asked = self._num_blocked or self._flush_to > self.num_sent or self._state is _SenderState.DRAINING
         if not num_complete or is_asked:
             return num_complete
         newest = self._newest
@@ -330,9 +330,9 @@ class RowSender:
         """Waits until there are rows to send; None if there will be none."""
         with self._lock:
             while True:
-                if self._state is _State.DRAINING and self._window is not None:
+                if self._state is _SenderState.DRAINING and self._window is not None:
                     self._num_complete += self._window.end()
-                if self._state in (_State.STOPPED, _State.FAILED):
+                if self._state in (_SenderState.STOPPED, _SenderState.FAILED):
                     return None
                 now_s = time.monotonic()
                 num_due = self._num_due(now_s)
@@ -342,7 +342,7 @@ class RowSender:
                     self._sending_since_s = now_s
                     self._progress.notify_all()  # joined rows have left the buffer
                     return batch
-                if self._state is _State.DRAINING:
+                if self._state is _SenderState.DRAINING:
                     return None
                 sleep_s = self._buffer.oldest_s + self._flush_s - now_s
                 is_timed = sleep_s < math.inf and self._num_complete > self.num_sent

@@ -14,7 +14,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.value_blocks import compute_row_nbytes
-from tdserve.client.handles.keys import check_path
+from tdserve.client.handles.key_paths import check_path
 from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.row_annotations import check_policy, check_policy_version
 from tdserve.client.tables.row_buffer import NO_PRIORITY, NO_VERSION

@@ -8,7 +8,7 @@ from tdserve.base.errors import WrongStateError
 from tdserve.client.content.padding import Pad
 from tdserve.client.content.read_content import Content
 from tdserve.client.handles.handle import StoreHandle
-from tdserve.client.handles.live_values import with_live_leaves
+from tdserve.client.handles.live_stores import with_live_leaves
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
 

@@ -15,9 +15,9 @@ from tdserve.client.handles.tensordict_calls import TensorDictCalls
 from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.store_options import StoreOptions
-from tdserve.client.tensordicts.arguments import check_no_archive, check_no_files
-from tdserve.client.tensordicts.creation import NewStore, NewZeros, replace_content
 from tdserve.client.tensordicts.loading import Loading, ShownStores
+from tdserve.client.tensordicts.memmap_arguments import check_no_archive, check_no_files
+from tdserve.client.tensordicts.new_tensordict import NewStore, NewZeros, replace_content
 from tdserve.client.tensordicts.reading import show_content
 from tdserve.client.transfers.read_selection import read_selection, require_content
 from tdserve.rules.catalog import Durability

@@ -15,9 +15,9 @@ from tdserve.base.errors import (
     TransferAbortedError,
     TransportError,
 )
-from tdserve.client.content.columns import Received, make_views
 from tdserve.client.content.gpu import find_landing_device
 from tdserve.client.content.leaves import Leaves
+from tdserve.client.content.received import Received, make_views
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.pending import Announced, Pending, Reply
 from tdserve.client.session.session import Session

@@ -8,7 +8,7 @@ from functools import partial
 from tdserve.client.content.leaves import make_leaves
 from tdserve.client.content.value_blocks import may_bundle
 from tdserve.client.local.end import LocalEnd
-from tdserve.client.local.writes import put_rows, put_selection, put_version
+from tdserve.client.local.local_writes import put_rows, put_selection, put_version
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import OnPermit

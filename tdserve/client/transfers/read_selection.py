@@ -12,7 +12,7 @@ from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.mover import WantedSelection
+from tdserve.client.session.client_mover import WantedSelection
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s

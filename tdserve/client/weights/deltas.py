@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.base.errors import RemoteProtocolError, TDServeError
-from tdserve.client.content.columns import make_views
 from tdserve.client.content.leaves import Leaves, make_leaves
 from tdserve.client.content.read_content import Destination
+from tdserve.client.content.received import make_views
 from tdserve.client.weights.lru_names import NewestNames
 from tdserve.messages.content import read_layout, write_layout
 from tdserve.messages.layout import Layout

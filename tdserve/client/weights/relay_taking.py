@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from tdserve.base.errors import DeadlineExceededError, TDServeError
-from tdserve.client.content.columns import Received, make_views
 from tdserve.client.content.leaves import Leaves
+from tdserve.client.content.received import Received, make_views
 from tdserve.client.relays.kept import Kept, compute_checksums
 from tdserve.client.relays.link import receive
 from tdserve.client.relays.relay import SessionRelays

@@ -10,7 +10,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError, TDServeError, TransportError
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
-from tdserve.client.weights.versions import Pulls, Wanted, Weights
+from tdserve.client.weights.pulls import Pulls, Wanted, Weights
 
 STEP_S = 5.0
 """Longest wait of one request, which another follows. If no server is there to cancel the request, a closed

@@ -19,7 +19,7 @@ from tdserve.base.config import TorchrunRank
 from tdserve.base.errors import InvalidRequestError, PeerLostError, TDServeError
 from tdserve.base.machine import get_own_command
 from tdserve.examples.collectors.collector import collect_all
-from tdserve.examples.collectors.learner import lead
+from tdserve.examples.collectors.training import lead
 from tdserve.examples.demo.processes import Processes
 
 NUM_COLLECTORS = 4

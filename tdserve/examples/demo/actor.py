@@ -13,11 +13,11 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import DeadlineExceededError, TransportError
+from tdserve.examples.demo.demo_options import DemoOptions, parse
+from tdserve.examples.demo.demo_stores import PATIENCE_S, POLICY, WARMUP_ROWS, open_stores, sizes
 from tdserve.examples.demo.dqn import epsilon, make_network
-from tdserve.examples.demo.options import DemoOptions, parse
 from tdserve.examples.demo.processes import end_with_parent
 from tdserve.examples.demo.rollout import Actions, Observations, Rollout, to_episode_rows, to_transition_rows
-from tdserve.examples.demo.stores import PATIENCE_S, POLICY, WARMUP_ROWS, open_stores, sizes
 
 NUM_ENVS = 4
 STEPS_PER_VERSION = 8

@@ -16,11 +16,19 @@ from torch import nn
 
 import tdserve
 from tdserve.base.errors import DeadlineExceededError, ServerBusyError, TransportError
+from tdserve.examples.demo.demo_options import DemoOptions
+from tdserve.examples.demo.demo_stores import POLICY, checksum, open_stores, sizes
 from tdserve.examples.demo.dqn import LEARNING_RATE, MAX_GRADIENT_NORM, follow, loss, make_network
-from tdserve.examples.demo.options import DemoOptions
-from tdserve.examples.demo.report import Ending, Result, find_ending, open_display, print_summary, summarize, write_json
-from tdserve.examples.demo.stores import POLICY, checksum, open_stores, sizes
-from tdserve.examples.demo.watch import Begun, Watch
+from tdserve.examples.demo.run_report import (
+    Ending,
+    Result,
+    find_ending,
+    open_display,
+    print_summary,
+    summarize,
+    write_json,
+)
+from tdserve.examples.demo.watch import Begun, RunWatch
 
 BATCH_SIZE = 256
 UPDATES_PER_VERSION = 16
@@ -130,7 +138,7 @@ def update(network: nn.Module, target: nn.Module, optimizer: torch.optim.Optimiz
 
 def learn(
     learner: Learner,
-    watch: Watch,
+    watch: RunWatch,
     options: DemoOptions,
     *,
     console: Console,
@@ -183,7 +191,7 @@ def learn_alone(options: DemoOptions) -> int:
         learner = Learner(client, options)
         begun, line = learner.begin()
         console.print(f"learner: {line}", soft_wrap=True)
-        watch = Watch(client, learner.stores, begun)
+        watch = RunWatch(client, learner.stores, begun)
         ending = learn(learner, watch, options, console=console)
         learner.publish(is_over=True, **watch.progress)
         found = _checksum_of_quiet(learner.stores.transitions)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tensordict import TensorDictBase
 
 import tdserve
-from tdserve.examples.demo.stores import EPISODES_CAPACITY, POLICY, TRANSITIONS_CAPACITY, DemoStores
+from tdserve.examples.demo.demo_stores import EPISODES_CAPACITY, POLICY, TRANSITIONS_CAPACITY, DemoStores
 
 NUM_EPISODES_OF_MEAN = 20
 """The mean return is that of so many episodes."""
@@ -83,7 +83,7 @@ class Begun(NamedTuple):
         )
 
 
-class Watch:
+class RunWatch:
     """Follows a run.
 
     Args:

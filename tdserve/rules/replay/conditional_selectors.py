@@ -13,7 +13,7 @@ from tdserve.base.errors import CapacityError
 from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, RUN_PIECE_ROWS, TREE_PIECE_ROWS, Rows
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
-from tdserve.rules.replay.groups import GroupSelector
+from tdserve.rules.replay.group_selector import GroupSelector
 from tdserve.rules.replay.leases import Leases
 from tdserve.rules.replay.row_mask import RowMask
 from tdserve.rules.replay.selector import Selector

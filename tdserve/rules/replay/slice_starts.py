@@ -21,7 +21,7 @@ class Starts(LiveRows):
         self.remove(self.select_members(sort_unique(rows)))
 
 
-class Changes:
+class StartChanges:
     """What has happened to the starts of slices of one length since a search for them began.
 
     Attributes:

@@ -17,7 +17,7 @@ from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import LiveRows
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn, Selector
-from tdserve.rules.replay.slice_starts import Changes, Starts
+from tdserve.rules.replay.slice_starts import StartChanges, Starts
 from tdserve.rules.replay.trajectories import MAX_ALONE, Trajectories
 
 _NONE = -1
@@ -158,7 +158,7 @@ class Search:
         dropped: The starts of other lengths that were dropped for these.
     """
 
-    def __init__(self, selector: SliceSelector, changes: Changes) -> None:
+    def __init__(self, selector: SliceSelector, changes: StartChanges) -> None:
         self.dropped: list[LiveRows] = []
         self._selector = selector
         self._changes = changes
@@ -216,7 +216,7 @@ class SliceSelector(Selector):
         # One entry more than rows, for the number -1: it stands for no row, and is not a member.
         self._is_member: NDArray[np.bool_] = np.zeros(capacity + 1, np.bool_)
         self._starts: dict[int, Starts] = {}
-        self._changes: Changes | None = None
+        self._changes: StartChanges | None = None
         if setting.slice_len is not None:
             self._get_starts(setting.slice_len)
 
@@ -294,10 +294,10 @@ class SliceSelector(Selector):
         """See :class:`~tdserve.rules.replay.selector.Selector`."""
         if not self.lacks(num_rows):
             return None
-        self._changes = Changes(self._get_length(num_rows))
+        self._changes = StartChanges(self._get_length(num_rows))
         return Search(self, self._changes)
 
-    def notes(self, changes: Changes) -> bool:
+    def notes(self, changes: StartChanges) -> bool:
         """Returns whether changes are still noted there: no other search has begun, and the starts are missing."""
         return self._changes is changes
 
@@ -415,7 +415,7 @@ class SliceSelector(Selector):
         self._starts = {length: self.build_starts(length) for length, _ in self._iter_lengths()}
         self._changes = None
 
-    def _iter_lengths(self) -> Iterator[tuple[int, Starts | Changes]]:
+    def _iter_lengths(self) -> Iterator[tuple[int, Starts | StartChanges]]:
         yield from self._starts.items()
         if self._changes is not None:
             yield self._changes.length, self._changes

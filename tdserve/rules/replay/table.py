@@ -13,7 +13,7 @@ from tdserve.base.errors import EndOfStreamError, InvalidRequestError, WrongStat
 from tdserve.messages.row_numbers import Rows, sort_unique
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
-from tdserve.rules.replay.groups import GroupSelector
+from tdserve.rules.replay.group_selector import GroupSelector
 from tdserve.rules.replay.leases import make_not_held_error
 from tdserve.rules.replay.live_rows import compact
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, SamplePlan, SampleTerms, check_priorities

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdserve.server.movers.values import ValueWrites
+from tdserve.server.movers.value_writes import ValueWrites
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.stores import Stores
 from tdserve.server.tensordicts.writes import Writes

@@ -16,7 +16,7 @@ from tdserve.base.ids import CLIENT_ID_BYTES
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.recovery import writer_records
 from tdserve.store.catalog_db import CatalogDB, Transaction
-from tdserve.store.claims import FOLDER, ClaimFile, remove_others
+from tdserve.store.claim_file import FOLDER, ClaimFile, remove_others
 
 _KIND = "claims"
 _NUMBERS = struct.Struct(f"<4q{CLIENT_ID_BYTES}s")

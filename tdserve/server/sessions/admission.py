@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from tdserve.base.errors import ServerBusyError
 from tdserve.base.machine import count_descriptors, get_descriptor_limit
 from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.workers import DataWorker
 
 CONTROL_DESCRIPTORS = 2

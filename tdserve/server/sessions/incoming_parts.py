@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.control.parts import PartJoiner
 from tdserve.server.admission_budget import AdmissionBudget
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.long_list_file import LongListFile
-from tdserve.server.sessions.session import ClientSession
 from tdserve.v1 import control_pb2
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from tdserve.control.local import SOCKET_NAME, LocalLink, listen
 from tdserve.server.recovery.process_watch import ProcessWatch
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import Mover
 from tdserve.server.sessions.register import Sessions
-from tdserve.server.sessions.session import ClientSession
 from tdserve.store import session_locks
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2

@@ -20,9 +20,9 @@ from tdserve.base.machine import read_boot_id
 from tdserve.control.servicer import SessionLink
 from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS, SessionEnds, check_available, choose_channel
 from tdserve.server.sessions.admission import check_room
+from tdserve.server.sessions.client_session import ClientSession, find_local_address
 from tdserve.server.sessions.local_client import Invitation
 from tdserve.server.sessions.mover import Mover
-from tdserve.server.sessions.session import ClientSession, find_local_address
 from tdserve.server.workers import DataWorker
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tdserve.rules.channel_transports import AT_ONCE_TRANSPORT
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.workers import DataWorker
 from tdserve.v1 import control_pb2, worker_pb2
 

@@ -7,7 +7,7 @@ import asyncio
 from tdserve.rules.replay.table import Table
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.tables.policies import follow
 from tdserve.server.turns import run_in_turns

@@ -14,15 +14,15 @@ from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import Arrival
 from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import RowsToFill
-from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.tables.arrivals import decode_arrival
-from tdserve.server.tables.claims import Claiming
 from tdserve.server.tables.commits import commit_in_turns, commit_rows
 from tdserve.server.tables.policies import MadeBy
 from tdserve.server.tables.reserving import reserve_rows
 from tdserve.server.tables.rule_keys import Buffer, RuleKeys, name_group_column
+from tdserve.server.tables.table_claims import Claiming
 from tdserve.server.turns import drop_references
 from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2

@@ -12,7 +12,7 @@ from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.turns import drop_references
 
 _NUM_JOINED = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tdserve.base.deadline import Deadline
 from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.server.row_write_hold import is_free, wait_for_others
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.tables.numbers import compute_row_numbers, plan_read
 from tdserve.server.tables.samples import Samples

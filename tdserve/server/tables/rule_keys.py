@@ -19,8 +19,8 @@ from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
 from tdserve.server.row_write_hold import wait_for_others
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import MAX_REPORTED_BYTES
-from tdserve.server.sessions.session import ClientSession
 from tdserve.structure.tree import Path
 from tdserve.v1 import worker_pb2
 

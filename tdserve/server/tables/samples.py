@@ -19,7 +19,7 @@ from tdserve.rules.replay.plans import RowsPlan, SamplePlan
 from tdserve.rules.replay.table import Table
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import make_counts

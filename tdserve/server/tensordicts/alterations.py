@@ -29,13 +29,13 @@ from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.row_write_hold import RowWriteHold
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import StoreToFill
-from tdserve.server.sessions.session import ClientSession
 from tdserve.server.staging_names import make_values_path
 from tdserve.server.stores import Stores
 from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.server.workers import DataWorker, drop_store
-from tdserve.store import object_folders, restructuring, rows as row_files
+from tdserve.store import leaf_folders, object_folders, restructuring
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.structure import codec
 from tdserve.structure.altering import Alteration, Altered, Renaming
@@ -227,7 +227,7 @@ class Alterations:
             entry.record,
             fingerprint=new.fingerprint,
             nbytes=new.nbytes,
-            extra=tuple(".".join(path) for path in row_files.find_extra_paths(new)),
+            extra=tuple(".".join(path) for path in leaf_folders.find_extra_paths(new)),
             structure=entry.record.structure + 1,
             order=self._stores.specs.learn(new),
         )
@@ -354,7 +354,7 @@ def _make_move_order(moves: tuple[tuple[Path, Path], ...], cleared: tuple[Path, 
 
 
 def _make_files(folder: FilePath, added: Spec, uid: str) -> None:
-    row_files.create(folder, added)
+    leaf_folders.create(folder, added)
     Generations.create(folder / GENERATION_FILE, uid=uid, num_rows=1).close()
 
 

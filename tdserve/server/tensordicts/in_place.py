@@ -11,8 +11,8 @@ from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.server.row_write_hold import Check, hold_rows
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
-from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.v1 import control_pb2
 

@@ -11,7 +11,7 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.row_write_hold import wait_for_others
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.specs import get_message
 from tdserve.server.turns import build_row_set
 from tdserve.v1 import control_pb2

@@ -38,13 +38,13 @@ from tdserve.server.row_write_hold import (
     look_at_rows,
     wait_for_others,
 )
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import StoreToFill
-from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.staging_names import StagingNames, make_values_path
 from tdserve.server.stores import Stores
-from tdserve.server.tables.changes import decode_generations
+from tdserve.server.tables.row_changes import decode_generations
 from tdserve.server.tensordicts.in_place import InPlace
 from tdserve.server.turns import build_row_set
 from tdserve.server.workers import DataWorker

@@ -20,7 +20,7 @@ from tdserve.rules.fanout import MAX_TRIES, SERVER, Fanout, Placement
 from tdserve.rules.weights import VersionRecord
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.waiting import Waiters
 from tdserve.server.weights.checksums import MIN_NBYTES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import VersionToSend
-from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores

@@ -17,7 +17,7 @@ from tdserve.structure.stacks.deferred import Deferred, defer_stack, defer_value
 from tdserve.structure.stacks.elements import flatten_elements, make_single_value, unwrap
 from tdserve.structure.stacks.restacking import build_stack, restack
 from tdserve.structure.tensordict_private import BesideHooks, entries_of, is_value_class, set_batch_size
-from tdserve.values.codec import is_same
+from tdserve.values.value_codec import is_same
 
 
 def build_entry(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> Any:

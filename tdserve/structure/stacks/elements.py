@@ -18,8 +18,8 @@ from tdserve.structure.stacks.row_structure import Note
 from tdserve.structure.tensordict_private import get_fields, make_value, new_tensordict, stored_fields
 from tdserve.structure.torch_types import from_torch
 from tdserve.structure.tree import Path, Spec
-from tdserve.values.codec import is_same
 from tdserve.values.supported import ATOMS
+from tdserve.values.value_codec import is_same
 
 _AS_THEY_ARE = ATOMS | {dict, list, tuple}
 

@@ -16,7 +16,7 @@ from tdserve.structure.stacks.restacking import group_parts
 from tdserve.structure.stacks.row_structure import find_structure
 from tdserve.structure.torch_types import to_indexable, to_torch
 from tdserve.structure.tree import Spec, check_matches
-from tdserve.values.codec import is_same
+from tdserve.values.value_codec import is_same
 
 
 def gather(

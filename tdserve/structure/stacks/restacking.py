@@ -24,7 +24,7 @@ from tdserve.structure.instances import find_content, make_instance
 from tdserve.structure.stacks.elements import make_single_value, unbind, unwrap
 from tdserve.structure.tensordict_private import entries_of, get_fields, is_value_class, new_tensordict
 from tdserve.structure.torch_types import to_indexable
-from tdserve.values.codec import is_same
+from tdserve.values.value_codec import is_same
 
 Names = tuple[str | None, ...]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tdserve.bench.options import BenchOptions
+from tdserve.bench.bench_options import BenchOptions
 from tdserve.bench.stage import Stage, open_stage
 
 

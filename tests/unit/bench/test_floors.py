@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tensordict import TensorDict
 
-from tdserve.bench import content
+from tdserve.bench import workload_data
 from tdserve.bench.floor_link import FloorLink
 from tdserve.bench.floors import MappedRows, make_fresh_memcpy, make_memcpy
 from tdserve.bench.measure import Pacing, Task, alternate
@@ -47,20 +47,20 @@ def test_memcpy_when_run_then_takes_time(memcpy: Callable[[int], Task]) -> None:
 
 
 def test_mapped_rows_when_made_then_repeat_the_pool_until_full(tmp_path: Path) -> None:
-    pool = content.make_transitions(8)
+    pool = workload_data.make_transitions(8)
     MappedRows(pool, 20, tmp_path / "rows")
     stored = TensorDict.load_memmap(tmp_path / "rows")
     expected = TensorDict.cat([pool.rows, pool.rows, pool.rows[:4]], 0)
-    content.check_equal(stored, expected, what="mapped rows")
+    workload_data.check_equal(stored, expected, what="mapped rows")
 
 
 def test_mapped_rows_when_written_then_go_around_the_ring(tmp_path: Path) -> None:
-    pool = content.make_transitions(8)
+    pool = workload_data.make_transitions(8)
     rows, batch = MappedRows(pool, 20, tmp_path / "rows"), pool.rows[4:8]
     done = rows.write(repeat(batch)).run_round(Pacing(0.0, min_ops=6))
     stored = TensorDict.load_memmap(tmp_path / "rows")
     assert len(done.op_s) == 6
-    content.check_equal(stored, TensorDict.cat([batch] * 5, 0), what="mapped rows")
+    workload_data.check_equal(stored, TensorDict.cat([batch] * 5, 0), what="mapped rows")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_mapped_rows_when_written_then_go_around_the_ring(tmp_path: Path) -> Non
 def test_mapped_rows_when_read_in_any_way_then_time_every_read(
     tmp_path: Path, read: Callable[[MappedRows], Task]
 ) -> None:
-    rows = MappedRows(content.make_transitions(8), 20, tmp_path / "rows")
+    rows = MappedRows(workload_data.make_transitions(8), 20, tmp_path / "rows")
     assert len(read(rows).run_round(Pacing(0.0, min_ops=3)).op_s) == 3
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from tdserve.bench.machine import describe_machine
+from tdserve.bench.machine_facts import describe_machine
 
 
 def test_machine_when_described_then_names_cores_memory_versions_and_file_system(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.bench.bench_options import BenchOptions
 from tdserve.bench.child import PACKAGE_FOLDER
-from tdserve.bench.main import run
-from tdserve.bench.options import BenchOptions
+from tdserve.bench.runs import run
 from tests.integration.processes import wait_for
 
 
@@ -52,7 +52,7 @@ def test_bench_when_run_then_prints_and_writes_machine_and_figures_and_leaves_no
 @pytest.mark.integration
 def test_bench_when_terminated_in_the_middle_then_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tdserve.bench.main import run, BenchOptions;"
+        "import sys; from pathlib import Path; from tdserve.bench.runs import run, BenchOptions;"
         "run(BenchOptions(workloads=('pixels',), quick=True, repeats=1000, parent=Path(sys.argv[1])))"
     )
     process = subprocess.Popen(

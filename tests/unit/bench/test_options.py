@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tdserve.bench.options import BenchOptions
+from tdserve.bench.bench_options import BenchOptions
 
 
 @pytest.mark.parametrize(
@@ -16,5 +16,5 @@ def test_rounds_when_not_asked_for_then_depend_on_quick(options: BenchOptions, n
 
 
 def test_options_when_imported_by_the_command_line_then_load_no_torch() -> None:
-    code = "import sys, tdserve.bench.options; sys.exit('torch' in sys.modules)"
+    code = "import sys, tdserve.bench.bench_options; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.bench.bench_options import BenchOptions
 from tdserve.bench.figures import Figure, Scale, Target, make_figure
 from tdserve.bench.measure import Round
-from tdserve.bench.options import BenchOptions
 from tdserve.bench.report import show_figures, show_machine, show_summary, write_json
 
 WRITTEN = (Target("at least", 1e6),)

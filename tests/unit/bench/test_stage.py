@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.bench.options import BenchOptions
+from tdserve.bench.bench_options import BenchOptions
 from tdserve.bench.stage import open_stage
 
 pytestmark = pytest.mark.integration

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.bench.content import make_pixels, make_transitions
 from tdserve.bench.measure import Pacing
 from tdserve.bench.torchrl_buffer import TorchRLBuffer, has_torchrl
+from tdserve.bench.workload_data import make_pixels, make_transitions
 
 pytestmark = [
     pytest.mark.integration,

@@ -1,8 +1,8 @@
-"""tdserve/cli/leaves.py: a spec as rows of a table."""
+"""tdserve/cli/leaf_table.py: a spec as rows of a table."""
 
 from __future__ import annotations
 
-from tdserve.cli.leaves import describe_leaves
+from tdserve.cli.leaf_table import describe_leaves
 from tdserve.structure.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.tree import Spec
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from tdserve.client.content.columns import Received
 from tdserve.client.content.read_content import Content
+from tdserve.client.content.received import Received
 from tdserve.client.content.value_blocks import decode_values, encode_values
 from tdserve.messages.content import ReadStatus, make_rows_layout
 from tdserve.structure.capture import capture

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, WrongStateError
-from tdserve.rules.groups import Ask, Epoch, GroupRule
+from tdserve.rules.group_rule import Ask, Epoch, GroupRule
 
 
 def formed(*members: int) -> GroupRule:

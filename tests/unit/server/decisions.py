@@ -20,12 +20,12 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CorruptDataError, StoreNotFoundError
 from tdserve.base.ids import make_client_id
 from tdserve.client.content.value_blocks import encode_values
-from tdserve.client.local.writes import put_selection
+from tdserve.client.local.local_writes import put_selection
 from tdserve.data.values import read_columns
 from tdserve.messages.selection.selection import parse
 from tdserve.rules.replay.settings import Settings
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.workers import DataWorker, drop_store
 from tdserve.store import catalog_db
 from tdserve.store.faults import lmdb_faults

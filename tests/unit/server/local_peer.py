@@ -16,11 +16,11 @@ from tdserve.control.framing import FrameReader
 from tdserve.control.local import LocalLink
 from tdserve.control.servicer import SessionLink
 from tdserve.data.opened import MappedStore, OpenStores
-from tdserve.server.movers.local import LocalMover
-from tdserve.server.movers.remote import RemoteMover
+from tdserve.server.movers.permit_mover import PermitMover
+from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import Invitation, LocalClient
-from tdserve.server.sessions.session import ClientSession
 from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.store.session_locks import SessionLock
 from tdserve.v1 import control_pb2
@@ -78,7 +78,7 @@ class LocalPeer:
             self._number,
             hello,
             SessionLink(Outbox()),
-            make_mover=partial(RemoteMover, world.surroundings),
+            make_mover=partial(WorkerMover, world.surroundings),
             worker=world.worker,
             interface="127.0.0.1",
             inline_bytes=INLINE_BYTES,
@@ -92,7 +92,7 @@ class LocalPeer:
             is_gone=world.process_watch.is_gone,
             sessions_folder=world.root.sessions_folder,
         )
-        self.session.attach(self.local, LocalMover(world.surroundings, self.session, self.local))
+        self.session.attach(self.local, PermitMover(world.surroundings, self.session, self.local))
         return self
 
     async def __aexit__(

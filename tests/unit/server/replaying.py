@@ -15,7 +15,7 @@ from tdserve.messages.selection.selection import parse
 from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.settings import Settings
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of
 

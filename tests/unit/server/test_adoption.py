@@ -24,7 +24,7 @@ from tdserve.messages.selection.selection import parse
 from tdserve.server import adoption
 from tdserve.server.adoption import Adoption, encode_values
 from tdserve.server.read_values import read_values
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.store.adoptable import read_folder
 from tdserve.v1 import control_pb2
 from tests.unit.server.local_peer import LocalPeer, mapped

@@ -7,7 +7,7 @@ import pytest
 
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, NotSupportedError
 from tdserve.server.groups import Groups
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, outbox
 

@@ -11,7 +11,7 @@ import pytest
 
 from tdserve.base.config import ServerConfig
 from tdserve.base.errors import InvalidRequestError, RootInUseError
-from tdserve.server.main import FAILED_PREFIX, READY_PREFIX, main, run
+from tdserve.server.server_process import FAILED_PREFIX, READY_PREFIX, main, run
 from tdserve.store.root import Root
 
 

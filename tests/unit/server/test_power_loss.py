@@ -16,7 +16,7 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.server.power_loss import recover
 from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.server.specs import Specs
-from tdserve.store import rows
+from tdserve.store import leaf_folders
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.root import Root
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Iterator[Root]:
     made = Root.acquire(tmp_path / "root")
     spec = capture(TensorDict({"x": torch.zeros(3)}, [3]), store="s").spec
     folder = made.store_folder("s")
-    rows.create(folder, spec)
+    leaf_folders.create(folder, spec)
     generations = Generations.create(folder / GENERATION_FILE, uid=UID, num_rows=4)
     generations.values[:] = 2
     with CatalogDB(made.catalog_folder) as db:

@@ -12,7 +12,7 @@ from tdserve.messages.value_columns import decode_block
 from tdserve.server import read_values as values
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
-from tdserve.values.codec import decode_bytes
+from tdserve.values.value_codec import decode_bytes
 from tests.unit.server.replaying import extending
 from tests.unit.server.world import Loop, World
 

@@ -21,7 +21,7 @@ from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.settings import Settings
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.requests import Requests
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, content_of, outbox, outside
 

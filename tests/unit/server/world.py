@@ -13,8 +13,8 @@ import torch
 from tdserve.base.config import ServerConfig
 from tdserve.base.errors import TDServeError
 from tdserve.base.ids import make_client_id
-from tdserve.client.content.columns import make_views
 from tdserve.client.content.leaves import copy_contents
+from tdserve.client.content.received import make_views
 from tdserve.client.content.value_blocks import encode_values
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import decode_failure
@@ -23,11 +23,11 @@ from tdserve.messages.layout import Layout
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.settings import Settings
 from tdserve.server.creation import Creation
-from tdserve.server.movers.remote import RemoteMover
+from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.services import assemble
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.workers import DataWorker
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
@@ -143,7 +143,7 @@ class World:
             number,
             hello,
             OutboxLink(Outbox()),
-            make_mover=partial(RemoteMover, self.surroundings),
+            make_mover=partial(WorkerMover, self.surroundings),
             worker=self.worker,
             interface="127.0.0.1",
             inline_bytes=INLINE_BYTES,

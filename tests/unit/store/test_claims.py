@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import CorruptDataError
-from tdserve.store.claims import FOLDER, LOST, MAX_RECORDS, ClaimFile, remove_others
+from tdserve.store.claim_file import FOLDER, LOST, MAX_RECORDS, ClaimFile, remove_others
 
 
 @pytest.fixture

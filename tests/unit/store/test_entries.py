@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tdserve.base.errors import CapacityError, VersionConflictError
-from tdserve.rules.kv.changes import Entries, put_entries, remove_entries
-from tdserve.rules.kv.settings import KeyedSettings
-from tdserve.store.entries import STEP_AFTER_LOSS, EntryTables, skip_versions
+from tdserve.rules.kv.entry_changes import Entries, put_entries, remove_entries
+from tdserve.rules.kv.keyed_settings import KeyedSettings
+from tdserve.store.entry_tables import STEP_AFTER_LOSS, EntryTables, skip_versions
 from tdserve.store.objects import Objects
 from tdserve.store.use_marks import UseMarks
 

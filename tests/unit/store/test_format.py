@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict, tensorclass
 
 from tdserve.store.format import encode_key, plan
-from tdserve.store.rows import create
+from tdserve.store.leaf_folders import create
 from tdserve.structure.tree import Node, Path as KeyPath, Spec, TensorLeaf
 
 F32 = TensorLeaf("float32", (3,))

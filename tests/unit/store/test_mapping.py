@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tdserve.base.errors import CorruptDataError
+from tdserve.store.leaf_folders import create
 from tdserve.store.mapping import open_leaves, view_leaf
-from tdserve.store.rows import create
 from tdserve.structure.tree import Node, Spec, TensorLeaf, ValueLeaf
 
 INNER = Node((2,), None, None, None, (("x", TensorLeaf("float32", (2, 3))), ("shape", TensorLeaf("int16", (2,)))))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.store import restructuring, rows
+from tdserve.store import leaf_folders, restructuring
 from tdserve.store.mapping import open_leaves
 from tdserve.store.restructuring import FileChange, carry_out, keep, plan_file_change
 from tdserve.structure.altering import Alteration, Renaming
@@ -30,7 +30,7 @@ REPLACED = Alteration(added=capture(TensorDict({"a": torch.zeros(3, 5)}, [3])).s
 def fill(folder: FilePath, td: TensorDict) -> Spec:
     """Makes the files of a tensordict."""
     captured = capture(td)
-    rows.create(folder, captured.spec)
+    leaf_folders.create(folder, captured.spec)
     for path, leaf in open_leaves(folder, captured.spec).items():
         leaf.copy_(captured.tensors[path])
     return captured.spec
@@ -76,7 +76,7 @@ def check(store: FilePath, new: Spec, td: TensorDict) -> None:
     for path, tensor in capture(td).tensors.items():
         assert torch.equal(found[path], tensor), path
     fresh = store.with_name("fresh")
-    rows.create(fresh, new)
+    leaf_folders.create(fresh, new)
     assert contents(store) == contents(fresh)
     plain = TensorDict.load_memmap(store / "rows", allow_pickle=False)
     for key in plain.keys(True, True):

@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import CapacityError, CorruptDataError
+from tdserve.store.leaf_folders import create
 from tdserve.store.mapping import open_leaves
-from tdserve.store.rows import create
 from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.tree import Node, Spec, TensorLeaf
 from tests.unit.store.conftest import SMALL_DISK_BYTES

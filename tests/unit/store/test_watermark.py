@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError
-from tdserve.store import rows
+from tdserve.store import leaf_folders
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.mapping import open_leaves
 from tdserve.store.row_columns import open_column
@@ -29,7 +29,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         content = {"x": torch.zeros(NUM_ROWS, 3000), "flag": torch.zeros(NUM_ROWS, dtype=torch.uint8)}
         spec = capture(TensorDict(content, [NUM_ROWS]), store="s").spec
-        rows.create(folder, spec)
+        leaf_folders.create(folder, spec)
         self.folder = folder
         self.generations = Generations.create(folder / GENERATION_FILE, uid=UID, num_rows=NUM_ROWS + 1)
         self.leaves = open_leaves(folder, spec, writable=True)

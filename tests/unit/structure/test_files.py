@@ -15,7 +15,7 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, PersistentTensorDi
 from tdserve.base.errors import CorruptDataError
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
-from tdserve.structure.files import (
+from tdserve.structure.file_tensors import (
     FileTensor,
     is_in_file,
     iter_file_items,

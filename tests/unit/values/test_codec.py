@@ -15,9 +15,9 @@ from hypothesis import given, settings, strategies as st
 
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
 from tdserve.messages.value_columns import JoinedValues, measure_sizes
-from tdserve.values.codec import NONE, PICKLED, decode_bytes, decode_many, encode_bytes, encode_many, is_same
 from tdserve.values.extensions import TUPLE
 from tdserve.values.supported import check_values
+from tdserve.values.value_codec import NONE, PICKLED, decode_bytes, decode_many, encode_bytes, encode_many, is_same
 from tests.unit.structure.strategies import same_value, values
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the kind without annotations is the subclass under test

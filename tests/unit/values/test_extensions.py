@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.values.codec import decode_bytes
 from tdserve.values.extensions import ARRAY, BIG_INT, CONTAINER_TYPE, SCALAR
+from tdserve.values.value_codec import decode_bytes
 
 
 def record(code: int, content: bytes) -> bytes:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.values.codec import decode_bytes, encode_bytes
 from tdserve.values.supported import CONTAINER_TYPES, check_values
+from tdserve.values.value_codec import decode_bytes, encode_bytes
 
 
 @pytest.mark.parametrize("value", [*CONTAINER_TYPES.values(), [dict, (list,)], {"k": tuple}])

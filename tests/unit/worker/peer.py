@@ -17,7 +17,7 @@ from tdserve.base.errors import TDServeError
 from tdserve.control.status import decode_failure
 from tdserve.data.opened import OpenStores
 from tdserve.messages.row_numbers import encode_rows
-from tdserve.store import rows as row_files
+from tdserve.store import leaf_folders
 from tdserve.store.generations import FILE_NAME, Generations
 from tdserve.store.mapping import open_leaves
 from tdserve.structure import codec
@@ -31,8 +31,8 @@ from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.lane import WorkerContext
 from tdserve.worker.operations import is_quick, perform
-from tdserve.worker.session import WorkerSession
 from tdserve.worker.small_reads import SmallReads
+from tdserve.worker.worker_session import WorkerSession
 from tests.unit.transport.bonds import SECRET
 
 TIMEOUT_S = 20.0
@@ -53,7 +53,7 @@ class StoredTensorDict:
     def __init__(self, folder: FilePath, td: Any, *, uid: str = UID) -> None:
         captured = capture(td)
         self.spec: Spec = captured.spec
-        row_files.create(folder, self.spec)
+        leaf_folders.create(folder, self.spec)
         num_rows = self.spec.num_rows
         self.generations = Generations.create(folder / FILE_NAME, uid=uid, num_rows=num_rows + 1)
         self.generations.values[:] = 2

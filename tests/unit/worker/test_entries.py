@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import KeyNotFoundError
-from tdserve.data.entries import decode_entries
+from tdserve.data.stored_entries import decode_entries
 from tdserve.messages.value_columns import ValueColumn, encode_block
-from tdserve.rules.kv.settings import KeyedSettings
-from tdserve.store import rows as row_files
+from tdserve.rules.kv.keyed_settings import KeyedSettings
+from tdserve.store import leaf_folders
 from tdserve.store.generations import FILE_NAME, Generations
 from tdserve.structure import codec
 from tdserve.v1 import control_pb2, worker_pb2
-from tdserve.worker.entries import MAX_QUICK_BYTES, is_small_change, report_keys, send_entries, store_entries
+from tdserve.worker.entry_orders import MAX_QUICK_BYTES, is_small_change, report_keys, send_entries, store_entries
 from tdserve.worker.small_reads import SmallReads
 from tests.unit.worker.peer import INLINE_BYTES, UID, Peer
 
@@ -26,7 +26,7 @@ STORED_SPEC = KeyedSettings().make_stored_spec(bytes(32))
 def store(tmp_path: Path, peer: Peer) -> worker_pb2.StoreRef:
     """An empty keyed store, whose structure the worker knows."""
     folder = tmp_path / "keyed"
-    row_files.create(folder, STORED_SPEC)
+    leaf_folders.create(folder, STORED_SPEC)
     Generations.create(folder / FILE_NAME, uid=UID, num_rows=2).close()
     peer.context.stores.learn(STORED_SPEC.fingerprint, codec.encode(STORED_SPEC))
     return worker_pb2.StoreRef(uid=UID, folder=str(folder), fingerprint=STORED_SPEC.fingerprint)

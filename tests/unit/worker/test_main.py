@@ -8,7 +8,7 @@ import pytest
 
 from tdserve.control.framing import FrameReader, WorkerSocket, frame
 from tdserve.v1 import worker_pb2
-from tdserve.worker.main import Worker
+from tdserve.worker.data_worker import Worker
 from tests.unit.worker.peer import TIMEOUT_S, UID, StoredTensorDict
 
 

@@ -11,7 +11,7 @@ from tdserve.control.status import decode_failure
 from tdserve.messages.content import make_rows_layout
 from tdserve.transport.control_channel import MAX_SENT, Mail
 from tdserve.v1 import worker_pb2
-from tdserve.worker import session
+from tdserve.worker import worker_session
 from tdserve.worker.lane import Lane
 from tests.integration.processes import wait_for
 from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, sampling
@@ -62,7 +62,7 @@ def test_mail_when_there_is_much_then_reaped_in_the_sessions_thread(
         made.append(Mail(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(session, "Mail", make_mail)
+    monkeypatch.setattr(worker_session, "Mail", make_mail)
     mail = peer.open_mail()
     (worker_mail,) = made
     for number in range(5 * MAX_SENT):

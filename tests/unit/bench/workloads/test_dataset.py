@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tdserve.bench.main import measure
+from tdserve.bench.runs import measure
 from tdserve.bench.stage import Stage
 from tests.integration.processes import children_of
 

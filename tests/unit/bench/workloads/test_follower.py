@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import CorruptDataError, NotSupportedError
-from tdserve.bench import content
+from tdserve.bench import workload_data
 from tdserve.bench.child import Child
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.weights import follow_versions
+from tdserve.bench.workloads.weight_trees import follow_versions
 
 pytestmark = pytest.mark.integration
 
 
 def test_follower_when_a_version_is_published_then_has_it_and_tells_whether_it_is_the_right_one(stage: Stage) -> None:
-    tree = content.make_weights(3, 12_000)
-    content.stamp(tree, 7)
+    tree = workload_data.make_weights(3, 12_000)
+    workload_data.stamp(tree, 7)
     with closing(Child(follow_versions, stage.address, stage.wire)) as follower:
         follower.recv()
         follower.send(("watch", "watched", None))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.bench.main import measure
+from tdserve.bench.runs import measure
 from tdserve.bench.stage import Stage
 
 pytestmark = pytest.mark.integration

@@ -5,8 +5,8 @@ from contextlib import closing
 import pytest
 
 from tdserve.bench.child import Child
-from tdserve.bench.content import make_transitions
 from tdserve.bench.stage import Stage
+from tdserve.bench.workload_data import make_transitions
 from tdserve.bench.workloads.mixed import BATCH_ROWS, POOL_ROWS, write_rows
 
 pytestmark = pytest.mark.integration

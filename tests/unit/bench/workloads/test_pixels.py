@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.bench.floors import LOCAL_GATHER, MEMCPY, OVER_GLOO, TORCHRL
-from tdserve.bench.main import measure
+from tdserve.bench.runs import measure
 from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import has_torchrl
 

@@ -11,7 +11,7 @@ from tdserve.bench.floors import (
     OVER_GLOO,
     TORCHRL,
 )
-from tdserve.bench.main import measure
+from tdserve.bench.runs import measure
 from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import has_torchrl
 

@@ -6,8 +6,8 @@ from hypothesis import given, strategies as st
 from tensordict import TensorDict
 
 from tdserve.base.errors import RemoteProtocolError, TransferAbortedError
-from tdserve.client.content import columns
-from tdserve.client.content.columns import Received, make_views
+from tdserve.client.content import received
+from tdserve.client.content.received import Received, make_views
 from tdserve.messages.content import ReadStatus, read_layout
 from tdserve.messages.layout import Layout
 from tdserve.structure.capture import capture
@@ -52,7 +52,7 @@ def test_views_when_another_thread_makes_the_first_at_the_same_time_then_all_of_
             found.append(len(make_views(layout, buffer)))  # what another thread would do now
             return super().__getitem__(dtype)
 
-    monkeypatch.setattr(columns, "ITEMSIZE", Interrupting(ITEMSIZE))
+    monkeypatch.setattr(received, "ITEMSIZE", Interrupting(ITEMSIZE))
     found.append(len(make_views(layout, buffer)))
     assert found == [len(layout.slots)] * 2
 

@@ -14,7 +14,7 @@ from tdserve.client.groups.agreement import (
     find_failure,
     judge_calls,
 )
-from tdserve.client.groups.parts import compute_fingerprint
+from tdserve.client.groups.member_parts import compute_fingerprint
 from tdserve.control.status import decode_failure, encode_failure
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec, check_matches

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tdserve.client.groups.member_parts import GivenPart, TakenPart
 from tdserve.client.groups.movers import DeviceLeaves, HostMover
-from tdserve.client.groups.parts import GivenPart, TakenPart
 from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tdserve.transport.group_content import GroupWire
 from tests.unit.client.groups.teams import LARGE, SMALL, content, number_in

@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
-from tdserve.client.groups.parts import GivenPart, TakenPart, compute_fingerprint, divide_messages
+from tdserve.client.groups.member_parts import GivenPart, TakenPart, compute_fingerprint, divide_messages
 from tdserve.structure.capture import capture
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import copy_bytes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.client.handles.keys import check_path, to_path
+from tdserve.client.handles.key_paths import check_path, to_path
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError, StoreNotFoundError
-from tdserve.client.handles.mapping import map_store
+from tdserve.client.handles.mapped_leaves import map_store
 from tdserve.structure.capture import capture
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"t": "text"}}, [3])

@@ -13,7 +13,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
-from tdserve.client.handles.keys import to_path
+from tdserve.client.handles.key_paths import to_path
 from tdserve.client.handles.store_client import StoreClient
 from tdserve.client.handles.view import StoreView
 from tests.unit.client.handles.tensordict_examples import Call, fault, outcome

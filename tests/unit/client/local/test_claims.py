@@ -13,12 +13,12 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, StoreNotFoundError
-from tdserve.client.local import claims as local_claims
-from tdserve.client.local.claims import RowClaim
-from tdserve.client.local.writes import fill_rows
+from tdserve.client.local import row_claim
+from tdserve.client.local.local_writes import fill_rows
+from tdserve.client.local.row_claim import RowClaim
 from tdserve.client.session.session import Session
 from tdserve.store import session_locks
-from tdserve.store.claims import FOLDER, ClaimFile
+from tdserve.store.claim_file import FOLDER, ClaimFile
 from tdserve.structure.capture import Captured, capture
 from tdserve.v1 import control_pb2
 from tests.integration.processes import wait_for
@@ -130,7 +130,7 @@ def test_extend_when_the_copy_fails_then_nothing_is_on_record_and_the_server_is_
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(local_claims, "fill_rows", interrupted)
+    monkeypatch.setattr(row_claim, "fill_rows", interrupted)
     with pytest.raises(KeyboardInterrupt):
         claim.extend(1, [batch(1)])
     assert (table.file.num_claimed, table.file.num_written) == (3, 0)
@@ -199,7 +199,7 @@ def test_close_when_a_session_ends_then_its_lock_is_held_until_nothing_is_filled
     def is_locked() -> bool:
         return session_locks.is_held(table.local.root / "sessions", lock)
 
-    monkeypatch.setattr(local_claims, "fill_rows", fill_slowly)
+    monkeypatch.setattr(row_claim, "fill_rows", fill_slowly)
     with ThreadPoolExecutor(2) as threads:
         filling = threads.submit(claim.extend, 1, [batch(1)])
         assert begun.wait(20.0)

@@ -13,10 +13,10 @@ from tdserve.base.errors import TransferAbortedError
 from tdserve.client.content.leaves import Leaves, make_leaves
 from tdserve.client.datasets.worker_pool import WorkerPool
 from tdserve.client.local.end import LocalEnd
-from tdserve.client.local.reads import MAX_CLONED_BYTES, Selected, copy_rows, copy_selection
+from tdserve.client.local.local_reads import MAX_CLONED_BYTES, Selected, copy_rows, copy_selection
 from tdserve.client.local.sharing import MIN_SHARED_BYTES
 from tdserve.data.opened import MappedStore
-from tdserve.data.reads import plan_selection
+from tdserve.data.read_plans import plan_selection
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, read_layout
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse

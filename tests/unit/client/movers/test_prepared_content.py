@@ -6,7 +6,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.deadline import Deadline
-from tdserve.client.content.columns import make_views
+from tdserve.client.content.received import make_views
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.messages.content import write_layout

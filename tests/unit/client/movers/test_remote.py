@@ -9,7 +9,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
-from tdserve.client.session.mover import ClientMover
+from tdserve.client.session.client_mover import ClientMover
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 

@@ -10,7 +10,7 @@ import pytest
 
 from tdserve.base.config import MAIL_BYTES, MAIL_FOR_WORKER
 from tdserve.base.errors import ConnectError, TDServeError, TransportError
-from tdserve.client.session.control_channel import ClientControlChannel
+from tdserve.client.session.client_control_channel import ClientControlChannel
 from tdserve.transport.control_channel import Mail
 from tdserve.transport.gloo import WORKER_RANK, GlooChannel
 from tdserve.transport.rendezvous import KVStore

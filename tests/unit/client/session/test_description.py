@@ -9,7 +9,7 @@ from tdserve.client.session.description import VersionInfo, from_message
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
-from tdserve.values.codec import encode_bytes
+from tdserve.values.value_codec import encode_bytes
 
 SPEC = capture(TensorDict({"a": torch.zeros(4, 2), "n": {"t": "text"}}, [4])).spec
 MESSAGE = control_pb2.StoreDescription(

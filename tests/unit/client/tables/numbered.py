@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.deadline import Deadline
-from tdserve.client.tables.parts import ExtendPart
+from tdserve.client.tables.extend_parts import ExtendPart
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 

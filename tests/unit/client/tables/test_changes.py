@@ -11,7 +11,13 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, StoreNotFoundError
-from tdserve.client.tables.changes import MAX_MESSAGE_ROWS, change, encode_priorities, to_priorities, to_row_numbers
+from tdserve.client.tables.change_requests import (
+    MAX_MESSAGE_ROWS,
+    change,
+    encode_priorities,
+    to_priorities,
+    to_row_numbers,
+)
 from tdserve.messages.row_numbers import decode_rows
 
 ROWS = TensorDict({"a": torch.arange(4)}, [4])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tdserve.client.tables.counts import LastCounts, TableCounts
+from tdserve.client.tables.table_counts import LastCounts, TableCounts
 from tdserve.v1 import control_pb2
 
 

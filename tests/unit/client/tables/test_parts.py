@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from tdserve.base.deadline import Deadline
-from tdserve.client.tables.parts import ExtendPart, WaitingParts, join_requests
+from tdserve.client.tables.extend_parts import ExtendPart, WaitingParts, join_requests
 from tdserve.v1 import control_pb2
 from tests.unit.client.tables.numbered import part
 

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import CapacityError, InvalidRequestError, SelectionError, SpecMismatchError
-from tdserve.client.tables import changes
+from tdserve.client.tables import change_requests
 from tests.integration.processes import wait_for
 
 
@@ -116,7 +116,7 @@ def test_update_priority_when_the_table_has_none_then_refused(replay: tdserve.Re
 def test_update_priority_when_a_late_one_of_very_many_rows_is_wrong_then_none_is_changed(
     client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "MAX_MESSAGE_ROWS", 3)
+    monkeypatch.setattr(change_requests, "MAX_MESSAGE_ROWS", 3)
     rows = TensorDict({"x": torch.arange(8)}, [8])
     table = client.create_replay(name, like=rows[0], capacity=16, sampler=tdserve.Prioritized())
     numbers = table.extend(rows)

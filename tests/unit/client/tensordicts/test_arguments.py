@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, lazy_stack
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, WrongStateError
-from tdserve.client.tensordicts.arguments import (
+from tdserve.client.tensordicts.memmap_arguments import (
     check_device,
     check_mode,
     check_no_archive,

@@ -12,9 +12,9 @@ from torch import nn
 import tdserve
 from tdserve.base.errors import RemoteProtocolError, SpecMismatchError
 from tdserve.client.content.read_content import Destination
-from tdserve.client.weights import versions
+from tdserve.client.weights import pulls
 from tdserve.client.weights.deltas import MAX_PLACES, MIN_NBYTES, HeldVersion, HeldVersions, Rest
-from tdserve.client.weights.versions import ModuleDestination
+from tdserve.client.weights.pulls import ModuleDestination
 from tdserve.store.version_checksums import compute_leaf_checksum
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec
@@ -213,7 +213,7 @@ def test_latest_when_the_place_is_another_each_time_then_it_is_filled_all_the_sa
         unknown.append(held is None)
         return Rest(spec, accepted, held, destination)
 
-    monkeypatch.setattr(versions, "Rest", make_rest)
+    monkeypatch.setattr(pulls, "Rest", make_rest)
     numbers = iter(range(1, 1000))
     outs: list[TensorDict] = []  # one that is gone would leave its addresses to the next
 

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.errors import SpecMismatchError
 from tdserve.client.content.read_content import Content
-from tdserve.client.weights import versions
+from tdserve.client.weights import pulls
 from tdserve.client.weights.full_version import take_whole
 
 LARGE = 400_000
@@ -46,7 +46,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Content | None]:
         found.append(take_whole(*arguments, **named))
         return found[-1]
 
-    monkeypatch.setattr(versions, "take_whole", take)
+    monkeypatch.setattr(pulls, "take_whole", take)
     return found
 
 

@@ -15,7 +15,7 @@ from tdserve.base.errors import CorruptDataError, SpecMismatchError, TransferAbo
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import encode_values
 from tdserve.client.local.end import LocalEnd
-from tdserve.client.local.writes import put_version
+from tdserve.client.local.local_writes import put_version
 from tdserve.client.weights.local_versions import map_version
 from tdserve.store.versions import retire
 from tdserve.structure.capture import capture

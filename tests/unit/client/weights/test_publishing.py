@@ -12,7 +12,7 @@ from torch import nn
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
-from tdserve.client.weights.publishing import MAX_KNOWN_SPECS, MIN_ANNOUNCED_LEAVES, Published
+from tdserve.client.weights.publication import MAX_KNOWN_SPECS, MIN_ANNOUNCED_LEAVES, Published
 from tdserve.server.specs import MIN_KEPT
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.structure.capture import capture

@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError, PeerLostError
-from tdserve.client.content.columns import Received
 from tdserve.client.content.leaves import Leaves, make_leaves
+from tdserve.client.content.received import Received
 from tdserve.client.relays import link as links
 from tdserve.client.relays.kept import compute_checksums
 from tdserve.client.weights.relay_taking import LinkFailedError, receive_kept, take_relayed

@@ -10,8 +10,8 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError
+from tdserve.client.weights.pulls import Weights
 from tdserve.client.weights.subscription import Subscription
-from tdserve.client.weights.versions import Weights
 from tests.integration.processes import wait_for
 
 TIMEOUT_S = 20.0

@@ -9,7 +9,7 @@ from torch import nn
 
 import tdserve
 from tdserve.base.errors import DeadlineExceededError, SpecMismatchError
-from tdserve.client.weights import lru_names, versions
+from tdserve.client.weights import lru_names, pulls
 from tdserve.client.weights.local_versions import map_version
 
 
@@ -66,13 +66,13 @@ def test_latest_when_its_version_is_retired_before_it_is_opened_then_the_newest_
         local_client.publish(name, TensorDict({"w": torch.full((3,), float(number))}, []), keep=1)
 
     def slowly(*arguments: Any, **named: Any) -> Any:
-        monkeypatch.setattr(versions, "map_version", map_version)
+        monkeypatch.setattr(pulls, "map_version", map_version)
         for number in range(1, 4):
             publish(number)
         return map_version(*arguments, **named)
 
     publish(0)
-    monkeypatch.setattr(versions, "map_version", slowly)
+    monkeypatch.setattr(pulls, "map_version", slowly)
     found = local_client.latest(name, timeout_s=0)
     assert found is not None
     assert (found.version, found.data["w"].tolist()) == (4, [3.0, 3.0, 3.0])

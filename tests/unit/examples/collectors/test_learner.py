@@ -9,8 +9,8 @@ import torch
 import tdserve
 from tdserve.base.errors import TDServeError
 from tdserve.examples.collectors.collector import Collector
-from tdserve.examples.collectors.learner import lead
 from tdserve.examples.collectors.task import Names
+from tdserve.examples.collectors.training import lead
 
 
 def start_collector(server: tdserve.Server, run: str) -> Thread:

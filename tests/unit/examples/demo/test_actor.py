@@ -12,10 +12,10 @@ import tdserve
 from tdserve.base.errors import ConnectError
 from tdserve.examples.demo import actor
 from tdserve.examples.demo.actor import NUM_ENVS, STEPS_PER_VERSION, Actor, act
+from tdserve.examples.demo.demo_options import DemoOptions
+from tdserve.examples.demo.demo_stores import MIN_ROWS, PATIENCE_S, POLICY, open_stores
 from tdserve.examples.demo.dqn import EXPLORED_ROWS, FINAL_EPSILONS, make_network
 from tdserve.examples.demo.learner import Learner
-from tdserve.examples.demo.options import DemoOptions
-from tdserve.examples.demo.stores import MIN_ROWS, PATIENCE_S, POLICY, open_stores
 from tests.integration.processes import wait_for
 
 

@@ -14,10 +14,10 @@ import tdserve
 from tdserve.base.errors import ConnectError
 from tdserve.examples.demo import learner
 from tdserve.examples.demo.actor import Actor
+from tdserve.examples.demo.demo_options import DemoOptions
+from tdserve.examples.demo.demo_stores import POLICY, checksum
 from tdserve.examples.demo.dqn import make_network
 from tdserve.examples.demo.learner import Learner, learn_alone, update
-from tdserve.examples.demo.options import DemoOptions
-from tdserve.examples.demo.stores import POLICY, checksum
 
 
 def batch(num_rows: int = 64) -> TensorDict:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
-from tdserve.examples.demo.main import run
-from tdserve.examples.demo.options import DemoOptions
+from tdserve.examples.demo.demo_options import DemoOptions
+from tdserve.examples.demo.demo_run import run
 
 
 def test_figures_that_cannot_be_written_are_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.examples.demo.options import DemoOptions, parse
+from tdserve.examples.demo.demo_options import DemoOptions, parse
 
 
 def test_arguments_are_parsed_to_the_same_run() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tdserve.examples.demo.main import draw
-from tdserve.examples.demo.options import DemoOptions
-from tdserve.examples.demo.report import (
+from tdserve.examples.demo.demo_options import DemoOptions
+from tdserve.examples.demo.demo_run import draw
+from tdserve.examples.demo.run_report import (
     SOLVED,
     TIME_IS_UP,
     Ending,

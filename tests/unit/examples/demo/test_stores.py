@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import NotSupportedError
-from tdserve.examples.demo.stores import checksum, sizes
+from tdserve.examples.demo.demo_stores import checksum, sizes
 
 
 def test_sizes_of_cartpole() -> None:

@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.examples.demo.stores import POLICY, open_stores
-from tdserve.examples.demo.watch import Begun, Episode, Snapshot, Watch, compute_rates, mean_return, read_rows
+from tdserve.examples.demo.demo_stores import POLICY, open_stores
+from tdserve.examples.demo.watch import Begun, Episode, RunWatch, Snapshot, compute_rates, mean_return, read_rows
 from tests.integration.processes import quiet_port
 
 
@@ -75,7 +75,7 @@ def test_watch_when_the_stores_hold_rows_of_an_earlier_run_then_counts_only_what
         client.publish(POLICY, TensorDict({"w": torch.zeros(3)}, []), metadata={"num_updates": 70})
         begun = Begun.now(client, stores)
         assert begun[1:] == (0, 300, 8, 70)
-        watch = Watch(client, stores, begun._replace(seconds=5.0))
+        watch = RunWatch(client, stores, begun._replace(seconds=5.0))
         first = watch.poll()
         assert (first.num_transitions, first.num_samples, first.num_updates) == (0, 0, 0)
         assert watch.rates["transitions"] == 0.0
@@ -87,7 +87,7 @@ def test_watch_when_the_stores_hold_rows_of_an_earlier_run_then_counts_only_what
 def test_watch_when_the_server_restarts_then_what_was_moved_goes_on_growing(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path, port=quiet_port()) as server, server.client(transport="gloo") as client:
         stores = open_stores(client, "CartPole-v1")
-        watch = Watch(client, stores, Begun.now(client, stores))
+        watch = RunWatch(client, stores, Begun.now(client, stores))
         stores.transitions.extend(transitions(300))
         before = sum(watch.poll().num_bytes.values())
         assert before > 0

@@ -16,7 +16,7 @@ from tdserve.base.errors import (
     TooLargeError,
     VersionConflictError,
 )
-from tdserve.rules.kv.changes import (
+from tdserve.rules.kv.entry_changes import (
     MAX_KEY_BYTES,
     MAX_KEYS,
     OVERHEAD_BYTES,
@@ -27,7 +27,7 @@ from tdserve.rules.kv.changes import (
     put_entries,
     remove_entries,
 )
-from tdserve.rules.kv.settings import KeyedSettings
+from tdserve.rules.kv.keyed_settings import KeyedSettings
 
 KEYS = [b"a", b"b", b"c", b"d"]
 RECORD = bytes(100 - OVERHEAD_BYTES - 1)

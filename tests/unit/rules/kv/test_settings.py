@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.kv.settings import KeyedSettings
+from tdserve.rules.kv.keyed_settings import KeyedSettings
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdserve.rules.kv.state import KeyWatches
+from tdserve.rules.kv.keyed_state import KeyWatches
 
 
 def test_notify_when_a_key_is_watched_then_only_its_watches_notice() -> None:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.groups import GroupSelector
+from tdserve.rules.replay.group_selector import GroupSelector
 from tdserve.rules.replay.selector import Selector
 from tests import chi_square
 

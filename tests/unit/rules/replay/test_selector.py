@@ -9,7 +9,7 @@ import pytest
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.groups import GroupSelector
+from tdserve.rules.replay.group_selector import GroupSelector
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.sampler import Uniform

@@ -11,7 +11,7 @@ import pytest
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.conditional_selectors import GROWING_ROWS, MAX_SELECTORS, ConditionalSelectors
 from tdserve.rules.replay.conditions import OWN, SampleConditions
-from tdserve.rules.replay.groups import GroupSelector
+from tdserve.rules.replay.group_selector import GroupSelector
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.sampler import Uniform
 from tdserve.rules.replay.selector import Selector

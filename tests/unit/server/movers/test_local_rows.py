@@ -19,7 +19,7 @@ from tdserve.base.errors import (
     PeerLostError,
     RemoteProtocolError,
 )
-from tdserve.client.local.writes import put_rows
+from tdserve.client.local.local_writes import put_rows
 from tdserve.control.status import encode_failure
 from tdserve.messages.content import make_rows_layout
 from tdserve.messages.row_numbers import decode_rows

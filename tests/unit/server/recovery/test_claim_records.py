@@ -10,7 +10,7 @@ from tdserve.base.ids import make_uid
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.recovery.claim_records import ClaimRecord, find_unfilled_claims
 from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.claims import FOLDER, ClaimFile
+from tdserve.store.claim_file import FOLDER, ClaimFile
 
 CAPACITY = 10
 

@@ -17,12 +17,12 @@ from tdserve.base.machine import read_boot_id
 from tdserve.control.framing import FrameReader, frame
 from tdserve.control.local import SOCKET_NAME
 from tdserve.control.servicer import SessionLink
-from tdserve.server.movers.local import LocalMover
-from tdserve.server.movers.remote import RemoteMover
+from tdserve.server.movers.permit_mover import PermitMover
+from tdserve.server.movers.worker_mover import WorkerMover
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.local_listener import LocalListener
 from tdserve.server.sessions.register import Sessions
-from tdserve.server.sessions.session import ClientSession
 from tdserve.store.session_locks import SessionLock
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, Outbox, World
@@ -38,11 +38,11 @@ class House:
     def __init__(self, world: World) -> None:
         self.root = world.root
         config = ServerConfig(root=str(world.root.path))
-        self.sessions = Sessions(config, [world.worker], world.root, partial(RemoteMover, world.surroundings))
+        self.sessions = Sessions(config, [world.worker], world.root, partial(WorkerMover, world.surroundings))
         self.taken: list[tuple[ClientSession, control_pb2.ClientMessage]] = []
         self.came = asyncio.Event()
         self.door = LocalListener(
-            world.root, self.sessions, world.process_watch, partial(LocalMover, world.surroundings), self._take
+            world.root, self.sessions, world.process_watch, partial(PermitMover, world.surroundings), self._take
         )
 
     def _take(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:

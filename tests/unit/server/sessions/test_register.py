@@ -10,7 +10,7 @@ from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, ProtocolVersionError, TDServeError
 from tdserve.base.ids import make_client_id
 from tdserve.base.machine import read_boot_id
-from tdserve.server.movers.remote import RemoteMover
+from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.sessions.register import Sessions
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
@@ -41,7 +41,7 @@ def root(world: World) -> Root:
 def sessions(workers: list[DataWorker], root: Root, world: World) -> Sessions:
     """No session yet."""
     return Sessions(
-        ServerConfig(root=str(root.path), inline_bytes=123), workers, root, partial(RemoteMover, world.surroundings)
+        ServerConfig(root=str(root.path), inline_bytes=123), workers, root, partial(WorkerMover, world.surroundings)
     )
 
 

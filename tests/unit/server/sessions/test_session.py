@@ -15,8 +15,8 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.rules.tags import make_tag
-from tdserve.server.movers.remote import RemoteMover
-from tdserve.server.sessions.session import ClientSession, find_local_address, to_error
+from tdserve.server.movers.worker_mover import WorkerMover
+from tdserve.server.sessions.client_session import ClientSession, find_local_address, to_error
 from tdserve.server.waiting import Waiters
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
@@ -107,7 +107,7 @@ def test_inline_limit_when_the_answer_is_mail_then_leaves_room_for_the_rest(worl
         2,
         session.hello,
         session.link,
-        make_mover=partial(RemoteMover, world.surroundings),
+        make_mover=partial(WorkerMover, world.surroundings),
         worker=world.worker,
         interface="127.0.0.1",
         inline_bytes=100,
@@ -364,7 +364,7 @@ def test_channel_when_content_goes_from_gpu_to_gpu_then_the_session_ends_with_it
         2,
         hello,
         world.session().link,
-        make_mover=partial(RemoteMover, world.surroundings),
+        make_mover=partial(WorkerMover, world.surroundings),
         worker=world.worker,
         interface="",
         inline_bytes=1,

@@ -9,7 +9,7 @@ import pytest
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError
-from tdserve.client.local.writes import Places, fill_rows
+from tdserve.client.local.local_writes import Places, fill_rows
 from tdserve.messages.row_numbers import decode_rows, encode_rows
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.order import Fifo
@@ -17,10 +17,10 @@ from tdserve.rules.replay.reservation import Reservation
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
 from tdserve.server.recovery.claim_records import ClaimRecord
-from tdserve.server.tables import claims
-from tdserve.server.tables.claims import Claiming
+from tdserve.server.tables import table_claims
 from tdserve.server.tables.rule_keys import RuleKeys
-from tdserve.store.claims import ClaimFile
+from tdserve.server.tables.table_claims import Claiming
+from tdserve.store.claim_file import ClaimFile
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 from tests.unit.server.local_peer import LocalPeer, mapped
@@ -296,7 +296,7 @@ def test_extend_when_filled_rows_cannot_be_committed_then_refused_until_they_are
 ) -> None:
     writer.extend(1, 10)
     with monkeypatch.context() as patched:
-        patched.setattr(claims, "commit_rows", full)
+        patched.setattr(table_claims, "commit_rows", full)
         entry.catch_up()
         with pytest.raises(CapacityError):
             run(world.extends.extend(peer.session, 1, extending(entry, rows(10, 3))))
@@ -383,7 +383,7 @@ def test_catch_up_when_the_catalog_is_full_then_tried_again_at_the_next_look(
     writer.extend(1, 10, 2)
     writer.extend(2, 20, 2)
     with monkeypatch.context() as patched:
-        patched.setattr(claims, "commit_rows", full)
+        patched.setattr(table_claims, "commit_rows", full)
         assert live(entry) == []
         assert not peer.session.ended.is_set()
     writer.extend(3, 30, 2)

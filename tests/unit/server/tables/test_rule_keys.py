@@ -15,8 +15,8 @@ from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.slices import Slices
 from tdserve.server import services
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import MAX_REPORTED_BYTES
-from tdserve.server.sessions.session import ClientSession
 from tdserve.server.tables.rule_keys import RuleKeys, name_group_column, to_bools, to_ids
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import content, create, extend, extending, path, rows, sampling, writing

@@ -16,7 +16,7 @@ from tdserve.base.errors import (
     NotSupportedError,
     PeerLostError,
 )
-from tdserve.client.local.writes import put_selection
+from tdserve.client.local.local_writes import put_selection
 from tdserve.control.status import encode_failure
 from tdserve.messages.selection.selection import parse
 from tdserve.rules.replay.order import Fifo

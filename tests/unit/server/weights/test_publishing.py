@@ -27,7 +27,7 @@ from tdserve.control.status import decode_failure, encode_failure
 from tdserve.messages.content import read_layout
 from tdserve.rules.weights import MAX_METADATA_BYTES, Versions
 from tdserve.server.requests import Requests
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.store.versions import VersionFile
 from tdserve.structure import codec
 from tdserve.structure.capture import capture

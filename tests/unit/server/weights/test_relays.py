@@ -13,7 +13,7 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.fanout import SERVER, Placement
 from tdserve.rules.weights import PATIENCE, VersionRecord, Versions
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.weights import relays as relays_module
 from tdserve.server.weights.checksums import MIN_NBYTES

@@ -10,21 +10,21 @@ from contextlib import closing, contextmanager
 from rich.console import Console
 
 from tdserve.base.errors import InvalidRequestError, TDServeError
+from tdserve.bench.bench_options import MIB, WORKLOAD_NAMES, BenchOptions
 from tdserve.bench.figures import Figure, Scale, to_gigabytes
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.floors import make_fresh_memcpy, make_memcpy
-from tdserve.bench.machine import describe_machine
-from tdserve.bench.options import MIB, WORKLOAD_NAMES, BenchOptions
+from tdserve.bench.machine_facts import describe_machine
 from tdserve.bench.report import show_figures, show_machine, show_summary, write_json
 from tdserve.bench.stage import Case, Stage, open_stage
 from tdserve.bench.torchrl_buffer import MISSING, has_torchrl
 from tdserve.bench.workloads.chat import measure_chat
-from tdserve.bench.workloads.dataset import measure_dataset
+from tdserve.bench.workloads.data_loader import measure_dataset
 from tdserve.bench.workloads.keyed import measure_keyed
 from tdserve.bench.workloads.mixed import measure_mixed
 from tdserve.bench.workloads.replays import measure_pixels, measure_prioritized, measure_transitions
 from tdserve.bench.workloads.small import measure_small
-from tdserve.bench.workloads.weights import measure_weights
+from tdserve.bench.workloads.weight_trees import measure_weights
 
 FLOORS = "floors"
 """What every run measures before its workloads."""
@@ -123,4 +123,4 @@ WORKLOADS: dict[str, Callable[[Stage], Generator[Case]]] = {
     "dataset": measure_dataset,
     "kv": measure_keyed,
 }
-"""The workloads by their names in ``tdserve.bench.options.WORKLOAD_NAMES``."""
+"""The workloads by their names in ``tdserve.bench.bench_options.WORKLOAD_NAMES``."""

@@ -10,9 +10,9 @@ import numpy as np
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.data.opened import MappedStore
 from tdserve.messages.value_columns import ValueColumn, decode_block, encode_block
-from tdserve.rules.kv.changes import ABSENT, Entries, put_entries, remove_entries
-from tdserve.rules.kv.settings import KeyedSettings
-from tdserve.store.entries import EntryTables, FoundEntries
+from tdserve.rules.kv.entry_changes import ABSENT, Entries, put_entries, remove_entries
+from tdserve.rules.kv.keyed_settings import KeyedSettings
+from tdserve.store.entry_tables import EntryTables, FoundEntries
 from tdserve.store.spools import read_spooled
 from tdserve.v1 import control_pb2, worker_pb2
 

@@ -13,14 +13,14 @@ from tensordict import TensorDict, TensorDictBase
 
 from tdserve.base.config import TransportName
 from tdserve.base.errors import StoreNotFoundError
+from tdserve.bench.bench_options import MIB
 from tdserve.bench.child import Child, Pipe
-from tdserve.bench.content import check_equal, compute_nbytes, make_weights, stamp
 from tdserve.bench.figures import Scale, to_gigabytes
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.floors import MEMCPY, make_fresh_memcpy, make_memcpy
 from tdserve.bench.measure import Pacing, Round, Task, make_task, time_round
-from tdserve.bench.options import MIB
 from tdserve.bench.stage import Case, Stage
+from tdserve.bench.workload_data import check_equal, compute_nbytes, make_weights, stamp
 from tdserve.client.client import Client, connect
 
 MESSAGE_NBYTES = 64 * MIB

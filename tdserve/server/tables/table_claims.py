@@ -23,17 +23,17 @@ from tdserve.rules.replay.reservation import Reservation
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import ClaimRecord
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.stores import Stores
 from tdserve.server.tables.commits import commit_rows
-from tdserve.store.claims import FOLDER, MAX_RECORDS, ClaimFile
+from tdserve.store.claim_file import FOLDER, MAX_RECORDS, ClaimFile
 from tdserve.v1 import control_pb2
 
 _log = logging.getLogger("tdserve.server")
 
 
-class _State(Enum):
+class _ClaimState(Enum):
     OPEN = "open"  # the client may claim rows
     ENDED = "ended"  # it may fill the rows that it has claimed
     BROKEN = "broken"  # the store was deleted, or the file contradicts itself: nothing is committed any more
@@ -41,10 +41,10 @@ class _State(Enum):
 
 
 _NEXT_STATES = {
-    _State.OPEN: (_State.ENDED, _State.BROKEN),
-    _State.ENDED: (_State.BROKEN, _State.SETTLED),
-    _State.BROKEN: (_State.SETTLED,),
-    _State.SETTLED: (),
+    _ClaimState.OPEN: (_ClaimState.ENDED, _ClaimState.BROKEN),
+    _ClaimState.ENDED: (_ClaimState.BROKEN, _ClaimState.SETTLED),
+    _ClaimState.BROKEN: (_ClaimState.SETTLED,),
+    _ClaimState.SETTLED: (),
 }
 
 
@@ -84,7 +84,7 @@ class TableClaims:
         self._window = window
         self._pending = deque(unfilled)  # claimed, and not known to be filled
         self._num_claimed = record.num_filled + sum(map(len, unfilled))
-        self._state = _State.OPEN
+        self._state = _ClaimState.OPEN
         self._is_catching_up = False  # a commit wakes others, who catch up too
         self._failure: CapacityError | None = None
         self._last_request: int | None = None  # with an answer that the client may still ask for
@@ -96,7 +96,7 @@ class TableClaims:
 
     def catch_up(self) -> None:
         """Commits the rows that were filled, and takes claimed rows out of every sample."""
-        if self._is_catching_up or self._state in (_State.BROKEN, _State.SETTLED):
+        if self._is_catching_up or self._state in (_ClaimState.BROKEN, _ClaimState.SETTLED):
             return
         self._is_catching_up = True
         self._failure = None
@@ -113,9 +113,9 @@ class TableClaims:
             self._failure = error
             _log.error("rows that were claimed of store %r are not committed yet: %s", self._entry.name, error)
         except StoreNotFoundError:
-            self._enter(_State.BROKEN)  # it was deleted: nobody asks for these rows
+            self._enter(_ClaimState.BROKEN)  # it was deleted: nobody asks for these rows
         except TDServeError as error:
-            self._enter(_State.BROKEN)
+            self._enter(_ClaimState.BROKEN)
             _log.error("rows that were claimed of store %r cannot be committed: %s", self._entry.name, error)
             if self._session is not None:
                 self._session.ended.set()
@@ -130,8 +130,8 @@ class TableClaims:
 
     def take_back(self) -> None:
         """Ends the claim: the client keeps only the rows that it is filling."""
-        if self._state is _State.OPEN:
-            self._enter(_State.ENDED)
+        if self._state is _ClaimState.OPEN:
+            self._enter(_ClaimState.ENDED)
         self.catch_up()
 
     def abandon(self) -> None:
@@ -149,19 +149,19 @@ class TableClaims:
     @property
     def is_settled(self) -> bool:
         """Whether the claim is over and all of its rows are committed or free."""
-        return self._state is _State.SETTLED
+        return self._state is _ClaimState.SETTLED
 
-    def _enter(self, state: _State) -> None:
+    def _enter(self, state: _ClaimState) -> None:
         if state not in _NEXT_STATES[self._state]:
             raise LocalProtocolError(reason=f"a claim that is {self._state.value} cannot become {state.value}")
-        if self._state is _State.OPEN:
+        if self._state is _ClaimState.OPEN:
             self._file.end()
         self._state = state
 
     def _settle(self) -> None:
-        if self._pending or self._state in (_State.OPEN, _State.SETTLED):
+        if self._pending or self._state in (_ClaimState.OPEN, _ClaimState.SETTLED):
             return
-        self._enter(_State.SETTLED)
+        self._enter(_ClaimState.SETTLED)
         self._active.discard(self)
         self._table.claims = self._entry.waiters.on_wait = None
         if not self._entry.waiters.is_deleted:
@@ -210,7 +210,7 @@ class TableClaims:
         if len(reservation) != num_rows:
             raise RemoteProtocolError(expected=f"a record of {len(reservation)} rows", received=f"one of {num_rows}")
         num_allowed = self._record.num_allowed
-        if self._state is _State.OPEN:
+        if self._state is _ClaimState.OPEN:
             promised = num_allowed - self._num_claimed
             num_allowed = self._num_claimed + self._table.num_claimable(self._window, num_promised=promised)
         num_filled = self._record.num_filled + num_rows

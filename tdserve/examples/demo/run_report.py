@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from tdserve.examples.demo.options import DemoOptions
+from tdserve.examples.demo.demo_options import DemoOptions
 from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, Episode, Snapshot, compute_rates, mean_return
 
 LINE_INTERVAL_S = 2.0

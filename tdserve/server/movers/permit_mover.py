@@ -16,13 +16,13 @@ from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.surroundings import Surroundings
-from tdserve.server.movers.values import make_put_values, make_send_entries
+from tdserve.server.movers.value_writes import make_put_values, make_send_entries
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.read_values import read_values
 from tdserve.server.recovery.reserved import ReservedRows
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
-from tdserve.server.sessions.session import ClientSession
 from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.turns import drop_references
 from tdserve.server.weights.version_files import make_path
@@ -33,7 +33,7 @@ from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 
-class LocalMover(Mover):
+class PermitMover(Mover):
     """Moves content by permits. What the client may write is recorded before the client learns of it, and given to no
     other writer until the client is done or proved gone.
 

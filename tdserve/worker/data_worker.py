@@ -28,8 +28,8 @@ from tdserve.worker.checksumming import Checksumming
 from tdserve.worker.descriptors import DescriptorWatch
 from tdserve.worker.lane import WorkerContext
 from tdserve.worker.operations import is_quick, perform
-from tdserve.worker.session import WorkerSession
 from tdserve.worker.small_reads import SmallReads
+from tdserve.worker.worker_session import WorkerSession
 
 SWITCH_INTERVAL_S = 0.0005
 """Seconds after which a thread that waits for the interpreter's lock asks for it. A thread that copies or sums small

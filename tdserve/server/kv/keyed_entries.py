@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, SpecMismatchError, WrongStateError
-from tdserve.rules.kv.changes import check_num_keys, show_key
-from tdserve.rules.kv.state import KeyedState
+from tdserve.rules.kv.entry_changes import check_num_keys, show_key
+from tdserve.rules.kv.keyed_state import KeyedState
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import StoreToFill
-from tdserve.server.sessions.session import ClientSession
 from tdserve.server.staging_names import StagingNames, make_values_path
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker

@@ -24,24 +24,24 @@ from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad
 from tdserve.client.content.read_content import Content
 from tdserve.client.datasets.dataset import read_in_blocks, read_into_shared_memory
-from tdserve.client.handles.keys import check_path
+from tdserve.client.handles.key_paths import check_path
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.session.by_address import ByAddress, OfProcess
 from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.client_mover import WantedRows
 from tdserve.client.session.description import StoreDescription
-from tdserve.client.session.mover import WantedRows
 from tdserve.client.session.outgoing import WriteTarget
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
-from tdserve.client.tables.changes import MAX_MESSAGE_ROWS, change, to_generations, to_row_numbers
-from tdserve.client.tables.counts import LastCounts, TableCounts, ask_counts
+from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS, change, to_generations, to_row_numbers
 from tdserve.client.tables.destack import destack
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
-from tdserve.client.tables.parts import ExtendPart
+from tdserve.client.tables.extend_parts import ExtendPart
 from tdserve.client.tables.retype_table import find_current_description, retype, was_densified
 from tdserve.client.tables.row_annotations import parse_max_lag, set_row_annotations
 from tdserve.client.tables.sampling import ANY_ROWS, Conditions, Query, build_rows
+from tdserve.client.tables.table_counts import LastCounts, TableCounts, ask_counts
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import encode, parse

@@ -43,7 +43,7 @@ from tdserve.structure.tree import Entry, Path, Spec, TensorLeaf, describe
 from tdserve.structure.version_subset import FLOATING, convert_floats, encode_numbers, select_leaves
 from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2
-from tdserve.values.codec import decode_bytes
+from tdserve.values.value_codec import decode_bytes
 
 MAX_RETIRED = 20
 """Versions that may be retired in a row, before a slow reader on this machine has opened them, until its call fails. A

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from tdserve.base.errors import StoreNotFoundError, TransferAbortedError
-from tdserve.client.content.columns import Received, make_views
 from tdserve.client.content.leaves import Leaves
+from tdserve.client.content.received import Received, make_views
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.sharing import MIN_SHARED_BYTES, num_threads, share
 from tdserve.data.opened import MappedStore
-from tdserve.data.reads import ReadPlan, plan_selection
-from tdserve.data.rows import make_rows_source
+from tdserve.data.read_plans import ReadPlan, plan_selection
+from tdserve.data.rows_source import make_rows_source
 from tdserve.data.values import ReadBlock, read_block
 from tdserve.messages.content import ReadStatus, make_rows_layout, make_status_column
 from tdserve.messages.layout import Layout

@@ -4,7 +4,7 @@ There are five tables, which other tools may read too; all numbers are big endia
 (version, expiry in milliseconds since the epoch or 0, place in the order of eviction or 0; eight bytes each) and the
 record behind it. ``ages`` has the keys in the order of eviction, by place. ``expiries`` has every key that will expire,
 behind its expiry. ``answers`` has the answers to changes that control may not have on record, by client and request.
-``counters`` has the counters of ``tdserve.rules.kv.changes``, eight bytes each.
+``counters`` has the counters of ``tdserve.rules.kv.entry_changes``, eight bytes each.
 
 A change and its answer are one transaction, and so is a read: it is of one moment, and no writer waits for it.
 """
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import lmdb
 
-from tdserve.rules.kv.changes import ABSENT, OVERHEAD_BYTES, Counters, Header
-from tdserve.rules.kv.settings import KeyedSettings
+from tdserve.rules.kv.entry_changes import ABSENT, OVERHEAD_BYTES, Counters, Header
+from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.catalog_room import CatalogRoom
 from tdserve.store.objects import Objects
 from tdserve.store.use_marks import UseMarks
@@ -208,7 +208,7 @@ def skip_versions(folder: Path, *, max_bytes: int) -> None:
 
 
 class EntryChanges:
-    """The entries within one transaction, as ``tdserve.rules.kv.changes`` changes them.
+    """The entries within one transaction, as ``tdserve.rules.kv.entry_changes`` changes them.
 
     Args:
         txn: The transaction.

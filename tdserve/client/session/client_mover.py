@@ -11,12 +11,12 @@ from typing import Any
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.client.content.read_content import Content, Destination
-from tdserve.client.local.claims import RowClaim
+from tdserve.client.local.row_claim import RowClaim
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import OnAnnounced, Reply
 from tdserve.data.opened import MappedStore
 from tdserve.messages.selection.selection import Selection
-from tdserve.store.entries import FoundEntries
+from tdserve.store.entry_tables import FoundEntries
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2

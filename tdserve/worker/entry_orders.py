@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tdserve.data.entries import change_entries, encode_entries, find_entries, list_entries
+from tdserve.data.stored_entries import change_entries, encode_entries, find_entries, list_entries
 from tdserve.messages.content import ReadStatus, make_status_column, read_layout
-from tdserve.rules.kv.changes import make_missing_error
+from tdserve.rules.kv.entry_changes import make_missing_error
 from tdserve.transport.sources_sinks import LeafEnd, TrailingColumns
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.lane import Lane

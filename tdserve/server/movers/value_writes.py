@@ -15,7 +15,7 @@ from tdserve.server.staging_names import StagingNames
 from tdserve.server.workers import DataWorker
 from tdserve.structure.tree import Path
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
-from tdserve.values.codec import NONE
+from tdserve.values.value_codec import NONE
 
 
 class ValueWrites:

@@ -20,7 +20,7 @@ from tdserve.base.errors import (
     TooLargeError,
     VersionConflictError,
 )
-from tdserve.rules.kv.settings import KeyedSettings
+from tdserve.rules.kv.keyed_settings import KeyedSettings
 
 MAX_KEY_BYTES = 500
 """LMDB takes keys of 511 bytes, and 8 of these go before a key in the order of expiry."""

@@ -6,10 +6,10 @@ from tdserve.messages.content import make_rows_layout
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.surroundings import Surroundings
-from tdserve.server.movers.values import make_put_values, make_send_entries
+from tdserve.server.movers.value_writes import make_put_values, make_send_entries
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
-from tdserve.server.sessions.session import ClientSession
 from tdserve.server.staging_names import make_values_path
 from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.turns import drop_references
@@ -19,7 +19,7 @@ from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 
-class RemoteMover(Mover):
+class WorkerMover(Mover):
     """Moves content in messages over a channel. After a failed receive the worker writes no more: its channel is
     closed, or the worker was reaped.
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.client.content.columns import make_views
 from tdserve.client.content.leaves import make_leaves, make_source
 from tdserve.client.content.read_content import Content, Destination
+from tdserve.client.content.received import make_views
 from tdserve.client.content.value_blocks import decode_values, encode_values
 from tdserve.messages.content import cut_values, write_layout
 from tdserve.messages.layout import Message

@@ -185,7 +185,7 @@ def _read_token(path: str | None) -> str | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs ``python -m tdserve.server.main LIFELINE_FD``, with settings from ``TDSERVE_*`` variables: see
+    """Runs ``python -m tdserve.server.server_process LIFELINE_FD``, with settings from ``TDSERVE_*`` variables: see
     ``config``."""
     try:
         return run(ServerConfig.from_env(), lifeline_fd=int(arguments[0]) if arguments else None)

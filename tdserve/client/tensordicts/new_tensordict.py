@@ -13,7 +13,7 @@ from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import check_storage
 from tdserve.client.session.session import Session
 from tdserve.client.session.store_options import StoreOptions
-from tdserve.client.tensordicts.arguments import check_sizes
+from tdserve.client.tensordicts.memmap_arguments import check_sizes
 from tdserve.client.tensordicts.reading import open_store
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.selection.selection import EVERYTHING

@@ -12,10 +12,10 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
-from tdserve.bench.content import Pool, make_pixels, make_transitions
 from tdserve.bench.floors import SAMPLE
 from tdserve.bench.measure import Pacing, Round, Task, make_task, time_round
 from tdserve.bench.stage import Case, Stage
+from tdserve.bench.workload_data import Pool, make_pixels, make_transitions
 from tdserve.bench.workloads.replay_rounds import Check, make_samples
 from tdserve.bench.workloads.replays import open_filled
 from tdserve.client.handles.handle import StoreHandle

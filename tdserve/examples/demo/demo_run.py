@@ -14,12 +14,12 @@ from rich.console import Console
 import tdserve
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.machine import get_own_command
+from tdserve.examples.demo.demo_options import DemoOptions
+from tdserve.examples.demo.demo_stores import sizes
 from tdserve.examples.demo.learner import Learner, learn
-from tdserve.examples.demo.options import DemoOptions
 from tdserve.examples.demo.processes import Processes, hold_signals
-from tdserve.examples.demo.report import Ending, Result, find_target, print_summary, summarize, write_json
-from tdserve.examples.demo.stores import sizes
-from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, Watch
+from tdserve.examples.demo.run_report import Ending, Result, find_target, print_summary, summarize, write_json
+from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, RunWatch
 
 SERVER_TIMEOUT_S = 10.0
 """The server runs on this machine, and is not started again: once it serves, it answers sooner or never."""
@@ -68,7 +68,7 @@ def _run_all(
         address = server.address
         console.print(f"server {address}; look inside: {get_own_command()} ls --address {address}", soft_wrap=True)
         learner = Learner(client, options)
-        watch = Watch(client, learner.stores, learner.begin()[0])
+        watch = RunWatch(client, learner.stores, learner.begin()[0])
         for index in range(options.num_actors):
             arguments = options.arguments(address=address, index=index)
             actors.start(f"actor {index}", "tdserve.examples.demo.actor", arguments)

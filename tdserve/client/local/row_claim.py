@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import TDServeError
 from tdserve.client.local.end import LocalEnd
-from tdserve.client.local.writes import Places, fill_rows
+from tdserve.client.local.local_writes import Places, fill_rows
 from tdserve.data.opened import MappedStore
-from tdserve.store.claims import ClaimFile
+from tdserve.store.claim_file import ClaimFile
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tdserve.rules.kv.settings import KeyedSettings
+from tdserve.rules.kv.keyed_settings import KeyedSettings
 
 
 @dataclass(eq=False)
-class Watch:
+class KeyWatch:
     """A wait for keys.
 
     Attributes:
@@ -24,15 +24,15 @@ class KeyWatches:
     """Waits for keys of one store: a put concerns only those that wait for one of its keys."""
 
     def __init__(self) -> None:
-        self._watches: dict[bytes, set[Watch]] = {}
+        self._watches: dict[bytes, set[KeyWatch]] = {}
 
     def __len__(self) -> int:
         return len(self._watches)
 
     @contextmanager
-    def watch(self, keys: Collection[bytes]) -> Iterator[Watch]:
+    def watch(self, keys: Collection[bytes]) -> Iterator[KeyWatch]:
         """A block that watches keys."""
-        watch = Watch()
+        watch = KeyWatch()
         for key in keys:
             self._watches.setdefault(key, set()).add(watch)
         try:

@@ -11,8 +11,8 @@ from tdserve.base.errors import InvalidRequestError, LocalProtocolError, TDServe
 from tdserve.client.groups.agreement import ROOTED, Agreed, agree, agree_pair, describe_structure
 from tdserve.client.groups.epoch import GroupEpoch
 from tdserve.client.groups.epoch_entry import GroupAsk
+from tdserve.client.groups.member_parts import GivenPart, TakenPart
 from tdserve.client.groups.movers import DeviceMover, GroupMover, HostMover
-from tdserve.client.groups.parts import GivenPart, TakenPart
 from tdserve.client.groups.reducing import Reducing
 from tdserve.client.session.calls import SessionClient
 from tdserve.structure.tree import Spec, check_matches

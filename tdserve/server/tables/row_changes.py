@@ -16,14 +16,14 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.settings import Settings
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import make_counts
 from tdserve.server.turns import call_in_turns, run_in_turns, sum_in_turns
 from tdserve.v1 import control_pb2
 
 
-class Changes:
+class RowChanges:
     """Serves the changes of replay tables that bring no rows.
 
     Args:

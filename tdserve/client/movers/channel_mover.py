@@ -8,7 +8,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError
 from tdserve.client.content.read_content import Content, on_cpu
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.mover import ClientMover, WantedRows, WantedSelection
+from tdserve.client.session.client_mover import ClientMover, WantedRows, WantedSelection
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import Announced, OnAnnounced, Pending, Reply
 from tdserve.client.session.session import Session
@@ -16,10 +16,10 @@ from tdserve.client.session.timeouts import may_expect
 from tdserve.client.transfers.download import post, post_announced, receive_answer
 from tdserve.client.transfers.read import finish_posted, finish_read
 from tdserve.client.transfers.upload import SentContent
-from tdserve.data.entries import decode_entries
+from tdserve.data.stored_entries import decode_entries
 from tdserve.messages.content import make_rows_layout, read_layout, select_spec
 from tdserve.rules.tags import make_tag
-from tdserve.store.entries import FoundEntries
+from tdserve.store.entry_tables import FoundEntries
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
@@ -29,7 +29,7 @@ MAX_EXPECTED_BYTES = 16 * 1024 * 1024
 of the time, and if the store has changed, as many bytes would be sent in vain."""
 
 
-class RemoteMover(ClientMover):
+class ChannelMover(ClientMover):
     """Mover that sends and receives content in messages; small content in requests and answers.
 
     Args:

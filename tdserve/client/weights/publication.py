@@ -26,7 +26,7 @@ from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec
 from tdserve.structure.version_subset import convert_floats
 from tdserve.v1 import control_pb2
-from tdserve.values.codec import encode_bytes
+from tdserve.values.value_codec import encode_bytes
 
 MAX_COUNT = (1 << 32) - 1
 """Largest ``keep`` and ``fanout`` that the message can hold."""

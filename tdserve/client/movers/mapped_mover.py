@@ -12,11 +12,11 @@ from tdserve.base.errors import ClosedError, StoreNotFoundError, TDServeError, T
 from tdserve.client.content.leaves import make_leaves
 from tdserve.client.content.read_content import Content, on_cpu
 from tdserve.client.content.value_blocks import decode_values
-from tdserve.client.local.claims import RowClaim
 from tdserve.client.local.end import LocalEnd
-from tdserve.client.local.reads import copy_rows, copy_selection
+from tdserve.client.local.local_reads import copy_rows, copy_selection
+from tdserve.client.local.row_claim import RowClaim
 from tdserve.client.session.calls import SessionClient
-from tdserve.client.session.mover import ClientMover, WantedRows, WantedSelection
+from tdserve.client.session.client_mover import ClientMover, WantedRows, WantedSelection
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
@@ -24,10 +24,10 @@ from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.placing import PlacedContent
 from tdserve.client.transfers.read import try_decode_values
 from tdserve.control.status import encode_failure
-from tdserve.data.entries import decode_entries, find_entries
 from tdserve.data.opened import MappedStore
+from tdserve.data.stored_entries import decode_entries, find_entries
 from tdserve.messages.content import read_layout, select_spec, write_layout
-from tdserve.store.entries import FoundEntries
+from tdserve.store.entry_tables import FoundEntries
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
@@ -36,7 +36,7 @@ MAX_TRIES = 100
 """Copies of a selection that is written again and again; each lasts about as long as one of these writes."""
 
 
-class LocalMover(ClientMover):
+class MappedMover(ClientMover):
     """Mover that copies content from and to the server's files, as the server permits.
 
     Args:
