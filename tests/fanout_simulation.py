@@ -175,7 +175,7 @@ class _Simulation:
         if is_over:
             self._fanout.end(puller.link, is_whole=True)
         else:
-            self._fanout.holds(puller.number, puller.link)
+            self._fanout.note_holding(puller.number, puller.link)
         self._place()
 
 

@@ -40,7 +40,7 @@ def check_store_name(name: str) -> str:
     """
     if not isinstance(name, str):
         raise InvalidRequestError(argument="store name", reason=f"a {type(name).__name__} was given, not a str")
-    reason = _name_fault(name)
+    reason = _find_name_fault(name)
     if reason:
         raise InvalidRequestError(argument="store name", reason=f"{name[:80]!r} {reason}")
     return name
@@ -62,7 +62,7 @@ def check_text(argument: str, text: str, *, max_bytes: int = MAX_TEXT_BYTES) -> 
     return text
 
 
-def _name_fault(name: str) -> str | None:
+def _find_name_fault(name: str) -> str | None:
     try:
         nbytes = len(name.encode())
     except UnicodeEncodeError:

@@ -45,7 +45,7 @@ class Pool:
         amount = num_rows if self.rate_unit == "rows/s" else to_gigabytes(self.row_nbytes * num_rows)
         return Scale(self.rate_unit, amount)
 
-    def batches(self, num_rows: int) -> Iterator[TensorDict]:
+    def iter_batches(self, num_rows: int) -> Iterator[TensorDict]:
         """Returns the whole batches of ``num_rows`` rows, one after the other, for ever."""
         starts = range(0, len(self.rows) - num_rows + 1, num_rows)
         return cycle([self.rows[start : start + num_rows] for start in starts])

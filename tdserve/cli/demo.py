@@ -62,15 +62,15 @@ def demo(**settings: Any) -> int:
     role = settings["role"]
     if role is None:
         click.echo("imports torch and gymnasium, then starts a server: a few seconds")
-        with _missing_explained():
+        with _explain_missing():
             from tdserve.examples.demo.demo_run import run  # imports torch and gymnasium
-        return run(DemoOptions(**_said(settings)))
+        return run(DemoOptions(**_drop_unset(settings)))
     if role == "server":
         from tdserve.server.server_process import run as serve  # needs gRPC's server side
 
-        return serve(server_settings(settings["address"], settings["root"]).validate())
+        return serve(make_server_config(settings["address"], settings["root"]).validate())
     options = _make_role_options(settings)
-    with _missing_explained():
+    with _explain_missing():
         if role == "actor":
             from tdserve.examples.demo.actor import act
 
@@ -80,7 +80,9 @@ def demo(**settings: Any) -> int:
         return learn_alone(options)
 
 
-def server_settings(address: str | None, root: Path | None, environ: Mapping[str, str] | None = None) -> ServerConfig:
+def make_server_config(
+    address: str | None, root: Path | None, environ: Mapping[str, str] | None = None
+) -> ServerConfig:
     """Returns the server's settings, from ``TDSERVE_*`` variables and from the address that the other roles use.
 
     Args:
@@ -100,7 +102,7 @@ def server_settings(address: str | None, root: Path | None, environ: Mapping[str
     return ServerConfig.from_env(environ, defaults=defaults, root=None if root is None else str(root))
 
 
-def index_of_host(hostname: str) -> int:
+def derive_index(hostname: str) -> int:
     """Returns the number of an actor that was given none.
 
     It is the one at the end of ``actor-3``, one made of a container's id, or 0. The actors of one service in containers
@@ -112,18 +114,18 @@ def index_of_host(hostname: str) -> int:
     return int(hostname, 16) % 10_000 if re.fullmatch(r"[0-9a-f]{12}", hostname) else 0
 
 
-def _said(settings: dict[str, Any]) -> dict[str, Any]:
+def _drop_unset(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
 def _make_role_options(settings: dict[str, Any]) -> DemoOptions:
     server = make_endpoint(settings["address"], None)
-    found = {"transport": server.transport, "index": index_of_host(socket.gethostname()), **_said(settings)}
+    found = {"transport": server.transport, "index": derive_index(socket.gethostname()), **_drop_unset(settings)}
     return DemoOptions(**{**found, "address": server.address, "token": server.token, "local_root": server.root})
 
 
 @contextmanager
-def _missing_explained() -> Iterator[None]:
+def _explain_missing() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as missing:

@@ -76,7 +76,7 @@ from tdserve.cli.lasting import lasting
 @click.option("--log-level", metavar="LEVEL", help="Lowest level to log: debug, info, warning, error; by default info.")
 @click.option(
     "--umask",
-    callback=lambda _, __, text: None if text is None else _mask(text),
+    callback=lambda _, __, text: None if text is None else _parse_mask(text),
     metavar="OCTAL",
     help="Umask of new files; 002 lets local clients of the server's group write in place; by default 022.",
 )
@@ -108,7 +108,7 @@ def serve(**settings: Any) -> int:
     return run(config)
 
 
-def _mask(text: str) -> int:
+def _parse_mask(text: str) -> int:
     try:
         return parse_umask(text)
     except ValueError as fault:

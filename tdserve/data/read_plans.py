@@ -68,11 +68,11 @@ class ReadPlan:
         if self.rows is not None:
             return RowEnd(self.layout, store.get_tables(self.layout), self.rows, trailer)
 
-        def leaf_of(slot: int) -> Any:
+        def get_leaf(slot: int) -> Any:
             leaf = store.leaves[self.layout.slots[slot].path]
             return to_indexable(leaf)[self.index] if self.index else leaf
 
-        return IndexedEnd(self.layout, leaf_of, trailer)
+        return IndexedEnd(self.layout, get_leaf, trailer)
 
     def make_trailer(self, store: MappedStore, before: NDArray[np.int64]) -> Trailer:
         """Returns the status that ends the read: whether the watched generations are unchanged."""

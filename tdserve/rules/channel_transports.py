@@ -72,7 +72,7 @@ class ChannelChoice(NamedTuple):
     why_not: str = ""
 
 
-def _why_not_nccl(ends: SessionEnds, is_asked_for: bool) -> str:
+def _explain_no_nccl(ends: SessionEnds, is_asked_for: bool) -> str:
     if not ends.client_gpu:
         return "the client has no GPU that NCCL can use"
     if not ends.worker_gpu:
@@ -89,7 +89,7 @@ def _why_not_nccl(ends: SessionEnds, is_asked_for: bool) -> str:
 CHANNEL_TRANSPORTS: dict[str, ChannelTransport] = {
     # Two of them are for gloo; NCCL's need was not measured.
     "nccl": ChannelTransport(
-        num_descriptors=7, is_reopened=False, needs_device=True, why_not=_why_not_nccl, error=NcclUnavailableError
+        num_descriptors=7, is_reopened=False, needs_device=True, why_not=_explain_no_nccl, error=NcclUnavailableError
     ),
     BASE_TRANSPORT: ChannelTransport(
         num_descriptors=1, is_reopened=True, needs_device=False, why_not=lambda ends, is_asked_for: ""

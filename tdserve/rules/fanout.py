@@ -7,7 +7,7 @@ and finally to the server, whatever else the server has to do: so no puller wait
 
 ::
 
-    place ──► link ──holds──► the puller is a relay ──end──► it has all of it (or the link has failed)
+    place ──► link ──note_holding──► the puller is a relay ──end──► it has all of it (or the link has failed)
                  └─failed──► the relay is left alone, or the puller, whoever seems to be at fault
 """
 
@@ -183,7 +183,7 @@ class Fanout:
         found = self._links.get(link)
         return None if found is None else (found.tree.version, found.tree.content)
 
-    def holds(self, session: int, link: int) -> None:
+    def note_holding(self, session: int, link: int) -> None:
         """Notes that a puller that keeps a version has its first part."""
         found = self._links.get(link)
         relay = found.tree.relays.get(session) if found is not None else None

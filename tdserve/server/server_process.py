@@ -51,7 +51,7 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
     keep_freed_memory()
     use_small_pages()
     raise_descriptor_limit()
-    _mask(config.umask)
+    _set_umask(config.umask)
     if not os.path.exists(config.root):  # else its own server may listen there, which acquire() reports
         check_listenable(config.host, config.port)
     gc.freeze()  # imported objects stay: collections need not visit them
@@ -121,7 +121,7 @@ def _format_address(config: ServerConfig, port: int) -> str:
     return join_address(host, advertised_port or port)
 
 
-def _mask(umask: int | None) -> None:
+def _set_umask(umask: int | None) -> None:
     """Sets the umask. ``None`` keeps the inherited one, and also denies write access to group and others."""
     if umask is None:
         before = os.umask(0o022)

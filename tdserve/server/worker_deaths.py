@@ -35,10 +35,10 @@ def explain_death(exit_code: int | None, *, num_oom_kills: int = 0, was_killed: 
         cause = "the kernel ran out of memory" if num_oom_kills else "somebody killed it; the kernel had memory left"
     else:
         cause = _CAUSES.get(number, "")
-    return ": ".join(filter(None, (_name_of(number), cause)))
+    return ": ".join(filter(None, (_name_signal(number), cause)))
 
 
-def _name_of(number: int) -> str:
+def _name_signal(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal

@@ -241,7 +241,7 @@ class WorkerProcesses:
             PeerLostError: The fork server has died.
             ClosedError: ``close`` was called.
         """
-        fork_server = await self._living()
+        fork_server = await self._get_living()
         with ExitStack() as theirs, ExitStack() as ours:
             connection, end = socket.socketpair()
             theirs.callback(end.close)
@@ -274,7 +274,7 @@ class WorkerProcesses:
         if self._fork_server is not None:
             await self._fork_server.end()
 
-    async def _living(self) -> ForkServerProcess:
+    async def _get_living(self) -> ForkServerProcess:
         while (found := self._fork_server) is not None and not found.is_alive:
             await found.reap()
             if self._fork_server is found:

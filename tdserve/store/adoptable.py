@@ -192,7 +192,7 @@ class _FolderReader:
         return Node(batch_size, _read_dim_names(meta, len(batch_size)), device, None, tuple(entries))
 
     def _read_child(self, fd: int, where: FilePath, names: FileName, path: Path, batch_size: tuple[int, ...]) -> Entry:
-        name = _name_of(fd, path[-1], "")
+        name = _find_name(fd, path[-1], "")
         if name is None:
             raise _make_damage_error(where / encode_key(path[-1]), f"a folder{_describe_place(path)}", "none")
         with _open_below(fd, name, where / name, path, os.O_RDONLY | os.O_DIRECTORY) as child:
@@ -237,7 +237,7 @@ class _FolderReader:
                 feature=f"adopting a tensor of dtype {dtype!r}{_describe_place(path)}", reason="unknown dtype"
             )
         leaf = TensorLeaf(dtype, _read_sizes(described.get("shape"), where, path))
-        name = _name_of(fd, path[-1], _SUFFIX)
+        name = _find_name(fd, path[-1], _SUFFIX)
         if name is None and leaf.nbytes:
             file = where / (encode_key(path[-1]) + _SUFFIX)
             raise _make_damage_error(file, f"a file of {leaf.nbytes} bytes{_describe_place(path)}", "none")
@@ -258,7 +258,7 @@ class _FolderReader:
     ) -> ValueLeaf:
         data = meta.get("data")
         if data is None:
-            data = self._single_values(fd, where, path)
+            data = self._read_single_values(fd, where, path)
         if not isinstance(data, list):
             raise _make_damage_error(where / META_FILE, f"a list of values{_describe_place(path)}", type(data).__name__)
         batch_size = _find_stacked_size(data)
@@ -269,7 +269,7 @@ class _FolderReader:
         self.values[path] = data
         return ValueLeaf(batch_size, True)
 
-    def _single_values(self, fd: int, where: FilePath, path: Path) -> list[Any]:
+    def _read_single_values(self, fd: int, where: FilePath, path: Path) -> list[Any]:
         """Returns the values of a stack whose elements have folders of their own, as older versions of tensordict wrote
         it."""
         data: list[Any] = []
@@ -326,7 +326,7 @@ def _open_below(folder_fd: int, name: str, file: FilePath, path: Path, access: i
         os.close(fd)
 
 
-def _name_of(fd: int, key: str, suffix: str) -> str | None:
+def _find_name(fd: int, key: str, suffix: str) -> str | None:
     """Returns the name of the file or folder of a key: as tensordict spells it since 0.7, or as before; None if there
     is none."""
     name = encode_key(key) + suffix

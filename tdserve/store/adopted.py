@@ -119,14 +119,14 @@ class Adopted:
         try:
             fd = open_folder(self.path)
         except TDServeError as error:
-            raise self._changed_error(str(error)) from error
+            raise self._make_changed_error(str(error)) from error
         status = os.fstat(fd)
         if (status.st_dev, status.st_ino) != (self.device, self.inode):
             os.close(fd)
-            raise self._changed_error("another folder")
+            raise self._make_changed_error("another folder")
         return fd
 
-    def _changed_error(self, actual: str) -> CorruptDataError:
+    def _make_changed_error(self, actual: str) -> CorruptDataError:
         remedy = "if only this process sees that, connect with transport='gloo'"
         expected = "the folder that the server has adopted"
         return CorruptDataError(path=self.path, expected=expected, actual=f"{actual}; {remedy}")

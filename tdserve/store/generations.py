@@ -151,11 +151,11 @@ class Generations:
     @property
     def is_deleted(self) -> bool:
         """Whether the store was deleted; processes that had it mapped before see that too."""
-        return bool(self._mapped_header()[_DELETED_OFFSET])
+        return bool(self._get_header()[_DELETED_OFFSET])
 
     def mark_deleted(self) -> None:
         """Shows all processes that map this file that the store is gone. Call it before unlinking anything."""
-        self._mapped_header()[_DELETED_OFFSET] = 1
+        self._get_header()[_DELETED_OFFSET] = 1
 
     @property
     def objects_epoch(self) -> int:
@@ -185,7 +185,7 @@ class Generations:
         """Drops the mapping. Idempotent. Views taken from :attr:`values` stay usable."""
         self._header = self._values = None
 
-    def _mapped_header(self) -> npt.NDArray[np.uint8]:
+    def _get_header(self) -> npt.NDArray[np.uint8]:
         if self._header is None:
             raise ClosedError(what=f"generation file {self.path}")
         return self._header

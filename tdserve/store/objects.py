@@ -171,7 +171,7 @@ class Objects:
                     clear(cursor, name, with_common=True)
                     cursor.putmulti([(name + tail, value) for tail, value in found])
                     txn.put(name, json.dumps(target).encode(), db=self._paths)
-            found_below = self._paths_below(txn, cleared_below) if cleared_below else []
+            found_below = self._list_paths_below(txn, cleared_below) if cleared_below else []
             going = frozenset((*cleared, *found_below))
             for path in going:
                 self._bundles.let_go(txn, path, going)
@@ -342,7 +342,7 @@ class Objects:
             if paths.issuperset(bundle.paths):
                 self._bundles.delete(txn, bundle, tails[rows_id])
 
-    def _paths_below(self, txn: lmdb.Transaction, key: str) -> list[KeyPath]:
+    def _list_paths_below(self, txn: lmdb.Transaction, key: str) -> list[KeyPath]:
         paths = [json.loads(bytes(path)) for name, path in txn.cursor(db=self._paths) if len(name) == NAME_BYTES]
         return [tuple(path) for path in paths if path[:1] == [key]]
 

@@ -108,17 +108,24 @@ def prove(group: Any, rank: int, world_size: int, bond: Bond, *, attempt: int, t
     mine = {other: secrets.token_bytes(MESSAGE_BYTES) for other in others}
     theirs = exchange(group, mine, end_s)
 
-    def said(step: int, sender: int, receiver: int) -> bytes:
+    def compute_proof(step: int, sender: int, receiver: int) -> bytes:
         nonces = (mine[receiver], theirs[receiver]) if sender == rank else (theirs[sender], mine[sender])
         return bond.compute_digest(_HEAD.pack(step, attempt, world_size, sender, receiver), *nonces)
 
     for step in (_PROVES, _CONFIRMS):
-        _check(exchange(group, {other: said(step, rank, other) for other in others}, end_s), rank, step, said)
+        _check(
+            exchange(group, {other: compute_proof(step, rank, other) for other in others}, end_s),
+            rank,
+            step,
+            compute_proof,
+        )
 
 
-def _check(received: Mapping[int, bytes], rank: int, step: int, said: Callable[[int, int, int], bytes]) -> None:
+def _check(
+    received: Mapping[int, bytes], rank: int, step: int, compute_proof: Callable[[int, int, int], bytes]
+) -> None:
     for other, answer in received.items():
-        if not hmac.compare_digest(answer, said(step, other, rank)):
+        if not hmac.compare_digest(answer, compute_proof(step, other, rank)):
             raise UnprovenError(f"it is not rank {other}: its proof is wrong")
 
 

@@ -70,7 +70,7 @@ class Checksumming:
         while (order := self._orders.get()) is not None:
             report = worker_pb2.Report(order=order.order)
             try:
-                report.done.checksums = self._checksums(order)
+                report.done.checksums = self._compute_checksums(order)
             except _SupersededError:
                 report.done.SetInParent()
             except TDServeError as error:  # such as a version that was retired meanwhile
@@ -80,7 +80,7 @@ class Checksumming:
                     del self._newest[_get_folder(order)]
             self._report(report)
 
-    def _checksums(self, order: worker_pb2.Order) -> bytes:
+    def _compute_checksums(self, order: worker_pb2.Order) -> bytes:
         wanted = order.checksum_version.version
         folder = _get_folder(order)
 

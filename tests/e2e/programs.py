@@ -10,8 +10,8 @@ client = make_endpoint(None, None).connect(timeout_s=60.0)
 """
 
 CHECKSUM = f"""{_CONNECT}
-from tdserve.examples.demo.demo_stores import checksum
-print("data checksum:", checksum(client.replay("transitions")))
+from tdserve.examples.demo.demo_stores import compute_checksum
+print("data checksum:", compute_checksum(client.replay("transitions")))
 """
 
 WRITE_NUMBERS = f"""{_CONNECT}

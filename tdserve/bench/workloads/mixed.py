@@ -62,7 +62,7 @@ def write_rows(pipe: Pipe, address: str, transport: TransportName, store: str) -
 
     All are acknowledged by then; the seconds until then are part of the answer.
     """
-    batches = make_transitions(POOL_ROWS).batches(BATCH_ROWS)
+    batches = make_transitions(POOL_ROWS).iter_batches(BATCH_ROWS)
     with connect(address, transport=transport) as client:
         replay = client.replay(store)
         replay.extend(next(batches))

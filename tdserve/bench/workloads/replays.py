@@ -139,8 +139,8 @@ class Rows:
             floors = {"gloo, acknowledged": self.stage.link.make_floor(out=nbytes, back=REQUEST_NBYTES)}
         else:
             floors = {"gloo stream": self.stage.link.make_floor(out=nbytes)}
-        floors[LOCAL_MEMMAP] = self.mapped.write(self.pool.batches(num_rows))  # memory acknowledges nothing
-        subject = make_extends(self.replay, self.pool.batches(num_rows), window, self._check_written)
+        floors[LOCAL_MEMMAP] = self.mapped.write(self.pool.iter_batches(num_rows))  # memory acknowledges nothing
+        subject = make_extends(self.replay, self.pool.iter_batches(num_rows), window, self._check_written)
         return self._make_case("extend", num_rows, window, subject, floors)
 
     def append(self, batch: int) -> Case:
@@ -185,7 +185,7 @@ def open_filled(
     stage: Stage, name: str, pool: Pool, capacity: int, **options: Any
 ) -> AbstractContextManager[ReplayHandle]:
     """Creates a store and fills it: no page is touched for the first time while measured."""
-    filling = islice(pool.batches(FILL_ROWS), capacity // FILL_ROWS)
+    filling = islice(pool.iter_batches(FILL_ROWS), capacity // FILL_ROWS)
     return stage.open_replay(name, pool.rows[0], capacity, filling, **options)
 
 

@@ -89,7 +89,7 @@ def coerce_value(
     is_all = len(given) == len(leaves)
     if is_whole and not is_all:
         path, leaf = next((path, leaf) for path, leaf in leaves if path[: len(at)] == at and path not in reader.given)
-        raise reader.mismatch(path, describe(leaf), "no such key")
+        raise reader.make_mismatch(path, describe(leaf), "no such key")
     spec = (chosen if is_all else chosen.select(given)).with_per_row(reader.per_row)
     return Captured(spec, reader.tensors, reader.values, {}), [] if is_all else given
 
@@ -120,33 +120,33 @@ class _Fitting:
         elif isinstance(entry, ValueLeaf) and entry.is_unbatched:
             self._coerce_unbatched(value, entry, path)
         elif isinstance(entry, ValueLeaf):
-            self._value(value, entry, path)
+            self._read_value(value, entry, path)
         elif entry.inner is not None:
             self._coerce_packed(value, entry, entry.inner, path)
         elif is_tensor_collection(value):
-            self._collection(value, entry, path)
+            self._read_collection(value, entry, path)
         elif isinstance(value, dict):
-            self._dict(value, entry, path)
+            self._read_dict(value, entry, path)
         elif self.manner is Manner.ROWS and isinstance(value, _NUMBERS):
             for key, child in entry.entries:
                 if not isinstance(child, ValueLeaf):  # takes no number: tensordict 0.17 skips them too
                     self.put(value, child, (*path, key))
         else:
-            raise self.mismatch(path, self._describe_wanted(entry), describe_value(value))
+            raise self.make_mismatch(path, self._describe_wanted(entry), describe_value(value))
 
-    def _dict(self, value: dict[Any, Any], node: Node, path: Path) -> None:
+    def _read_dict(self, value: dict[Any, Any], node: Node, path: Path) -> None:
         entries = dict(node.entries)
         for key, item in value.items():
             below = (*path, *((key,) if isinstance(key, str) else key))
             if item is not None or not is_unset_field(node, below[len(path) :]):
-                self.put(item, self._entry(entries, below, len(path), item), below)
+                self.put(item, self._read_entry(entries, below, len(path), item), below)
 
-    def mismatch(self, path: Path, expected: str, actual: str) -> SpecMismatchError:
+    def make_mismatch(self, path: Path, expected: str, actual: str) -> SpecMismatchError:
         if actual == "NoneType":
             actual = "None: a key keeps its kind; remove it with del_() before it takes another"
         return SpecMismatchError(store=self.store, key=show(path) if path else "", expected=expected, actual=actual)
 
-    def _entry(self, entries: dict[str, Entry], path: Path, depth: int, item: Any) -> Entry:
+    def _read_entry(self, entries: dict[str, Entry], path: Path, depth: int, item: Any) -> Entry:
         """Reads what is at a key of a dict, which may be nested."""
         *above, last = path[depth:]
         for key in above:
@@ -154,7 +154,9 @@ class _Fitting:
             entries = dict(node.entries) if isinstance(node, Node) else {}
         found = entries.get(last)
         if found is None:
-            raise self.mismatch(path, "no such key (update() and set() add some, for all rows)", type(item).__name__)
+            raise self.make_mismatch(
+                path, "no such key (update() and set() add some, for all rows)", type(item).__name__
+            )
         return found
 
     def check_not_within(self, spec: Spec, path: Path) -> None:
@@ -172,17 +174,17 @@ class _Fitting:
         else:
             found = split_tensors(value, leaf.batch_size, ragged)
         if found is None:
-            raise self.mismatch(path, describe(leaf), describe_value(value))
+            raise self.make_mismatch(path, describe(leaf), describe_value(value))
         self.values[path] = found
 
     def _coerce_packed(self, value: Any, node: Node, inner: tuple[int, ...], path: Path) -> None:
         """Reads tensordicts that carry their own structure; a single one is repeated for all."""
         if not is_tensor_collection(value):
-            raise self.mismatch(path, describe(node), type(value).__name__)
+            raise self.make_mismatch(path, describe(node), type(value).__name__)
         is_single = bool(node.batch_size) and len(value.batch_size) == len(inner)
         wanted = rebatch(node, len(node.batch_size), (), None) if is_single else node
         if tuple(value.batch_size[: len(wanted.batch_size)]) != wanted.batch_size:
-            raise self.mismatch(path, describe(node), f"batch size {list(value.batch_size)}")
+            raise self.make_mismatch(path, describe(node), f"batch size {list(value.batch_size)}")
         found, elements = capture_packed(
             value, wanted, store=self.store, allow_pickle=self.allow_pickle, is_exact=self.is_exact
         )
@@ -191,7 +193,7 @@ class _Fitting:
             elements = [elements] * size
         self.values[path] = elements
 
-    def _collection(self, value: Any, node: Node, path: Path) -> None:
+    def _read_collection(self, value: Any, node: Node, path: Path) -> None:
         """Reads the leaves of a tensordict.
 
         Keys, dtypes and shapes must fit; nested batch sizes and classes need not.
@@ -200,31 +202,31 @@ class _Fitting:
         if batch_size != node.batch_size:
             value = broadcast(value, node.batch_size, self.manner)
             if value is None:
-                raise self.mismatch(path, f"batch size {list(node.batch_size)}", f"{list(batch_size)}")
+                raise self.make_mismatch(path, f"batch size {list(node.batch_size)}", f"{list(batch_size)}")
         like = Spec(node)
         is_exact = self.is_exact and bool(like.packed)  # such elements are replaced, not filled
         captured = capture(value, store=self.store, like=like, allow_pickle=self.allow_pickle, is_exact=is_exact)
         if captured.spec.root.inner is not None:
-            raise self.mismatch(path, describe(node), "a lazy stack whose rows differ in structure")
+            raise self.make_mismatch(path, describe(node), "a lazy stack whose rows differ in structure")
         entries = dict(node.entries)
         for below, leaf in captured.spec.tensors:
             full = (*path, *below)
-            entry = self._entry(entries, full, len(path), captured.tensors[below])
+            entry = self._read_entry(entries, full, len(path), captured.tensors[below])
             if fits(entry, leaf):
                 self.tensors[full] = captured.tensors[below]
             elif isinstance(entry, TensorLeaf) and self.manner is not Manner.ENTRY:
                 self.tensors[full] = self._broadcast(captured.tensors[below], entry, full)
             else:
-                raise self.mismatch(full, describe(entry), describe(leaf))
+                raise self.make_mismatch(full, describe(entry), describe(leaf))
         for below, value_leaf in captured.spec.values:
             full = (*path, *below)
             if captured.values[below] is None and is_unset_field(node, below):
                 continue
-            entry = self._entry(entries, full, len(path), captured.values[below])
+            entry = self._read_entry(entries, full, len(path), captured.values[below])
             if isinstance(entry, Node) and entry.inner is not None:
                 held = captured.spec.find(below)
                 if not isinstance(held, Node):
-                    raise self.mismatch(full, describe(entry), describe(held))
+                    raise self.make_mismatch(full, describe(entry), describe(held))
                 check_node(entry, held, full, self.store)
                 self.values[full] = captured.values[below]
                 continue
@@ -233,17 +235,17 @@ class _Fitting:
                 (is_single and value_leaf.ragged is None) or fits(entry, value_leaf)
             )
             if not is_fit:
-                raise self.mismatch(full, describe(entry), describe(value_leaf))
+                raise self.make_mismatch(full, describe(entry), describe(value_leaf))
             self.values[full] = captured.values[below]
             self.per_row[full] = value_leaf.per_row
 
     def _coerce_unbatched(self, value: Any, leaf: ValueLeaf, path: Path) -> None:
         if not isinstance(value, UnbatchedTensor):
-            raise self.mismatch(path, describe(leaf), describe_value(value))
+            raise self.make_mismatch(path, describe(leaf), describe_value(value))
         self.per_row[path] = False
         self.values[path] = unbatched.to_value(value)
 
-    def _value(self, value: Any, leaf: ValueLeaf, path: Path) -> None:
+    def _read_value(self, value: Any, leaf: ValueLeaf, path: Path) -> None:
         """Reads a non-tensor value. A list with one element per row gives each row its own, as in tensordict."""
         rows: Any = None
         if isinstance(value, NonTensorStack):
@@ -251,25 +253,25 @@ class _Fitting:
         elif isinstance(value, NonTensorData):
             value = value.data
         elif isinstance(value, torch.Tensor) or is_tensor_collection(value):
-            raise self.mismatch(path, self._describe_wanted(leaf), type(value).__name__)
+            raise self.make_mismatch(path, self._describe_wanted(leaf), type(value).__name__)
         elif self.manner is not Manner.ROWS and isinstance(value, (dict, *_NUMBERS)):
             # a tensor or a tensordict to tensordict, which puts it there instead of the value
             expected = f"{describe(leaf)} (set_non_tensor() takes it as a value)"
-            raise self.mismatch(path, expected, describe_value(value))
+            raise self.make_mismatch(path, expected, describe_value(value))
         elif isinstance(value, list) and leaf.batch_size and _has_shape(value, leaf.batch_size):
             rows = value
         if rows is not None and not _has_shape(rows, leaf.batch_size):
-            raise self.mismatch(path, describe(leaf), f"values of batch size {list(np.shape(rows))}")
+            raise self.make_mismatch(path, describe(leaf), f"values of batch size {list(np.shape(rows))}")
         self.per_row[path] = rows is not None and bool(leaf.batch_size)
         self.values[path] = value if rows is None else rows
 
     def _broadcast(self, value: Any, leaf: TensorLeaf, path: Path) -> torch.Tensor:
         if is_tensor_collection(value):
-            raise self.mismatch(path, describe(leaf), type(value).__name__)
+            raise self.make_mismatch(path, describe(leaf), type(value).__name__)
         try:
             tensor = torch.as_tensor(value).detach()
         except (TypeError, ValueError, RuntimeError):
-            raise self.mismatch(path, describe(leaf), type(value).__name__) from None
+            raise self.make_mismatch(path, describe(leaf), type(value).__name__) from None
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
             raise NotSupportedError(
                 feature=f"this kind of tensor at key {quote(path)}", reason="only dense tensors with memory can be sent"
@@ -277,11 +279,11 @@ class _Fitting:
         actual = TensorLeaf(from_torch(tensor.dtype), tuple(tensor.shape))
         if actual.dtype != leaf.dtype:
             if isinstance(value, (torch.Tensor, np.ndarray)):
-                raise self.mismatch(path, self._describe_wanted(leaf), describe(actual))
+                raise self.make_mismatch(path, self._describe_wanted(leaf), describe(actual))
             tensor = tensor.to(to_torch(leaf.dtype))
-        found = self._in_shape(tensor.resolve_neg().resolve_conj(), leaf.shape, path)
+        found = self._broadcast_to(tensor.resolve_neg().resolve_conj(), leaf.shape, path)
         if found is None:
-            raise self.mismatch(path, self._describe_wanted(leaf), describe(actual))
+            raise self.make_mismatch(path, self._describe_wanted(leaf), describe(actual))
         return found
 
     def _describe_wanted(self, entry: Entry) -> str:
@@ -289,7 +291,7 @@ class _Fitting:
         is_replacing = self.manner in (Manner.ENTRY, Manner.BEHIND)
         return describe(entry) + (" (del_() it first to put something else there)" if is_replacing else "")
 
-    def _in_shape(self, tensor: torch.Tensor, shape: tuple[int, ...], path: Path) -> torch.Tensor | None:
+    def _broadcast_to(self, tensor: torch.Tensor, shape: tuple[int, ...], path: Path) -> torch.Tensor | None:
         """Broadcasts a tensor as far as this manner allows; None where it does not fit."""
         if self.manner is Manner.ROWS:
             while tensor.ndim > len(shape) and tensor.shape[0] == 1:  # as torch does

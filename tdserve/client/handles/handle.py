@@ -148,7 +148,9 @@ class StoreHandle(AlterableHandle):
         below = None
         if self.spec.root.inner:  # batch dimensions that only the elements have
             index, below = split_index(index, len(self.spec.batch_size), len(self.batch_size))
-        found = self._live(self._store.read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index)
+        found = self._add_live_leaves(
+            self._store.read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index
+        )
         return found if below is None else found[below]
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
@@ -227,7 +229,7 @@ class StoreHandle(AlterableHandle):
                 return leaf
         try:
             index, below = self._split_at(path, index)
-            found = get_entry(self._live(self._store.read_at(path, index, timeout_s, pad), index), path)
+            found = get_entry(self._add_live_leaves(self._store.read_at(path, index, timeout_s, pad), index), path)
             return found if below is None else found[below]
         except KeyNotFoundError:
             if default is NO_DEFAULT:
@@ -248,7 +250,9 @@ class StoreHandle(AlterableHandle):
         self._store.write_rows(..., value, at=check_path(key), manner=Manner.BEHIND, timeout_s=timeout_s)
         return self
 
-    def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], StoreHandle]:
+    def _prepare_write_of_rows(
+        self, path: Path, value: Any, index: Any, timeout_s: float | None
+    ) -> Callable[[], StoreHandle]:
         def write() -> StoreHandle:
             self._store.write_rows(index, value, at=path, timeout_s=timeout_s)
             return self
@@ -317,22 +321,22 @@ class StoreHandle(AlterableHandle):
         found = self._store.read(EVERYTHING, device=device, pad=pad, timeout_s=timeout_s)
         return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
 
-    def _skeleton(self) -> Skeleton:
+    def _get_skeleton(self) -> Skeleton:
         return get_skeleton(self.spec)
 
-    def _then(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _add_step(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if kwargs.get("inplace") and name == "select":
             self._keep_only(args, strict=kwargs.get("strict", True))
         elif kwargs.get("inplace") and name == "exclude":
             self._drop(args)
         else:
-            return self._store.retry(lambda: StoreView(self._store)._then(name, args, kwargs))
+            return self._store.retry(lambda: StoreView(self._store)._add_step(name, args, kwargs))
         return self
 
     def _cut(self, dim: int, pieces: Sequence[int | slice], cut: Sequence[Any]) -> tuple[StoreView, ...]:
         return StoreView(self._store)._cut(dim, pieces, cut)
 
-    def _live(self, td: Any, index: Any) -> Any:
+    def _add_live_leaves(self, td: Any, index: Any) -> Any:
         return with_live_leaves(td, self, index) if self.shares_non_tensor else td
 
     def map(
@@ -364,4 +368,4 @@ class StoreHandle(AlterableHandle):
         """
         if fn is not None:
             return self._perform("map", fn, dim, num_workers, timeout_s=timeout_s, **kwargs)
-        return self._live(self._store.map(writable=writable, timeout_s=timeout_s), ...)
+        return self._add_live_leaves(self._store.map(writable=writable, timeout_s=timeout_s), ...)

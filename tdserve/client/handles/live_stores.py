@@ -55,13 +55,13 @@ class StoreSource:
 
     def read(self) -> Any:
         """Reads what the rows hold now. Raises what a read of the store raises, such as StoreNotFoundError."""
-        rows, inner = self._places()
+        rows, inner = self._find_places()
         found = self._store.snapshot_at(self._path, rows)
         return found if inner is None else found.maybe_to_stack()[inner]
 
     def write(self, value: Any) -> None:
         """Replaces what the rows hold. Raises what a write to the store raises; nothing was written then."""
-        rows, inner = self._places()
+        rows, inner = self._find_places()
         if inner is not None:
             whole = self._store.snapshot_at(self._path, rows).maybe_to_stack()
             whole[inner] = value
@@ -75,7 +75,7 @@ class StoreSource:
         dims = narrow_dims(self._dims, expand_ellipsis(items, num_dims))
         return StoreSource(self._store, self._path, self._batch_size, dims)
 
-    def _places(self) -> tuple[Any, Any]:
+    def _find_places(self) -> tuple[Any, Any]:
         """Returns the index of the store's rows, and the index within what these hold; None for all of it."""
         num_rows_dims = len(self._store.spec.batch_size)
         rows, inner = self._dims[:num_rows_dims], self._dims[num_rows_dims:]

@@ -15,17 +15,17 @@ Operator = Callable[[Any, Any], Any]
 
 def on_copy(*names: str) -> Iterator[Operator]:
     """Makes operators of two operands that run on a local copy: special methods, named without their underscores."""
-    return (_binary(f"__{name}__") for name in names)
+    return (_make_binary(f"__{name}__") for name in names)
 
 
 def on_copy_of_one(*names: str) -> Iterator[Callable[[Any], Any]]:
     """Makes operators of one operand that run on a local copy."""
-    return (_unary(f"__{name}__") for name in names)
+    return (_make_unary(f"__{name}__") for name in names)
 
 
 def on_copy_written_back(*names: str) -> Iterator[Operator]:
     """Makes operators that assign: each performs the in-place method of this name on a copy, and writes it back."""
-    return (_assigning(name) for name in names)
+    return (_make_assigning(name) for name in names)
 
 
 def refuse_truth(_: object) -> bool:
@@ -36,7 +36,7 @@ def refuse_truth(_: object) -> bool:
     )
 
 
-def _binary(name: str) -> Operator:
+def _make_binary(name: str) -> Operator:
     def operate(self: Any, other: Any) -> Any:
         return self._perform(name, other)
 
@@ -44,7 +44,7 @@ def _binary(name: str) -> Operator:
     return operate
 
 
-def _unary(name: str) -> Callable[[Any], Any]:
+def _make_unary(name: str) -> Callable[[Any], Any]:
     def operate(self: Any) -> Any:
         return self._perform(name)
 
@@ -52,7 +52,7 @@ def _unary(name: str) -> Callable[[Any], Any]:
     return operate
 
 
-def _assigning(name: str) -> Operator:
+def _make_assigning(name: str) -> Operator:
     def operate(self: Any, other: Any) -> Any:
         return self._rewrite(name, other)
 

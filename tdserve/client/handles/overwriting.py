@@ -53,7 +53,7 @@ def overwrite(
             another UnbatchedTensor than the rest, which share one. Nothing was written.
     """
     if stored.root.inner is not None and not stored.root.batch_size:
-        index = _everything(index, stored, store=name)
+        index = _find_whole(index, stored, store=name)
     else:
         check_whole_rows(index, stored, at, store=name)
     selection = encode(index, batch_size=stored.batch_size, store=name)
@@ -113,7 +113,7 @@ def check_whole_rows(index: Any, stored: Spec, at: Path, *, store: str) -> None:
         raise NotSupportedError(feature=f"writing a part of a row of store {store!r}, {what},", reason=reason)
 
 
-def _everything(index: Any, stored: Spec, *, store: str) -> Any:
+def _find_whole(index: Any, stored: Spec, *, store: str) -> Any:
     """Returns the index of a whole store that is kept in one piece because its stacked parts differ in structure."""
     items = index if isinstance(index, tuple) else (index,)
     num_dims = len(stored.root.shown_batch_size)

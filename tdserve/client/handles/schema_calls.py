@@ -69,7 +69,7 @@ class AlterableHandle(TensorDictCalls):
                 return
             if not inplace:
                 self._store.check_unlocked(path[:-1])
-            self._store.write_rows(..., item, at=path, manner=_manner(inplace), timeout_s=timeout_s)
+            self._store.write_rows(..., item, at=path, manner=_choose_manner(inplace), timeout_s=timeout_s)
 
         if not self._store.has(path):
             self._store.refresh(timeout_s=timeout_s)
@@ -111,7 +111,7 @@ class AlterableHandle(TensorDictCalls):
                 node = child if isinstance(child, Node) else node
             check_fields(self.spec, [path])
             empty = node._replace(entries=(), tensorclass=None, stack_dim=None)
-            added = Spec(_around(self.spec.root, path, empty))
+            added = Spec(_nest_in(self.spec.root, path, empty))
             is_there = self._store.has(path)
             self._store.alter(zeros=added, replaces=[path] if is_there else (), timeout_s=timeout_s)
 
@@ -137,7 +137,7 @@ class AlterableHandle(TensorDictCalls):
             keys_to_update: Only these keys, and what is below them.
             **values: More entries, by key.
         """
-        given = _chosen(to_local(input_dict_or_td), keys_to_update)
+        given = _select_values(to_local(input_dict_or_td), keys_to_update)
         given = {**dict(given.items()), **to_local(values)} if values else given
 
         def write() -> None:
@@ -146,7 +146,7 @@ class AlterableHandle(TensorDictCalls):
                 for path in known if not inplace else ():
                     self._store.check_unlocked(path[:-1])
                 values = given if () in known else known
-                self._store.write_rows(..., values, manner=_manner(inplace), timeout_s=timeout_s)
+                self._store.write_rows(..., values, manner=_choose_manner(inplace), timeout_s=timeout_s)
                 return
             self._store.add(fresh, timeout_s, known=known)
 
@@ -247,7 +247,7 @@ class AlterableHandle(TensorDictCalls):
         wanted = [check_path(key) for key in keys]
         for path in wanted if strict else ():
             self.spec.find(path, store=self.name)
-        self._remove(list(_others(self.spec.root, (), wanted)), None)
+        self._remove(list(_list_others(self.spec.root, (), wanted)), None)
 
     def _drop(self, keys: Sequence[str | Path]) -> None:
         """Performs ``exclude(..., inplace=True)``."""
@@ -309,7 +309,7 @@ class AlterableHandle(TensorDictCalls):
         td = found.build()
         self._store.refresh()
         if not (_is_plain(self.spec) and _is_plain(found.spec)):
-            return self._overwritten(td, timeout_s)
+            return self._overwrite(td, timeout_s)
         entries: dict[Path, Any] = {(key,): get_entry(td, (key,)) for key, _ in found.spec.root.entries}
         content = capture_addition(self.spec, entries, store=self.name, allow_pickle=True)
         mine: list[Path] = [(key,) for key, _ in self.spec.root.entries]
@@ -366,7 +366,7 @@ class AlterableHandle(TensorDictCalls):
         if isinstance(shape, torch.Tensor):
             reason = "set() takes a nested tensor"
             raise NotSupportedError(feature="make_memmap() with the shapes of a nested tensor", reason=reason)
-        path = self._checked_new(key, "make_memmap()", timeout_s)
+        path = self._check_new_key(key, "make_memmap()", timeout_s)
         zero = torch.zeros((), dtype=dtype or torch.get_default_dtype())
         content = capture_addition(self.spec, {path: zero.expand(tuple(shape))}, store=self.name)
         self.add_zeros(content.spec, timeout_s=timeout_s)
@@ -390,7 +390,7 @@ class AlterableHandle(TensorDictCalls):
         """
         if not copy_data and not tensor.is_nested:
             return self.make_memmap(key, tensor.shape, dtype=tensor.dtype, timeout_s=timeout_s)
-        path = self._checked_new(key, "make_memmap_from_tensor()", timeout_s)
+        path = self._check_new_key(key, "make_memmap_from_tensor()", timeout_s)
         self._store.add({path: tensor.detach()}, timeout_s)
         return self._make_leaf(path, timeout_s)
 
@@ -419,12 +419,12 @@ class AlterableHandle(TensorDictCalls):
         tensor = flat.set_(storage)[: size.numel()].view(size)
         return self.make_memmap_from_tensor(key, tensor, timeout_s=timeout_s)
 
-    def _overwritten(self, td: Any, timeout_s: float | None) -> Self:
+    def _overwrite(self, td: Any, timeout_s: float | None) -> Self:
         """Overwrites rows of a store that has no keys of its own."""
         self._store.write_rows(..., td, manner=Manner.COPY, timeout_s=timeout_s)
         return self
 
-    def _checked_new(self, key: str | Path, event: str, timeout_s: float | None) -> Path:
+    def _check_new_key(self, key: str | Path, event: str, timeout_s: float | None) -> Path:
         path = check_path(key)
         self._store.refresh(timeout_s=timeout_s)
         if self._store.has(path):
@@ -441,32 +441,32 @@ class AlterableHandle(TensorDictCalls):
         return made
 
 
-def _manner(inplace: bool) -> Manner:
+def _choose_manner(inplace: bool) -> Manner:
     return Manner.BEHIND if inplace else Manner.ENTRY
 
 
-def _around(root: Node, path: Path, entry: Node) -> Node:
+def _nest_in(root: Node, path: Path, entry: Node) -> Node:
     """Returns a root with a single entry and the nodes above it; a missing node is like the one above it."""
     if not path:
         return entry
     child = dict(root.entries).get(path[0]) if len(path) > 1 else None
     below = child if isinstance(child, Node) else root._replace(entries=(), tensorclass=None, stack_dim=None)
-    return root._replace(entries=((path[0], _around(below, path[1:], entry)),))
+    return root._replace(entries=((path[0], _nest_in(below, path[1:], entry)),))
 
 
-def _others(node: Node, path: Path, wanted: Sequence[Path]) -> Iterable[Path]:
+def _list_others(node: Node, path: Path, wanted: Sequence[Path]) -> Iterable[Path]:
     """Lists the entries that are neither wanted nor above a wanted one."""
     for key, entry in node.entries:
         below = (*path, key)
         if below in wanted:
             continue
         if isinstance(entry, Node) and any(each[: len(below)] == below for each in wanted):
-            yield from _others(entry, below, wanted)
+            yield from _list_others(entry, below, wanted)
         else:
             yield below
 
 
-def _chosen(values: Any, keys: Sequence[str | Path] | None) -> Any:
+def _select_values(values: Any, keys: Sequence[str | Path] | None) -> Any:
     if values is None:
         return {}
     if not hasattr(values, "items"):
@@ -482,7 +482,7 @@ def _chosen(values: Any, keys: Sequence[str | Path] | None) -> Any:
             continue
         below = [each[len(path) :] for each in wanted if each[: len(path)] == path]
         if below and hasattr(value, "items"):
-            found[key] = _chosen(value, below)
+            found[key] = _select_values(value, below)
     return found
 
 

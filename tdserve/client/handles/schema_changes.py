@@ -56,10 +56,10 @@ def alter(
     asked = control_pb2.AlterRequest(
         store=name,
         added=None if added is None else codec.encode(added),
-        replaces=_messages(replaces),
-        removed=_messages(removed),
+        replaces=_encode_paths(replaces),
+        removed=_encode_paths(removed),
         renamed=[
-            control_pb2.Renamed(old_key=_message(each.old), new_key=_message(each.new), is_safe=each.is_safe)
+            control_pb2.Renamed(old_key=_encode_path(each.old), new_key=_encode_path(each.new), is_safe=each.is_safe)
             for each in renamed
         ],
     )
@@ -115,7 +115,7 @@ def capture_addition(
                     store=store, key=show(path[:depth]), expected=describe(above), actual="a key below it"
                 )
     check_fields(spec, entries)
-    td = _nodes_above(spec.root, list(entries))
+    td = _make_nodes_above(spec.root, list(entries))
     for path, value in entries.items():
         try:
             if is_value:
@@ -199,7 +199,7 @@ def _join_nodes(node: Node, other: Node) -> Node:
 
 def _split(node: Node, values: Any, path: Path, known: dict[Path, Any], fresh: dict[Path, Any]) -> None:
     entries = dict(node.entries)
-    items = _items(values)
+    items = _list_items(values)
     if items is None:
         known[path] = values
         return
@@ -212,13 +212,13 @@ def _split(node: Node, values: Any, path: Path, known: dict[Path, Any], fresh: d
         if isinstance(entry, Node) and entry.inner is None and _is_tree(value):
             _split(entry, value, below, known, fresh)
         elif rest:
-            for inner, leaf in _flat(value, below):
+            for inner, leaf in _iter_items(value, below):
                 fresh[inner] = leaf
         elif entry is not None or not is_none(value) or not is_unset_field(node, (first,)):
             (fresh if entry is None else known)[below] = value
 
 
-def _items(values: Any) -> list[tuple[Any, Any]] | None:
+def _list_items(values: Any) -> list[tuple[Any, Any]] | None:
     """Lists values to write by key; None for a lazy stack whose rows differ in keys.
 
     Such a stack is written as a whole.
@@ -233,7 +233,7 @@ def _items(values: Any) -> list[tuple[Any, Any]] | None:
         return None
 
 
-def _flat(values: Mapping[Any, Any], path: Path) -> Iterable[tuple[Path, Any]]:
+def _iter_items(values: Mapping[Any, Any], path: Path) -> Iterable[tuple[Path, Any]]:
     for key, value in values.items():
         yield (*path, *((key,) if isinstance(key, str) else key)), value
 
@@ -244,7 +244,7 @@ def _is_tree(value: Any) -> bool:
     return isinstance(value, Mapping) or is_tensor_collection(value)
 
 
-def _nodes_above(node: Node, paths: Sequence[Path]) -> TensorDict:
+def _make_nodes_above(node: Node, paths: Sequence[Path]) -> TensorDict:
     """Returns the nodes of a store that are above the keys."""
     below: dict[str, list[Path]] = {}
     for path in paths:
@@ -252,14 +252,14 @@ def _nodes_above(node: Node, paths: Sequence[Path]) -> TensorDict:
             below.setdefault(path[0], []).append(path[1:])
     entries = dict(node.entries)
     children = {key: entries.get(key) for key in below}
-    found = {key: _nodes_above(child, below[key]) for key, child in children.items() if isinstance(child, Node)}
+    found = {key: _make_nodes_above(child, below[key]) for key, child in children.items() if isinstance(child, Node)}
     names = list(node.names) if node.names is not None else None
     return TensorDict(found, batch_size=node.batch_size, names=names)  # type: ignore[arg-type]
 
 
-def _message(path: Path) -> content_pb2.Path:
+def _encode_path(path: Path) -> content_pb2.Path:
     return content_pb2.Path(parts=path)
 
 
-def _messages(paths: Iterable[Path]) -> list[content_pb2.Path]:
-    return [_message(path) for path in paths]
+def _encode_paths(paths: Iterable[Path]) -> list[content_pb2.Path]:
+    return [_encode_path(path) for path in paths]

@@ -44,7 +44,7 @@ class Skeleton(NamedTuple):
             key: Key of an entry of the skeleton; ``()`` for all of it.
         """
         found = self.find_source(key) if key else self.sources
-        numbers = _numbers(found) if isinstance(found, TensorDict) else [int(found)]
+        numbers = _list_numbers(found) if isinstance(found, TensorDict) else [int(found)]
         return list(_cover(self.stored.root, (), {self.paths[number] for number in numbers}))
 
     def iter_leaves(self) -> Iterator[tuple[Path, Path]]:
@@ -56,26 +56,26 @@ class Skeleton(NamedTuple):
     def list_hollow_nodes(self, key: Path = ()) -> list[Path]:
         """Lists nodes at or below a key that are empty here and do not exist in the store: nothing is read for them."""
         found = self.find_source(key) if key else self.sources
-        return list(_hollow(found, key)) if isinstance(found, TensorDict) else []
+        return list(_iter_hollow(found, key)) if isinstance(found, TensorDict) else []
 
     def make_spec(self) -> Spec:
         """Returns the structure as a spec."""
-        return Spec(self._node(self.td, self.sources))
+        return Spec(self._make_node(self.td, self.sources))
 
     def find_source(self, key: Path) -> Any:
         """Returns the number of a leaf's stored path, or those of all leaves of a node."""
         return self.sources.get(key)
 
-    def _node(self, td: Any, sources: Any) -> Node:
+    def _make_node(self, td: Any, sources: Any) -> Node:
         kind = None if isinstance(td, TensorDict) else f"{type(td).__module__}.{type(td).__qualname__}"
         names = tuple(td.names) if any(name is not None for name in td.names) else None
         found = []
         for key in td.keys():  # noqa: SIM118
             source = None if sources is None else sources.get(key, None)
-            found.append((key, self._entry(get_entry(td, (key,)), source)))
+            found.append((key, self._make_entry(get_entry(td, (key,)), source)))
         return Node(tuple(td.batch_size), names, self.stored.root.device, kind, tuple(found))
 
-    def _entry(self, item: Any, source: Any) -> Entry:
+    def _make_entry(self, item: Any, source: Any) -> Entry:
         stored = self.stored.find(self.paths[int(source)]) if isinstance(source, torch.Tensor) else None
         if isinstance(stored, ValueLeaf) and stored.ragged is not None:
             batch_size = tuple(item.shape)[: item.ndim - len(stored.ragged.shape)]
@@ -85,7 +85,7 @@ class Skeleton(NamedTuple):
         if isinstance(stored, ValueLeaf):
             return ValueLeaf(tuple(item.batch_size), stored.per_row)
         if is_tensor_collection(item) and not is_non_tensor(item):
-            return self._node(item, source if isinstance(source, TensorDict) else None)
+            return self._make_node(item, source if isinstance(source, TensorDict) else None)
         return ValueLeaf(tuple(getattr(item, "batch_size", ())), False)
 
 
@@ -97,36 +97,36 @@ def get_skeleton(spec: Spec) -> Skeleton:
     """
     kept: Skeleton | None = spec.memo.get("skeleton")
     if kept is None:
-        plain = Spec(_plain(spec.root))
+        plain = Spec(_simplify(spec.root))
         tensors = {
             path: torch.empty(leaf.shape, dtype=to_torch(leaf.dtype), device="meta") for path, leaf in plain.tensors
         }
         paths: list[Path] = []
-        sources = _sources(spec.root, (), paths)
+        sources = _number_paths(spec.root, (), paths)
         td = build(plain, tensors, {path: None for path, _ in plain.values})
         kept = spec.memo["skeleton"] = Skeleton(spec, td, sources, tuple(paths))
     return kept
 
 
-def _hollow(sources: TensorDict, path: Path) -> Iterator[Path]:
+def _iter_hollow(sources: TensorDict, path: Path) -> Iterator[Path]:
     entries = list(sources.items())
     if not entries and path:
         yield path
     for key, entry in entries:
         if isinstance(entry, TensorDict):
-            yield from _hollow(entry, (*path, key))
+            yield from _iter_hollow(entry, (*path, key))
 
 
-def _plain(node: Node) -> Node:
+def _simplify(node: Node) -> Node:
     """Returns a node without stacks, packed nodes, ragged leaves, values shared by all rows, and devices."""
     names = node.names if node.names is not None and len(node.names) == len(node.batch_size) else None
-    entries = tuple((key, _plain_entry(entry)) for key, entry in node.entries)
+    entries = tuple((key, _simplify_entry(entry)) for key, entry in node.entries)
     return Node(node.batch_size, names, None, node.tensorclass, entries)
 
 
-def _plain_entry(entry: Entry) -> Entry:
+def _simplify_entry(entry: Entry) -> Entry:
     if isinstance(entry, Node):
-        return _plain(entry)
+        return _simplify(entry)
     if not isinstance(entry, ValueLeaf):
         return entry
     ragged = entry.ragged
@@ -135,28 +135,28 @@ def _plain_entry(entry: Entry) -> Entry:
     return TensorLeaf(ragged.dtype, entry.batch_size + tuple(max(0, size) for size in ragged.shape))
 
 
-def _sources(node: Node, path: Path, paths: list[Path], packed: int | None = None) -> TensorDict:
+def _number_paths(node: Node, path: Path, paths: list[Path], packed: int | None = None) -> TensorDict:
     """Numbers the stored paths; all leaves of a packed node get the same number."""
     if node.inner is not None and packed is None:
-        packed = _number(path, paths)
+        packed = _number_path(path, paths)
     found: dict[str, Any] = {}
     for key, entry in node.entries:
         below = (*path, key)
         if isinstance(entry, Node):
-            found[key] = _sources(entry, below, paths, packed)
+            found[key] = _number_paths(entry, below, paths, packed)
         else:
-            found[key] = torch.tensor(_number(below, paths) if packed is None else packed)
+            found[key] = torch.tensor(_number_path(below, paths) if packed is None else packed)
     if not found:
-        found[_EMPTY] = torch.tensor(_number(path, paths) if packed is None else packed)
+        found[_EMPTY] = torch.tensor(_number_path(path, paths) if packed is None else packed)
     return TensorDict(found, [])
 
 
-def _number(path: Path, paths: list[Path]) -> int:
+def _number_path(path: Path, paths: list[Path]) -> int:
     paths.append(path)
     return len(paths) - 1
 
 
-def _numbers(sources: TensorDict) -> list[int]:
+def _list_numbers(sources: TensorDict) -> list[int]:
     numbers: Any = sources.values(True, True)
     return [int(number) for number in numbers]
 

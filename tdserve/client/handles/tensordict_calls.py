@@ -84,9 +84,11 @@ class TensorDictCalls(ViewCalls):
         Returns:
             This handle or view, or a future of it.
         """
-        return self._store.perform_write(self._write_of_rows(check_path(key), value, index, timeout_s), return_early)
+        return self._store.perform_write(
+            self._prepare_write_of_rows(check_path(key), value, index, timeout_s), return_early
+        )
 
-    def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], Any]:
+    def _prepare_write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], Any]:
         """Prepares the write of ``set_at_``, and checks at once what can be checked without the server."""
         raise NotImplementedError
 
@@ -114,7 +116,7 @@ class TensorDictCalls(ViewCalls):
 
     @batch_size.setter
     def batch_size(self, value: Any) -> None:
-        raise _unassignable("batch_size")
+        raise _make_unassignable("batch_size")
 
     @property
     def shape(self) -> torch.Size:
@@ -143,7 +145,7 @@ class TensorDictCalls(ViewCalls):
 
     @names.setter
     def names(self, value: Any) -> None:
-        raise _unassignable("names")
+        raise _make_unassignable("names")
 
     def __len__(self) -> int:
         num_rows = self.batch_size[0] if self.batch_size else 0
@@ -159,7 +161,7 @@ class TensorDictCalls(ViewCalls):
     ) -> KeyList:
         """Lists the keys, as ``TensorDict.keys`` does, with its set operations; nothing is fetched."""
         if is_leaf is not None:
-            return KeyList(self._skeleton().td.keys(include_nested, leaves_only, is_leaf, sort=sort))
+            return KeyList(self._get_skeleton().td.keys(include_nested, leaves_only, is_leaf, sort=sort))
         return KeyList(self.spec.keys(include_nested, leaves_only, sort=sort))
 
     def __contains__(self, key: object) -> bool:
@@ -186,7 +188,7 @@ class TensorDictCalls(ViewCalls):
 
     def gather(self, dim: int, index: torch.Tensor, out: Any = None, **kwargs: Any) -> Any:
         """Picks elements along a dimension, as ``torch.gather`` does; fetches only these."""
-        sizes = self._skeleton().td.batch_size
+        sizes = self._get_skeleton().td.batch_size
         dims = len(sizes)
         is_plain = (
             out is None and not kwargs and not self.spec.has_ragged and index.ndim == dims and -dims <= dim < dims
@@ -226,7 +228,7 @@ class TensorDictCalls(ViewCalls):
         """
         if recurse or self.spec.root.inner:
             return self._perform("empty", recurse, **kwargs)
-        found = self._skeleton().td.empty(recurse, **kwargs)
+        found = self._get_skeleton().td.empty(recurse, **kwargs)
         return found if self.device is None or "device" in kwargs else found.to(self.device)
 
     def numpy(self, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
@@ -252,7 +254,7 @@ class TensorDictCalls(ViewCalls):
 
     def set_non_tensor(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Any:
         """Sets one value for all rows of a non-tensor leaf, with one write."""
-        wrapped = NonTensorData(value, batch_size=self._skeleton().td.batch_size)
+        wrapped = NonTensorData(value, batch_size=self._get_skeleton().td.batch_size)
         return self.set_at_(key, wrapped, ..., timeout_s=timeout_s)
 
     def copy_(self, tensordict: Any, non_blocking: bool = False, *, timeout_s: float | None = None) -> Any:
@@ -292,7 +294,7 @@ class TensorDictCalls(ViewCalls):
         found: Any = TensorDict({}, [max(size, 0) for size in self.batch_size])
         found.names = self.names
         if found.refine_names(*names).names != self.names:
-            raise _unassignable("names")
+            raise _make_unassignable("names")
         return self
 
     # ------------------------------------------------------------------------------- all the rest
@@ -308,7 +310,7 @@ class TensorDictCalls(ViewCalls):
         if name.startswith("_") or getattr(getattr(type(self), name, None), "fset", None) is not None:
             object.__setattr__(self, name, value)
         elif name in ASSIGNED or is_property(name):
-            raise _unassignable(name)
+            raise _make_unassignable(name)
         elif self.spec.root.tensorclass is None:
             object.__setattr__(self, name, value)
         else:
@@ -330,7 +332,7 @@ class TensorDictCalls(ViewCalls):
     def __getattr__(self, name: str) -> Any:
         kind = find_kind(name)
         if kind is None and not name.startswith("_") and self._is_field(name):
-            return self._field(name)
+            return self._get_field(name)
         if kind is None and hasattr(TensorDictBase, name):
             what = "a store where tensordict needs a local tensordict" if name.startswith("_") else f"{name} of a store"
             reason = "pass what its to_tensordict() returns, and write a result back with its update_()"
@@ -342,7 +344,7 @@ class TensorDictCalls(ViewCalls):
         if kind is Kind.STRUCTURE and self.spec.root.inner and name not in CONSTANTS:
             return getattr(self.to_tensordict(), name)  # only the elements have all of their dimensions
         if kind is Kind.STRUCTURE:
-            return CONSTANTS[name] if name in CONSTANTS else getattr(self._skeleton().td, name)
+            return CONSTANTS[name] if name in CONSTANTS else getattr(self._get_skeleton().td, name)
         if kind is Kind.READ and is_property(name):
             return getattr(self.to_tensordict(), name)
         answers: Mapping[Kind, Callable[..., Any]] = {
@@ -407,7 +409,7 @@ class TensorDictCalls(ViewCalls):
         tensorclass = self.spec.root.tensorclass if "_store" in vars(self) else None
         return tensorclass is not None and (name in find_fields(tensorclass) or name in dict(self.spec.root.entries))
 
-    def _field(self, name: str) -> Any:
+    def _get_field(self, name: str) -> Any:
         try:
             return self[name]
         except KeyNotFoundError:  # it is empty
@@ -420,7 +422,7 @@ class TensorDictCalls(ViewCalls):
         raise NotSupportedError(feature=f"{name} of a store", reason=REFUSED[name])
 
 
-def _unassignable(name: str) -> NotSupportedError:
+def _make_unassignable(name: str) -> NotSupportedError:
     return NotSupportedError(feature=f"assigning {name} of a store", reason=ASSIGNED.get(name, "it is read only"))
 
 

@@ -182,7 +182,9 @@ class StoreView(TensorDictCalls):
         """Does the same as ``set``, but broadcasts dimensions beyond the batch dimensions."""
         return self._write_whole(check_path(key), value, Manner.BEHIND, timeout_s)
 
-    def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], StoreView]:
+    def _prepare_write_of_rows(
+        self, path: Path, value: Any, index: Any, timeout_s: float | None
+    ) -> Callable[[], StoreView]:
         check_whole_rows(index, self.spec, path, store=self.name)
         return lambda: self._write({path: to_local(value)}, index, Manner.ROWS, timeout_s)
 
@@ -217,10 +219,10 @@ class StoreView(TensorDictCalls):
 
     # ------------------------------------------------------------------------------- narrowing
 
-    def _skeleton(self) -> Skeleton:
+    def _get_skeleton(self) -> Skeleton:
         return self._shape
 
-    def _then(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StoreView:
+    def _add_step(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StoreView:
         if kwargs.get("inplace"):
             raise NotSupportedError(feature=f"{name}(inplace=True) on a store", reason=REFUSED["pop"])
         step = Step(name, to_local(args), dict(kwargs))
@@ -229,9 +231,9 @@ class StoreView(TensorDictCalls):
         return StoreView(self._store, self._shape._replace(td=td, sources=sources), self._dims, (*self._steps, step))
 
     def _cut(self, dim: int, pieces: Sequence[int | slice], cut: Sequence[Any]) -> tuple[StoreView, ...]:
-        return tuple(self._part((*[slice(None)] * dim, piece), td) for piece, td in zip(pieces, cut, strict=True))
+        return tuple(self._take_part((*[slice(None)] * dim, piece), td) for piece, td in zip(pieces, cut, strict=True))
 
-    def _part(self, index: tuple[int | slice, ...], td: Any) -> StoreView:
+    def _take_part(self, index: tuple[int | slice, ...], td: Any) -> StoreView:
         shape = self._shape._replace(td=td)
         if self._is_arranged:
             return StoreView(self._store, shape, self._dims, (*self._steps, Step(INDEX_STEP, (index,), {})))
@@ -285,10 +287,10 @@ class StoreView(TensorDictCalls):
         is_stacked = bool(wanted.values) and any(step.name in STACKING_STEPS for step in self._steps)
         if is_whole or is_stacked or wanted.has_ragged or _has_inner_names(wanted.root, len(wanted.batch_size)):
             return None
-        grid = self._grid(selection)
+        grid = self._make_selected_grid(selection)
         return spread(self._dims, grid) if 2 * grid.size <= num_elements(self._dims) else None
 
-    def _grid(self, selection: Selection) -> Grid:
+    def _make_selected_grid(self, selection: Selection) -> Grid:
         """Returns which elements of the remaining dimensions are selected."""
         grid = make_grid(self._dims, self._steps)
         found: Grid = grid[to_torch_index(selection, tuple(grid.shape))].numpy()
@@ -303,25 +305,29 @@ class StoreView(TensorDictCalls):
             )
         stored = dict(self._shape.iter_leaves())
         found: dict[Path, Any] = {}
-        for path, value in self._leaves_of(values, (), selection.compute_batch_size(batch_size), manner):
+        for path, value in self._iter_leaves(values, (), selection.compute_batch_size(batch_size), manner):
             if path not in stored or stored[path] in self._store.spec.packed:
                 raise NotSupportedError(
                     feature=f"writing {quote(path)} in a view of store {self.name!r}", reason="write it in the store"
                 )
             found[stored[path]] = value
-        place = spread(self._dims, self._grid(selection)) if self._is_arranged else compose_index(self._dims, selection)
+        place = (
+            spread(self._dims, self._make_selected_grid(selection))
+            if self._is_arranged
+            else compose_index(self._dims, selection)
+        )
         if found:
             self._store.write_rows(place, found, manner=manner, timeout_s=timeout_s)
         return self
 
-    def _leaves_of(
+    def _iter_leaves(
         self, values: Any, path: Path, batch_size: tuple[int, ...], manner: Manner
     ) -> Iterator[tuple[Path, Any]]:
         """Yields the leaves of a write, by their keys in this view. Raises SpecMismatchError for unknown keys."""
         try:
             entry = self.spec.find(path)
         except KeyNotFoundError:
-            raise self._mismatch(path, "no such key", values) from None
+            raise self._make_mismatch(path, "no such key", values) from None
         if not isinstance(entry, Node):
             yield path, values
         elif is_tensor_collection(values) and not is_non_tensor(values):
@@ -330,27 +336,27 @@ class StoreView(TensorDictCalls):
             if tuple(values.batch_size[: len(batch_size)]) != batch_size:
                 values = broadcast(values, wanted, manner)
             if values is None:
-                raise self._mismatch(path, f"batch size {list(wanted)}", given)
+                raise self._make_mismatch(path, f"batch size {list(wanted)}", given)
             for key in values.keys():  # noqa: SIM118
-                yield from self._child_leaves(entry, get_entry(values, (key,)), (key,), path, batch_size, manner)
+                yield from self._iter_child_leaves(entry, get_entry(values, (key,)), (key,), path, batch_size, manner)
         elif isinstance(values, dict):
             for key, value in values.items():
-                yield from self._child_leaves(entry, value, check_path(key), path, batch_size, manner)
+                yield from self._iter_child_leaves(entry, value, check_path(key), path, batch_size, manner)
         elif manner is Manner.ROWS and not is_non_tensor(values):
             for key, child in entry.entries:
                 if not isinstance(child, ValueLeaf):  # a value leaf takes no number
-                    yield from self._leaves_of(values, (*path, key), batch_size, manner)
+                    yield from self._iter_leaves(values, (*path, key), batch_size, manner)
         else:
-            raise self._mismatch(path, "a tensordict or a dict", values)
+            raise self._make_mismatch(path, "a tensordict or a dict", values)
 
-    def _child_leaves(
+    def _iter_child_leaves(
         self, node: Node, value: Any, key: Path, path: Path, batch_size: tuple[int, ...], manner: Manner
     ) -> Iterator[tuple[Path, Any]]:
         """Yields the leaves of an entry below a node; an empty field that gets None has none."""
         if not is_none(value) or not is_unset_field(node, key):
-            yield from self._leaves_of(value, (*path, *key), batch_size, manner)
+            yield from self._iter_leaves(value, (*path, *key), batch_size, manner)
 
-    def _mismatch(self, path: Path, expected: str, values: Any) -> SpecMismatchError:
+    def _make_mismatch(self, path: Path, expected: str, values: Any) -> SpecMismatchError:
         actual = str(list(values.batch_size)) if is_tensor_collection(values) else type(values).__name__
         return SpecMismatchError(store=self.name, key=show(path) if path else "", expected=expected, actual=actual)
 

@@ -107,8 +107,8 @@ def compose_index(dims: Sequence[Dim], selection: Selection) -> tuple[Item, ...]
             found.append(_list_positions(span)[item])
         else:
             span = next_range()
-            found.append(_item(span[item]))
-    return (*found, *map(_item, left))
+            found.append(_to_item(span[item]))
+    return (*found, *map(_to_item, left))
 
 
 def num_elements(dims: Sequence[Dim]) -> int:
@@ -137,7 +137,7 @@ def _list_positions(span: range) -> Grid:
     return np.arange(span.start, span.stop, span.step, dtype=np.int64)
 
 
-def _item(part: Dim) -> int | slice:
+def _to_item(part: Dim) -> int | slice:
     if isinstance(part, int):
         return part
     return slice(part.start, part.stop if part.stop >= 0 else None, part.step) if len(part) else slice(0, 0)

@@ -86,10 +86,10 @@ class RowClaim:
             self._num_filled += num_rows
             self.num_extends += 1
             if is_awaited:
-                self._ring()
+                self._notify_server()
         return rows
 
-    def _ring(self) -> None:
+    def _notify_server(self) -> None:
         """Messages the server, under the lock: a lost session leaves at most one extend without an answer."""
         try:
             self._local.send(self._bell)

@@ -101,11 +101,11 @@ def _get_helpers(pid: int) -> SimpleQueue[_Job]:
     """Returns the queue of this process's helpers; a forked child has threads of its own."""
     jobs: SimpleQueue[_Job] = SimpleQueue()
     for number in range(MAX_THREADS - 1):
-        Thread(target=_help, args=(jobs,), name=f"tdserve-copies-{pid}-{number}", daemon=True).start()
+        Thread(target=_run_helper, args=(jobs,), name=f"tdserve-copies-{pid}-{number}", daemon=True).start()
     return jobs
 
 
-def _help(jobs: SimpleQueue[_Job]) -> None:
+def _run_helper(jobs: SimpleQueue[_Job]) -> None:
     while True:
         job = jobs.get()
         job.help()

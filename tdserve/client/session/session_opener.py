@@ -68,7 +68,7 @@ class Opening:
                 return self._session
             if self._error is not None and not self._is_silence(self._error):
                 raise self._error
-        raise self._silence(timeout_s if waited_s is None else waited_s, self._error)
+        raise self._make_silence_error(timeout_s if waited_s is None else waited_s, self._error)
 
     def join(self) -> None:
         """Waits for the thread to end, once nothing blocks it any more."""
@@ -87,7 +87,7 @@ class Opening:
         """Returns whether the opening timed out; a waiting call that has more time tries again."""
         return isinstance(error, DeadlineExceededError) or (type(error) is ConnectError and self._deadline.expired)
 
-    def _silence(self, waited_s: float, cause: BaseException | None) -> ConnectError:
+    def _make_silence_error(self, waited_s: float, cause: BaseException | None) -> ConnectError:
         error = ConnectError(address=self._address, reason=self._explain_silence(waited_s))
         error.__cause__ = cause
         return error

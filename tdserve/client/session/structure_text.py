@@ -42,7 +42,7 @@ def make_composite(root: Node) -> Any:
         reason = "install torchrl (pip install --no-deps torchrl, if it requires an older tensordict)"
         raise NotSupportedError(feature="a Composite without torchrl", reason=reason) from None
 
-    def spec_of(entry: Entry, device: str | None) -> Any:
+    def make_spec(entry: Entry, device: str | None) -> Any:
         if isinstance(entry, TensorLeaf):
             return Unbounded(shape=entry.shape, dtype=getattr(torch, entry.dtype), device=device)
         if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
@@ -50,10 +50,10 @@ def make_composite(root: Node) -> Any:
             return Unbounded(shape=shape, dtype=getattr(torch, entry.ragged.dtype), device=device)
         if isinstance(entry, ValueLeaf):
             return NonTensor(shape=entry.batch_size, device=device)
-        entries = {key: spec_of(child, entry.device) for key, child in entry.entries}
+        entries = {key: make_spec(child, entry.device) for key, child in entry.entries}
         return Composite(entries, shape=entry.shown_batch_size, device=entry.device)
 
-    return spec_of(root, None)
+    return make_spec(root, None)
 
 
 def _format_lines(node: Node, indent: str) -> Iterator[str]:

@@ -96,7 +96,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
             is_next = self._opening is None and (self._max_under_way > 1 or not self._under_way)
             return bool(self._waiting) or self._is_sending or not is_next
 
-    def _max_bytes(self, first: ExtendPart) -> int:
+    def _find_max_bytes(self, first: ExtendPart) -> int:
         """Returns the largest size of a shared request that begins with this part."""
         mover = self._client.mover
         return ClientMover.max_joined_bytes if mover is None or first.row_spec.values else mover.max_joined_bytes
@@ -114,7 +114,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
                 mover.take_apart(captured)
 
     def _take_next(self) -> list[ExtendPart]:
-        return self._waiting.take(self._max_bytes(self._waiting.first)) if self._may_send() else []
+        return self._waiting.take(self._find_max_bytes(self._waiting.first)) if self._may_send() else []
 
     def _put_back(self, parts: list[ExtendPart]) -> None:
         self._waiting.put_back(parts)
@@ -125,7 +125,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         if self._under_way and self._client.is_turning:  # they would be overtaken on the new route
             return False
         first = self._waiting.first
-        max_bytes = self._max_bytes(first)
+        max_bytes = self._find_max_bytes(first)
         is_too_large = 2 * first.nbytes > max_bytes  # too large to share: it need not wait for others
         if (is_too_large or first.is_alone) and self._max_under_way > 1:
             return True

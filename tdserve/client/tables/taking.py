@@ -82,13 +82,13 @@ def acknowledge(client: SessionClient, query: Query, rows: Any, deadline: Deadli
         WrongStateError: This client does not hold them: they were acknowledged before, or its session was lost and they
             were given to others. Nothing was changed.
     """
-    change(client, query.name, deadline, acknowledge=_lease_message(query, rows))
+    change(client, query.name, deadline, acknowledge=_encode_lease(query, rows))
 
 
 def give_back(client: SessionClient, query: Query, rows: Any, timeout_s: float) -> None:
     """Gives rows of a lease back to others; if that fails, they are free when the session ends."""
     with suppress(TDServeError):
-        change(client, query.name, Deadline.after(timeout_s), give_back=_lease_message(query, rows))
+        change(client, query.name, Deadline.after(timeout_s), give_back=_encode_lease(query, rows))
 
 
 def _give_back_later(client: SessionClient, query: Query, rows: Any) -> None:
@@ -97,7 +97,7 @@ def _give_back_later(client: SessionClient, query: Query, rows: Any) -> None:
         client.later(partial(give_back, client, query, rows, GIVE_BACK_TIMEOUT_S))
 
 
-def _lease_message(query: Query, rows: Any) -> control_pb2.Leased:
+def _encode_lease(query: Query, rows: Any) -> control_pb2.Leased:
     numbers = to_row_numbers(rows)
     generations = to_generations(rows, None, len(numbers)).tobytes()
     return control_pb2.Leased(rows=encode_few_bytes(numbers), consumer=query.consumer, generations=generations)

@@ -202,7 +202,7 @@ class ReplayWriter:
             DeadlineExceededError: They were not stored in time; they are still under way. The error says how many.
             WriterFailedError, ClosedError: As ``append``.
         """
-        self._sender.flush(self._deadline(timeout_s))
+        self._sender.flush(self._make_deadline(timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
         """Sends the appended rows, waits until they are stored, and ends the writer. Idempotent.
@@ -213,7 +213,7 @@ class ReplayWriter:
             DeadlineExceededError: As raised by ``flush``; the writer is still open, and may be closed again.
             WriterFailedError: As ``append``.
         """
-        self._sender.close(self._deadline(timeout_s))
+        self._sender.close(self._make_deadline(timeout_s))
 
     def __enter__(self) -> ReplayWriter:
         return self
@@ -230,7 +230,7 @@ class ReplayWriter:
         finally:
             self._sender.stop()
 
-    def _deadline(self, timeout_s: float | None) -> Deadline:
+    def _make_deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline.after(self._timeout_s if timeout_s is None else timeout_s)
 
 

@@ -201,7 +201,7 @@ class ShownStores:
         with self._lock:
             self._names[number] = (ref(td, lambda gone: self._forget(number, gone)), name)
 
-    def name_of(self, td: Any) -> str | None:
+    def find_name(self, td: Any) -> str | None:
         """Returns the name of the store that it shows, if any."""
         with self._lock:
             found = self._names.get(id(td))

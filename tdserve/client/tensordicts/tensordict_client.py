@@ -356,7 +356,7 @@ class TensorDictClient(SessionClient):
         """
         if isinstance(td, StoreHandle):
             return td.load_memmap_(name, allow_pickle=allow_pickle, timeout_s=timeout_s)
-        if self._shows.name_of(td) is None:
+        if self._shows.find_name(td) is None:
             return self.load_memmap(name, out=td, allow_pickle=allow_pickle, mode=mode, timeout_s=timeout_s)
         return self._shows.load(self, td, name, self.deadline(timeout_s), allow_pickle=allow_pickle, mode=mode)
 
@@ -374,7 +374,7 @@ class TensorDictClient(SessionClient):
         """
         if isinstance(td, StoreHandle):
             return td.memmap_refresh_()
-        name = self._shows.name_of(td)
+        name = self._shows.find_name(td)
         if name is None:
             state = "the tensordict was not returned by memmap_() of this client (load_memmap_() takes a name)"
             raise WrongStateError(state=state, event="memmap_refresh_()")

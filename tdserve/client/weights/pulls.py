@@ -191,7 +191,7 @@ class _Attempt:
         message.relays = True
         message.failed.extend(failed)
         pending = session.send(request, latest=message)
-        destination, mismatch = self._destination()  # while the server works
+        destination, mismatch = self._make_destination()  # while the server works
         warn = partial(self._client.catalog.missing_names.warn, wanted.name) if spec is None else None
         answer = pending.wait(compute_answer_timeout_s(deadline), f"a version of {wanted.name!r}", on_slow=warn)
         if answer.HasField("done") and answer.done.nothing_newer:
@@ -273,7 +273,7 @@ class _Attempt:
             self._wants_all = True
             raise TransferAbortedError(transfer=0, reason=str(error)) from error
 
-    def _destination(self) -> tuple[Destination | None, TDServeError | None]:
+    def _make_destination(self) -> tuple[Destination | None, TDServeError | None]:
         """Returns where a version goes, or why it cannot go there; content that is under way is received first."""
         try:
             return self._wanted.make_destination(), None

@@ -49,7 +49,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def run_all(options: argparse.Namespace) -> None:
     """Runs the learner, and starts the collectors as processes of its own."""
     with (
-        server(options.address) as address,
+        provide_server(options.address) as address,
         tempfile.TemporaryDirectory(prefix="tdserve-collectors-") as logs,
         closing(Processes(Path(logs))) as collectors,
         tdserve.connect(address, timeout_s=SERVER_TIMEOUT_S) as client,
@@ -85,12 +85,12 @@ def run_rank(options: argparse.Namespace, rank: TorchrunRank) -> None:
     if options.address is None and rank.local_world_size < rank.world_size:
         reason = "is needed where a job has several machines: start a server that all of them reach"
         raise InvalidRequestError(argument="address", reason=reason)
-    store = _store_of(rank)
+    store = _open_rendezvous(rank)
     if rank.rank:
         address, run = store.get(KEY).decode().split()
         collect_all(address, run, index=rank.rank - 1, local_index=rank.local_rank)
         return
-    with server(options.address) as address, tdserve.connect(address, timeout_s=SERVER_TIMEOUT_S) as client:
+    with provide_server(options.address) as address, tdserve.connect(address, timeout_s=SERVER_TIMEOUT_S) as client:
         store.set(KEY, f"{address} {options.run}")
         print_all(client, options, num_collectors=rank.world_size - 1)
 
@@ -109,14 +109,14 @@ def print_all(
                 check()
 
 
-def _store_of(rank: TorchrunRank) -> dist.Store:  # type: ignore[name-defined]
+def _open_rendezvous(rank: TorchrunRank) -> dist.Store:  # type: ignore[name-defined]
     """Returns the key-value store of this attempt: a job that is started again gets a server of its own."""
     job = dist.TCPStore(rank.master_addr, rank.master_port, is_master=False)  # type: ignore[attr-defined]
     return dist.PrefixStore(f"{KEY}/{rank.restart_count}", job)  # type: ignore[attr-defined]
 
 
 @contextmanager
-def server(address: str | None) -> Iterator[str]:
+def provide_server(address: str | None) -> Iterator[str]:
     """Yields the address of a server: the given one, or that of a server that lives as long as the block."""
     if address is not None:
         yield address

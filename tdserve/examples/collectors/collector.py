@@ -73,7 +73,7 @@ class Collector:
         self._client.queue(self._names.reports, timeout_s=PATIENCE_S).extend(report)
 
 
-def device_of(index: int) -> torch.device:
+def choose_device(index: int) -> torch.device:
     """Returns the device of a collector on this machine: a GPU of its own while there are enough."""
     return torch.device("cuda", index % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
 
@@ -89,7 +89,7 @@ def collect_all(address: str, run: str, *, index: int, local_index: int | None =
     """
     torch.set_num_threads(1)
     with tdserve.connect(address, timeout_s=PATIENCE_S) as client:
-        device = device_of(index if local_index is None else local_index)
+        device = choose_device(index if local_index is None else local_index)
         Collector(client, Names.of(run), index=index, device=device).run()
 
 

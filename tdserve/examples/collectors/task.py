@@ -41,7 +41,7 @@ def collect(
     """Lets the policy act in ``num_rows`` situations; returns these, its actions and rewards, on the device."""
     observation = torch.randn(num_rows, NUM_OBSERVATIONS, device=device)
     action = policy(observation).softmax(1).multinomial(1).squeeze(1)
-    reward = (action == (observation @ _truth().to(device)).argmax(1)).float()
+    reward = (action == (observation @ _make_truth().to(device)).argmax(1)).float()
     origin = {"collector": torch.full_like(action, collector), "version": torch.full_like(action, version)}
     return TensorDict({"observation": observation, "action": action, "reward": reward, **origin}, [num_rows])
 
@@ -62,5 +62,5 @@ def loss(policy: nn.Module, batch: TensorDictBase) -> Tensor:
     return -gained.mean()
 
 
-def _truth() -> Tensor:
+def _make_truth() -> Tensor:
     return torch.randn(NUM_OBSERVATIONS, NUM_ACTIONS, generator=torch.Generator().manual_seed(0))

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.errors import DeadlineExceededError, TransportError
 from tdserve.examples.demo.demo_options import DemoOptions, parse
-from tdserve.examples.demo.demo_stores import PATIENCE_S, POLICY, WARMUP_ROWS, open_stores, sizes
+from tdserve.examples.demo.demo_stores import PATIENCE_S, POLICY, WARMUP_ROWS, get_sizes, open_stores
 from tdserve.examples.demo.dqn import epsilon, make_network
 from tdserve.examples.demo.processes import end_with_parent
 from tdserve.examples.demo.rollout import Actions, Observations, Rollout, to_episode_rows, to_transition_rows
@@ -49,7 +49,7 @@ class Actor:
         self._index = options.index
         self._stores = open_stores(client, options.env)
         self._rollout = Rollout(options.env, NUM_ENVS, np.random.default_rng([options.seed, options.index]))
-        self._network = make_network(*sizes(options.env))
+        self._network = make_network(*get_sizes(options.env))
         # shares the network's memory: what is received into it is what the network computes with
         self._parameters = TensorDict.from_module(self._network).data
         self.version = 0
@@ -71,7 +71,7 @@ class Actor:
 
     def act(self, exploration: float) -> None:
         """Takes a few steps and sends what happened; ``exploration`` is the share of random actions."""
-        transitions, returns = self._rollout.collect(STEPS_PER_VERSION, self._greedy, epsilon=exploration)
+        transitions, returns = self._rollout.collect(STEPS_PER_VERSION, self._choose_greedily, epsilon=exploration)
         if transitions:
             self._stores.transitions.extend(to_transition_rows(transitions, policy_version=self.version))
             self.num_sent += len(transitions)
@@ -80,7 +80,7 @@ class Actor:
             self._stores.episodes.extend(rows)
 
     @torch.no_grad()
-    def _greedy(self, observations: Observations) -> Actions:
+    def _choose_greedily(self, observations: Observations) -> Actions:
         return np.asarray(self._network(torch.from_numpy(observations)).argmax(1))
 
 
@@ -106,7 +106,7 @@ def act(options: DemoOptions) -> int:
         ending, wait_s = "no other run has begun", PATIENCE_S
         if POLICY in client:
             actor.follow_policy(GONE_S)
-        while not actor.is_over or _another_begins(actor, wait_s, say):
+        while not actor.is_over or _wait_for_next_run(actor, wait_s, say):
             ending, wait_s = _act(actor, options.max_seconds), options.linger_s
             if not actor.is_over:
                 break
@@ -114,7 +114,7 @@ def act(options: DemoOptions) -> int:
     return 0
 
 
-def _another_begins(actor: Actor, wait_s: float, say: Callable[[str], None]) -> bool:
+def _wait_for_next_run(actor: Actor, wait_s: float, say: Callable[[str], None]) -> bool:
     """Waits for another run and returns whether one began. With 0 seconds it does not wait."""
     if wait_s:
         say(f"the run is over; stays {wait_s:g} s for another one")

@@ -15,7 +15,7 @@ import tdserve
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.machine import get_own_command
 from tdserve.examples.demo.demo_options import DemoOptions
-from tdserve.examples.demo.demo_stores import sizes
+from tdserve.examples.demo.demo_stores import get_sizes
 from tdserve.examples.demo.learner import Learner, learn
 from tdserve.examples.demo.processes import Processes, hold_signals
 from tdserve.examples.demo.run_report import Ending, Result, find_target, print_summary, summarize, write_json
@@ -38,7 +38,7 @@ def run(options: DemoOptions) -> int:
         NotSupportedError: The environment is not one that the demo can learn.
         InvalidRequestError: The figures cannot be written where the options say. Nothing was started.
     """
-    sizes(options.env)
+    get_sizes(options.env)
     _make_folders(options)
     torch.set_num_threads(1)
     console = Console(highlight=False)

@@ -42,7 +42,7 @@ class DemoStores(NamedTuple):
     episodes: tdserve.ReplayHandle
 
 
-def sizes(env: str) -> tuple[int, int]:
+def get_sizes(env: str) -> tuple[int, int]:
     """Returns the numbers of observations and of actions of an environment, by its gymnasium name.
 
     Raises:
@@ -61,7 +61,7 @@ def sizes(env: str) -> tuple[int, int]:
 
 def open_stores(client: tdserve.Client, env: str) -> DemoStores:
     """Opens the replays of a run; the process that comes first makes them."""
-    observation = np.zeros(sizes(env)[0], np.float32)
+    observation = np.zeros(get_sizes(env)[0], np.float32)
     transitions = to_transition_rows([Transition(observation, 0, observation, 0.0, 0.0)], policy_version=0)
     episodes = to_episode_rows([0.0], actor=0, policy_version=0, ended_s=0.0)
     return DemoStores(
@@ -72,7 +72,7 @@ def open_stores(client: tdserve.Client, env: str) -> DemoStores:
     )
 
 
-def checksum(replay: tdserve.ReplayHandle) -> str:
+def compute_checksum(replay: tdserve.ReplayHandle) -> str:
     """Returns a checksum of all rows of a replay, as clients read them: it tells whether the content has changed.
 
     Raises:

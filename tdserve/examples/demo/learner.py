@@ -17,7 +17,7 @@ from torch import nn
 import tdserve
 from tdserve.base.errors import DeadlineExceededError, ServerBusyError, TransportError
 from tdserve.examples.demo.demo_options import DemoOptions
-from tdserve.examples.demo.demo_stores import POLICY, checksum, open_stores, sizes
+from tdserve.examples.demo.demo_stores import POLICY, compute_checksum, get_sizes, open_stores
 from tdserve.examples.demo.dqn import LEARNING_RATE, MAX_GRADIENT_NORM, follow, loss, make_network
 from tdserve.examples.demo.run_report import (
     Ending,
@@ -69,7 +69,7 @@ class Learner:
     def __init__(self, client: tdserve.Client, options: DemoOptions) -> None:
         torch.manual_seed(options.seed)
         self._client = client
-        self._network = make_network(*sizes(options.env))
+        self._network = make_network(*get_sizes(options.env))
         self._target = copy.deepcopy(self._network)
         self._optimizer = torch.optim.Adam(self._network.parameters(), LEARNING_RATE, fused=True)
         self._error = 0.0
@@ -211,4 +211,4 @@ def _checksum_of_quiet(replay: tdserve.ReplayHandle) -> str:
     while num_rows != (now := replay.info()["inserts"]) and time.monotonic() < end_s:
         num_rows = now
         time.sleep(QUIET_S)
-    return checksum(replay)
+    return compute_checksum(replay)

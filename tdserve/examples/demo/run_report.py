@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 
 from tdserve.examples.demo.demo_options import DemoOptions
-from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, Episode, Snapshot, compute_rates, mean_return
+from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, Episode, Snapshot, compute_mean_return, compute_rates
 
 LINE_INTERVAL_S = 2.0
 """Seconds between two plain lines: a log file wants few."""
@@ -72,12 +72,12 @@ def open_display(console: Console, options: DemoOptions) -> Iterator[Callable[[S
         yield print_line
         return
     with Live(console=console, refresh_per_second=REFRESHES_PER_S) as live:
-        yield lambda snapshot, rates: live.update(_table(options.title, describe(snapshot, rates, target=target)))
+        yield lambda snapshot, rates: live.update(_make_table(options.title, describe(snapshot, rates, target=target)))
 
 
 def describe(snapshot: Snapshot, rates: dict[str, Any], *, target: float | None) -> dict[str, str]:
     """Returns the figures as text, by their names."""
-    mean = _decimal(snapshot.mean_return)
+    mean = _format_decimal(snapshot.mean_return)
     stale = "-" if snapshot.staleness is None else f"{snapshot.staleness:.1f} behind"
     return {
         "time": f"{snapshot.seconds:.0f} s",
@@ -86,7 +86,7 @@ def describe(snapshot: Snapshot, rates: dict[str, Any], *, target: float | None)
         "transitions": f"{rates['transitions']:,.0f}/s",
         "samples": f"{rates['samples']:,.0f}/s",
         "updates": f"{rates['updates']:,.0f}/s",
-        "bytes": _megabytes(rates["num_bytes"], "/s") or "-",
+        "bytes": _format_megabytes(rates["num_bytes"], "/s") or "-",
         "policy": f"version {snapshot.version}, actors {stale}",
     }
 
@@ -103,7 +103,9 @@ class Result:
     @property
     def curve(self) -> list[tuple[float, float]]:
         """Pairs of seconds and the mean return of the last 20 episodes at that time, from the 20th episode on."""
-        means = ((seen.seconds, mean_return(self.episodes[: end + 1])) for end, seen in enumerate(self.episodes))
+        means = (
+            (seen.seconds, compute_mean_return(self.episodes[: end + 1])) for end, seen in enumerate(self.episodes)
+        )
         return [(seconds, mean) for seconds, mean in means if mean is not None]
 
 
@@ -135,31 +137,31 @@ def summarize(result: Result) -> dict[str, str]:
         "ending": result.ending,
         "seed": f"{result.options.seed}",
         "seconds": f"{last.seconds:.1f}",
-        f"mean return of the last {NUM_EPISODES_OF_MEAN}": _decimal(last.mean_return),
+        f"mean return of the last {NUM_EPISODES_OF_MEAN}": _format_decimal(last.mean_return),
         "episodes": f"{last.num_episodes}",
         "transitions": f"{last.num_transitions:,} ({rates['transitions']:,.0f}/s)",
         "samples": f"{last.num_samples:,} ({rates['samples']:,.0f}/s)",
         "updates": f"{last.num_updates:,} ({rates['updates']:,.0f}/s)",
         "policy versions": f"{last.version}",
-        "moved": _megabytes(last.num_bytes) or "nothing: all in shared memory",
+        "moved": _format_megabytes(last.num_bytes) or "nothing: all in shared memory",
     }
 
 
 def print_summary(console: Console, figures: Mapping[str, str]) -> None:
     """Prints the table that ends a run."""
-    console.print(_table("tdserve demo", figures), soft_wrap=not console.is_terminal)
+    console.print(_make_table("tdserve demo", figures), soft_wrap=not console.is_terminal)
 
 
-def _decimal(value: float | None) -> str:
+def _format_decimal(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _megabytes(num_bytes: Mapping[str, float], per: str = "") -> str:
+def _format_megabytes(num_bytes: Mapping[str, float], per: str = "") -> str:
     """Returns bytes by transport as text, in units of 10^6. Transports that moved nothing are left out."""
     return ", ".join(f"{name} {count / 1e6:,.1f} MB{per}" for name, count in num_bytes.items() if count)
 
 
-def _table(title: str, figures: Mapping[str, str]) -> Table:
+def _make_table(title: str, figures: Mapping[str, str]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right", overflow="fold")

@@ -137,7 +137,7 @@ class RunWatch:
         snapshot = Snapshot(
             seconds=self.seconds,
             num_episodes=len(self.episodes),
-            mean_return=mean_return(self.episodes),
+            mean_return=compute_mean_return(self.episodes),
             num_transitions=num_rows - self._begun.first_transition,
             num_samples=info["samples"] - self._begun.first_sample,
             num_updates=num_updates - self._begun.first_update,
@@ -174,7 +174,7 @@ def find_newest(client: tdserve.Client) -> tuple[int, int]:
     return newest.version, newest.metadata["num_updates"]
 
 
-def mean_return(episodes: list[Episode]) -> float | None:
+def compute_mean_return(episodes: list[Episode]) -> float | None:
     """Returns the mean return of the last 20 episodes; None before there are so many."""
     returns = [episode.episode_return for episode in episodes[-NUM_EPISODES_OF_MEAN:]]
     return fmean(returns) if len(returns) == NUM_EPISODES_OF_MEAN else None

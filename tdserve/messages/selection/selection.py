@@ -201,7 +201,7 @@ class Selection:
                 for (item, dim, _), is_here in zip(placed, is_down, strict=False)
             ]
             return Selection(tuple(spans))
-        return Selection(self._mesh(batch_size))
+        return Selection(self._make_mesh(batch_size))
 
     def compute_elements(self, batch_size: Sequence[int]) -> Positions:
         """Returns the positions in the flattened batch that a checked selection selects, in the order of the flattened
@@ -209,7 +209,7 @@ class Selection:
         if not batch_size:
             return np.zeros(math.prod(self.compute_batch_size(batch_size)), np.int64)
         canonical = self.canonicalise(batch_size)
-        mesh = [np.asarray(positions) for positions in canonical._mesh(batch_size)]
+        mesh = [np.asarray(positions) for positions in canonical._make_mesh(batch_size)]
         shape = canonical.compute_batch_size(batch_size)
         spread = [np.broadcast_to(positions, shape) for positions in mesh]
         return np.ravel_multi_index(spread, tuple(batch_size)).reshape(-1).astype(np.int64, copy=False)
@@ -297,7 +297,7 @@ class Selection:
         ]
         return moved, tuple(sizes)
 
-    def _mesh(self, batch_size: Sequence[int]) -> tuple[Item, ...]:
+    def _make_mesh(self, batch_size: Sequence[int]) -> tuple[Item, ...]:
         """Returns positions for every batch dimension, each with as many dimensions as the result."""
         placed, result = self._place_items(batch_size)
         num_block_dims = len(self._broadcast_shape(""))

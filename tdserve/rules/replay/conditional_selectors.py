@@ -195,7 +195,7 @@ class ConditionalSelectors:
             selector.add(rows[self._fits(conditions, rows)])
             self._keep(conditions, selector)
         elif conditions in self._oldest:
-            self._shed(conditions)
+            self._shed_all(conditions)
         self._selectors.move_to_end(conditions)
         return selector
 
@@ -273,7 +273,7 @@ class ConditionalSelectors:
             if num_rows:
                 self._oldest.setdefault(conditions, low)
             if num_rows <= GROWING_ROWS and self._oldest.get(conditions) == low and conditions in self._selectors:
-                self._shed(conditions)
+                self._shed_all(conditions)
 
     def shed_in_pieces(self, conditions: SampleConditions) -> Iterator[None]:
         """Removes the rows that have become too old for these conditions, a piece at a time; other calls may do
@@ -291,7 +291,7 @@ class ConditionalSelectors:
             if conditions in self._oldest:
                 self._oldest[conditions] = high
 
-    def _shed(self, conditions: SampleConditions) -> None:
+    def _shed_all(self, conditions: SampleConditions) -> None:
         for _ in self.shed_in_pieces(conditions):
             pass
 

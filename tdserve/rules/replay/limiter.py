@@ -233,7 +233,7 @@ class SampleToInsertRatio(Limiter):
         """
         insert, _, buffer = self._steps
         if num_rows * insert > max(2 * buffer, self.min_size * insert + buffer):
-            reason = f"an insert of {num_rows} rows never gets through: {self._insert_hint(num_rows)}"
+            reason = f"an insert of {num_rows} rows never gets through: {self._make_insert_hint(num_rows)}"
             raise InvalidRequestError(argument="num_rows", reason=reason)
 
     def can_sample(self, counts: LimiterCounts, num_rows: int) -> bool:
@@ -273,13 +273,13 @@ class SampleToInsertRatio(Limiter):
             )
             insert, _, buffer = self._steps
             if num_rows * insert > 2 * buffer:
-                need += f", where {self._insert_hint(num_rows)}"
+                need += f", where {self._make_insert_hint(num_rows)}"
         return _describe_wait("insert", counts, table, num_rows, self, need)
 
     def _diff(self, inserts: int, samples: int) -> str:
         return f"{inserts * self.ratio - samples:.12g}"
 
-    def _insert_hint(self, num_rows: int) -> str:
+    def _make_insert_hint(self, num_rows: int) -> str:
         insert, _, buffer = self._steps
         return (
             f"an error_buffer of {self.error_buffer:g} with a ratio of {self.ratio:g} lets at most "

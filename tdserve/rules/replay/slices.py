@@ -177,7 +177,7 @@ class Search:
         """Applies the changes to what was found, a piece at a time; other calls may do anything in between. Then a draw
         has the starts, unless another search has begun meanwhile."""
         num_rows, found, steps = 0, self._found, self._changes.steps
-        while found is not None and self._selector.notes(self._changes):
+        while found is not None and self._selector.is_noting(self._changes):
             if not steps:
                 self.dropped += self._selector.keep_starts(self.length, found)
                 return
@@ -297,7 +297,7 @@ class SliceSelector(Selector):
         self._changes = StartChanges(self._get_length(num_rows))
         return Search(self, self._changes)
 
-    def notes(self, changes: StartChanges) -> bool:
+    def is_noting(self, changes: StartChanges) -> bool:
         """Returns whether changes are still noted there: no other search has begun, and the starts are missing."""
         return self._changes is changes
 
@@ -355,7 +355,7 @@ class SliceSelector(Selector):
     def _find_starts(self, rows: Rows) -> None:
         """Adds the starts of all slices that contain one of these members."""
         rows, heads, lasts = self._find_stretches(rows)
-        width = self._max_length()
+        width = self._find_max_length()
         if self._is_pass_worth(len(heads), width):
             self._build_all()
             return
@@ -382,7 +382,7 @@ class SliceSelector(Selector):
     def _lose_starts(self, rows: Rows) -> None:
         """Removes the starts of all slices that contain one of these rows, which are not members any more."""
         rows, heads, lasts = self._find_stretches(rows)
-        width = self._max_length()
+        width = self._find_max_length()
         if self._is_pass_worth(len(heads), width):
             self._build_all()
             return
@@ -420,7 +420,7 @@ class SliceSelector(Selector):
         if self._changes is not None:
             yield self._changes.length, self._changes
 
-    def _max_length(self) -> int:
+    def _find_max_length(self) -> int:
         return max((length for length, _ in self._iter_lengths()), default=0)
 
     def _is_pass_worth(self, num_heads: int, width: int) -> bool:

@@ -139,14 +139,14 @@ class Staleness:
     def find_between(self, low: int, high: int | None = None) -> Rows:
         """Returns the members of a version from ``low`` on, below ``high``; each once, oldest version first."""
         buckets = [(number, self._buckets[number]) for number in self._find_range(low, high)]
-        found = [self._select_alive(number, *chunk) for number, bucket in buckets for chunk in bucket.chunks()]
+        found = [self._select_alive(number, *chunk) for number, bucket in buckets for chunk in bucket.iter_chunks()]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def iter_pieces(self, low: int, high: int, *, piece_rows: int) -> Iterator[Rows]:
         """Yields the rows of :meth:`find_between`, at most ``piece_rows`` at a time, or none: each is a member when
         yielded. Rows may come and go meanwhile; those that come are not among them."""
         buckets = [(number, self._buckets[number]) for number in self._find_range(low, high)]
-        chunks = [(number, rows) for number, bucket in buckets for _, rows in bucket.chunks()]
+        chunks = [(number, rows) for number, bucket in buckets for _, rows in bucket.iter_chunks()]
         for number, rows in chunks:
             for start in range(0, len(rows), piece_rows):
                 part = rows[start : start + piece_rows]
@@ -243,7 +243,7 @@ class _VersionBucket:
             self._end += len(part)
         return np.arange(begin, self._end)
 
-    def chunks(self) -> Iterator[tuple[int, Rows]]:
+    def iter_chunks(self) -> Iterator[tuple[int, Rows]]:
         """Yields the rows in parts, with the place of the first of each."""
         for first, rows in zip(range(self._begin, self._end, self._chunk_rows), self._chunks, strict=True):
             yield first, rows[: self._end - first]

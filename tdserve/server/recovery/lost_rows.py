@@ -143,10 +143,10 @@ class LostRows:
         raise CorruptDataError(
             path=f"store {store!r}, rows {shown}",
             expected="rows that were written whole",
-            actual=f"{self._why(lost)}; {remedy}",
+            actual=f"{self._explain(lost)}; {remedy}",
         )
 
-    def _why(self, rows: RowSet) -> str:
+    def _explain(self, rows: RowSet) -> str:
         if POWER_LOSS in self.find_writers(rows):
             return "rows that had not reached the disk when the power was lost"
         return "rows whose writer died while it overwrote them"

@@ -112,7 +112,7 @@ class Sessions:
             worker=worker,
             interface=interface,
             inline_bytes=self._config.inline_bytes,
-            invitation=self._invitation(hello),
+            invitation=self._make_invitation(hello),
             channel_transport=channel.transport,
         )
         self._by_number[session.number] = session
@@ -185,7 +185,7 @@ class Sessions:
             if session.worker is worker and session.mover.uses_channels:
                 session.ended.set()
 
-    def _invitation(self, hello: control_pb2.Hello) -> Invitation | None:
+    def _make_invitation(self, hello: control_pb2.Hello) -> Invitation | None:
         """Returns an invitation for a client on this machine whose transport may be shm; None for others."""
         return Invitation.make() if self._is_here(hello) and hello.transport in ("auto", "shm") else None
 

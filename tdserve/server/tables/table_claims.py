@@ -92,7 +92,7 @@ class TableClaims:
         self._active = claiming.active
         self._active.add(self)
         entry.waiters.on_wait = self.listen
-        self._ring_when_needed()
+        self._request_messages()
 
     def catch_up(self) -> None:
         """Commits the rows that were filled, and takes claimed rows out of every sample."""
@@ -108,7 +108,7 @@ class TableClaims:
                 self._take_records(num_written)
             if num_claimed > self._num_claimed:
                 self._claim(num_claimed - self._num_claimed)
-            self._ring_when_needed()
+            self._request_messages()
         except CapacityError as error:  # the next call tries again
             self._failure = error
             _log.error("rows that were claimed of store %r are not committed yet: %s", self._entry.name, error)
@@ -235,10 +235,10 @@ class TableClaims:
 
     def listen(self) -> None:
         """Makes the client report every record, because somebody waits for the table."""
-        self._ring_when_needed()
+        self._request_messages()
         self.catch_up()
 
-    def _ring_when_needed(self) -> None:
+    def _request_messages(self) -> None:
         is_awaited = bool(self._entry.waiters.num_waiting)
         self._file.request_messages(0 if is_awaited else self._num_claimed + self._window // 2)
 

@@ -124,7 +124,7 @@ class Relays:
 
         placed = look()
         if placed is None:
-            placed = await self._in_line(session, store, look, deadline)
+            placed = await self._wait_in_line(session, store, look, deadline)
         if placed is None:
             placed = store.fanout.place(version.version, content, session.number, num_failed=MAX_TRIES)
         if placed is None or not placed.link:
@@ -168,7 +168,7 @@ class Relays:
 
     def hand_on(self, session: ClientSession, entry: control_pb2.Rendezvous) -> None:
         """Passes a rendezvous entry of a link on to its other end, if this session is one of its ends."""
-        store = self._store_of(session, entry.link)
+        store = self._find_store(session, entry.link)
         if store is None:
             return
         ends = {store.fanout.find_puller(entry.link), store.fanout.find_source(entry.link)}
@@ -182,11 +182,11 @@ class Relays:
         link has ended."""
         kind = report.WhichOneof("report")
         link = report.whole.link if kind == "whole" else getattr(report, kind or "holds")
-        store = self._store_of(session, link)
+        store = self._find_store(session, link)
         if store is None:
             return
         if kind == "holds":
-            store.fanout.holds(session.number, link)
+            store.fanout.note_holding(session.number, link)
         elif kind == "ended" and store.fanout.find_source(link) == session.number:
             store.fanout.note_sent(link)
         elif kind == "ended" and store.fanout.find_puller(link) == session.number:
@@ -208,13 +208,13 @@ class Relays:
             InvalidRequestError: No such link to this client is under way.
             DeadlineExceededError: The right checksums are not known in time.
         """
-        store = self._store_of(session, asked.link)
+        store = self._find_store(session, asked.link)
         found = store.fanout.find_content(asked.link) if store is not None else None
         if store is None or found is None or store.fanout.find_puller(asked.link) != session.number:
             raise InvalidRequestError(argument="link", reason=f"{asked.link} is not under way to this client")
         entry, nbytes = store.entry, store.nbytes[found[1]]
         await inline_tasks.ensure_task()
-        expected = await self._checksums(session, store, *found, asked.timeout_s)
+        expected = await self._find_checksums(session, store, *found, asked.timeout_s)
         if expected != asked.checksums:
             store.fanout.note_failure(session.number, asked.link, was_connected=True)
             self._on_moved(store)
@@ -228,14 +228,14 @@ class Relays:
     def on_session_ended(self, number: int) -> None:
         """Drops an ended session from the trees; pullers that receive from it are notified at once."""
         member = self._members.pop(number, None)
-        for store in self._stores_of(member):
+        for store in self._list_stores(member):
             for orphan in store.fanout.lose(number):
                 puller = store.fanout.find_puller(orphan.link)
                 if puller is not None:
                     self._send_order(puller, control_pb2.RelayOrder(lost=orphan.link))
             self._on_moved(store)
 
-    async def _checksums(
+    async def _find_checksums(
         self, session: ClientSession, store: _Store, version: int, content: Hashable, timeout_s: float
     ) -> bytes:
         """Returns the checksums that a version must have: the server's own if it computes them, else those of a client
@@ -264,7 +264,7 @@ class Relays:
             lambda: f"the checksums of version {version} of {entry.name!r}",
         )
 
-    async def _in_line(
+    async def _wait_in_line(
         self,
         session: ClientSession,
         store: _Store,
@@ -325,11 +325,11 @@ class Relays:
             store = self._stores[uid] = _Store(entry, Fanout(numbers=self._numbers))
         return store
 
-    def _stores_of(self, member: _Member | None) -> list[_Store]:
+    def _list_stores(self, member: _Member | None) -> list[_Store]:
         uids = () if member is None else member.uids
         return [self._stores[uid] for uid in uids if uid in self._stores]
 
-    def _store_of(self, session: ClientSession, link: int) -> _Store | None:
+    def _find_store(self, session: ClientSession, link: int) -> _Store | None:
         """Returns the store of a link, if this session has asked for a version of it."""
-        stores = self._stores_of(self._members.get(session.number))
+        stores = self._list_stores(self._members.get(session.number))
         return next((store for store in stores if store.fanout.find_content(link) is not None), None)

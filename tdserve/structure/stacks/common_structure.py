@@ -56,7 +56,7 @@ def join_parts(parts: Sequence[CapturedPart], dim: int, *, path: Path, names: Di
         return None  # a stack of instances differs from an instance around a stack
     result = _Stacking(parts, dim, None if names is None else names[dim])
     try:
-        root = result.node([part.root for part in parts], path)
+        root = result.join_nodes([part.root for part in parts], path)
     except _Uneven:
         return None
     return CapturedPart(root._replace(stack_dim=dim), result.tensors, result.values, path)
@@ -70,7 +70,7 @@ class _Stacking:
         self.tensors: dict[Path, torch.Tensor] = {}
         self.values: dict[Path, Any] = {}
 
-    def node(self, nodes: list[Node], path: Path) -> Node:
+    def join_nodes(self, nodes: list[Node], path: Path) -> Node:
         first = nodes[0]
         for node in nodes:
             is_same = (
@@ -90,7 +90,7 @@ class _Stacking:
             column = [row.get(key) for row in rows]
             if any(type(entry) is not type(column[0]) for entry in column):
                 raise _Uneven
-            entries.append((key, self._entry(column, (*path, key), first.batch_size)))
+            entries.append((key, self._join_entries(column, (*path, key), first.batch_size)))
         names = first.names or (None,) * len(first.batch_size)
         names = self._insert(names, self._name)
         return first._replace(
@@ -99,9 +99,9 @@ class _Stacking:
             entries=tuple(entries),
         )
 
-    def _entry(self, column: list[Any], path: Path, batch_size: tuple[int, ...]) -> Entry:
+    def _join_entries(self, column: list[Any], path: Path, batch_size: tuple[int, ...]) -> Entry:
         if isinstance(column[0], Node):
-            return self.node(column, path)
+            return self.join_nodes(column, path)
         if isinstance(column[0], TensorLeaf):
             return self._join_tensors(column, path, batch_size)
         return self._join_values(column, path)

@@ -27,7 +27,7 @@ def test_pool_when_made_then_a_row_has_the_size_of_the_plan_and_names_itself(
 
 
 def test_batches_when_taken_on_and_on_then_start_again_and_are_always_whole() -> None:
-    batches = workload_data.make_transitions(5).batches(2)
+    batches = workload_data.make_transitions(5).iter_batches(2)
     assert [next(batches)["reward"].tolist() for _ in range(3)] == [[0, 1], [2, 3], [0, 1]]
 
 

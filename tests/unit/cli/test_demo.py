@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.cli.demo import index_of_host, server_settings
+from tdserve.cli.demo import derive_index, make_server_config
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,14 @@ from tdserve.cli.demo import index_of_host, server_settings
 def test_settings_when_others_call_it_by_an_address_then_it_listens_there_unless_variables_say_otherwise(
     address: str | None, environ: dict[str, str], expected: tuple[str, int]
 ) -> None:
-    found = server_settings(address, Path("r"), environ)
+    found = make_server_config(address, Path("r"), environ)
     assert (found.host, found.port) == expected
 
 
 def test_settings_when_no_root_is_given_then_the_variable() -> None:
-    assert server_settings(None, None, {"TDSERVE_ROOT": "/data"}).root == "/data"
+    assert make_server_config(None, None, {"TDSERVE_ROOT": "/data"}).root == "/data"
     with pytest.raises(InvalidRequestError, match="TDSERVE_ROOT"):
-        server_settings(None, None, {})
+        make_server_config(None, None, {})
 
 
 def test_settings_when_others_could_reach_it_without_a_token_then_refused(
@@ -36,7 +36,7 @@ def test_settings_when_others_could_reach_it_without_a_token_then_refused(
 ) -> None:
     monkeypatch.delenv("TDSERVE_TOKEN_FILE", raising=False)
     with pytest.raises(InvalidRequestError, match="reachable by others"):
-        server_settings("server:7707", tmp_path / "root").validate()
+        make_server_config("server:7707", tmp_path / "root").validate()
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_settings_when_others_could_reach_it_without_a_token_then_refused(
     [("actor-3", 3), ("demo_actor_12", 12), ("myhost", 0), ("node7", 0), ("00000000002a", 42), ("3f2a9c81b2c4", 1924)],
 )
 def test_index_of_host_when_it_ends_in_a_number_or_is_a_container_then_that(hostname: str, index: int) -> None:
-    assert index_of_host(hostname) == index
+    assert derive_index(hostname) == index

@@ -15,7 +15,7 @@ def grown(fanout: Fanout, *pullers: int, version: int = 1) -> dict[int, Placemen
     found = {}
     for puller in pullers:
         found[puller] = placed(fanout, puller, version=version, num_waiting=len(pullers))
-        fanout.holds(puller, found[puller].link)
+        fanout.note_holding(puller, found[puller].link)
     return found
 
 
@@ -49,7 +49,7 @@ def test_place_when_roots_are_there_then_relays_serve_as_many_as_they_may_and_th
         (2, found[2].link),
     ]
     assert fanout.place(1, 1, 7) is None
-    fanout.holds(3, below[0].link)
+    fanout.note_holding(3, below[0].link)
     assert placed(fanout, 7).relay == 3
 
 
@@ -57,7 +57,7 @@ def test_place_when_a_relay_has_nothing_yet_then_waits_and_goes_there_afterwards
     fanout = Fanout(1)
     root = placed(fanout, 1)
     assert fanout.place(1, 1, 2) is None
-    fanout.holds(1, root.link)
+    fanout.note_holding(1, root.link)
     assert placed(fanout, 2).relay == 1
 
 
@@ -213,7 +213,7 @@ def test_thousand_when_they_come_at_once_then_the_server_sends_it_a_few_times() 
         for puller, each in now:
             sources.append(each.relay)
             depth[puller] = depth[each.relay] + 1
-            fanout.holds(puller, each.link)
+            fanout.note_holding(puller, each.link)
         waiting = [puller for puller, each in found if each is None]
         if not now:
             raise AssertionError("nobody is placed any more")

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from tdserve.client.session.message_facts import convert_stats, message_facts
+from tdserve.client.session.message_facts import convert_stats, to_facts
 from tdserve.v1 import control_pb2
 
 
 def test_message_when_turned_into_facts_then_has_every_field_and_what_lies_in_lists() -> None:
     message = control_pb2.GetStatsResponse(num_stores=2, workers=[control_pb2.WorkerStats(pid=7)])
-    facts = message_facts(message)
+    facts = to_facts(message)
     assert facts["workers"] == [{"worker": 0, "pid": 7, "num_restarts": 0, "is_ready": False}]
     assert facts["num_stores"] == 2
     assert list(facts) == [field.name for field in message.DESCRIPTOR.fields]

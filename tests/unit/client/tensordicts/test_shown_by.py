@@ -17,9 +17,9 @@ def made() -> TensorDict:
 def test_name_of_when_added_then_known_by_identity() -> None:
     shows, td = ShownStores(), made()
     shows.add(td, "a")
-    assert (shows.name_of(td), shows.name_of(made())) == ("a", None)
+    assert (shows.find_name(td), shows.find_name(made())) == ("a", None)
     shows.add(td, "b")
-    assert shows.name_of(td) == "b"
+    assert shows.find_name(td) == "b"
 
 
 def test_name_of_when_the_tensordict_is_gone_then_nothing_is_kept() -> None:
@@ -31,5 +31,5 @@ def test_name_of_when_the_tensordict_is_gone_then_nothing_is_kept() -> None:
         gc.collect()
         sizes.append(count_bytes(shows))
     assert max(sizes) == sizes[0]
-    assert shows.name_of(kept) == "kept"
-    assert shows.name_of(made()) is None
+    assert shows.find_name(kept) == "kept"
+    assert shows.find_name(made()) is None

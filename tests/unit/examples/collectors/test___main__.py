@@ -11,7 +11,7 @@ import tdserve
 from tdserve.base.config import TorchrunRank
 from tdserve.base.errors import InvalidRequestError
 from tdserve.examples.collectors import __main__ as under_test
-from tdserve.examples.collectors.__main__ import KEY, end_on_signals, parse, run_rank, server
+from tdserve.examples.collectors.__main__ import KEY, end_on_signals, parse, provide_server, run_rank
 
 
 @pytest.fixture
@@ -64,12 +64,12 @@ def test_rank_when_not_the_first_then_collects_on_the_server_that_the_first_has_
 
 
 def test_server_when_one_is_given_then_starts_none() -> None:
-    with server("10.0.0.1:7") as address:
+    with provide_server("10.0.0.1:7") as address:
         assert address == "10.0.0.1:7"
 
 
 def test_server_when_none_is_given_then_it_lives_as_long_as_the_block() -> None:
-    with server(None) as address, tdserve.connect(address) as client:
+    with provide_server(None) as address, tdserve.connect(address) as client:
         assert client.stores() == []
     with pytest.raises(tdserve.ConnectError):
         tdserve.connect(address, timeout_s=0.1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tdserve
-from tdserve.examples.collectors.collector import NUM_ROWS, Collector, device_of
+from tdserve.examples.collectors.collector import NUM_ROWS, Collector, choose_device
 from tdserve.examples.collectors.task import Names, collect, make_policy, make_report
 
 LIKE = collect(make_policy(), 1, torch.device("cpu"))[0]
@@ -43,10 +43,10 @@ def test_collector_when_the_last_weights_are_there_then_says_that_it_began_and_w
 
 def test_device_when_there_is_no_gpu_then_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_of(1) == torch.device("cpu")
+    assert choose_device(1) == torch.device("cpu")
 
 
 def test_device_when_there_are_gpus_then_each_collector_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert [device_of(index).index for index in range(3)] == [0, 1, 0]
+    assert [choose_device(index).index for index in range(3)] == [0, 1, 0]

@@ -15,7 +15,7 @@ from tdserve.base.errors import ConnectError
 from tdserve.examples.demo import learner
 from tdserve.examples.demo.actor import Actor
 from tdserve.examples.demo.demo_options import DemoOptions
-from tdserve.examples.demo.demo_stores import POLICY, checksum
+from tdserve.examples.demo.demo_stores import POLICY, compute_checksum
 from tdserve.examples.demo.dqn import make_network
 from tdserve.examples.demo.learner import Learner, learn_alone, update
 
@@ -71,7 +71,7 @@ def test_learn_alone_when_the_time_is_up_then_says_that_it_is_over_and_sums_it_u
         assert policy is not None
         assert policy.metadata["is_over"] is True
         assert policy.metadata["num_updates"] > 0
-        assert f"data checksum: {checksum(client.replay('transitions'))}" in printed
+        assert f"data checksum: {compute_checksum(client.replay('transitions'))}" in printed
     assert re.search(r"ending +│ +time is up", printed)
     assert json.loads((tmp_path / "new" / "figures.json").read_text())["ending"] == "time is up"
 

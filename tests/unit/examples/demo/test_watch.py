@@ -8,7 +8,15 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.examples.demo.demo_stores import POLICY, open_stores
-from tdserve.examples.demo.watch import Begun, Episode, RunWatch, Snapshot, compute_rates, mean_return, read_rows
+from tdserve.examples.demo.watch import (
+    Begun,
+    Episode,
+    RunWatch,
+    Snapshot,
+    compute_mean_return,
+    compute_rates,
+    read_rows,
+)
 from tests.integration.processes import quiet_port
 
 
@@ -26,11 +34,11 @@ def transitions(num_rows: int) -> TensorDict:
 
 
 def test_mean_return_waits_for_twenty_episodes() -> None:
-    assert mean_return(episodes(*[500.0] * 19)) is None
+    assert compute_mean_return(episodes(*[500.0] * 19)) is None
 
 
 def test_mean_return_is_that_of_the_last_twenty() -> None:
-    assert mean_return(episodes(*[0.0] * 50, *[480.0] * 10, *[470.0] * 10)) == 475.0
+    assert compute_mean_return(episodes(*[0.0] * 50, *[480.0] * 10, *[470.0] * 10)) == 475.0
 
 
 def test_rates_are_differences_per_second() -> None:
