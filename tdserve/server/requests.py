@@ -123,7 +123,7 @@ class Requests:
         """
         kind = message.WhichOneof("body") or ""
         try:
-            if await self._begin(session, kind, message):
+            if await self._wait_for_earlier_attempt(session, kind, message):
                 await self._answer(session, kind, message, ahead)
         finally:
             if ahead is not None and not self._stores.db.owes:
@@ -132,11 +132,12 @@ class Requests:
     async def _answer(
         self, session: ClientSession, kind: str, message: control_pb2.ClientMessage, ahead: LongListFile | None
     ) -> None:
+        """Carries out a request that has begun, and ends it; whatever fails becomes its answer."""
         request = message.request
         if _has_messages(kind, message):
             session.bind(request, message.channel)
         try:
-            await self._serve(session, kind, message, ahead)
+            await self._carry_out(session, kind, message, ahead)
         except ServerBusyError as error:
             await self._refuse(session, request, error)
         except TDServeError as error:
@@ -155,8 +156,10 @@ class Requests:
         if not session.cancel(request):
             session.run(self._samples.give_back(session.number, request), 0)
 
-    async def _begin(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> bool:
-        """Returns whether a request may begin.
+    async def _wait_for_earlier_attempt(
+        self, session: ClientSession, kind: str, message: control_pb2.ClientMessage
+    ) -> bool:
+        """Begins a request, after any earlier attempt at it; returns False if it was refused or cancelled instead.
 
         A retry has the number of the earlier attempt and may arrive while that is still ending here: the worker has yet
         to report it, or its answer is being sent. The retry waits for that.
@@ -184,9 +187,10 @@ class Requests:
         with session.send_refusal():
             await session.fail(request, error)
 
-    async def _serve(
+    async def _carry_out(
         self, session: ClientSession, kind: str, message: control_pb2.ClientMessage, ahead: LongListFile | None
     ) -> None:
+        """Has a request handled and its result sent; one that was committed before is answered from its record."""
         handler, request = self._handlers.get(kind), message.request
         if handler is None:
             raise RemoteProtocolError(expected="a request", received=kind or "an empty message")
