@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,21 +19,34 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.v1 import control_pb2
 
 
-def set_row_annotations(
-    request: control_pb2.ExtendRequest, settings: Settings, *, priority: Any, ends: Any, policy_version: Any
-) -> None:
-    """Sets priorities, ends and policy versions of a request's rows; arguments as of ``TableHandle.extend``.
+class RowAnnotations(NamedTuple):
+    """What an extend gives its rows besides their content; as in the arguments of ``TableHandle.extend``."""
 
-    Raises:
-        InvalidRequestError: One is invalid, has neither one element nor one per row, or is not supported by the table.
-    """
-    if priority is not None:
-        request.priorities.data = to_priorities(priority, request.num_rows).astype("<f8").tobytes()
-    if ends is not None:
-        request.ends.data = _encode_flags(ends, request.num_rows)
-    if policy_version is not None:
-        check_policy(settings, request.store, POLICY_VERSION_KEY)
-        request.policy_versions.data = _check_versions(policy_version, request.num_rows).tobytes()
+    priority: Any = None
+    ends: Any = None
+    writer: int = 0
+    policy_version: Any = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the rows have the defaults; rows of whatever writer do."""
+        return self.priority is None and self.ends is None and self.policy_version is None
+
+    def add_to(self, request: control_pb2.ExtendRequest, settings: Settings) -> None:
+        """Adds them to a request for a table with these settings.
+
+        Raises:
+            InvalidRequestError: One is invalid, has neither one element nor one per row, or is not supported by the
+                table.
+        """
+        request.writer = self.writer
+        if self.priority is not None:
+            request.priorities.data = to_priorities(self.priority, request.num_rows).astype("<f8").tobytes()
+        if self.ends is not None:
+            request.ends.data = _encode_flags(self.ends, request.num_rows)
+        if self.policy_version is not None:
+            check_policy(settings, request.store, POLICY_VERSION_KEY)
+            request.policy_versions.data = _check_versions(self.policy_version, request.num_rows).tobytes()
 
 
 def check_policy(settings: Settings, store: str, argument: str) -> None:

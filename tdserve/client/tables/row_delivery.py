@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tdserve.base.errors import CapacityError, InvalidRequestError
+from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.client.tables.row_buffer import Batch
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.captured import Captured
@@ -25,14 +26,7 @@ class RowDestination(Protocol):
     settings: Settings
 
     def extend_captured(
-        self,
-        captured: Sequence[Captured],
-        *,
-        priority: Any = None,
-        ends: Any = None,
-        writer: int = 0,
-        policy_version: Any = None,
-        timeout_s: float | None = None,
+        self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
     ) -> Any:
         """Stores rows together, and returns when they are stored."""
 
@@ -95,11 +89,10 @@ class Delivery:
             start += num_rows
 
     def _extend(self, batch: Batch, rows: slice) -> None:
-        more: dict[str, Any] = {}
-        if batch.priorities is not None:
-            more["priority"] = batch.priorities[rows]
-        if batch.policy_versions is not None:
-            more["policy_version"] = batch.policy_versions[rows]
-        if batch.ends is not None and batch.ends[rows].any():
-            more["ends"] = batch.ends[rows]
-        self._table.extend_captured(batch.cut(rows), writer=batch.stream, timeout_s=math.inf, **more)
+        annotations = RowAnnotations(
+            priority=None if batch.priorities is None else batch.priorities[rows],
+            ends=batch.ends[rows] if batch.ends is not None and batch.ends[rows].any() else None,
+            writer=batch.stream,
+            policy_version=None if batch.policy_versions is None else batch.policy_versions[rows],
+        )
+        self._table.extend_captured(batch.cut(rows), annotations, timeout_s=math.inf)

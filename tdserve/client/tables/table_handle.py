@@ -39,7 +39,7 @@ from tdserve.client.tables.destack import destack
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.extend_parts import ExtendPart
 from tdserve.client.tables.retype_table import find_current_description, retype, was_densified
-from tdserve.client.tables.row_annotations import parse_max_lag, set_row_annotations
+from tdserve.client.tables.row_annotations import RowAnnotations, parse_max_lag
 from tdserve.client.tables.sampling import ANY_ROWS, Conditions, Query, build_rows
 from tdserve.client.tables.table_counts import LastCounts, TableCounts, ask_counts
 from tdserve.client.tables.writer import ReplayWriter
@@ -157,45 +157,36 @@ class TableHandle(ByAddress):
         """
         writer = check_integer("writer", writer, 0, maximum=2**64 - 1)
         captured, keys = self._capture_batch(batch)
-        return self._extend(
-            (captured,),
-            keys,
-            priority=priority,
-            ends=ends,
-            writer=writer,
-            policy_version=policy_version,
-            timeout_s=timeout_s,
-            return_early=return_early,
-        )
+        annotations = RowAnnotations(priority, ends, writer, policy_version)
+        return self._extend((captured,), keys, annotations, timeout_s, return_early)
 
-    def extend_captured(self, captured: Sequence[Captured], **annotations: Any) -> Any:
-        """Writes rows that a writer has captured, all together; other arguments, result and errors as of ``extend``."""
-        return self._extend(captured, self._check_fits(captured[0].spec), **annotations)
+    def extend_captured(
+        self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
+    ) -> torch.Tensor:
+        """Writes rows that a writer has captured, all together; result and errors as of ``extend``."""
+        keys = self._check_fits(captured[0].spec)
+        numbers: torch.Tensor = self._extend(captured, keys, annotations, timeout_s, return_early=False)
+        return numbers
 
     def _extend(
         self,
         captured: Sequence[Captured],
         keys: tuple[Path, ...],
-        *,
-        priority: Any = None,
-        ends: Any = None,
-        writer: int = 0,
-        policy_version: Any = None,
-        timeout_s: float | None = None,
-        return_early: bool = False,
+        annotations: RowAnnotations,
+        timeout_s: float | None,
+        return_early: bool,
     ) -> Any:
         num_rows = sum(each.spec.batch_size[0] for each in captured)
         deadline = self._client.deadline(timeout_s)
         if num_rows == 0:
             empty = torch.empty(0, dtype=torch.int64)
             return _make_done(empty) if return_early else empty
-        is_plain = not keys and priority is None and ends is None and policy_version is None
-        tried = self._coalescer.claim(captured) if is_plain else None
+        tried = self._coalescer.claim(captured) if not keys and annotations.is_plain else None
         if isinstance(tried, torch.Tensor):
             return _make_done(tried) if return_early else tried
-        request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows, writer=writer)
+        request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows)
         request.keys.extend(content_pb2.Path(parts=path) for path in keys)
-        set_row_annotations(request, self.settings, priority=priority, ends=ends, policy_version=policy_version)
+        annotations.add_to(request, self.settings)
         part = ExtendPart.from_request(captured, request, deadline, number=tried and tried.request)
         if return_early or self._coalescer.is_waiting:  # these were first
             self._coalescer.submit(part)

@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from tdserve.client.tables.nstep import NStep
+from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.client.tables.row_buffer import NO_PRIORITY
 from tdserve.client.tables.row_sender import RowSender
 from tdserve.rules.replay.settings import Settings
@@ -64,14 +65,7 @@ class RecordingTable:
             self._changed.notify_all()
 
     def extend_captured(
-        self,
-        captured: Sequence[Captured],
-        *,
-        priority: Any = None,
-        ends: Any = None,
-        writer: int = 0,
-        policy_version: Any = None,
-        timeout_s: float | None = None,
+        self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
     ) -> Any:
         """Records the rows when it may go on."""
         with self._changed:
@@ -86,8 +80,7 @@ class RecordingTable:
             batch: Any = torch.cat([build(each.spec, each.tensors, each.values) for each in captured])
             self.contents.append(batch)
             self.batches.append(batch["x"].tolist())
-            said = {"priority": priority, "ends": ends, "policy_version": policy_version}
-            self.calls.append({**said, "writer": writer, "timeout_s": timeout_s})
+            self.calls.append({**annotations._asdict(), "timeout_s": timeout_s})
             self._changed.notify_all()
             return torch.arange(len(batch))
 

@@ -9,10 +9,10 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.tables.row_annotations import (
+    RowAnnotations,
     check_policy_version,
     find_oldest_version,
     parse_max_lag,
-    set_row_annotations,
 )
 from tdserve.rules.replay.settings import Settings
 from tdserve.v1 import control_pb2
@@ -20,21 +20,21 @@ from tdserve.v1 import control_pb2
 POLICY = Settings(policy="p")
 
 
-def said(version: Any, settings: Settings = POLICY) -> list[int]:
-    """What a request says of two rows."""
+def encode_versions(version: Any, settings: Settings = POLICY) -> list[int]:
+    """Returns the policy versions in a request of two rows."""
     request = control_pb2.ExtendRequest(store="r", num_rows=2)
-    set_row_annotations(request, settings, priority=None, ends=None, policy_version=version)
+    RowAnnotations(policy_version=version).add_to(request, settings)
     return [int(number) for number in np.frombuffer(request.policy_versions.data, "<i8")]
 
 
 @pytest.mark.parametrize("given", [3, np.int64(3), torch.tensor(3), np.array(3)])
-def test_say_of_rows_when_one_version_is_given_then_it_stands_for_all(given: Any) -> None:
-    assert said(given) == [3]
+def test_add_to_when_one_version_is_given_then_it_stands_for_all(given: Any) -> None:
+    assert encode_versions(given) == [3]
 
 
 @pytest.mark.parametrize("given", [torch.tensor([3, 0]), np.array([3, 0], np.uint8), torch.tensor([3, 0]).int()])
-def test_say_of_rows_when_each_row_has_a_version_then_all_are_told(given: Any) -> None:
-    assert said(given) == [3, 0]
+def test_add_to_when_each_row_has_a_version_then_all_are_sent(given: Any) -> None:
+    assert encode_versions(given) == [3, 0]
 
 
 @pytest.mark.parametrize(
@@ -42,28 +42,28 @@ def test_say_of_rows_when_each_row_has_a_version_then_all_are_told(given: Any) -
     [-1, True, 1.0, "1", [1, 2], torch.tensor(True), torch.tensor([1]), torch.tensor([1.0, 2.0]), np.array([1, -1])],
     ids=repr,
 )
-def test_say_of_rows_when_it_is_no_version_then_refused(given: Any) -> None:
+def test_add_to_when_it_is_no_version_then_refused(given: Any) -> None:
     with pytest.raises(InvalidRequestError) as raised:
-        said(given)
+        encode_versions(given)
     assert raised.value.argument == "policy_version"
 
 
-def test_say_of_rows_when_the_table_has_no_policy_then_only_silence_is_right() -> None:
-    assert said(None, Settings()) == []
+def test_add_to_when_the_table_has_no_policy_then_no_version_is_accepted() -> None:
+    assert encode_versions(None, Settings()) == []
     with pytest.raises(InvalidRequestError, match="without a policy"):
-        said(0, Settings())
+        encode_versions(0, Settings())
 
 
-def test_say_of_rows_when_ends_are_no_flags_then_refused() -> None:
+def test_add_to_when_ends_are_no_flags_then_refused() -> None:
     request = control_pb2.ExtendRequest(store="r", num_rows=2)
-    set_row_annotations(request, POLICY, priority=[1.0, 2.0], ends=torch.tensor([False, True]), policy_version=None)
+    RowAnnotations(priority=[1.0, 2.0], ends=torch.tensor([False, True])).add_to(request, POLICY)
     assert (request.ends.data, len(request.priorities.data)) == (b"\0\1", 16)
     for ends in (torch.tensor([0, 1]), torch.tensor([True] * 3)):
         with pytest.raises(InvalidRequestError, match="ends"):
-            set_row_annotations(request, POLICY, priority=None, ends=ends, policy_version=None)
+            RowAnnotations(ends=ends).add_to(request, POLICY)
 
 
-def test_checked_max_lag_when_it_cannot_be_then_refused() -> None:
+def test_parse_max_lag_when_it_is_not_possible_then_refused() -> None:
     assert [parse_max_lag(lag, POLICY, "r") for lag in (None, 0, 7)] == [None, 0, 7]
     assert parse_max_lag(None, Settings(), "r") is None
     for lag in (-1, True, 1.0):
@@ -73,7 +73,7 @@ def test_checked_max_lag_when_it_cannot_be_then_refused() -> None:
         parse_max_lag(1, Settings(), "r")
 
 
-def test_checked_version_when_it_does_not_fit_int64_then_refused() -> None:
+def test_check_policy_version_when_it_does_not_fit_int64_then_refused() -> None:
     assert check_policy_version((1 << 63) - 1) == (1 << 63) - 1
     with pytest.raises(InvalidRequestError):
         check_policy_version(1 << 63)
