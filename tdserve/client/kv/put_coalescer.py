@@ -6,22 +6,19 @@ in the order of their calls, whatever way their content takes. Each call keeps i
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CapacityError, RequestError, TDServeError, TransferAbortedError
+from tdserve.base.errors import CapacityError, RequestError, TDServeError
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.pending import MAX_POLL_S
-from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.session.session import Session
-from tdserve.client.transfers.coalescer import SENDING_POLL_S, Coalescer, fail_parts, find_first_deadline
+from tdserve.client.transfers.coalescer import Coalescer, fail_parts, find_first_deadline
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
 from tdserve.structure.capture import Captured
 from tdserve.structure.captured import EncodedValues
@@ -86,17 +83,12 @@ class PutCoalescer(Coalescer[PutPart]):
         self._what = f"a put to {store!r}"
         self._waiting: deque[PutPart] = deque()
         self._under_way: Future[control_pb2.Done] | None = None
-        self._pid = os.getpid()
-        _EXIT_FLUSH.add(self)
 
     @property
     def is_waiting(self) -> bool:
         """Whether puts are under way, which no other may overtake."""
         with self._lock:
-            return self._is_busy()
-
-    def _is_busy(self) -> bool:
-        return bool(self._waiting) or self._is_sending or self._under_way is not None
+            return bool(self._waiting) or self._is_sending or self._under_way is not None
 
     def send(self, part: PutPart) -> int:
         """Sends a put by itself and waits for the version of its first entry."""
@@ -115,17 +107,8 @@ class PutCoalescer(Coalescer[PutPart]):
         remaining_s = deadline.remaining_s
         self.finish(float("inf") if remaining_s is None else time.monotonic() + remaining_s)
 
-    def finish(self, end_s: float) -> None:
-        """Waits until nothing is under way, at most until this monotonic time."""
-        while time.monotonic() < end_s and os.getpid() == self._pid:
-            with self._lock:
-                if not self._is_busy():
-                    return
-                unfinished: list[Future[Any]] = [part.future for part in self._waiting]
-                unfinished += [] if self._under_way is None else [self._under_way]
-            if unfinished:
-                wait(unfinished, min(end_s - time.monotonic(), MAX_POLL_S))
-            time.sleep(0 if unfinished else SENDING_POLL_S)
+    def _list_unfinished(self) -> list[Future[Any]]:
+        return [*(part.future for part in self._waiting), *([] if self._under_way is None else [self._under_way])]
 
     def _take_next(self) -> list[PutPart]:
         if self._under_way is not None or not self._waiting:
@@ -156,13 +139,9 @@ class PutCoalescer(Coalescer[PutPart]):
                 self._client, make_outgoing, make_body, request=request, deadline=deadline, what=self._what
             )
         except BaseException as fault:
-            if request is not None:
-                self._client.requests.end(request)
+            self._fail_unsent(parts, request, fault)
             if isinstance(fault, TDServeError):
-                fail_parts(parts, fault)
                 return
-            # Such as Ctrl-C: others may wait for these parts.
-            fail_parts(parts, TransferAbortedError(transfer=0, reason=f"interrupted by {fault!r}"))
             raise
         with self._lock:
             self._under_way = done
@@ -206,10 +185,6 @@ class PutCoalescer(Coalescer[PutPart]):
                 part.future.set_result(version)
                 version += len(part.keys)
         self._go_on()
-
-
-_EXIT_FLUSH = ExitFlush(PutCoalescer.finish, is_early=True)
-"""Stores what nobody has waited for, as an executor finishes its futures at exit."""
 
 
 @lru_cache(maxsize=64)

@@ -6,10 +6,8 @@ keeps its own future and its own row numbers; readers see them all at once.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -17,17 +15,16 @@ from typing import Any
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CapacityError, RequestError, TDServeError, TransferAbortedError
+from tdserve.base.errors import CapacityError, RequestError, TDServeError
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
 from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, UnknownOutcome
 from tdserve.client.tables.extend_parts import ExtendPart, WaitingParts, join_requests
 from tdserve.client.tables.table_counts import LastCounts
-from tdserve.client.transfers.coalescer import SENDING_POLL_S, Coalescer, fail_parts, find_first_deadline
+from tdserve.client.transfers.coalescer import Coalescer, fail_parts, find_first_deadline
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
 from tdserve.messages.long_lists import find_columns
 from tdserve.messages.row_numbers import decode_rows
@@ -73,8 +70,6 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         # A request that was begun before the session or its channel was open. No other is sent until it has ended:
         # it would overtake this one.
         self._opening: Future[control_pb2.Done] | None = None
-        self._pid = os.getpid()
-        _EXIT_FLUSH.add(self)
 
     @classmethod
     def from_table(
@@ -191,15 +186,11 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
                 on_later=lambda: late.extend(parts),
             )
         except BaseException as fault:
-            if request is not None:
-                self._client.requests.end(request)
             if claim_request is not None:
                 self._claim_policy.take_answer(claim_request, None)
+            self._fail_unsent(parts, request, fault)
             if isinstance(fault, TDServeError):
-                fail_parts(parts, fault)
                 return
-            # Such as Ctrl-C: others may wait for these parts.
-            fail_parts(parts, TransferAbortedError(transfer=0, reason=f"interrupted by {fault!r}"))
             raise
         with self._lock:
             self._under_way[done] = sum(part.nbytes for part in parts)
@@ -257,19 +248,8 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         self._opening = None
         return [] if error is None else self._waiting.take_expired()
 
-    def finish(self, end_s: float) -> None:
-        """Waits until nothing is under way, at most until this monotonic time."""
-        while time.monotonic() < end_s and os.getpid() == self._pid:
-            with self._lock:
-                unfinished: list[Future[Any]] = [part.future for part in self._waiting] or list(self._under_way)
-                is_over = not unfinished and not self._is_sending
-            if is_over:
-                return
-            wait(unfinished, end_s - time.monotonic()) if unfinished else time.sleep(SENDING_POLL_S)
-
-
-_EXIT_FLUSH = ExitFlush(ExtendCoalescer.finish, is_early=True)
-"""Stores what nobody has waited for, as an executor finishes its futures at exit."""
+    def _list_unfinished(self) -> list[Future[Any]]:
+        return [*(part.future for part in self._waiting), *self._under_way]
 
 
 def _decode_indices(done: control_pb2.Done) -> torch.Tensor:

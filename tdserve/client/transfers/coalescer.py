@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ClosedError
+from tdserve.base.errors import ClosedError, TDServeError, TransferAbortedError
 from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.pending import MAX_POLL_S
+from tdserve.client.session.process_exit import ExitFlush
 
 SENDING_POLL_S = 0.001
 """Pause while another thread sends parts: longer than sending most of them takes."""
@@ -46,6 +50,8 @@ class Coalescer(ABC, Generic[_Part]):
         self._lock = Lock()
         self._is_sending = False
         self._is_in_line = False  # waits until the client may begin another write
+        self._pid = os.getpid()
+        _EXIT_FLUSH.add(self)
 
     @property
     @abstractmethod
@@ -63,6 +69,21 @@ class Coalescer(ABC, Generic[_Part]):
     @abstractmethod
     def _send(self, parts: list[_Part]) -> None:
         """Sends one request of these parts."""
+
+    @abstractmethod
+    def _list_unfinished(self) -> list[Future[Any]]:
+        """Lists the futures of the parts that wait and of the requests that are under way; called under the lock."""
+
+    def finish(self, end_s: float) -> None:
+        """Waits until nothing is under way, at most until this monotonic time."""
+        while time.monotonic() < end_s and os.getpid() == self._pid:
+            with self._lock:
+                unfinished = self._list_unfinished()
+                if not unfinished and not self._is_sending:
+                    return
+            if unfinished:
+                wait(unfinished, min(end_s - time.monotonic(), MAX_POLL_S))
+            time.sleep(0 if unfinished else SENDING_POLL_S)  # 0: the thread that has ended one of them goes on first
 
     def _advance(self) -> None:
         """Sends the parts that may be sent. One thread at a time does so, which keeps the order, for the others too."""
@@ -98,6 +119,13 @@ class Coalescer(ABC, Generic[_Part]):
             self._is_in_line = False
         self._go_on()
 
+    def _fail_unsent(self, parts: list[_Part], request: int | None, fault: BaseException) -> None:
+        """Ends parts whose request could not be sent: others may wait for them, even if the fault is Ctrl-C."""
+        if request is not None:
+            self._client.requests.end(request)
+        is_own = isinstance(fault, TDServeError)
+        fail_parts(parts, fault if is_own else TransferAbortedError(transfer=0, reason=f"interrupted by {fault!r}"))
+
     def _go_on(self) -> None:
         """Sends what waits, in the thread that receives answers; in another if sending would wait for an answer."""
         if self._client.has_channel:
@@ -107,6 +135,10 @@ class Coalescer(ABC, Generic[_Part]):
                 self._client.later(self._advance)
             except ClosedError:
                 self._advance()  # each part fails by itself
+
+
+_EXIT_FLUSH: ExitFlush[Coalescer[Any]] = ExitFlush(Coalescer.finish, is_early=True)
+"""Stores what nobody has waited for, as an executor finishes its futures at exit."""
 
 
 def fail_parts(parts: Iterable[Part], error: BaseException) -> None:
