@@ -35,7 +35,7 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
 
     if num_rows <= table.step_rows:
         return await session.wait(
-            entry.waiters, lambda: table.reserve(num_rows), deadline, explain, line=line, give_back=table.abort
+            entry.waiters, partial(table.reserve, num_rows), deadline, explain, line=line, give_back=table.abort
         )
     await inline_tasks.ensure_task()
     await session.wait(
