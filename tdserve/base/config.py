@@ -18,9 +18,9 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import to_integer
 from tdserve.base.logs import LEVELS
 
-TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
+TransportName = Literal["auto", "shm", "nccl", "gloo"]
 TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
-"""Names of the transports. Those that this version lacks are refused, see ``tdserve.rules.channel_transports``."""
+"""Names of the transports; ``tdserve.rules.channel_transports`` describes those that use a channel."""
 
 PROTOCOL_VERSION = 6
 """Raised when an old peer could misread a new one; a mismatch ends the session at Hello."""

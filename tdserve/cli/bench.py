@@ -7,16 +7,15 @@ from typing import Any
 
 import click
 
-from tdserve.base.config import check_transport
+from tdserve.base.config import TRANSPORTS, check_transport
 from tdserve.bench.bench_options import WORKLOAD_NAMES, BenchOptions
-from tdserve.rules.channel_transports import list_available
 
 
 @click.command()
 @click.argument("workloads", nargs=-1, type=click.Choice(WORKLOAD_NAMES))
 @click.option(
     "--transport",
-    type=click.Choice(list_available()),
+    type=click.Choice(TRANSPORTS),
     default="gloo",
     show_default=True,
     help="How content travels; floors and targets are those of gloo or of shm.",

@@ -12,12 +12,11 @@ from typing import Any
 import click
 
 from tdserve.base.addresses import parse_address
-from tdserve.base.config import ServerConfig
+from tdserve.base.config import TRANSPORTS, ServerConfig
 from tdserve.base.errors import NotSupportedError
 from tdserve.cli.lasting import lasting
 from tdserve.cli.options import Command, make_endpoint
 from tdserve.examples.demo.demo_options import ROLES, DemoOptions
-from tdserve.rules.channel_transports import list_available
 
 DEFAULTS = DemoOptions()
 
@@ -29,7 +28,7 @@ def _add_file_option(name: str, parameter: str, text: str) -> Callable[[Command]
 @click.command(context_settings={"show_default": True})
 @click.option(
     "--transport",
-    type=click.Choice(list_available()),
+    type=click.Choice(TRANSPORTS),
     help="How content travels; by default gloo, and for a --role $TDSERVE_TRANSPORT or else auto.",
 )
 @click.option("--seed", type=int, default=DEFAULTS.seed, help="Fixes actors' and learner's randomness.")

@@ -98,14 +98,9 @@ CHANNEL_TRANSPORTS: dict[str, ChannelTransport] = {
 """Channel transports by name. ``"auto"`` takes the first one that suits both ends: better ones come first."""
 
 
-def list_available() -> tuple[str, ...]:
-    """Returns the names of the transports that this version has."""
-    return ("auto", "shm", *CHANNEL_TRANSPORTS)
-
-
 def check_available(transport: str) -> None:
-    """Raises NotSupportedError for a transport that this version does not have."""
-    available = list_available()
+    """Raises NotSupportedError for a transport that this end does not have, although the other may."""
+    available = ("auto", "shm", *CHANNEL_TRANSPORTS)
     if transport not in available:
         raise NotSupportedError(feature=f"transport {transport!r}", reason=f"there is {', '.join(available)}")
 

@@ -27,7 +27,6 @@ from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
 from tdserve.client.session.timeouts import compute_min_channel_s
-from tdserve.rules.channel_transports import check_available
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
 
@@ -98,7 +97,6 @@ class SessionClient:
         device: Any = None,
     ) -> None:
         chosen = check_transport(transport)
-        check_available(chosen)
         self._gpu = find_gpu(device, transport=chosen)
         self.catalog = CatalogClient(address, token=token, timeout_s=timeout_s)
         self.address = self.catalog.address

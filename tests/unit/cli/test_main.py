@@ -54,7 +54,7 @@ def test_commands_when_they_run_until_they_are_told_to_end_then_marked_as_lastin
 def test_transport_when_this_version_lacks_it_then_not_offered(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, "--transport", "grpc"]) == 2
+    assert main([command, "--transport", "pigeon"]) == 2
     assert "'auto', 'shm', 'nccl', 'gloo'" in capsys.readouterr().err
 
 

@@ -88,8 +88,8 @@ def test_granted_when_nothing_was_asked_for_by_name_then_taken_or_gloo(asked: st
     assert "both ends use one GPU" in choice.why_not
 
 
-def test_available_when_a_transport_is_not_in_this_version_then_refused_with_those_that_are() -> None:
+def test_check_available_when_this_end_lacks_a_transport_then_refused_with_those_it_has() -> None:
     for transport in ("auto", "shm", "nccl", "gloo"):
         check_available(transport)
-    with pytest.raises(NotSupportedError, match=r"transport 'grpc'.*auto, shm, nccl, gloo"):
-        check_available("grpc")
+    with pytest.raises(NotSupportedError, match=r"transport 'pigeon'.*auto, shm, nccl, gloo"):
+        check_available("pigeon")

@@ -30,7 +30,7 @@ def open_both(stores: tuple[KVStore, KVStore], transport: str, *, device: str = 
 
 
 def test_openers_when_compared_with_the_names_in_the_configuration_then_all_that_use_a_channel() -> None:
-    assert set(OPENERS) == set(TRANSPORTS) - {"auto", "shm", "grpc"}  # the last one is known, but not in this version
+    assert set(OPENERS) == set(TRANSPORTS) - {"auto", "shm"}
     assert OPENERS.keys() == CHANNEL_TRANSPORTS.keys()
 
 

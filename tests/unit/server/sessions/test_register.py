@@ -153,7 +153,7 @@ def test_open_when_the_client_is_elsewhere_or_wants_none_then_no_key_for_the_fil
     ("fields", "error"),
     [
         ({"protocol_version": PROTOCOL_VERSION + 1}, ProtocolVersionError),
-        ({"transport": "grpc"}, NotSupportedError),
+        ({"transport": "pigeon"}, NotSupportedError),
         ({"client_id": b"short"}, InvalidRequestError),
     ],
 )
