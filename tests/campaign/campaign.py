@@ -24,7 +24,7 @@ from tensordict import TensorDict
 import tdserve
 from tests.campaign.check import Report, check
 from tests.campaign.stores import KEYS, NUM_SLOTS, SLOTS, make_slots, open_queue, open_tables
-from tests.integration.processes import (
+from tests.processes import (
     REPOSITORY,
     all_below,
     fork_servers_of,

@@ -22,7 +22,7 @@ from tensordict import (
     lazy_stack,
 )
 
-from tests.unit.client.handles.tensordict_examples import PLAIN, WITH_TENSORDICTS
+from tests.tensordict_examples import PLAIN, WITH_TENSORDICTS
 
 Call = Callable[[Any], Any]
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import tdserve
-from tests.conformance.keyed_suite import Connect, KeyedSuite, assert_same, entry
-from tests.integration.processes import wait_for
+from tests.conformance.keyed_suite import KeyedSuite, assert_same, entry
+from tests.conformance.suite import Connect
+from tests.processes import wait_for
 
 
 @pytest.mark.integration

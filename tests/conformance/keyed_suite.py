@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,14 +12,11 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 import tdserve
-from tests.integration.processes import wait_for
-
-Connect = Callable[[], tdserve.Client]
+from tests.conformance.suite import Connect, Suite
+from tests.processes import wait_for
 
 LARGE = 1_000_000
 """Elements of a tensor whose content does not fit into messages."""
-
-_numbers = itertools.count()
 
 
 def entry(number: int) -> TensorDict:
@@ -77,19 +73,8 @@ VALUES = [
 
 
 @pytest.mark.integration
-class KeyedSuite:
+class KeyedSuite(Suite):
     """The requirements of keyed stores. A subclass gives ``connect``, which returns a fresh client of one server."""
-
-    @pytest.fixture
-    def client(self, connect: Connect) -> Iterator[tdserve.Client]:
-        """One client."""
-        with connect() as made:
-            yield made
-
-    @pytest.fixture
-    def name(self) -> str:
-        """A name that no store has."""
-        return f"keyed-{next(_numbers)}"
 
     # ------------------------------------------------------------ content
 

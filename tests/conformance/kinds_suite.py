@@ -5,8 +5,6 @@ A class gives fixture ``connect`` and inherits the rest, as of ``service_suite``
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import pytest
@@ -15,15 +13,12 @@ import tdserve
 from tests.conformance.kinds import KINDS, Kind
 from tests.conformance.operations import OPERATIONS, Trial
 from tests.conformance.refused import NOTES, Note, note_of
-
-Connect = Callable[[], tdserve.Client]
-
-_numbers = itertools.count()
+from tests.conformance.suite import Suite
 
 
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*prototype")
-class KindsSuite:
+class KindsSuite(Suite):
     """What holds of every kind over every transport.
 
     Attributes:
@@ -36,17 +31,6 @@ class KindsSuite:
         """The test for each kind."""
         if "kind" in metafunc.fixturenames:
             metafunc.parametrize("kind", list(self.kinds))
-
-    @pytest.fixture
-    def client(self, connect: Connect) -> Iterator[tdserve.Client]:
-        """One client."""
-        with connect() as made:
-            yield made
-
-    @pytest.fixture
-    def name(self) -> str:
-        """Of a store that nobody has."""
-        return f"kind-{next(_numbers)}"
 
     def test_kind_when_every_operation_is_tried_then_equal_or_refused_by_name(
         self, client: tdserve.Client, name: str, kind: str

@@ -7,7 +7,6 @@ Small content rides in messages, large content over the transport; both must mea
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,9 +23,8 @@ from tdserve.base.errors import (
     StoreExistsError,
     StoreNotFoundError,
 )
-from tests.integration.processes import wait_for
-
-Connect = Callable[[], tdserve.Client]
+from tests.conformance.suite import Connect, Suite
+from tests.processes import wait_for
 
 TIMEOUT_S = 30.0
 SHORT_S = 0.05
@@ -36,8 +34,6 @@ SMALL, LARGE = 3, 40_000
 
 FEW, MANY = 100, 5_000
 """Numbers of values of a kilobyte: few make one message, many make several."""
-
-_numbers = itertools.count()
 
 
 def rows(num_rows: int, start: int = 0) -> TensorDict:
@@ -74,23 +70,12 @@ def assert_equal(found: TensorDict, expected: TensorDict) -> None:
 
 
 @pytest.mark.integration
-class ServiceSuite:
+class ServiceSuite(Suite):
     """The requirements of the service over every transport.
 
     A subclass gives ``connect``, which returns a fresh client of one server that may have other stores, and
     ``transport``, the name that statistics show.
     """
-
-    @pytest.fixture
-    def client(self, connect: Connect) -> Iterator[tdserve.Client]:
-        """One client."""
-        with connect() as made:
-            yield made
-
-    @pytest.fixture
-    def name(self) -> str:
-        """A name that no store has."""
-        return f"store-{next(_numbers)}"
 
     # ------------------------------------------------------------ tensordicts
 

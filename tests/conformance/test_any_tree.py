@@ -11,9 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import tdserve
-from tests.conformance.trees import trees, trees_around_stacks
 from tests.sameness import assert_same
-from tests.unit.structure.strategies import tensordicts
+from tests.tensordict_strategies import tensordicts
+from tests.trees import trees, trees_around_stacks
 
 pytestmark = [
     pytest.mark.integration,

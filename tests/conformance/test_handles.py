@@ -34,7 +34,7 @@ from tests.conformance.handle_calls import (
     named_by_tensordict,
 )
 from tests.sameness import difference
-from tests.unit.client.handles.tensordict_examples import doubled, fault, local_td, outcome
+from tests.tensordict_examples import doubled, fault, local_td, outcome
 
 pytestmark = pytest.mark.integration
 

@@ -6,7 +6,7 @@ import pytest
 
 import tdserve
 from tests.conformance.keyed_life_suite import KeyedLifeSuite
-from tests.conformance.keyed_suite import Connect
+from tests.conformance.suite import Connect
 
 
 class TestGlooKeyed(KeyedLifeSuite):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import tdserve
-from tests.conformance.kinds_suite import Connect, KindsSuite
+from tests.conformance.kinds_suite import KindsSuite
+from tests.conformance.suite import Connect
 
 
 class TestInlineKinds(KindsSuite):

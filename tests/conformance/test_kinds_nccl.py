@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import tdserve
-from tests.conformance.kinds_suite import Connect, KindsSuite
+from tests.conformance.kinds_suite import KindsSuite
+from tests.conformance.suite import Connect
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import tdserve
-from tests.conformance.service_suite import Connect, ServiceSuite
+from tests.conformance.service_suite import ServiceSuite
+from tests.conformance.suite import Connect
 
 REPOSITORY = Path(__file__).parents[2]
 

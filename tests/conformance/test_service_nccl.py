@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tests.conformance.service_suite import Connect, ServiceSuite
+from tests.conformance.service_suite import ServiceSuite
+from tests.conformance.suite import Connect
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,9 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tests.conformance.service_suite import LARGE, SMALL, Connect, ServiceSuite, assert_equal, rows
-from tests.integration.processes import wait_for
+from tests.conformance.service_suite import LARGE, SMALL, ServiceSuite, assert_equal, rows
+from tests.conformance.suite import Connect
+from tests.processes import wait_for
 
 
 class TestSharedMemoryService(ServiceSuite):

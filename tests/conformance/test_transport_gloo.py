@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
-from tdserve.transport.rendezvous import KVStore
-from tests.conformance.transport_suite import Connect, Ends, TransportSuite
-from tests.unit.transport.bonds import BOND
-
-
-def gloo_pair() -> Ends:
-    """Two ends in this process; their key-value stores are joined as two processes' are by the session."""
-    stores: list[KVStore] = []
-    for other in (1, 0):
-        stores.append(KVStore(lambda key, value, other=other: stores[other].feed(key, value)))  # type: ignore[misc]
-    with ThreadPoolExecutor(2) as threads:
-        ranks = (WORKER_RANK, CLIENT_RANK)
-        ends = [
-            threads.submit(GlooChannel, store, rank, host="127.0.0.1", bond=BOND, peer="the other end")
-            for store, rank in zip(stores, ranks, strict=True)
-        ]
-        return ends[0].result(), ends[1].result()
+from tests.channel_pairs import gloo_pair
+from tests.conformance.transport_suite import Connect, TransportSuite
 
 
 class TestGloo(TransportSuite):

@@ -12,8 +12,9 @@ from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK
 from tdserve.transport.ordered import LARGE_BYTES, PIECE_BYTES
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
-from tests.conformance.transport_suite import TIMEOUT_S, Connect, Ends, TransportSuite, content
-from tests.unit.transport.bonds import BOND
+from tests.bonds import BOND
+from tests.channel_pairs import Ends
+from tests.conformance.transport_suite import TIMEOUT_S, Connect, TransportSuite, content
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,8 @@ from torchrl.data.llm import History
 import tdserve
 from tests.conformance import kinds_torchrl
 from tests.conformance.kind import KINDS, Kind
-from tests.conformance.kinds_suite import Connect, KindsSuite
+from tests.conformance.kinds_suite import KindsSuite
+from tests.conformance.suite import Connect
 from tests.sameness import assert_same
 
 

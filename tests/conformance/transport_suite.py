@@ -22,13 +22,12 @@ from tdserve.base.errors import DeadlineExceededError, PeerLostError
 from tdserve.messages.layout import LARGE_LEAF_BYTES, MAX_MESSAGE_BYTES, Layout, Trailing
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Node, Spec, TensorLeaf
-from tdserve.transport.channel import Channel
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, view_bytes, view_rows
 from tdserve.transport.stream import recv_messages, send_messages, start_send
-from tests.integration.processes import wait_for
+from tests.channel_pairs import Ends
+from tests.processes import wait_for
 
-Ends = tuple[Channel, Channel]
 Connect = Callable[[], Ends]
 
 TIMEOUT_S = 20.0

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.conftest import BUILD_TIMEOUT_S
 from tests.e2e.stack import docker, inspect, logs
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 

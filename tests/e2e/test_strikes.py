@@ -11,7 +11,7 @@ import pytest
 from tests.e2e import programs
 from tests.e2e.conftest import MakeStack
 from tests.e2e.stack import Stack, docker, inspect, logs
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

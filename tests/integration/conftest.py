@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tests.integration.nursery import Nursery, shared
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
 
 FreshServer = Callable[..., tdserve.Server]
 """Starts a server: ``fresh_server()`` on a new root, ``fresh_server(root)`` on a used one."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 import tdserve
-from tests.integration.processes import quiet_port, wait_for
+from tests.processes import quiet_port, wait_for
 
 
 class Crashing:

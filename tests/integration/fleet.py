@@ -10,7 +10,7 @@ from typing import Any
 import tdserve
 from tdserve.base.config import check_transport
 from tests.integration import nursery, roles
-from tests.integration.processes import START_TIMEOUT_S
+from tests.processes import START_TIMEOUT_S
 
 
 class Fleet:

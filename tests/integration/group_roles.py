@@ -20,7 +20,7 @@ from tdserve.client.groups.epoch_entry import GroupAsk
 from tdserve.client.groups.group import Group
 from tdserve.transport.group_content import GroupWire
 from tdserve.transport.group_gloo import LinkWork
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 Say = Callable[..., None]
 

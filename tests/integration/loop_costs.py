@@ -21,7 +21,7 @@ from typing import Any
 import tdserve
 from tdserve.base.config import ServerConfig
 from tdserve.server import server_process
-from tests.integration.processes import REPOSITORY, START_TIMEOUT_S
+from tests.processes import REPOSITORY, START_TIMEOUT_S
 
 COSTS = struct.Struct("<d?")
 """Content of the mapped file: seconds, and whether a callback is running."""

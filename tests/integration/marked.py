@@ -9,7 +9,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from tests.integration.processes import REPOSITORY, wait_for
+from tests.processes import REPOSITORY, wait_for
 
 MARK = "TEST_MARK"
 

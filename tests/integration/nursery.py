@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any
 
 from tdserve.base.machine import die_with_parent
-from tests.integration.processes import REPOSITORY, START_TIMEOUT_S, alarm, state_of, wait_for
+from tests.processes import REPOSITORY, START_TIMEOUT_S, alarm, state_of, wait_for
 
 ROLES = ("tests.integration.local_roles", "tests.integration.programs", "tests.integration.fleet")
 """Modules whose functions children run by default."""

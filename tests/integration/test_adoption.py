@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 import tdserve
 from tests.integration.adopted import NUM_ROWS, bytes_of, content, loaded
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
 
 pytestmark = pytest.mark.integration
 

@@ -17,8 +17,8 @@ import tdserve
 from tdserve.cli.main import main
 from tests.integration.adopted import content, loaded
 from tests.integration.conftest import FreshServer
-from tests.integration.processes import wait_for
-from tests.unit.structure.strategies import difference
+from tests.processes import wait_for
+from tests.sameness import difference
 
 pytestmark = pytest.mark.integration
 

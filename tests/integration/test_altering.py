@@ -17,8 +17,8 @@ from tensordict import TensorDict
 import tdserve
 from tests.integration.conftest import FreshServer, example
 from tests.integration.crashing import Crashing, Writer
-from tests.integration.processes import wait_for
-from tests.unit.structure.strategies import difference
+from tests.processes import wait_for
+from tests.sameness import difference
 
 pytestmark = pytest.mark.integration
 

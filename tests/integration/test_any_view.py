@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from tensordict import TensorDict
 
 import tdserve
-from tests.unit.client.handles.tensordict_examples import Call, fault, outcome
-from tests.unit.structure.strategies import tensordicts
+from tests.tensordict_examples import Call, fault, outcome
+from tests.tensordict_strategies import tensordicts
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:ComplexHalf")]
 

@@ -19,8 +19,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 import tdserve
 from tdserve.base.config import TransportName
 from tests.integration.conftest import FreshServer
-from tests.integration.processes import wait_for
 from tests.integration.programs import worker_of
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

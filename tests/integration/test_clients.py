@@ -14,7 +14,7 @@ import pytest
 
 import tdserve
 from tests.integration.conftest import example
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import tdserve
 from tests.integration.data_parallel import NUM_STEPS, WORLD_SIZE
-from tests.integration.processes import Program
+from tests.processes import Program
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

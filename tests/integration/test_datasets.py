@@ -17,8 +17,8 @@ from tensordict import NonTensorStack, TensorDict
 from torch.utils.data import DataLoader
 
 import tdserve
-from tests.integration.processes import children_of, num_fds, wait_for
-from tests.unit.structure.strategies import difference
+from tests.processes import children_of, num_fds, wait_for
+from tests.sameness import difference
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 

@@ -19,7 +19,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tests.integration.crashing import Crashing
-from tests.integration.processes import all_below, is_gone, state_of, wait_for
+from tests.processes import all_below, is_gone, state_of, wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -16,7 +16,7 @@ import pytest
 
 import tdserve
 from tests.integration.marked import MarkedProgram
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

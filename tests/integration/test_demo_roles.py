@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tdserve
-from tests.integration.processes import REPOSITORY, START_TIMEOUT_S, quiet_port, wait_for
+from tests.processes import REPOSITORY, START_TIMEOUT_S, quiet_port, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

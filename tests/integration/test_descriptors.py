@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tests.integration.processes import (
+from tests.processes import (
     REPOSITORY,
     START_TIMEOUT_S,
     alarm,

@@ -25,7 +25,7 @@ from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 from tests.contents import content_of
 from tests.integration.crashing import Crashing, Writer
-from tests.integration.processes import is_gone, open_files, wait_for
+from tests.processes import is_gone, open_files, wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,7 @@ from tests import chi_square
 from tests.integration.checked_rows import MAX_NUMBERS, checked_ids, checked_rows, example
 from tests.integration.conftest import FreshServer
 from tests.integration.fleet import Fleet
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -11,7 +11,7 @@ import pytest
 import tdserve
 from tests.integration.fanout_roles import weights
 from tests.integration.nursery import Child, Nursery
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -13,8 +13,8 @@ import pytest
 
 import tdserve
 from tests.integration.nursery import Nursery
-from tests.integration.processes import START_TIMEOUT_S, num_fds, num_threads, wait_for
 from tests.integration.programs import NUM_ROWS, numbers_in, row, rows
+from tests.processes import START_TIMEOUT_S, num_fds, num_threads, wait_for
 
 pytestmark = pytest.mark.integration
 

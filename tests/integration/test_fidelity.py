@@ -14,7 +14,8 @@ from tensordict import NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.structure.torch_types import TO_TORCH
-from tests.unit.structure.strategies import ODD, RESERVED, Inner, Outer, difference, tensordicts
+from tests.sameness import difference
+from tests.tensordict_strategies import ODD, RESERVED, Inner, Outer, tensordicts
 
 # torch warns once per process when the first complex32 tensor is made
 pytestmark = [

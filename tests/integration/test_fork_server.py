@@ -16,7 +16,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tests.integration.crashing import Writer
-from tests.integration.processes import (
+from tests.processes import (
     REPOSITORY,
     START_TIMEOUT_S,
     all_below,

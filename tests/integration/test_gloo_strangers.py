@@ -16,8 +16,8 @@ import tdserve
 from tdserve.transport import proven
 from tdserve.transport.proving import MESSAGE_BYTES
 from tests.integration.crashing import Writer
-from tests.integration.processes import listening_ports, ready_worker, wait_for
-from tests.unit.transport.stranger import CONTENT, PREAMBLE, Line, device_of_this_process, taken
+from tests.processes import listening_ports, ready_worker, wait_for
+from tests.stranger import CONTENT, PREAMBLE, Line, device_of_this_process, taken
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ import pytest
 import tdserve
 from tests.integration.group_roles import LOST_TIMEOUT_S
 from tests.integration.nursery import Nursery
-from tests.unit.client.groups.teams import Team, content, number_in
+from tests.teams import Team, content, number_in
 
 pytestmark = pytest.mark.integration
 

@@ -16,8 +16,8 @@ import torch
 from tensordict import PersistentTensorDict, TensorDict
 
 import tdserve
-from tests.integration.processes import REPOSITORY, wait_for
-from tests.unit.structure.strategies import difference
+from tests.processes import REPOSITORY, wait_for
+from tests.sameness import difference
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,8 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 import tdserve
-from tests.unit.structure.strategies import Inner, difference
+from tests.sameness import difference
+from tests.tensordict_strategies import Inner
 
 pytestmark = pytest.mark.integration
 

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.config import TransportName
-from tests.integration.processes import is_gone, wait_for
+from tests.processes import is_gone, wait_for
 
 pytestmark = pytest.mark.integration
 

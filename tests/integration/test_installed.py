@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import REPOSITORY
+from tests.processes import REPOSITORY
 
 pytestmark = pytest.mark.integration
 

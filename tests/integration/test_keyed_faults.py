@@ -16,7 +16,7 @@ import torch
 
 import tdserve
 from tests.integration.crashing import Crashing, Writer
-from tests.integration.processes import REPOSITORY, wait_for
+from tests.processes import REPOSITORY, wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, l
 
 import tdserve
 from tdserve.structure.live_values import LiveNonTensorData, LiveNonTensorStack
-from tests.integration.processes import REPOSITORY, START_TIMEOUT_S, quiet_port
+from tests.processes import REPOSITORY, START_TIMEOUT_S, quiet_port
 
 pytestmark = pytest.mark.integration
 

@@ -20,8 +20,8 @@ from tdserve.control.local import SOCKET_NAME
 from tests.integration.crashing import Crashing, Writer
 from tests.integration.local_roles import NUM_ROWS, is_claiming, numbers_in, row, rows
 from tests.integration.nursery import Child, Nursery
-from tests.integration.processes import wait_for
 from tests.integration.strikes import BEHIND
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

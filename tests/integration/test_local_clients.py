@@ -15,7 +15,7 @@ import pytest
 import tdserve
 from tests.integration.local_roles import NUM_ROWS, numbers_in, row, rows
 from tests.integration.nursery import Nursery
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,7 @@ from tdserve.client.local.end import open_local
 from tests.integration.crashing import Crashing, Writer
 from tests.integration.local_roles import NUM_ROWS, numbers_in, row, rows
 from tests.integration.nursery import Nursery
-from tests.integration.processes import is_gone, quiet_port, wait_for
+from tests.processes import is_gone, quiet_port, wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -18,8 +18,8 @@ import tdserve
 from tests.integration.crashing import Crashing
 from tests.integration.local_roles import NUM_ROWS, numbers_in, rows
 from tests.integration.nursery import TIMEOUT_S, Child, Nursery
-from tests.integration.processes import state_of, wait_for
 from tests.integration.strikes import BEHIND, placing
+from tests.processes import state_of, wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -15,8 +15,8 @@ import tdserve
 from tests.integration.crashing import Crashing
 from tests.integration.local_roles import NUM_ROWS, numbers_in, rows
 from tests.integration.nursery import Nursery
-from tests.integration.processes import wait_for
 from tests.integration.strikes import BEHIND
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

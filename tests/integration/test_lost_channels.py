@@ -18,7 +18,7 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.client.session.content_channel import MAX_BROKEN
 from tdserve.client.session.session import Session
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 
 import tdserve
 from tdserve.base.errors import NotSupportedError, StoreExistsError
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
 
 pytestmark = pytest.mark.integration
 

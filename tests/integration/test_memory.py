@@ -10,7 +10,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

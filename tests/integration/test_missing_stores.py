@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.client.session import catalog_client, pending
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.server.server_process import READY_PREFIX
-from tests.integration.processes import REPOSITORY, Program, listening_addresses
+from tests.processes import REPOSITORY, Program, listening_addresses
 
 pytestmark = pytest.mark.integration
 

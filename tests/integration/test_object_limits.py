@@ -11,7 +11,7 @@ from tensordict import NonTensorStack, TensorDict
 import tdserve
 from tdserve.base.config import TransportName
 from tests.integration.conftest import FreshServer
-from tests.integration.processes import quiet_port, wait_for
+from tests.processes import quiet_port, wait_for
 
 pytestmark = pytest.mark.integration
 

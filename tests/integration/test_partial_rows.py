@@ -14,7 +14,7 @@ from tensordict import TensorDict
 import tdserve
 from tests.integration.crashing import Crashing, Writer
 from tests.integration.fleet import Fleet
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

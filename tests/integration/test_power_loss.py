@@ -22,7 +22,7 @@ from tdserve.store.objects import Objects
 from tdserve.store.root import Root
 from tdserve.store.version_marks import FILE_NAME, find_whole_versions
 from tests.integration.power import Choose, compose, copy_root
-from tests.integration.processes import is_gone, wait_for
+from tests.processes import is_gone, wait_for
 
 pytestmark = pytest.mark.integration
 

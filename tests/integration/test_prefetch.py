@@ -14,7 +14,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.client.session.client_control_channel import ClientControlChannel
 from tdserve.v1 import control_pb2
 from tests.conformance.service_suite import assert_texts, texts
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

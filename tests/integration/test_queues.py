@@ -20,7 +20,7 @@ from tests.integration.conftest import FreshServer
 from tests.integration.crashing import Crashing
 from tests.integration.fleet import Fleet
 from tests.integration.numbered_rows import LARGE, SMALL, numbers, rows
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -9,8 +9,8 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack, set_list_to_stack
 
 import tdserve
+from tests.ragged import CASES, check_same, jagged, rows, said, strided, turns
 from tests.sameness import assert_same
-from tests.unit.structure.ragged import CASES, check_same, jagged, rows, said, strided, turns
 
 pytestmark = pytest.mark.integration
 

@@ -14,8 +14,9 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
-from tests.integration.processes import wait_for
-from tests.unit.structure.strategies import Inner, difference
+from tests.processes import wait_for
+from tests.sameness import difference
+from tests.tensordict_strategies import Inner
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,7 @@ from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
 from tests.integration.crashing import Crashing
 from tests.integration.cutting import Cutting
 from tests.integration.local_roles import is_claiming
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

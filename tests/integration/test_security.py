@@ -23,7 +23,7 @@ from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.v1 import content_pb2, control_pb2
 from tests.contents import content_of
-from tests.integration.processes import listening_addresses, wait_for
+from tests.processes import listening_addresses, wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -26,7 +26,7 @@ import tdserve
 from tdserve.control.connection import check_health
 from tdserve.server.server_process import READY_PREFIX
 from tests.integration.nursery import Nursery
-from tests.integration.processes import (
+from tests.processes import (
     REPOSITORY,
     START_TIMEOUT_S,
     Program,

@@ -10,8 +10,8 @@ from tensordict import TensorDict
 
 import tdserve
 from tests.integration.nursery import Nursery
-from tests.integration.processes import wait_for
 from tests.integration.programs import NUM_ROWS, row
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

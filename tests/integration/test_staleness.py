@@ -13,7 +13,7 @@ from tensordict import TensorDict
 import tdserve
 from tests.integration.crashing import Crashing
 from tests.integration.numbered_rows import LARGE, SMALL, numbers, rows
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

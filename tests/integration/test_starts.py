@@ -20,7 +20,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.cli.serve import serve
 from tdserve.server.server_process import READY_PREFIX
-from tests.integration.processes import REPOSITORY, alarm, open_files
+from tests.processes import REPOSITORY, alarm, open_files
 
 pytestmark = pytest.mark.integration
 

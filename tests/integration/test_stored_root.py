@@ -16,8 +16,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tests.sameness import difference
 from tests.stored_root import make, stored
-from tests.unit.structure.strategies import difference
 
 pytestmark = pytest.mark.integration
 

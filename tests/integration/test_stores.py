@@ -14,8 +14,9 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import ConnectError, StoreExistsError
-from tests.integration.processes import maps_file, wait_for
-from tests.unit.structure.strategies import Inner, difference
+from tests.processes import maps_file, wait_for
+from tests.sameness import difference
+from tests.tensordict_strategies import Inner
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ from tensordict import NonTensorData, TensorDict
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tdserve
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
 
 pytestmark = pytest.mark.integration
 

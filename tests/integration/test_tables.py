@@ -14,8 +14,8 @@ from tensordict import TensorDict
 import tdserve
 from tests import chi_square
 from tests.integration.fleet import Fleet
-from tests.integration.processes import wait_for
-from tests.unit.structure.strategies import difference
+from tests.processes import wait_for
+from tests.sameness import difference
 
 pytestmark = pytest.mark.integration
 

@@ -20,7 +20,7 @@ from tdserve.control.connection import ControlConnection
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.local import SOCKET_NAME
 from tdserve.v1 import control_pb2
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -16,8 +16,8 @@ from tensordict import TensorDict
 from torch import nn
 
 import tdserve
-from tests.integration.processes import maps_file, wait_for
-from tests.unit.structure.strategies import difference
+from tests.processes import maps_file, wait_for
+from tests.sameness import difference
 
 pytestmark = pytest.mark.integration
 

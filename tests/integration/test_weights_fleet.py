@@ -18,7 +18,7 @@ import tdserve
 from tests.integration.crashing import Crashing
 from tests.integration.local_roles import numbers_in, rows
 from tests.integration.nursery import Nursery
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 

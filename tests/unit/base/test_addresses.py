@@ -17,7 +17,7 @@ from tdserve.base.addresses import (
     resolve,
 )
 from tdserve.base.errors import ConnectError, InvalidRequestError
-from tests.integration.processes import quiet_port
+from tests.processes import quiet_port
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.bench.bench_options import BenchOptions
 from tdserve.bench.child import PACKAGE_FOLDER
 from tdserve.bench.runs import run
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 
 def process_ids_below(pid: int) -> list[str]:

@@ -10,7 +10,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
 
 from tdserve.cli.head import iter_columns, nest_leaves
 from tdserve.cli.render import to_jsonable
-from tests.unit.structure.ragged import CASES
+from tests.ragged import CASES
 
 
 @tensorclass

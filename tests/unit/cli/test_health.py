@@ -9,7 +9,7 @@ from threading import Timer
 import pytest
 
 from tdserve.cli.main import main
-from tests.integration.processes import quiet_port
+from tests.processes import quiet_port
 from tests.unit.control.serving import Answering, serving
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tdserve.base.errors import ClosedError
 from tdserve.cli.lasting import lasting
-from tests.integration.processes import alarm
+from tests.processes import alarm
 
 ROOT = Path(__file__).parents[3]
 HELD_BACK = ("env", "--block-signal=TERM")

@@ -12,7 +12,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import StoreNotFoundError
 from tdserve.client.session.session import Session
 from tdserve.v1 import control_pb2
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 from tests.unit.client.three_rows import local
 
 _numbers = itertools.count()

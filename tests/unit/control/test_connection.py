@@ -23,7 +23,7 @@ from tdserve.base.errors import (
 from tdserve.control import connection as connection_module
 from tdserve.control.connection import ControlConnection, SessionStream, check_health
 from tdserve.v1 import control_pb2
-from tests.integration.processes import quiet_port
+from tests.processes import quiet_port
 from tests.unit.control.serving import Answering, same, serving
 
 TIMEOUT_S = 30.0

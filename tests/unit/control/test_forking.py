@@ -23,7 +23,7 @@ from tdserve.control.forking import (
     wait_for_answer,
     watch_forks,
 )
-from tests.integration.processes import REPOSITORY, wait_for
+from tests.processes import REPOSITORY, wait_for
 from tests.unit.control.serving import Answering, serving
 
 TIMEOUT_S = 20.0

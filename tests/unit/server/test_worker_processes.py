@@ -13,7 +13,7 @@ import pytest
 from tdserve.base.errors import CapacityError, ClosedError, PeerLostError
 from tdserve.base.machine import count_descriptors
 from tdserve.server.worker_processes import WorkerProcess, WorkerProcesses
-from tests.integration.processes import is_gone, open_files, state_of, wait_for
+from tests.processes import is_gone, open_files, state_of, wait_for
 from tests.unit.server.world import Loop
 
 pytestmark = pytest.mark.usefixtures("own_fork_servers")

@@ -17,7 +17,7 @@ from tdserve.base.errors import CapacityError, CorruptDataError, WrongStateError
 from tdserve.store.versions import VersionFile, discard, retire
 from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.tree import Node, Path as KeyPath, Spec, TensorLeaf
-from tests.integration.processes import num_open_below
+from tests.processes import num_open_below
 from tests.unit.store.conftest import SMALL_DISK_BYTES
 from tests.unit.store.locked import is_locked
 

@@ -16,7 +16,8 @@ from tdserve.structure.capture import capture
 from tdserve.structure.torch_types import TO_TORCH
 from tdserve.structure.tree import Node, Spec, TensorLeaf
 from tdserve.v1 import spec_pb2
-from tests.unit.structure.strategies import ODD, RESERVED, Inner, Outer, difference, tensordicts
+from tests.sameness import difference
+from tests.tensordict_strategies import ODD, RESERVED, Inner, Outer, tensordicts
 
 # torch warns once per process when the first complex32 tensor is made
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

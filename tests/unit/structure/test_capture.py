@@ -22,7 +22,8 @@ from tdserve.structure.capture import capture
 from tdserve.structure.nodes import MAX_DEPTH
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Node, TensorLeaf, ValueLeaf
-from tests.unit.structure.strategies import Inner, difference
+from tests.sameness import difference
+from tests.tensordict_strategies import Inner
 
 
 def test_capture_when_tensordict_is_nested_then_describes_it() -> None:

@@ -9,7 +9,7 @@ from tdserve.structure.capture import capture
 from tdserve.structure.captured import EncodedValues, conform, share_spec
 from tdserve.structure.nodes import TensorLeaf, ValueLeaf
 from tdserve.structure.tree import check_matches
-from tests.unit.structure.ragged import jagged, rows
+from tests.ragged import jagged, rows
 
 
 def test_shared_spec_when_trees_are_equal_then_one_object() -> None:

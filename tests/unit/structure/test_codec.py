@@ -11,7 +11,7 @@ from tdserve.structure.codec import decode, encode, from_content, to_content
 from tdserve.structure.nodes import MAX_DEPTH, PACKED, Form, Params, Ragged, TensorKind
 from tdserve.structure.tree import Node, Spec, TensorLeaf, ValueLeaf
 from tdserve.v1 import spec_pb2
-from tests.unit.structure.ragged import CASES
+from tests.ragged import CASES
 
 INNER = Node((2, 0), None, None, None, (), is_locked=True)
 SPEC = Spec(

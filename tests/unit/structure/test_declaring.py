@@ -20,7 +20,7 @@ from tdserve.structure.declaring import (
 )
 from tdserve.structure.nodes import Form, Node, Ragged, ValueLeaf
 from tdserve.structure.tree import Spec
-from tests.unit.structure.ragged import jagged, said, strided, turns
+from tests.ragged import jagged, said, strided, turns
 
 ROW = TensorDict({"t": torch.zeros(4, dtype=torch.int64), "n": {"x": torch.zeros(2, 3)}, "s": "text"})
 

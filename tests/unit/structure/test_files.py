@@ -24,7 +24,7 @@ from tdserve.structure.file_tensors import (
     split_blocks,
     split_spans,
 )
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
 
 
 def content() -> TensorDict:

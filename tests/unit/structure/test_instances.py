@@ -20,8 +20,8 @@ from tdserve.structure.instances import (
     to_inner_stack,
     to_stack,
 )
+from tests.ragged import Turns, made
 from tests.sameness import assert_same
-from tests.unit.structure.ragged import Turns, made
 
 
 class State(TypedTensorDict):

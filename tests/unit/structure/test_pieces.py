@@ -13,7 +13,7 @@ from tdserve.messages.value_columns import ValueColumn, decode_block, encode_blo
 from tdserve.structure.nodes import Form, Ragged
 from tdserve.structure.pieces import Pieces, build_jagged, make_zero_blob, split_jagged
 from tdserve.values.value_codec import NONE
-from tests.unit.structure.ragged import CASES, check_same, jagged as nested
+from tests.ragged import CASES, check_same, jagged as nested
 
 TENSORS = [torch.arange(6.0).view(3, 2), torch.empty(0, 2), torch.ones(1, 2)]
 RAGGED = Ragged(Form.STACK, "float32", (-1, 2))

@@ -9,7 +9,7 @@ from tensordict.nn import TensorDictParams
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.structure.replace_content import take_over
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
 
 
 class Named(TensorClass):

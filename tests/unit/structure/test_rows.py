@@ -13,8 +13,8 @@ from tdserve.structure.capture import capture
 from tdserve.structure.captured import Captured
 from tdserve.structure.declaring import declare_ragged
 from tdserve.structure.rows import RowReader, RowSlots, copy_leaves
-from tests.unit.structure.ragged import turns
-from tests.unit.structure.strategies import tensordicts
+from tests.ragged import turns
+from tests.tensordict_strategies import tensordicts
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

@@ -18,7 +18,7 @@ from tdserve.base.errors import InvalidSpecError, KeyNotFoundError, SpecMismatch
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import PACKED, Form, Ragged
 from tdserve.structure.tree import Node, Spec, TensorLeaf, ValueLeaf, check_matches
-from tests.unit.structure.strategies import tensordicts
+from tests.tensordict_strategies import tensordicts
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

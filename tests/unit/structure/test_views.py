@@ -11,7 +11,7 @@ from tdserve.base.errors import NotSupportedError
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
 from tdserve.structure.views import check_own_entries
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
 
 
 class Pair(TensorClass):

@@ -12,7 +12,7 @@ from tdserve.transport.group_content import CALL_TAG, GroupWire
 from tdserve.transport.group_gloo import GroupLink
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import KVStore
-from tests.unit.transport.bonds import BOND
+from tests.bonds import BOND
 
 TIMEOUT_S = 20.0
 

@@ -11,7 +11,7 @@ from tdserve.base.errors import CapacityError, DeadlineExceededError, PeerLostEr
 from tdserve.transport.channel import Channel
 from tdserve.transport.control_channel import MAX_SENT, SLOTS, Mail
 from tdserve.transport.loopback import LoopbackChannel
-from tests.conformance.test_transport_gloo import gloo_pair
+from tests.channel_pairs import gloo_pair
 from tests.conformance.transport_suite import Connect
 
 TIMEOUT_S = 20.0

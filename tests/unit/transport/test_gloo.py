@@ -17,9 +17,9 @@ from tdserve.transport import gloo
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
 from tdserve.transport.proven import MAX_UNFORMED, close_pairs
 from tdserve.transport.rendezvous import KVStore
-from tests.conformance.test_transport_gloo import gloo_pair
-from tests.integration.processes import wait_for
-from tests.unit.transport.bonds import BOND
+from tests.bonds import BOND
+from tests.channel_pairs import gloo_pair
+from tests.processes import wait_for
 
 
 def test_connect_when_the_session_ends_meanwhile_then_connect_error() -> None:

@@ -10,8 +10,8 @@ from tdserve.base.errors import ConnectError, DeadlineExceededError, PeerLostErr
 from tdserve.transport.group_content import GroupWire
 from tdserve.transport.group_gloo import LARGE_BYTES, GroupLink
 from tdserve.transport.rendezvous import KVStore
-from tests.integration.processes import wait_for
-from tests.unit.transport.bonds import BOND
+from tests.bonds import BOND
+from tests.processes import wait_for
 from tests.unit.transport.links import TIMEOUT_S, linked
 
 

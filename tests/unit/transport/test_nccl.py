@@ -23,9 +23,9 @@ from tdserve.transport.nccl import (
 )
 from tdserve.transport.ordered import PIECES_UNDER_WAY
 from tdserve.transport.rendezvous import Branch, KVStore
-from tests.unit.transport.bonds import BOND
+from tests.bonds import BOND
+from tests.kernels import Kernels, joined_wires, make_staging, make_wire
 from tests.unit.transport.joined import joined_stores
-from tests.unit.transport.kernels import Kernels, joined_wires, make_staging, make_wire
 
 TIMEOUT_S = 20.0
 

@@ -7,8 +7,8 @@ import torch
 
 from tdserve.base.errors import LocalProtocolError, PeerLostError, TDServeError
 from tdserve.transport.ordered import LARGE_BYTES, PIECE_BYTES
-from tests.conformance.test_transport_ordered import ordered_pair
-from tests.conformance.transport_suite import Ends, content
+from tests.channel_pairs import Ends, ordered_pair
+from tests.conformance.transport_suite import content
 
 TIMEOUT_S = 20.0
 

@@ -16,10 +16,9 @@ from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
 from tdserve.transport.proven import MAX_UNFORMED, get_gloo_device, note_unformed, refusals
 from tdserve.transport.proving import Bond
 from tdserve.transport.rendezvous import KVStore
-from tests.conformance.test_transport_gloo import gloo_pair
-from tests.unit.transport.bonds import BOND
-from tests.unit.transport.links import linked
-from tests.unit.transport.stranger import (
+from tests.bonds import BOND
+from tests.channel_pairs import gloo_pair
+from tests.stranger import (
     Line,
     be_cut_short,
     be_silent,
@@ -29,6 +28,7 @@ from tests.unit.transport.stranger import (
     reflect,
     taken,
 )
+from tests.unit.transport.links import linked
 
 TIMEOUT_S = 20.0
 NUM_TAKEN = 60

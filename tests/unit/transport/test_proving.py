@@ -23,7 +23,7 @@ from tdserve.transport.proving import (
     make_session_bond,
     prove,
 )
-from tests.unit.transport.bonds import BOND, SECRET
+from tests.bonds import BOND, SECRET
 
 TIMEOUT_S = 20.0
 

@@ -14,7 +14,7 @@ from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.session_channels import OPENERS, ChannelEnd, open_channel
-from tests.unit.transport.bonds import BOND
+from tests.bonds import BOND
 from tests.unit.transport.joined import joined_stores
 
 TIMEOUT_S = 20.0

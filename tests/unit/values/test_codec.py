@@ -18,7 +18,8 @@ from tdserve.messages.value_columns import JoinedValues, measure_sizes
 from tdserve.values.extensions import TUPLE
 from tdserve.values.supported import check_values
 from tdserve.values.value_codec import NONE, PICKLED, decode_bytes, decode_many, encode_bytes, encode_many, is_same
-from tests.unit.structure.strategies import same_value, values
+from tests.sameness import same_value
+from tests.tensordict_strategies import values
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the kind without annotations is the subclass under test
 Colour = enum.IntEnum("Colour", "RED")

@@ -33,7 +33,7 @@ from tdserve.worker.lane import WorkerContext
 from tdserve.worker.operations import is_quick, perform
 from tdserve.worker.small_reads import SmallReads
 from tdserve.worker.worker_session import WorkerSession
-from tests.unit.transport.bonds import SECRET
+from tests.bonds import SECRET
 
 TIMEOUT_S = 20.0
 UID = "0123456789abcdef" * 2

@@ -13,9 +13,9 @@ from tdserve.base.machine import EXIT_NO_DESCRIPTORS, count_descriptors
 from tdserve.transport.strangers import Sockets
 from tdserve.worker import descriptors
 from tdserve.worker.descriptors import DescriptorWatch, check_room
-from tests.conformance.test_transport_gloo import gloo_pair
-from tests.integration.processes import wait_for
-from tests.unit.transport.stranger import device_of_this_process
+from tests.channel_pairs import gloo_pair
+from tests.processes import wait_for
+from tests.stranger import device_of_this_process
 
 
 def test_look_when_strangers_take_descriptors_then_the_port_is_shut_and_another_is_used(

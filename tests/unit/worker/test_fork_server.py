@@ -19,7 +19,7 @@ from tdserve.base.config import build_single_threaded_environment
 from tdserve.control.framing import FrameReader
 from tdserve.v1 import worker_pb2
 from tdserve.worker.fork_server import ForkServer
-from tests.integration.processes import is_gone, open_files, state_of, wait_for
+from tests.processes import is_gone, open_files, state_of, wait_for
 
 pytestmark = pytest.mark.usefixtures("own_fork_servers")
 

@@ -22,8 +22,8 @@ from tdserve.transport.control_channel import MAX_SENT
 from tdserve.transport.proven import close_pairs
 from tdserve.v1 import worker_pb2
 from tdserve.worker.lane import Lane
-from tests.integration.processes import wait_for
-from tests.unit.transport.bonds import SECRET
+from tests.bonds import SECRET
+from tests.processes import wait_for
 from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, sampling
 
 

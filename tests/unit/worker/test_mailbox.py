@@ -16,8 +16,8 @@ from tdserve.transport.proving import make_session_bond
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.worker_session import Mailbox
-from tests.integration.processes import wait_for
-from tests.unit.transport.bonds import SECRET
+from tests.bonds import SECRET
+from tests.processes import wait_for
 from tests.unit.worker.peer import TIMEOUT_S
 
 

@@ -13,7 +13,7 @@ from tdserve.transport.control_channel import MAX_SENT, Mail
 from tdserve.v1 import worker_pb2
 from tdserve.worker import worker_session
 from tdserve.worker.lane import Lane
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, sampling
 
 

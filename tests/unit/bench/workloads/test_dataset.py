@@ -6,7 +6,7 @@ import pytest
 
 from tdserve.bench.runs import measure
 from tdserve.bench.stage import Stage
-from tests.integration.processes import children_of
+from tests.processes import children_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 

@@ -17,7 +17,7 @@ from tdserve.client.content.devices import (
     resolve_device,
     to_device,
 )
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
 
 
 class Frame(TensorClass):

@@ -12,7 +12,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.client.content.padding import pad_ragged
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
-from tests.unit.structure.ragged import CASES, check_same, jagged, strided, turns
+from tests.ragged import CASES, check_same, jagged, strided, turns
 
 
 def filled(td: Any, pad: Any) -> Any:

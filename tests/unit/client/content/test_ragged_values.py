@@ -11,7 +11,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.client.content.ragged_values import describe_value, split_entries, split_tensors
 from tdserve.structure.nodes import Form, Ragged
-from tests.unit.structure.ragged import jagged, strided
+from tests.ragged import jagged, strided
 
 TOKENS = Ragged(Form.JAGGED, "int64", (-1,))
 MATRIX = Ragged(Form.STACK, "float32", (-1, 2))

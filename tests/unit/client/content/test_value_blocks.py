@@ -23,7 +23,7 @@ from tdserve.structure.stacks.deferred import Deferred
 from tdserve.structure.tree import Node, Spec, ValueLeaf
 from tdserve.v1 import control_pb2
 from tdserve.values.value_codec import decode_many, encode_bytes
-from tests.unit.structure.ragged import CASES, check_same, jagged, turns
+from tests.ragged import CASES, check_same, jagged, turns
 
 
 def values_spec(batch_size: tuple[int, ...], *, per_row: bool) -> Spec:

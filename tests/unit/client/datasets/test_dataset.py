@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Subset
 import tdserve
 from tdserve.client.datasets.dataset import BLOCK_ROWS
 from tdserve.client.handles.store_client import StoreClient
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
 
 NUM_ROWS = 103
 SHUFFLED = tdserve.WithoutReplacement(seed=3)

@@ -20,9 +20,9 @@ from tdserve.client.groups.epoch import LOST_GRACE_S, GroupEpoch
 from tdserve.client.groups.group import Group
 from tdserve.transport.group_content import CALL_TAG, GroupWire
 from tdserve.transport.pool import BufferPool
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
+from tests.teams import Team, content, number_in
 from tests.threads import find_threads
-from tests.unit.client.groups.teams import Team, content, number_in
 
 
 def has_lost(epoch: GroupEpoch, rank: int) -> bool:

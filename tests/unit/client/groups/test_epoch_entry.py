@@ -16,7 +16,7 @@ from tdserve.base.errors import (
     NotSupportedError,
 )
 from tdserve.client.groups.group import Group
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 
 def test_group_when_the_others_do_not_come_then_deadline_that_says_how_many(client: tdserve.Client) -> None:

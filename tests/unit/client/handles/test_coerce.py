@@ -11,7 +11,7 @@ from tdserve.client.handles.coerce import Manner, broadcast, coerce_value, is_no
 from tdserve.structure.capture import capture
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.unbatched import to_value
-from tests.unit.structure.ragged import Turns, jagged, turns
+from tests.ragged import Turns, jagged, turns
 
 CHOSEN = capture(TensorDict({"a": torch.zeros(3, 2), "n": {"c": torch.zeros(3, dtype=torch.int64)}}, [3])).spec
 

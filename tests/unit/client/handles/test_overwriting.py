@@ -11,7 +11,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SelectionError, SpecMismatchError
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.structure.tree import Path
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
 
 ROWS = TensorDict({"a": torch.arange(4.0), "n": {"b": torch.zeros(4, 2), "text": "before"}}, [4])
 

@@ -15,8 +15,8 @@ from tdserve.base.errors import (
     NotSupportedError,
     SpecMismatchError,
 )
+from tests.sameness import difference
 from tests.unit.client.three_rows import local
-from tests.unit.structure.strategies import difference
 
 STEPS: dict[str, Callable[[Any], object]] = {
     "setitem": lambda td: td.__setitem__("z", torch.ones(3)),

@@ -12,7 +12,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from tdserve.client.handles.skeletons import get_skeleton
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec
-from tests.unit.structure.strategies import Inner, tensordicts
+from tests.tensordict_strategies import Inner, tensordicts
 
 
 def spec_of(td: TensorDict) -> Spec:

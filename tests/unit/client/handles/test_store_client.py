@@ -11,8 +11,8 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.errors import KeyNotFoundError, LockedError, StoreNotFoundError
 from tdserve.client.handles.store_client import StoreClient
+from tests.sameness import difference
 from tests.unit.client.three_rows import local
-from tests.unit.structure.strategies import difference
 
 
 def test_refresh_when_others_have_changed_the_structure_then_known(

@@ -14,8 +14,8 @@ from tensordict import TensorDict, TensorDictBase
 
 import tdserve
 from tdserve.client.handles.tensordict_names import CONSTANTS, REFUSED, Kind, find_kind
-from tests.unit.client.handles.tensordict_examples import Call, doubled, example, fault, local_td, mask, names, outcome
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
+from tests.tensordict_examples import Call, doubled, example, fault, local_td, mask, names, outcome
 
 ELSEWHERE = {
     **dict.fromkeys(["all_gather", "asend", "gather_and_stack", "init_remote", "isend", "send"], "needs other ranks"),

@@ -16,9 +16,10 @@ import tdserve
 from tdserve.client.handles.key_paths import to_path
 from tdserve.client.handles.store_client import StoreClient
 from tdserve.client.handles.view import StoreView
-from tests.unit.client.handles.tensordict_examples import Call, fault, outcome
+from tests.sameness import difference
+from tests.tensordict_examples import Call, fault, outcome
+from tests.tensordict_strategies import Inner
 from tests.unit.client.handles.view_examples import CALLS, INDICES, local_rows
-from tests.unit.structure.strategies import Inner, difference
 
 
 class Watched:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from tests.unit.client.handles.tensordict_examples import Call
+from tests.tensordict_examples import Call
 
 
 def local_rows() -> TensorDict:

@@ -19,7 +19,8 @@ from tdserve.base.errors import (
 )
 from tdserve.client.kv.records import AnyRecords, LikeRecords, Records, make_records, wrap_tensor
 from tdserve.structure.capture import capture
-from tests.unit.structure.strategies import difference, tensordicts
+from tests.sameness import difference
+from tests.tensordict_strategies import tensordicts
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

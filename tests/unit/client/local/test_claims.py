@@ -21,7 +21,7 @@ from tdserve.store import session_locks
 from tdserve.store.claim_file import FOLDER, ClaimFile
 from tdserve.structure.capture import Captured, capture
 from tdserve.v1 import control_pb2
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 CAPACITY = 8
 

@@ -29,7 +29,7 @@ from tdserve.store.generations import FILE_NAME
 from tdserve.store.session_locks import SessionLock, is_held
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
-from tests.integration.processes import maps_file, wait_for
+from tests.processes import maps_file, wait_for
 from tests.unit.worker.peer import UID, StoredTensorDict
 
 TD = TensorDict({"a": torch.arange(3)}, [3])

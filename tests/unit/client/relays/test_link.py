@@ -12,8 +12,8 @@ from tdserve.client.relays import link as links
 from tdserve.client.relays.kept import Kept
 from tdserve.client.relays.link import CONTENT_TAG, PULLER_RANK, RELAY_RANK, Link, pass_on, receive
 from tdserve.transport.loopback import LoopbackChannel
+from tests.bonds import SECRET
 from tests.unit.client.relays.test_kept import LAYOUT
-from tests.unit.transport.bonds import SECRET
 
 NUM_MESSAGES = len(LAYOUT.messages)
 

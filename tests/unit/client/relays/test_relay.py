@@ -12,8 +12,8 @@ from tdserve.client.relays import link as links
 from tdserve.client.relays.kept import compute_checksums
 from tdserve.client.relays.link import receive
 from tdserve.v1 import control_pb2
+from tests.bonds import SECRET
 from tests.unit.client.relays.relaying import LAYOUT, POOL, SPEC, Office, content, office
-from tests.unit.transport.bonds import SECRET
 
 
 @pytest.fixture(autouse=True)

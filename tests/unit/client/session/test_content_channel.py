@@ -21,7 +21,7 @@ from tdserve.transport.channel import Channel, Work
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 TIMEOUT_S = 20.0
 

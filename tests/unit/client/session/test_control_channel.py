@@ -15,8 +15,8 @@ from tdserve.transport.control_channel import Mail
 from tdserve.transport.gloo import WORKER_RANK, GlooChannel
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2
-from tests.integration.processes import wait_for
-from tests.unit.transport.bonds import BOND
+from tests.bonds import BOND
+from tests.processes import wait_for
 
 TIMEOUT_S = 20.0
 

@@ -9,8 +9,8 @@ from tdserve.base.deadline import GRACE_S
 from tdserve.base.errors import ClosedError, DeadlineExceededError, StoreNotCreatedError, StoreNotFoundError
 from tdserve.client.session import catalog_client
 from tdserve.client.session.catalog_client import MAX_WARNED, MIN_LOOK_S, MissingNames
-from tests.integration.processes import wait_for
 from tests.memory import count_bytes
+from tests.processes import wait_for
 
 NAMES = ["policy", "replay", "replay-2", "replica"]
 

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.client.session.process_clients import get_process_client
-from tests.integration.processes import REPOSITORY, wait_for
+from tests.processes import REPOSITORY, wait_for
 
 
 def test_resident_when_asked_for_again_then_one_client_for_each_address_and_settings(

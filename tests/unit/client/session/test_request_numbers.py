@@ -13,7 +13,7 @@ from tdserve.base.errors import DeadlineExceededError
 from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY, REPORT_EVERY, RequestNumbers
 from tdserve.rules.request_log import RequestLog
 from tdserve.v1 import control_pb2
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 CLIENT = b"client"
 

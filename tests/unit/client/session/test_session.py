@@ -34,7 +34,7 @@ from tdserve.structure.capture import capture
 from tdserve.transport import gloo
 from tdserve.transport.proven import close_pairs
 from tdserve.v1 import content_pb2, control_pb2
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 ROWS = TensorDict({"a": torch.arange(4)}, [4])
 

@@ -14,7 +14,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, StoreNotFoundError
 from tdserve.client.content.devices import begin
 from tdserve.client.tables import batches as table_batches
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 from tests.threads import find_threads
 
 ROWS = TensorDict({"a": torch.arange(8)}, [8])

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.errors import CapacityError, InvalidRequestError, SelectionError, SpecMismatchError
 from tdserve.client.tables import change_requests
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 
 def rows(num_rows: int, start: int = 0) -> TensorDict:

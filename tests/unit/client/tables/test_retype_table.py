@@ -11,7 +11,7 @@ from tensordict import TensorDict, lazy_stack
 import tdserve
 from tdserve.client.tables.retype_table import find_current_description, retype, was_densified
 from tdserve.structure.capture import capture
-from tests.unit.structure.ragged import check_same, jagged, rows, said, strided, turns
+from tests.ragged import check_same, jagged, rows, said, strided, turns
 
 BATCHES: dict[str, Any] = {
     "jagged": TensorDict({"t": jagged([3, 5, 1]), "r": torch.rand(3)}, [3]),

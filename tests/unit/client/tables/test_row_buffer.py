@@ -15,7 +15,8 @@ from tdserve.structure.build import build
 from tdserve.structure.capture import capture
 from tdserve.structure.rows import RowReader, RowSlots
 from tdserve.structure.tree import check_matches
-from tests.unit.structure.strategies import same_value, tensordicts
+from tests.sameness import same_value
+from tests.tensordict_strategies import tensordicts
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

@@ -21,7 +21,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.tables import taking
 from tdserve.client.tables.sampling import receive_sample
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 
 def rows(*numbers: int) -> TensorDict:

@@ -8,7 +8,7 @@ import tdserve
 from tdserve.base.errors import NotSupportedError, SpecMismatchError, StoreExistsError, WrongStateError
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tensordicts.new_tensordict import NewStore, NewZeros
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 from tests.sameness import difference
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"t": "text"}}, [3])

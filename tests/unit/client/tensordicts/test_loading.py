@@ -17,7 +17,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     WrongStateError,
 )
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
 
 
 class Named(TensorClass):

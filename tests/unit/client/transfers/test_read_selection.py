@@ -14,7 +14,7 @@ from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError, TDSer
 from tdserve.client.transfers.read_selection import read_selection
 from tdserve.messages.selection.selection import Selection, encode
 from tdserve.structure.capture import capture
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "b": torch.arange(3), "t": "text"}, [3])
 

@@ -14,7 +14,7 @@ from tdserve.base.errors import StoreNotFoundError
 from tdserve.client.transfers.placing import PlacedContent
 from tdserve.client.transfers.upload import SentContent
 from tdserve.v1 import control_pb2
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 SMALL, LARGE = 3, 100_000
 

@@ -22,7 +22,7 @@ from tdserve.structure.version_subset import encode_numbers
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 LARGE = MIN_NBYTES // 4 + 1
 

@@ -12,7 +12,7 @@ import tdserve
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError
 from tdserve.client.weights.pulls import Weights
 from tdserve.client.weights.subscription import Subscription
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 TIMEOUT_S = 20.0
 

@@ -16,7 +16,7 @@ from tdserve.examples.demo.demo_options import DemoOptions
 from tdserve.examples.demo.demo_stores import MIN_ROWS, PATIENCE_S, POLICY, open_stores
 from tdserve.examples.demo.dqn import EXPLORED_ROWS, FINAL_EPSILONS, make_network
 from tdserve.examples.demo.learner import Learner
-from tests.integration.processes import wait_for
+from tests.processes import wait_for
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tdserve.examples.demo.watch import (
     compute_rates,
     read_rows,
 )
-from tests.integration.processes import quiet_port
+from tests.processes import quiet_port
 
 
 def episodes(*returns: float) -> list[Episode]:

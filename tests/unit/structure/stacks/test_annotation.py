@@ -18,9 +18,9 @@ from tdserve.structure.nodes import Node
 from tdserve.structure.stacks.elements import flatten_elements, has_notes, nest_list
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Spec
-from tests.conformance.trees import trees_around_stacks
+from tests.ragged import Turns, made
 from tests.sameness import assert_same
-from tests.unit.structure.ragged import Turns, made
+from tests.trees import trees_around_stacks
 from tests.unit.structure.stacks.test_gathering import KINDS, around, nested, td
 
 pytestmark = pytest.mark.filterwarnings(

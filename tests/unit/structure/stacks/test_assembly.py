@@ -11,7 +11,7 @@ from tensordict import NonTensorStack, TensorDict, lazy_stack
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.nodes import PACKED, Form, Ragged, ValueLeaf
 from tdserve.structure.stacks.assembly import RowsWithColumns, assign, build_entry, build_node, take_columns
-from tests.unit.structure.ragged import CASES, check_same, rows, turn_rows
+from tests.ragged import CASES, check_same, rows, turn_rows
 
 JAGGED = Ragged(Form.JAGGED, "float32", (-1,))
 

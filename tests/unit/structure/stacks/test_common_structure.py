@@ -11,7 +11,7 @@ from tensordict import TensorDict, lazy_stack
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.stacks.common_structure import CapturedPart, join_parts, summarise, wrap_element
-from tests.unit.structure.ragged import rows, said, turns
+from tests.ragged import rows, said, turns
 
 
 def parts(*tds: Any) -> list[CapturedPart]:

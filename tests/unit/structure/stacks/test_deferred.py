@@ -13,7 +13,7 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_s
 from torch.utils import _pytree as pytree
 
 from tdserve.structure.stacks.deferred import Deferred, defer_stack, defer_values, materialise
-from tests.unit.structure.ragged import check_same, rows
+from tests.ragged import check_same, rows
 
 ROWS = rows(2, 3)
 

@@ -21,7 +21,7 @@ from tdserve.structure.stacks.elements import (
     to_declared,
     unbind,
 )
-from tests.unit.structure.ragged import CASES, Turns, jagged, made, rows
+from tests.ragged import CASES, Turns, jagged, made, rows
 
 WANTED = ValueLeaf((9,), True, Ragged(Form.JAGGED, "int64", (-1,)))
 

@@ -20,8 +20,8 @@ from tdserve.structure.nodes import Node
 from tdserve.structure.stacks.gathering import gather
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Spec
-from tests.conformance.trees import trees_around_stacks
 from tests.sameness import assert_same, difference
+from tests.trees import trees_around_stacks
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*nested tensors.*prototype", "ignore:ComplexHalf support is experimental"

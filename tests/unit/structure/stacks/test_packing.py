@@ -27,7 +27,7 @@ from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.stacks.row_structure import Note, make_spec
 from tdserve.v1 import spec_pb2
 from tdserve.values.value_codec import decode_bytes, encode_bytes
-from tests.unit.structure.ragged import CASES, check_same, turns
+from tests.ragged import CASES, check_same, turns
 
 unbatched_tensor: Any = UnbatchedTensor
 

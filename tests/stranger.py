@@ -14,7 +14,7 @@ from tdserve.base.errors import ConnectError
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
 from tdserve.transport.proving import MESSAGE_BYTES, PROOF_TAG
 from tdserve.transport.rendezvous import KVStore
-from tests.unit.transport.bonds import BOND
+from tests.bonds import BOND
 
 PREAMBLE = struct.Struct("<6Q")
 """Length of the frame, kind, slot, offset, length of the message, offset there."""

@@ -22,7 +22,7 @@ from tests.lent.lender import copy_for
 if TYPE_CHECKING:
     import tdserve
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[1]
 
 START_TIMEOUT_S = 60.0
 """A process that imports torch takes two seconds alone, and many times that beside seven others on two cores."""

@@ -12,9 +12,6 @@ from hypothesis.extra import numpy as hnp
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict
 
 from tdserve.structure.torch_types import TO_TORCH
-from tests.sameness import difference, same_value
-
-__all__ = ["difference", "same_value", "tensordicts", "values"]
 
 RESERVED = ("_total_bytes", "cls", "leaves", "size", "shape", "device", "_type", "non_tensors", "cls_metadata", "data")
 ODD = ("", ".", "..", "a/b", "a.b", " ", "a b", "ä", "😀", "\x00", "__metadata__", "batch_size", "_tensordict")

@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 import tdserve
 from tdserve.client.handles.view import StoreView
-from tests.unit.structure.strategies import difference
+from tests.sameness import difference
 
 Call = Callable[[Any], Any]
 

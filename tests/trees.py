@@ -19,7 +19,7 @@ from tensordict import (
 )
 from tensordict.nn import TensorDictParams
 
-from tests.unit.structure.strategies import Inner, keys, non_tensors, tensors
+from tests.tensordict_strategies import Inner, keys, non_tensors, tensors
 
 DIFFERENTIABLE = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
 
