@@ -1,4 +1,4 @@
-"""A folder as users have it, and what tensordict itself says of it."""
+"""A folder as users have it, and what tensordict itself reads from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Shot:
 
 
 def content() -> TensorDict:
-    """Every kind of entry that a folder holds in place."""
+    """Returns every kind of entry that a folder can hold in place."""
     return TensorDict(
         {
             "x": torch.arange(NUM_ROWS * 3.0).view(NUM_ROWS, 3),
@@ -34,10 +34,10 @@ def content() -> TensorDict:
 
 
 def loaded(folder: Path) -> Any:
-    """What tensordict itself reads there now."""
+    """Returns what tensordict itself reads there now."""
     return TensorDict.load_memmap(folder, allow_pickle=False).clone()
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
-    """All files of a folder."""
+    """Returns the content of all files of a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -14,13 +14,13 @@ MAX_NUMBERS = 1 << 20
 
 
 def example(num_floats: int) -> TensorDict:
-    """The structure of one row."""
+    """Returns a row, for its structure."""
     td: TensorDict = checked_rows(0, 0, 1, num_floats)[0]
     return td
 
 
 def checked_rows(writer: int, start: int, num_rows: int, num_floats: int) -> TensorDict:
-    """Rows ``start`` and following of a writer."""
+    """Returns rows ``start`` and following of a writer."""
     number = np.arange(start, start + num_rows)
     rng = np.random.default_rng((writer, start))
     body = rng.random((num_rows, num_floats), np.float32)
@@ -39,7 +39,7 @@ def checked_rows(writer: int, start: int, num_rows: int, num_floats: int) -> Ten
 
 
 def checked_ids(td: Any) -> NDArray[np.int64]:
-    """Writer and number of each row as one number. Fails when a row is torn."""
+    """Returns writer and number of each row as one number. Fails if a row is torn."""
     leaves = {
         "writer": td["writer"].numpy(),
         "number": td["number"].numpy(),
@@ -52,7 +52,7 @@ def checked_ids(td: Any) -> NDArray[np.int64]:
 
 
 def _checksum(leaves: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
-    """Changes with every byte of a row: odd weights, modulo 2^64."""
+    """Returns checksums that change with every byte of a row: odd weights, modulo 2^64."""
     num_rows = len(leaves["number"])
     content = [np.ascontiguousarray(leaf).reshape(num_rows, -1).view(np.uint8) for leaf in leaves.values()]
     table = np.concatenate(content, axis=1)

@@ -21,17 +21,17 @@ class Crashing:
         self.server = tdserve.Server(root, port=self.port, transfer_timeout_s=5.0).start()
 
     def kill(self) -> None:
-        """SIGKILL to the control process."""
+        """Kills the control process."""
         os.kill(self.server.pid, signal.SIGKILL)
         wait_for(lambda: not self.server.is_alive, "the end of the control process")
 
     def start(self) -> None:
-        """A new server on the same root and port."""
+        """Starts a new server on the same root and port."""
         self.server.shutdown()
         self.server = tdserve.Server(self.root, port=self.port, transfer_timeout_s=5.0).start()
 
     def restart(self) -> None:
-        """Both."""
+        """Kills the server and starts a new one."""
         self.kill()
         self.start()
 
@@ -68,13 +68,13 @@ class Writer(Thread):
             self.fault = fault
 
     def goes_on(self) -> None:
-        """Returns when something more was acknowledged."""
+        """Waits until one more write is acknowledged."""
         so_far = len(self.acknowledged)
         wait_for(lambda: self.fault is not None or len(self.acknowledged) > so_far + 3, "more writes", timeout_s=60.0)
         assert self.fault is None, self.fault
 
     def end(self) -> list[int]:
-        """Ends it; every number that was acknowledged."""
+        """Stops writing; returns every number that was acknowledged."""
         self.is_ending = True
         self.join(60.0)
         assert self.fault is None, self.fault

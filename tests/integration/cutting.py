@@ -33,8 +33,7 @@ class Cutting:
         self._start(self._accept)
 
     def cut_when(self, is_due: Callable[[], bool]) -> None:
-        """The first bytes of the server after this is true are lost, and with them all connections; who connects again
-        waits for ``mend``."""
+        """Drops the first bytes of the server after this is true, and all connections; new ones wait for ``mend``."""
         self._is_due = is_due
 
     def mend(self) -> None:

@@ -39,11 +39,11 @@ class MarkedProgram:
 
     @property
     def printed(self) -> str:
-        """What it printed so far."""
+        """Returns what it has printed so far."""
         return self._printed.read_text()
 
     def processes(self) -> dict[int, str]:
-        """Command lines of its living processes, by id."""
+        """Returns the command lines of its living processes, by id."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -58,7 +58,7 @@ class MarkedProgram:
         wait_for(lambda: not self.processes(), "the end of all its processes")
 
     def kill(self) -> None:
-        """For a test that failed half way."""
+        """Kills everything, for a test that has failed half way."""
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         self.process.wait()

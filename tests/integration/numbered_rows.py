@@ -1,4 +1,4 @@
-"""Rows that tell which they are, and whether they are whole."""
+"""Rows that hold their own numbers, in a way that shows whether they are whole."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SMALL, LARGE = 3, 20_000
 
 
 def rows(*numbers: int, size: int = SMALL) -> TensorDict:
-    """Rows that tell which they are."""
+    """Returns rows that hold their own numbers."""
     number = torch.tensor(numbers, dtype=torch.int64)
     return TensorDict({"number": number, "body": number[:, None].expand(-1, size).contiguous()}, [len(numbers)])
 
 
 def numbers(td: Any) -> list[int]:
-    """The number of each row; fails when a row is not whole."""
+    """Returns the number of each row; fails if a row is not whole."""
     assert (td["body"] == td["number"][:, None]).all()
     found: list[int] = td["number"].tolist()
     return found

@@ -84,7 +84,7 @@ def drain(address: str, say: Say, *, name: str, num_rows: int) -> None:
                 try:
                     queue.ack(taken)
                 except tdserve.WrongStateError:
-                    say("lost", *taken["number"].tolist())  # with the session: others have them
+                    say("lost", *taken["number"].tolist())  # they are given back with the session
                 else:
                     say("consumed", *taken["number"].tolist())
         except tdserve.EndOfStreamError:

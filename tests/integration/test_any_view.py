@@ -57,7 +57,7 @@ def test_store_when_of_any_tensordict_then_views_and_methods_are_its_own(
         faults: dict[str, str | None] = {}
         for which, call in CALLS.items():
             expected = outcome(call, td)
-            if not isinstance(expected, Exception):  # a view tells of it when it is read
+            if not isinstance(expected, Exception):  # a view raises when it is read
                 faults[which] = fault(expected, outcome(call, store))
         assert {which: found for which, found in faults.items() if found is not None} == {}
     finally:

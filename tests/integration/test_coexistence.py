@@ -20,7 +20,7 @@ TRANSPORTS = ("gloo", "shm")
 
 
 def run_job(address: str) -> list[dict[str, Any]]:
-    """What the ranks of one job have seen."""
+    """Runs a job; returns what its ranks have seen."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     with ExitStack() as running:
         programs = [

@@ -26,7 +26,7 @@ class Job(MarkedProgram):
         wait_for(lambda: "version   2" in self.printed or self.process.poll(), "a version", timeout_s=TIMEOUT_S)
 
     def folders(self) -> list[str]:
-        """What it left of temporary files, but for those that ``import tensordict`` makes in any process."""
+        """Returns the temporary files that it left, except those that ``import tensordict`` makes in any process."""
         return [name for name in os.listdir(self.temporary) if "collectors" in name]
 
     def __enter__(self) -> Job:

@@ -1,4 +1,4 @@
-"""Leaves of the same rows, written by several at once: the rows stay the same ones for everybody who has drawn them."""
+"""Several clients write leaves of the same rows at once: samples that hold these rows stay valid."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows(num_rows: int = NUM_ROWS) -> TensorDict:
 
 @contextmanager
 def writing(act: Callable[[], Any]) -> Iterator[None]:
-    """A block beside which another worker does this again and again."""
+    """Runs a block while another thread repeats this."""
     is_over, failures = Event(), []
 
     def work() -> None:

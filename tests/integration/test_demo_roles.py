@@ -1,4 +1,4 @@
-"""The demo's roles as containers run them: whatever is struck, the others go on, and all end by themselves."""
+"""The demo's roles as containers run them: whichever is killed, the others go on, and all end by themselves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Role:
 
     @property
     def printed(self) -> str:
-        """What it and those of the same name before it have printed."""
+        """Returns what this role and its predecessors have printed."""
         return self._printed.read_text()
 
     def end(self, number: signal.Signals) -> int:
@@ -52,7 +52,7 @@ class Role:
 
 @pytest.fixture
 def port() -> int:
-    """One for the server, known before it starts."""
+    """The server's port, known before it starts."""
     return quiet_port()
 
 

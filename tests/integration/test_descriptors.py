@@ -1,4 +1,4 @@
-"""A server whose processes may have few descriptors takes the clients that it has some for, and refuses the others."""
+"""A server with few descriptors serves as many clients as they suffice for, and refuses the others."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_set_at_when_it_returns_early_then_a_future_ends_when_it_is_written(
     assert list(handle[:]["text"]) == ["none", "a", "none", "b"]
     failing = handle.set_at_("v", torch.zeros(2, 7), [0, 1], return_early=True)
     assert isinstance(failing.exception(20.0), tdserve.SpecMismatchError)
-    with pytest.raises(tdserve.InvalidRequestError):  # what no write ever takes is refused at once
+    with pytest.raises(tdserve.InvalidRequestError):  # a value that no write takes is refused at once
         handle.set_at_(7, torch.zeros(2), [0, 1], return_early=True)
     if kind == "queue":
         client.delete(f"{name}-q")

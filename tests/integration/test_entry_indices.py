@@ -1,4 +1,4 @@
-"""Indices that go on behind the rows: an ellipsis in one for an entry stands for the entry's own dimensions too."""
+"""Indices that go beyond the rows: for an entry, an ellipsis stands for the entry's own dimensions too."""
 
 from __future__ import annotations
 

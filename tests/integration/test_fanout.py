@@ -77,12 +77,12 @@ class Traffic:
 
     @property
     def from_server(self) -> float:
-        """Versions that the server has sent."""
+        """Returns how many versions the server has sent."""
         return self._counts()[0] - self._before[0]
 
     @property
     def relayed(self) -> float:
-        """Versions that clients have sent to clients."""
+        """Returns how many versions clients have sent to clients."""
         return self._counts()[1] - self._before[1]
 
     def wait_relayed(self, num_versions: float) -> None:

@@ -34,7 +34,7 @@ ROW = TensorDict({"number": torch.tensor(0), "large": torch.zeros(20_000)}, [])
 
 
 def fork_server_of(server_pid: int) -> int:
-    """The one of a server, when it has forked a data worker."""
+    """Waits until a server has forked a data worker; returns its fork server."""
 
     def look() -> int | None:
         return next((found for found in fork_servers_of(server_pid) if children_of(found)), None)

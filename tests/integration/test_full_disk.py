@@ -1,4 +1,4 @@
-"""A server whose disk is full: what is there is read, what does not fit is refused, and what is deleted makes room."""
+"""A server whose disk is full serves what is there and refuses what does not fit; deleting makes room."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """Leaves not a page."""
+    """Fills the disk to the last page."""
     with (disk / "filling").open("ab", buffering=0) as file:
         while found := os.statvfs(disk).f_bavail:
             file.write(bytes(found * 4096))
@@ -79,7 +79,7 @@ def test_table_when_its_first_values_find_a_full_disk_then_refused_and_no_worker
 
 
 def check_full(client: tdserve.Client) -> None:
-    """That changes that take room are refused, and have changed nothing."""
+    """Checks that changes that take room are refused and change nothing."""
     with pytest.raises(tdserve.CapacityError):
         client["kept"].set("wide", torch.ones(64, 4096))
     with pytest.raises(tdserve.CapacityError):

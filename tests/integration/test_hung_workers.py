@@ -1,4 +1,4 @@
-"""A data worker that stands still is replaced, and what its clients wait for ends in seconds."""
+"""A data worker that hangs is replaced, and its clients' calls end within seconds."""
 
 from __future__ import annotations
 

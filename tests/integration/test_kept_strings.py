@@ -1,4 +1,4 @@
-"""What clients make the server keep has a length: longer names are refused, by their argument."""
+"""Strings that the server keeps for clients have a maximum length: the error for a longer one names the argument."""
 
 from __future__ import annotations
 

@@ -20,19 +20,19 @@ ORDERS = {"up": ("a", "b", "n"), "down": ("n", "b", "a")}
 
 
 def content(order: str) -> TensorDict:
-    """Equal for all orders, but for the order, nested too."""
+    """Returns content with its keys, nested ones too, in this order."""
     leaves: dict[str, Any] = {"a": torch.arange(4.0), "b": torch.arange(4), "text": "text"}
     leaves["n"] = {key: leaves[key] for key in (*ORDERS[order], "text") if key != "n"}
     return TensorDict({key: leaves[key] for key in (*ORDERS[order], "text")}, [4])
 
 
 def keys_of(td: Any) -> list[Any]:
-    """All of them, in their order."""
+    """Returns all keys in their order."""
     return list(td.keys(True))
 
 
 def latest(client: tdserve.Client, name: str) -> list[Any]:
-    """The keys of the newest weights, in their order."""
+    """Returns the keys of the newest weights, in their order."""
     found = client.latest(name)
     assert found is not None
     return keys_of(found.data)
@@ -46,7 +46,7 @@ def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
 
 
 def check(client: tdserve.Client, first: str, suffix: str) -> None:
-    """All stores as whoever has just come sees them."""
+    """Checks all stores by a client that has just connected."""
     for order in sorted(ORDERS, key=lambda each: each != first):
         expected, name = content(order), f"{order}{suffix}"
         handle = client[name]

@@ -38,7 +38,7 @@ def client(server: tdserve.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def pair(number: int) -> TensorDict:
-    """A tensor and a value that name the same number."""
+    """Returns a tensor and a value that contain the same number."""
     return TensorDict({"a": torch.tensor(number), "text": NonTensorData(str(number))}, [])
 
 

@@ -34,7 +34,7 @@ def watched(tmp_path: Path) -> Iterator[WatchedServer]:
 
 
 def uses_of_stores(client: tdserve.Client) -> dict[str, Callable[[], object]]:
-    """One of every kind of request to stores that are there."""
+    """Returns calls that make one request of every kind to existing stores."""
     rows = TensorDict({"x": torch.arange(NUM_ROWS)}, [NUM_ROWS])
     store = client.memmap(rows, "store")
     table = client.create_replay("table", like=rows[0], capacity=4 * NUM_ROWS, sampler=tdserve.Prioritized())
@@ -77,7 +77,7 @@ def uses_of_stores(client: tdserve.Client) -> dict[str, Callable[[], object]]:
 def beginnings_and_ends(
     watched: WatchedServer, client: tdserve.Client, folder: Path
 ) -> dict[str, Callable[[], object]]:
-    """Stores, sessions and groups of every kind that are made, and go again."""
+    """Returns calls that make and remove stores, sessions and groups of every kind."""
     rows = TensorDict({"x": torch.arange(NUM_ROWS)}, [NUM_ROWS])
     names = (f"new {number}" for number in itertools.count())
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:.*nest
 
 
 def outline(td: Any) -> Any:
-    """Everything but what tensors hold: types, keys, batch sizes, names, shapes, dtypes and non-tensor values."""
+    """Returns all but the content of tensors: types, keys, batch sizes, names, shapes, dtypes, non-tensor values."""
     if isinstance(td, TensorDictParams):
         return type(td), td.no_convert, outline(td._param_td)
     if isinstance(td, torch.Tensor):

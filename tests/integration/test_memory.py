@@ -1,4 +1,4 @@
-"""An idle learner costs no memory: whoever writes on waits, is told for what, and goes on when somebody reads."""
+"""An idle learner costs no memory: writers wait, with an error that names the reason, and go on when rows are read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows(num_rows: int, num_characters: int) -> TensorDict:
 
 
 def resident_kib(pid: int) -> int:
-    """Private memory of a process that is in use."""
+    """Returns the private memory that a process uses."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 

@@ -1,4 +1,4 @@
-"""Whoever waits for a store that does not exist learns it soon, and which names are near."""
+"""A wait for a store that does not exist ends soon, with an error that lists similar names."""
 
 from __future__ import annotations
 

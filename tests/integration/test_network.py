@@ -51,7 +51,7 @@ def namespaces() -> Iterator[tuple[str, str]]:
 
 
 def remove(names: tuple[str, str]) -> None:
-    """Whatever there is of them; the veth pair goes with either end."""
+    """Removes what exists of them; the veth pair goes with either end."""
     for name in names:
         subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True, timeout=30.0)
 

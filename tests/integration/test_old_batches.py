@@ -1,4 +1,4 @@
-"""A batch that is used after its rows have gone: the rows that came instead stay as they are."""
+"""A batch is used after its rows were overwritten: the new rows stay as they are."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def example() -> TensorDict:
 
 
 def reference() -> TensorDict:
-    """One of its rows, and another one."""
+    """Returns one of its rows, and another one."""
     return TensorDict({"key": torch.tensor([[0, 1], [9, 9]])}, [2])
 
 

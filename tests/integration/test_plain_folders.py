@@ -1,4 +1,4 @@
-"""A store's folder opened by plain tensordict, of every kind: what it shows is right, and what it lacks is listed."""
+"""Folders of every kind of store, opened by plain tensordict: what it reads is right, and what it lacks is listed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:The Py
 
 
 def plain(server: tdserve.Server, client: tdserve.Client, name: str) -> Any:
-    """What tensordict itself finds, while the server goes on."""
+    """Returns what tensordict itself reads while the server runs."""
     return TensorDict.load_memmap(Path(server.config.root) / client.describe(name).path / "rows", allow_pickle=False)
 
 

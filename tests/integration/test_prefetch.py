@@ -1,4 +1,4 @@
-"""Samples under way never stand in the way of anything else that the same client does."""
+"""Prefetched samples never delay other calls of the same client."""
 
 from __future__ import annotations
 

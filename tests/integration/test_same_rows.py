@@ -1,4 +1,4 @@
-"""A row number names a place; what was read, taken or sampled of it is another row once it was overwritten."""
+"""A row number names a place: after an overwrite, a row that was read, taken or sampled there is a different row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CAPACITY = 8
 
 
 def rows(first: int, num_rows: int = CAPACITY) -> TensorDict:
-    """Rows with their numbers, not yet scored."""
+    """Returns rows with their numbers, not yet scored."""
     return TensorDict({"v": torch.arange(first, first + num_rows)}, [num_rows])
 
 

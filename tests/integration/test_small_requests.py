@@ -1,4 +1,4 @@
-"""Requests that ride the session's second pair: reads that the worker answers alone, waits, what interrupts them."""
+"""Requests over the control channel: reads that the worker answers alone, waits, and interruptions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_stats_when_reads_are_small_then_all_are_counted(
         wait_for(lambda: num_reads() == before + 20, "the count of all of them")
 
 
-@pytest.mark.parametrize("client", ["gloo"], indirect=True)  # as who is interrupted
+@pytest.mark.parametrize("client", ["gloo"], indirect=True)  # as a caller that is interrupted
 @pytest.mark.parametrize("num_rows", [1, 100])
 def test_sample_when_interrupted_while_it_waits_then_at_once_and_the_server_goes_on(
     server: tdserve.Server, nursery: Nursery, client: tdserve.Client, name: str, num_rows: int
@@ -80,7 +80,7 @@ def test_sample_when_interrupted_while_it_waits_then_at_once_and_the_server_goes
     assert replay.sample(num_rows).batch_size == (num_rows,)
 
 
-@pytest.mark.parametrize("client", ["gloo"], indirect=True)  # as who loses its worker
+@pytest.mark.parametrize("client", ["gloo"], indirect=True)  # as a client that loses its worker
 @pytest.mark.parametrize("message", [1, 4, 9, 10])
 def test_call_when_its_data_worker_is_killed_while_pairs_are_formed_then_its_retry_does_it(
     server: tdserve.Server, nursery: Nursery, client: tdserve.Client, name: str, message: int

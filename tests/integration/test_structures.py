@@ -1,4 +1,4 @@
-"""Tensordicts without content: what goes in as meta or fake tensors comes out as such, until somebody writes."""
+"""Tensordicts without content: meta and fake tensors come out as such until content is written."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ IDS = TensorDict({"id": torch.arange(8)}, [8])
 
 
 def row(num_floats: int) -> TensorDict:
-    """One of a queue that is full."""
+    """Returns a row of a full queue."""
     return TensorDict({"x": torch.zeros(num_floats)}, [])
 
 
@@ -31,7 +31,7 @@ def extend_full(client: tdserve.Client, num_floats: int) -> None:
 
 
 def extend_early(client: tdserve.Client, num_floats: int) -> None:
-    """As ``extend_full``, without waiting at first."""
+    """Like ``extend_full``, with an early return."""
     rows = row(num_floats).expand(1).clone()
     client.queue(f"full-{num_floats}").extend(rows, timeout_s=1.0, return_early=True).result(30.0)
 

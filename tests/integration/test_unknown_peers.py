@@ -1,4 +1,4 @@
-"""What a server holds of peers that have not shown who they are, and of small requests that wait."""
+"""Memory that a server uses for peers without a token, and for small requests that wait."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ GROWTH_MIB = 60
 
 
 def peak_mib(pid: int) -> int:
-    """The most memory that a process has ever had."""
+    """Returns the most memory that a process has ever used."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
 
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[tdserve.Server]:
-    """Asks for a token."""
+    """A server that requires a token."""
     (tmp_path / "token").write_text("right")
     with tdserve.Server(tmp_path / "root", port=0, token_file=str(tmp_path / "token")) as server:
         yield server
@@ -84,7 +84,7 @@ def test_local_socket_when_strangers_send_then_they_are_shut_out_and_nothing_is_
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[tdserve.Server]:
-    """Holds 16 MiB of requests."""
+    """A server that holds at most 16 MiB of requests."""
     with tdserve.Server(tmp_path / "root", memory_limit_bytes=16 * MIB) as server:
         yield server
 
@@ -115,5 +115,5 @@ def test_requests_when_they_are_small_and_wait_then_those_beyond_the_limit_are_r
 
 
 def hello() -> control_pb2.Hello:
-    """Of a client whose messages a test writes by hand."""
+    """Returns the hello of a client whose messages a test writes by hand."""
     return control_pb2.Hello(protocol_version=PROTOCOL_VERSION, client_id=make_client_id(), transport="gloo")

@@ -1,4 +1,4 @@
-"""How tests measure what objects keep."""
+"""How tests measure the memory that objects keep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.memory import count_bytes
 
 @dataclass
 class Box:
-    """Holds something."""
+    """An object that holds another one."""
 
     content: Any
 

@@ -17,6 +17,6 @@ def stage() -> Iterator[Stage]:
 
 @pytest.fixture(scope="session")
 def memory_stage() -> Iterator[Stage]:
-    """The same through shared memory."""
+    """The same, with a client over shared memory."""
     with open_stage(BenchOptions(quick=True, repeats=1, transport="shm")) as stage:
         yield stage

@@ -9,7 +9,7 @@ from tdserve.bench.measure import Round
 
 
 def series(*op_s: float) -> list[Round]:
-    """A round of four equal operations for each of these times; three rounds of a single time."""
+    """Returns a series with a round of four equal operations for each time; three rounds if there is only one time."""
     return [Round((each,) * 4, 4 * each) for each in (op_s if len(op_s) > 1 else op_s * 3)]
 
 

@@ -23,14 +23,14 @@ HELD_BACK = ("env", "--block-signal=TERM")
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """Such a command takes its process's signals."""
+    """Restores the signal handlers that a lasting command has set."""
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)
 
 
 def start(program: str, *, prefix: tuple[str, ...] = (), delay_s: str = "") -> subprocess.Popen[str]:
-    """Runs a program of our own; SIGTERM has the meaning that it has in a shell."""
+    """Starts a program; SIGTERM has its default effect, as when a shell starts it."""
     environ = {**os.environ, "TDSERVE_FAIL_DELAY_S": delay_s}
     return subprocess.Popen(
         [*prefix, sys.executable, "-c", program], cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True

@@ -32,7 +32,7 @@ def test_token_when_file_is_missing_then_error_names_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """None of ours is set."""
+    """Environment variables without any of tdserve's."""
     for name in [name for name in os.environ if name.startswith("TDSERVE_")]:
         monkeypatch.delenv(name)
     return monkeypatch

@@ -13,7 +13,7 @@ from tdserve.cli.main import main
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """The command is a process's own, and takes its signals."""
+    """Restores the signal handlers that the command has set."""
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)

@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """A live server, which waits at its end for no call that a test has left behind."""
+    """A live server, which does not wait at its end for calls that tests have left unfinished."""
     with tdserve.Server(str(tmp_path_factory.mktemp("root")), grace_s=1.0).start() as made:
         yield made
 
@@ -48,7 +48,7 @@ def remote_client(server: tdserve.Server) -> Iterator[tdserve.Client]:
 
 @pytest.fixture
 def name() -> str:
-    """Of a store that nobody has."""
+    """A name that no store has."""
     return f"store-{next(_numbers)}"
 
 
@@ -61,7 +61,7 @@ def handle(client: tdserve.Client, name: str) -> tdserve.StoreHandle:
 
 @pytest.fixture
 def mailing(remote_client: tdserve.Client) -> Session:
-    """A session whose small messages ride a channel already."""
+    """A session whose control channel is open."""
     session = remote_client.session(Deadline.after(20.0))
 
     def is_mailed() -> bool:

@@ -1,4 +1,4 @@
-"""Content as a read brings it, made without a server."""
+"""Content as a read returns it, made without a server."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tdserve.v1 import control_pb2
 
 
 def status(kind: int = ReadStatus.WHOLE, version: int = 0, num_torn: int = 0) -> torch.Tensor:
-    """The column that ends every read."""
+    """Returns the column that ends every read."""
     return torch.tensor([kind, version, num_torn, 0, 0, 0, 0, 0])
 
 
 def rows_content(
     td: Any, index: list[int], generation: list[int], added: Mapping[str, torch.Tensor] | None = None
 ) -> Content:
-    """Rows of a replay, as they come, with the columns that its table adds."""
+    """Returns rows of a replay as received, with the columns that its table adds."""
     added = added or {}
     captured = capture(td)
     layout = make_rows_layout(captured.spec, len(index), tuple(added))

@@ -7,5 +7,5 @@ from tensordict import TensorDict
 
 
 def local() -> TensorDict:
-    """The content of the store that the fixture ``handle`` makes."""
+    """Returns the content of the store that the fixture ``handle`` makes."""
     return TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"c": torch.arange(3), "t": "text"}}, [3], names=["row"])

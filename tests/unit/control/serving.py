@@ -16,7 +16,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Answering:
-    """Handlers that do as they are told: what is in ``failures`` is raised for a store of that name."""
+    """Handlers that raise the error in ``failures`` for a store of that name."""
 
     def __init__(self, failures: dict[str, Exception] | None = None) -> None:
         self.failures = failures or {}
@@ -25,7 +25,7 @@ class Answering:
         self.ended_links: list[SessionLink] = []
 
     async def serve_session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
-        """Answers every message with its number; the number 99 ends the session, 98 breaks it."""
+        """Answers each message with its number; 99 ends the session, and 98 raises an error in it."""
         self.peers.append(link.peer)
         async for message in messages:
             if message.request == 99:
@@ -64,7 +64,7 @@ class Answering:
 
 @contextlib.contextmanager
 def serving(handlers: Any, *, port: int = 0, token: str | None = None, is_serving: bool = True) -> Iterator[str]:
-    """Yields the address; the server is gone afterwards."""
+    """Yields the address of a server that ends with the block."""
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever, name="test-control-server")
     thread.start()
@@ -89,5 +89,5 @@ def serving(handlers: Any, *, port: int = 0, token: str | None = None, is_servin
 
 
 def same(first: TDServeError, second: TDServeError) -> bool:
-    """Whether two errors are of one class and say the same."""
+    """Returns whether two errors have one class and equal fields."""
     return type(first) is type(second) and first.fields == second.fields and str(first) == str(second)

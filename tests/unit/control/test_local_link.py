@@ -1,4 +1,4 @@
-"""What the control process sends on a local link, piece by piece; and a link that there is not."""
+"""Messages of the control process on a local link, piece by piece; and a link that does not exist."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def test_send_when_the_client_does_not_read_then_pieces_wait_their_turn_and_leav
             link.pause_writing()
 
         def pause_reading(self) -> None:
-            """Requests wait as well."""
+            """Does nothing: no requests come here."""
 
         def resume_reading(self) -> None:
-            """They come again."""
+            """Does nothing."""
 
         def close(self) -> None:
             self.pieces.append(b"closed")

@@ -11,7 +11,7 @@ from tdserve.v1 import control_pb2
 
 
 def asking(nbytes: int) -> control_pb2.ClientMessage:
-    """A message of a little more than this size."""
+    """Returns a message of a little more than this size."""
     return control_pb2.ClientMessage(request=7, read=control_pb2.ReadRequest(fingerprint=b"x" * nbytes))
 
 

@@ -1,4 +1,4 @@
-"""Chosen rows of a mapped store: as they are, or marked as moved."""
+"""Selected rows of a mapped store are copied, and marked if they were overwritten meanwhile."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def opened(plain: StoredTensorDict) -> MappedStore:
 def source_of(
     store: MappedStore, rows: list[int], expected: list[int], added: Mapping[str, bytes] | None = None
 ) -> tuple[Layout, RowEnd]:
-    """Rows that control has chosen when they had these generations."""
+    """Returns a source of rows that control chose when they had these generations."""
     layout = make_rows_layout(store.spec, len(rows), tuple(added or {}))
     numbers, generations = np.array(rows, np.int64), np.array(expected, np.int64)
     return layout, make_rows_source(store, layout, numbers, generations, added or {})
 
 
 def taken(layout: Layout, source: RowEnd) -> Received:
-    """What comes of it."""
+    """Returns what a receiver gets from a source."""
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     for message in layout.messages:
         source.fill(message, buffer[message.offset : message.offset + message.nbytes])

@@ -11,7 +11,7 @@ MANY = 3 * PIECE_ROWS
 
 
 def in_each_form(rows: set[int]) -> list[RowSet]:
-    """The set in every form that it can have."""
+    """Returns the set in each of its forms."""
     numbers = np.array(sorted(rows), np.int64)
     mask = np.zeros(70, np.bool_)
     mask[numbers] = True
@@ -22,7 +22,7 @@ def in_each_form(rows: set[int]) -> list[RowSet]:
 
 
 def rows_of(rows: RowSet) -> set[int]:
-    """Its numbers, each of which it must tell once."""
+    """Returns the numbers of a set; fails if it lists one twice."""
     found = [number for piece in rows.iter_pieces() for number in np.arange(70 + 2 * MANY)[piece].tolist()]
     assert len(found) == len(rows) == len(set(found))
     assert rows.rows.tolist() == sorted(found)

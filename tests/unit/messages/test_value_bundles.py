@@ -1,4 +1,4 @@
-"""What rows have under several paths, put together and taken apart."""
+"""Values of one row under several paths are bundled and unbundled."""
 
 from __future__ import annotations
 

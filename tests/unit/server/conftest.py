@@ -15,7 +15,7 @@ from tests.unit.server.world import Loop, World
 
 @pytest.fixture(scope="session")
 def run() -> Iterator[Loop]:
-    """Runs coroutines."""
+    """A loop that runs coroutines."""
     made = Loop()
     yield made
     made.loop.run_until_complete(made.loop.shutdown_default_executor())
@@ -24,7 +24,7 @@ def run() -> Iterator[Loop]:
 
 @pytest.fixture(scope="session")
 def processes(run: Loop) -> Iterator[WorkerProcesses]:
-    """What starts the processes of data workers."""
+    """The starter of data worker processes."""
     made = WorkerProcesses()
     yield made
     run(made.stop())
@@ -32,7 +32,7 @@ def processes(run: Loop) -> Iterator[WorkerProcesses]:
 
 @pytest.fixture(scope="session")
 def lost_workers() -> list[DataWorker]:
-    """The data worker, once for each time that it was lost."""
+    """Receives the data worker each time that it is lost."""
     return []
 
 

@@ -7,7 +7,7 @@ from tdserve.server.admission_budget import REQUEST_BYTES, SESSION_SHARE, UNARY_
 
 
 class Session:
-    """Whose requests are counted."""
+    """A session whose requests are counted."""
 
     held_nbytes = 0
 

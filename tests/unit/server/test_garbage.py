@@ -24,7 +24,7 @@ KINDS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _thaw() -> Iterator[None]:
-    """Leaves the collector of the tests as it was; what was frozen stays so, as what they have imported does."""
+    """Enables the garbage collector again after a test."""
     yield
     gc.enable()
 

@@ -18,7 +18,7 @@ from tests.unit.server.world import Loop, World
 
 
 def row(number: int) -> TensorDict:
-    """One with values of its own."""
+    """Returns a row with values of its own."""
     return TensorDict({"a": torch.tensor(number), "v": NonTensorData(f"v{number}"), "w": NonTensorData(number)}, [])
 
 

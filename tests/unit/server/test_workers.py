@@ -17,7 +17,7 @@ from tests.unit.server.world import Loop
 
 
 def discarding() -> worker_pb2.Order:
-    """An order that does not end: the channel it needs never opens."""
+    """Returns an order that does not end, since the channel that it needs never opens."""
     return worker_pb2.Order(session=77, discard=worker_pb2.Discard(message_nbytes=[8]))
 
 
@@ -46,7 +46,7 @@ def test_worker_when_killed_then_orders_fail_it_is_reported_and_another_comes(
         assert len(worker.known_specs) == 0
         with pytest.raises(PeerLostError, match="restarted"):
             await worker.submit(discarding())
-        worker.send(discarding())  # nobody hears it, nobody minds
+        worker.send(discarding())  # a report that nobody awaits is ignored
         await worker.ready.wait()
         return before, worker.pid
 

@@ -1,4 +1,4 @@
-"""Whether a file is held by a lock of its readers."""
+"""A check whether readers hold a lock on a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody reads the file."""
+    """Returns whether a reader holds a lock on the file."""
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

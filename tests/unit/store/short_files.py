@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_page_can_be_written() -> Iterator[None]:
-    """A block in which the file system refuses whatever lies behind the first pages of a file."""
+    """Runs a block in which the file system refuses writes behind the first pages of a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
     try:

@@ -14,7 +14,7 @@ from tests.unit.store.conftest import SMALL_DISK_BYTES
 
 
 def allocated_bytes(catalog: Path) -> int:
-    """Bytes that the data file has on its disk."""
+    """Returns the bytes that the data file has on its disk."""
     return os.stat(catalog / "data.mdb").st_blocks * 512
 
 

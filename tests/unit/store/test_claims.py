@@ -10,13 +10,13 @@ from tdserve.store.claim_file import FOLDER, LOST, MAX_RECORDS, ClaimFile, remov
 
 @pytest.fixture
 def server(tmp_path: Path) -> ClaimFile:
-    """The server's end; ten rows may be claimed."""
+    """The server's end of a claim file; ten rows may be claimed."""
     return ClaimFile.create(tmp_path / FOLDER / "lock.1", 10)
 
 
 @pytest.fixture
 def client(server: ClaimFile) -> ClaimFile:
-    """The client's, with a mapping of its own."""
+    """The client's end, with a mapping of its own."""
     return ClaimFile.open(server.path)
 
 

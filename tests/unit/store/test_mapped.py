@@ -63,7 +63,7 @@ def test_new_mapping_when_made_then_the_kernel_reads_nothing_ahead(tmp_path: Pat
 def test_private_mapping_when_written_then_nobody_else_sees_it_and_what_it_left_alone_is_shared(tmp_path: Path) -> None:
     fd = _open(tmp_path / "f", 3 * 4096)
     os.close(fd)
-    with (tmp_path / "f").open("rb") as file:  # to write into its own pages it needs no right to write the file
+    with (tmp_path / "f").open("rb") as file:  # writing to its own pages needs no permission to write the file
         mine = np.frombuffer(map_private(file.fileno(), 3 * 4096, path=tmp_path), np.uint8)
     mine[0] = 7
     with (tmp_path / "f").open("r+b") as file:

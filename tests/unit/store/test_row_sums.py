@@ -1,4 +1,4 @@
-"""Numbers of rows: equal for equal rows, and for no others that damage makes."""
+"""Checksums of rows: equal for equal rows, and different for damaged ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_sums_when_rows_are_zeros_then_zero() -> None:
 
 
 def test_sums_when_floats_differ_in_their_highest_bits_alone_then_differ() -> None:
-    """Where a multiplication of whole words would see next to nothing: half of a row is of another moment."""
+    """A multiplication of whole words would hardly notice that half of a row is older."""
     rows = np.random.default_rng(1).choice([1.0, 2.0, 4.0, -1.0], (20_000, 8))
     torn = rows.copy()
     torn[:, 4:] = np.roll(torn[:, 4:], 1, axis=0)

@@ -1,4 +1,4 @@
-"""One pass, and what it leaves at each moment."""
+"""A pass of the sync process, and the state of the files if it is interrupted at any moment."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ SPEC = CAPTURED.spec
 
 
 class NotedReads:
-    """The content of a file, which keeps what parts of it were read."""
+    """The content of a file, which records what parts of it were read."""
 
     def __init__(self, content: NDArray[np.uint8]) -> None:
         self.content = content
@@ -43,7 +43,7 @@ class NotedReads:
 
 
 def file_in(folder: Path) -> VersionFile:
-    """A file that is not filled."""
+    """Makes a file that is not filled."""
     return VersionFile.create(folder / "1.safetensors", SPEC)
 
 

@@ -14,7 +14,7 @@ UID, OTHER = "a" * 32, "b" * 32
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of versions 1 to 3, the second with values."""
+    """A folder with versions 1 to 3, of which the second has values."""
     made = tmp_path / "store" / "versions"
     made.mkdir(parents=True)
     for number in (1, 2, 3):

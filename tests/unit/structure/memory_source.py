@@ -10,7 +10,7 @@ from tensordict import NonTensorData, NonTensorStack
 
 @dataclass
 class Cell:
-    """What a source looks at.
+    """The entry behind a source, with counts of its uses.
 
     Attributes:
         entry: A plain NonTensorData or NonTensorStack.
@@ -27,18 +27,18 @@ class Cell:
 
 @dataclass
 class MemorySource:
-    """Rows of a cell; an index of an index is kept as the chain of both."""
+    """A source of the rows of a cell; an index of an index is kept as the chain of both."""
 
     cell: Cell
     chain: tuple[Any, ...] = field(default=())
 
     def read(self) -> Any:
-        """A copy of what the rows hold."""
+        """Returns a copy of the content of the rows."""
         self.cell.reads += 1
         return self._rows(self.cell.entry).clone()
 
     def write(self, value: Any) -> None:
-        """Replaces what the rows hold."""
+        """Replaces the content of the rows."""
         self.cell.writes += 1
         if not self.chain:
             self.cell.entry = self._whole(value)
@@ -49,7 +49,7 @@ class MemorySource:
         stack[self.chain[-1]] = value
 
     def select(self, index: Any) -> MemorySource:
-        """A part of the rows."""
+        """Returns a source of some of the rows."""
         self.cell.selects += 1
         size = self._rows(self.cell.entry).batch_size[0]
         if isinstance(index, int) and not -size <= index < size:

@@ -1,4 +1,4 @@
-"""Captures in the form in which a structure asks for them, and values that were encoded on the way."""
+"""Captures in the form of a given structure, and values that were encoded before."""
 
 from __future__ import annotations
 

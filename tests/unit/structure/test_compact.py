@@ -13,7 +13,7 @@ SIZE = 3
 
 
 def over(buffer: torch.Tensor) -> TensorDict:
-    """Leaves of several dtypes and strides, all in one buffer of 4,096 bytes."""
+    """Returns leaves of several dtypes and strides, all in one buffer of 4,096 bytes."""
     numbers = buffer.view(torch.float32)
     nested = TensorDict({"c": buffer[2048:2051].view(torch.bool)}, [SIZE], device="cpu")
     source = {
@@ -27,7 +27,7 @@ def over(buffer: torch.Tensor) -> TensorDict:
 
 @pytest.fixture
 def buffer() -> torch.Tensor:
-    """Bytes that are 0 or 1."""
+    """Returns a buffer of bytes that are 0 or 1."""
     return torch.arange(4096, dtype=torch.uint8) % 2
 
 

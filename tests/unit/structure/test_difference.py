@@ -12,7 +12,7 @@ from tdserve.structure.nodes import Node
 
 
 def root_of(td: Any) -> Node:
-    """Its structure."""
+    """Returns the structure of a tensordict."""
     return capture(td).spec.root
 
 

@@ -12,7 +12,7 @@ from tdserve.structure.independent_views import make_independent_views
 
 @pytest.fixture(params=[True, False], ids=["this torch", "a torch without it"], autouse=True)
 def _torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another torch may have no way around its notes."""
+    """Runs the tests with and without the private context manager, which another version of torch may lack."""
     if not request.param:
         monkeypatch.setattr(module, "nothing_noted", None)
 

@@ -1,4 +1,4 @@
-"""What of a structure counts when another asks for it; ``check_matches`` of whole specs is tested with them."""
+"""The parts of a structure that count when it is matched; for ``check_matches`` of whole specs see ``test_tree``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One tensor for all rows as a value, and back."""
+"""One tensor for all rows becomes a value, and a tensor again."""
 
 from __future__ import annotations
 

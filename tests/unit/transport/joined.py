@@ -6,7 +6,7 @@ from tdserve.transport.rendezvous import KVStore
 
 
 def joined_stores() -> tuple[KVStore, KVStore]:
-    """Two ends of one rendezvous."""
+    """Returns the two ends of one rendezvous."""
     stores: list[KVStore] = []
     for other in (1, 0):
         stores.append(KVStore(lambda key, value, other=other: stores[other].feed(key, value)))  # type: ignore[misc]

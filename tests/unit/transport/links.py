@@ -44,12 +44,12 @@ class Links:
         self.links = [future.result(TIMEOUT_S) for future in [self._threads.submit(make, rank) for rank in range(size)]]
 
     def each(self, call: Callable[[GroupWire], _Result], *, timeout_s: float = TIMEOUT_S) -> list[_Result]:
-        """What a call gives at each rank, all of them at once."""
+        """Returns the results of a call at each rank, made by all at once."""
         wires = [GroupWire(link, CALL_TAG, Deadline.after(timeout_s), BufferPool()) for link in self.links]
         return [future.result(TIMEOUT_S) for future in [self._threads.submit(call, wire) for wire in wires]]
 
     def close(self) -> None:
-        """Ends everything."""
+        """Closes the links and ends the threads."""
         for link in self.links:
             link.close()
         self._threads.shutdown()
@@ -57,7 +57,7 @@ class Links:
 
 @contextmanager
 def linked(size: int, names: Sequence[str] = ()) -> Iterator[Links]:
-    """Links of so many ranks; ``names`` as of ``GroupLink.peers``."""
+    """Makes links of so many ranks; ``names`` as of ``GroupLink.peers``."""
     links = Links(size, names)
     try:
         yield links

@@ -19,7 +19,7 @@ TIMEOUT_S = 5.0
 
 
 class Leaves:
-    """A source whose first messages lie in their place; it notes who has filled the others."""
+    """A source whose first messages need no copy; it records which thread has filled each of the others."""
 
     def __init__(self, *, num_direct: int = 0, fails_at: int = -1) -> None:
         self.num_direct = num_direct
@@ -41,7 +41,7 @@ class Leaves:
 
 
 def heads(made: Iterator[tuple[torch.Tensor, bool]]) -> list[tuple[int, bool]]:
-    """The first byte of each."""
+    """Returns the first byte of each message."""
     return [(int(buffer[0]), is_copied) for buffer, is_copied in made]
 
 

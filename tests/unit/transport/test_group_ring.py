@@ -17,7 +17,7 @@ SIZES = (0, 1, 2, 5, 3 * PIECE + 17, 100 * PIECE)
 
 
 def numbers(numel: int) -> torch.Tensor:
-    """Floats that can be added without rounding."""
+    """Returns floats that can be added without rounding."""
     return torch.arange(numel, dtype=torch.float32) % 1000
 
 

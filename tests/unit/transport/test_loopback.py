@@ -8,7 +8,7 @@ from tdserve.transport.loopback import LoopbackChannel
 
 
 def zeros(nbytes: int) -> torch.Tensor:
-    """A buffer."""
+    """Returns a buffer of zeros."""
     return torch.zeros(nbytes, dtype=torch.uint8)
 
 

@@ -14,7 +14,7 @@ OURS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORC
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of a process that has made no group."""
+    """The environment of a process that has made no group."""
     for name in (*OURS, "TORCH_NCCL_NONBLOCKING_TIMEOUT", "NCCL_SOCKET_IFNAME", "TDSERVE_INTERFACE"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

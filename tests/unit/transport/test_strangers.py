@@ -10,7 +10,7 @@ from tdserve.transport.strangers import Sockets, describe_connections, refuse_co
 
 
 def make_address(port: int, family: int = socket.AF_INET) -> bytes:
-    """As gloo tells of a rank."""
+    """Returns the address of a rank as gloo publishes it."""
     address = struct.pack("<H", family) + struct.pack(">H", port) + bytes(132)
     return struct.pack("<Q", 4) + b"host" + struct.pack("<Q", len(address)) + address
 

@@ -1,4 +1,4 @@
-"""Extension types as nobody writes them; what is written comes back in test_codec.py."""
+"""Extension types with malformed content; test_codec.py tests that well-formed ones come back."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tdserve.values.pickled import dump, load
 
 
 class Broken:
-    """Refuses to be pickled with an error of its own."""
+    """Raises an error of its own when it is pickled."""
 
     def __reduce__(self) -> Any:
         raise ZeroDivisionError("no")

@@ -27,7 +27,7 @@ INLINE = control_pb2.Content(inline=pack(LAYOUT.messages, LeafEnd(LEAVES)))
 
 
 def ref(path: Path) -> worker_pb2.VersionRef:
-    """How orders name a version."""
+    """Returns the reference by which an order names a version."""
     spec = codec.encode(CAPTURED.spec)
     return worker_pb2.VersionRef(path=str(path), fingerprint=CAPTURED.spec.fingerprint, spec=spec)
 

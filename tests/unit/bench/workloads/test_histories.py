@@ -20,7 +20,7 @@ HISTORIES = make_histories(8)
 
 
 def batch_with(**changed: list[Any]) -> TensorDict:
-    """Rows 5 and 2, with other values where told."""
+    """Returns rows 5 and 2, with the given values in place of their own."""
     rows = {key: [HISTORIES[number][key] for number in (5, 2)] for key in HISTORIES[0]}
     rows.update(changed)
     return make_batch([dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)])

@@ -45,11 +45,11 @@ def test_views_when_another_thread_makes_the_first_at_the_same_time_then_all_of_
     buffer, found = BufferPool().take(layout.nbytes), list[int]()
 
     class Interrupting(dict[str, int]):
-        """Sizes of elements, which are looked up while views are made."""
+        """Sizes of elements; a look-up, which happens while views are made, runs a callback."""
 
         def __getitem__(self, dtype: str) -> int:
             monkeypatch.undo()
-            found.append(len(make_views(layout, buffer)))  # what another thread would do now
+            found.append(len(make_views(layout, buffer)))  # as another thread could do now
             return super().__getitem__(dtype)
 
     monkeypatch.setattr(received, "ITEMSIZE", Interrupting(ITEMSIZE))

@@ -15,7 +15,7 @@ MINE = Gpu("cuda:1", "mine")
 
 @pytest.fixture
 def _one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine where torch finds one."""
+    """Makes torch report one GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

@@ -1,4 +1,4 @@
-"""Ragged content filled up to the longest, as tensordict's own pad_sequence does it."""
+"""Ragged content is padded to the longest, as by tensordict's own pad_sequence."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_send_when_of_other_memory_then_none() -> None:
 
 
 def _work(batches: Any, go_on: Any) -> None:
-    """Sends batches over the pool's memory, two tensors each, and says how many pieces of memory that took."""
+    """Sends batches of two tensors each over the pool's memory, and reports how many pieces of memory that took."""
     pool = get_worker_pool()
     assert get_worker_pool() is pool
     addresses = set()

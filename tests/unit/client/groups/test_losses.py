@@ -7,12 +7,12 @@ from tdserve.v1 import control_pb2
 
 
 def gone(rank: int, num_finished: int | None = None, *, has_left: bool = True) -> control_pb2.GroupLoss:
-    """The news of a member that has gone."""
+    """Returns the report of a member that is lost."""
     return control_pb2.GroupLoss(rank=rank, has_left=has_left, num_finished=num_finished)
 
 
 def in_call(number: int, peer: int | None = None) -> Losses:
-    """Of a member in its call of all of this number, or behind it in one of two."""
+    """Returns the losses of a member in its collective call of this number, or in a call of two after it."""
     losses = Losses()
     for _ in range(number):
         losses.begin(None)
@@ -36,7 +36,7 @@ def test_take_when_in_a_call_of_all_then_it_ends_unless_the_leaver_has_finished_
     assert losses.is_any
     losses.finish(is_well=not is_end)
     assert losses.num_finished == (2 if is_end else 3)
-    assert losses.find_loss(None) == loss  # the next call of all needs it
+    assert losses.find_loss(None) == loss  # the next collective call needs it
     assert losses.find_loss(2) == (loss if is_end else None)
 
 

@@ -17,7 +17,7 @@ def given(td: TensorDict) -> GivenPart:
 
 
 def moved(source: GivenPart, taken: TakenPart) -> object:
-    """The tensordict after its bytes went from one end to the other."""
+    """Returns a tensordict after its bytes were copied from one end to the other."""
     source_end, sink = source.make_source(), taken.make_sink(source.spec, source.values_nbytes, BufferPool())
     for message in source.messages:
         staging = torch.empty(message.nbytes, dtype=torch.uint8)

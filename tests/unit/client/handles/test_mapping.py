@@ -15,7 +15,7 @@ SPEC = capture(TD).spec
 
 
 def mapped(client: tdserve.Client, name: str, *, writable: bool = False) -> TensorDict:
-    """The store's memory."""
+    """Returns the store's mapped tensors."""
     td: TensorDict = map_store(client, name, SPEC, writable=writable, deadline=Deadline.after(20.0))
     return td
 

@@ -10,7 +10,7 @@ from tdserve.client.handles.tensordict_calls import TensorDictCalls
 
 
 class Named(TensorDictCalls):
-    """Tells which special method was performed."""
+    """Returns the name of the special method that was performed."""
 
     def _perform(self, name: str, *args: Any, **_: Any) -> Any:
         return (name, *args)

@@ -24,7 +24,7 @@ def kv(client: tdserve.Client, name: str) -> Iterator[Any]:
 
 
 def make_part(*keys: str, if_versions: list[int] | None = None, nbytes: int = 1) -> PutPart:
-    """Returns a put of values: the form of a value, and that of nil."""
+    """Returns a put of these keys, each with a record of an encoded value: nil, or so many bytes."""
     encoded = [key.encode() for key in keys]
     record = b"\0\xc0" if nbytes == 1 else b"\0\xc6" + (nbytes).to_bytes(4, "big") + bytes(nbytes)
     return PutPart(encoded, [record] * len(keys), if_versions, Deadline.after(20.0), is_alone=if_versions is not None)

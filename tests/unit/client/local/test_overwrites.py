@@ -12,17 +12,17 @@ TIMEOUT_S = 20.0
 
 
 def asked(request: int) -> control_pb2.ClientMessage:
-    """An overwrite."""
+    """Returns the request of an overwrite."""
     return control_pb2.ClientMessage(request=request, write=control_pb2.WriteRequest())
 
 
 def let_do(request: int) -> control_pb2.ServerMessage:
-    """The server lets it be done."""
+    """Returns the permit of the server."""
     return control_pb2.ServerMessage(request=request, accepted=control_pb2.Accepted())
 
 
 def done(request: int) -> control_pb2.ServerMessage:
-    """It is over."""
+    """Returns the answer that ends it."""
     return control_pb2.ServerMessage(request=request, done=control_pb2.Done())
 
 

@@ -21,7 +21,7 @@ TARGET = WriteTarget("x", b"f")
 
 
 def made(session: Session, td: TensorDict, inline_bytes: int) -> Outgoing:
-    """Laid out for a request that leaves so much room."""
+    """Prepares content for a request that leaves so much room."""
     return session.mover.prepare([capture(td)], TARGET, margin_nbytes=session.inline_bytes - inline_bytes)
 
 
@@ -51,7 +51,7 @@ def test_content_when_there_is_none_then_inline_whatever_the_limit(mailing: Sess
 
 @pytest.fixture
 def session(local_client: tdserve.Client) -> Session:
-    """Of a client that writes the files by itself."""
+    """A session of a local client."""
     return local_client.session(Deadline.after(20.0))
 
 

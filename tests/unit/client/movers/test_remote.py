@@ -18,7 +18,7 @@ SPEC = capture(TensorDict({"a": torch.zeros(3)}, [3])).spec
 
 @pytest.fixture
 def mover(remote_client: tdserve.Client) -> ClientMover:
-    """Of a client whose content takes the network."""
+    """The mover of a remote client."""
     return remote_client.session(Deadline.after(20.0)).mover
 
 

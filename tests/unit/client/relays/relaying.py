@@ -1,4 +1,4 @@
-"""Two clients that pass versions on, and what control does between them: hands on entries, remembers reports."""
+"""Two clients that pass versions on, and the control process between them: it passes entries on and keeps reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POOL = BufferPool()
 
 
 def content() -> torch.Tensor:
-    """The version as it travels, its status behind it."""
+    """Returns the content of a version as it travels, with its status at the end."""
     flat = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
     columns = [TD[slot.path] for slot in LAYOUT.slots[: LAYOUT.num_leaves]]
     columns.append(torch.from_numpy(make_status_column(ReadStatus.WHOLE)))
@@ -34,7 +34,7 @@ def content() -> torch.Tensor:
 
 
 class Office:
-    """Control, as far as two clients need it."""
+    """The part of the control process that two clients need."""
 
     def __init__(self) -> None:
         self.ends = [self._client(0), self._client(1)]
@@ -53,7 +53,7 @@ class Office:
         return SessionRelays(send, lambda: "127.0.0.1")
 
     def wait_report(self, client: int, kind: str) -> control_pb2.RelayReport:
-        """The first report of a kind by a client, which must come."""
+        """Waits for the first report of this kind by a client, and returns it."""
 
         def found() -> control_pb2.RelayReport | None:
             return next((each for each in self.reports[client] if each.WhichOneof("report") == kind), None)
@@ -64,12 +64,12 @@ class Office:
         return report
 
     def introduce(self, link: int, kept: int, *, client: int = 0) -> None:
-        """Has a client, the first one, pass on what came over ``kept``."""
+        """Has a client, by default the first one, pass on what came over ``kept``."""
         order = control_pb2.RelayOrder(pass_on=control_pb2.PassOn(link=link, kept=kept, secret=SECRET))
         self.ends[client].on_order(order)
 
     def keep(self, link: int, buffer: torch.Tensor | None = None) -> Kept:
-        """The first client has a version whole."""
+        """Gives the first client a whole version."""
         kept = self.ends[0].keep(link, LAYOUT, POOL)
         kept.buffer.copy_(content() if buffer is None else buffer)
         kept.add_arrived(len(LAYOUT.messages))
@@ -78,7 +78,7 @@ class Office:
 
 @contextmanager
 def office() -> Iterator[Office]:
-    """Two clients, closed in the end."""
+    """Two clients, closed at the end."""
     opened = Office()
     try:
         yield opened

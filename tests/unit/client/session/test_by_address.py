@@ -20,13 +20,13 @@ class _Counting:
 
     @OfProcess
     def made(self) -> int:
-        """A number."""
+        """Makes a number."""
         self.num_made += 1
         return self.num_made
 
 
 def sessions(client: tdserve.Client) -> set[int]:
-    """Numbers of the sessions at the client's server."""
+    """Returns the numbers of the sessions at the client's server."""
     return {each["session"] for each in client.stats()["sessions"]}
 
 

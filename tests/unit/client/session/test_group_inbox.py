@@ -7,12 +7,12 @@ from tests.memory import count_bytes
 
 
 def event(epoch: int, key: str, name: str = "g") -> control_pb2.GroupEvent:
-    """An entry of an epoch."""
+    """Returns an event with an entry of an epoch."""
     return control_pb2.GroupEvent(name=name, epoch=epoch, entry=control_pb2.Rendezvous(key=key))
 
 
 class Listener:
-    """What an epoch hears."""
+    """A listener that records what an epoch receives."""
 
     def __init__(self, inbox: GroupInbox, epoch: int, name: str = "g") -> None:
         self.keys: list[str] = []
@@ -21,11 +21,11 @@ class Listener:
         inbox.attach(name, epoch, self.on_event, self.lost.append, self.on_leave)
 
     def on_leave(self, *, stays_connected: bool = False) -> None:
-        """Leaves."""
+        """Records that the member has left."""
         self.left.append(stays_connected)
 
     def on_event(self, event: control_pb2.GroupEvent) -> None:
-        """Takes an entry."""
+        """Records an event."""
         self.keys.append(event.entry.key)
 
 

@@ -16,13 +16,13 @@ NAMES = ["policy", "replay", "replay-2", "replica"]
 
 
 def names_around(name: str, num_names: int, timeout_s: float) -> Sequence[str]:
-    """As a server with few stores answers."""
+    """Answers as a server with few stores does."""
     assert num_names >= len(NAMES)
     return NAMES
 
 
 def silent(name: str, num_names: int, timeout_s: float) -> Sequence[str]:
-    """As a client that is closed."""
+    """Raises as a closed client does."""
     raise ClosedError(what="the client")
 
 
@@ -42,7 +42,7 @@ def test_warn_when_a_store_does_not_exist_then_once_with_names_that_are_near(cap
     assert caplog.records[0].levelno == logging.WARNING
     assert "store 'polcy': there is none yet, but 'policy'" in caplog.text
     sizes = []
-    for number in range(4 * MAX_WARNED):  # what is remembered of names has an end
+    for number in range(4 * MAX_WARNED):  # the number of remembered names is limited
         missing.warn(f"another {number}", 9.0)
         sizes.append(count_bytes(missing))
     assert max(sizes) <= 2 * sizes[MAX_WARNED]

@@ -59,7 +59,7 @@ def test_call_when_the_process_ends_then_done_in_it_and_in_a_fork_of_multiproces
 
 
 class Holder:
-    """Something that holds rows."""
+    """An object that holds rows."""
 
 
 def test_flush_when_there_are_several_then_all_have_begun_before_any_is_waited_for_and_share_the_time() -> None:

@@ -16,12 +16,12 @@ ADDRESS = "127.0.0.1:1"
 
 
 def explain(waited_s: float) -> str:
-    """Why nobody answers."""
+    """Returns why there is no answer."""
     return f"silent for {waited_s} s"
 
 
 class Slow:
-    """Opens a session when it is told to."""
+    """Opens a session when the test lets it."""
 
     def __init__(self) -> None:
         self.may_open = Event()

@@ -72,7 +72,7 @@ print("whole")
 
 
 def example() -> Any:
-    """Of what a tree shows."""
+    """Returns a tensordict with every kind of entry that a tree shows."""
     rows = lazy_stack([TensorDict({"x": torch.zeros(size)}, device="cpu") for size in (1, 2)])
     entries = {"w": torch.nn.Parameter(torch.zeros(2, 3)), "a b": {"text": "one"}, "rows": rows}
     return TensorDict(entries, [2], names=["time"], device="cpu").lock_()
@@ -84,7 +84,7 @@ def test_tree_when_there_are_entries_of_all_kinds_then_a_line_for_each() -> None
 
 @pytest.mark.skipif(importlib.util.find_spec("torchrl") is None, reason="torchrl is not installed")
 def test_composite_when_torchrl_is_there_then_of_the_same_structure() -> None:
-    """In a process of its own: importing torchrl changes the one that does."""
+    """Runs in a process of its own: importing torchrl changes the process."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], check=False, capture_output=True, text=True, timeout=100)
     assert done.stdout.endswith("whole\n"), done.stderr
 

@@ -15,12 +15,12 @@ from tdserve.v1 import control_pb2
 
 
 def rows(num_rows: int, first: int = 0) -> TensorDict:
-    """Rows that hold their own numbers."""
+    """Returns rows that hold their own numbers."""
     number = torch.arange(first, first + num_rows)
     return TensorDict({"number": number, "obs": number[:, None].expand(num_rows, 8).float()}, [num_rows])
 
 
 def part(num_rows: int, **said: Any) -> ExtendPart:
-    """An extend by such rows, of which this is said."""
+    """Returns an extend by such rows, with these fields of its request."""
     request = control_pb2.ExtendRequest(store="replay", num_rows=num_rows, **said)
     return ExtendPart((capture(rows(num_rows)),), request, Deadline.never, "an extend", Future())

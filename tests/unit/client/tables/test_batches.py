@@ -47,7 +47,7 @@ def test_next_when_there_are_too_few_rows_then_deadline_and_goes_on_later(client
                 assert len(next(batches)) == 4
                 break
             except DeadlineExceededError:
-                continue  # those that were asked for before the rows came
+                continue  # those that were requested before the rows came
 
 
 @pytest.mark.parametrize("prefetch", [1, 2])

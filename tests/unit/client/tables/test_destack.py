@@ -14,7 +14,7 @@ from tests.sameness import assert_same
 
 
 def row(number: int, num_turns: int, **more: Any) -> TensorDict:
-    """A history of so many turns, and what is known of it."""
+    """Returns a history of so many turns, with a score."""
     said = NonTensorStack(*[f"{number}, {turn}" for turn in range(num_turns)])
     turns = TensorDict({"x": torch.full((num_turns,), number), "said": said}, [num_turns])
     return TensorDict({"turns": turns, "score": torch.tensor(0.5 * number), "who": f"w{number}", **more}, [])
@@ -22,7 +22,7 @@ def row(number: int, num_turns: int, **more: Any) -> TensorDict:
 
 @pytest.fixture
 def structure() -> Spec:
-    """Of rows whose turns differ in number."""
+    """The structure of rows that differ in their number of turns."""
     captured = capture(row(0, 2))
     return declare_ragged(captured.spec, captured.values, ["turns"], store="t")
 

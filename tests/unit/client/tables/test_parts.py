@@ -11,7 +11,7 @@ from tests.unit.client.tables.numbered import part
 
 
 def column(*numbers: int) -> control_pb2.RowColumn:
-    """One number per row."""
+    """Returns a column with a number per row."""
     return control_pb2.RowColumn(data=np.array(numbers, "<i8").tobytes())
 
 
@@ -36,12 +36,12 @@ def test_joined_when_parts_have_policy_versions_then_every_row_has_its_own() -> 
 
 
 def num_rows(parts: Iterable[ExtendPart]) -> list[int]:
-    """Of each part."""
+    """Returns the number of rows of each part."""
     return [each.request.num_rows for each in parts]
 
 
 def waiting_parts(*parts: ExtendPart, max_rows: int = 100) -> WaitingParts:
-    """These, in this order."""
+    """Returns waiting parts, in this order."""
     made = WaitingParts(max_rows)
     for each in parts:
         made.append(each)

@@ -11,13 +11,13 @@ from tdserve.base.errors import DeadlineExceededError, EndOfStreamError, Invalid
 
 
 def rows(*numbers: int) -> TensorDict:
-    """Rows that tell which they are."""
+    """Returns rows that hold their own numbers."""
     return TensorDict({"a": torch.tensor(numbers)}, [len(numbers)])
 
 
 @pytest.fixture
 def queue(client: tdserve.Client, name: str) -> tdserve.QueueHandle:
-    """A queue of at most six, four of them there."""
+    """A queue for six rows that holds four."""
     made: tdserve.QueueHandle = client.create_queue(name, rows(0)[0], 6)
     made.extend(rows(1, 2, 3, 4))
     return made

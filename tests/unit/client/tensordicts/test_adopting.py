@@ -14,13 +14,13 @@ from tdserve.client.tensordicts.adopting import adopt_folder
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of the user's."""
+    """A folder of the user's."""
     TensorDict({"a": torch.arange(4)}, [4]).memmap(tmp_path / "data")
     return tmp_path / "data"
 
 
 def adopt(client: tdserve.Client, path: Path | str, name: str) -> None:
-    """Read-only, in little time."""
+    """Adopts a folder read-only, with a short timeout."""
     adopt_folder(client, path, name, read_only=True, exists_ok=False, deadline=Deadline.after(20.0))
 
 

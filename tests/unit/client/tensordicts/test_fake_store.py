@@ -24,7 +24,7 @@ NESTED = TensorDict({"a": torch.zeros(2, 3, dtype=torch.int8), "n": {"t": "text"
 
 
 def imitation(td: Any, device: Any = None, mode: Any = None, **options: Any) -> Any:
-    """What ``imitate`` makes of a tensordict's structure."""
+    """Returns what ``imitate`` makes from a tensordict's structure."""
     captured = capture(td)
 
     def fetch(paths: Sequence[Path]) -> dict[Path, Any]:

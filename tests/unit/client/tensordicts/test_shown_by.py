@@ -10,7 +10,7 @@ from tests.memory import count_bytes
 
 
 def made() -> TensorDict:
-    """A tensordict that equals every other one of these."""
+    """Returns a tensordict that equals every other result of this function."""
     return TensorDict({"x": torch.zeros(2)}, [2])
 
 

@@ -23,7 +23,7 @@ COLUMNS = [TD["a"], TD["b"], status(version=9)]
 
 
 def places() -> Leaves:
-    """Leaves to receive into."""
+    """Returns leaves to receive into."""
     tensors = [torch.zeros(3, 2), torch.zeros(3, dtype=torch.bool)]
     return Leaves(tensors, [view_bytes(tensor).numpy() for tensor in tensors])
 

@@ -19,13 +19,13 @@ LEAVES = ["large", *(f"small{number:02}" for number in range(12))]
 
 
 def tree(*, has_text: bool = False) -> TensorDict:
-    """Small leaves of more than one message, a large one, and a value if wanted."""
+    """Returns small leaves that fill more than one message, a large one, and a value if requested."""
     leaves: dict[str, Any] = {key: torch.rand(LARGE if key == "large" else 100_000) for key in LEAVES}
     return TensorDict({**leaves, "text": "new"} if has_text else leaves, [])
 
 
 def blank(td: TensorDict) -> TensorDict:
-    """Of the same structure, with nothing of its content."""
+    """Returns a tree of the same structure, with zeros and another text."""
     out = td.clone().zero_()
     if "text" in out:
         out["text"] = "old"
@@ -33,13 +33,13 @@ def blank(td: TensorDict) -> TensorDict:
 
 
 def strided(td: TensorDict) -> TensorDict:
-    """As ``blank``; one leaf cannot be received into."""
+    """Like ``blank``, with a leaf that cannot be received into."""
     return blank(td).update({"large": torch.zeros(2 * LARGE)[::2]})
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[Content | None]:
-    """What ``take_whole`` returned, in order."""
+    """Records what ``take_whole`` returns, in order."""
     found: list[Content | None] = []
 
     def take(*arguments: Any, **named: Any) -> Content | None:

@@ -14,7 +14,7 @@ from tdserve.examples.collectors.training import lead
 
 
 def start_collector(server: tdserve.Server, run: str) -> Thread:
-    """A collector on a client of its own."""
+    """Starts a collector with a client of its own."""
 
     def collect() -> None:
         with server.client() as client, suppress(TDServeError):  # the stores may go

@@ -13,7 +13,7 @@ def observation(value: float) -> Observations:
 
 
 def drive(num_steps: int, num_joined: int, *, terminated: bool = False, done: bool = False) -> list[Transition]:
-    """Steps 0, 1, 2... with action and reward of the same number; the last one may end the episode."""
+    """Makes steps 0, 1, 2... whose action and reward are their number; the last one may end the episode."""
     window = StepJoiner(num_joined, GAMMA)
     rows = []
     for step in range(num_steps):

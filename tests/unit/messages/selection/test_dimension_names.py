@@ -1,4 +1,4 @@
-"""``test_selection_torch`` compares names with tensordict's for expressions of all kinds; here are the corners."""
+"""Corner cases of names; ``test_torch_selection`` compares names with tensordict's for all kinds of expressions."""
 
 from __future__ import annotations
 

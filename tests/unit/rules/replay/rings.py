@@ -11,13 +11,13 @@ from tdserve.rules.replay.ring import Ring
 
 
 def make_ring(capacity: int = 4) -> tuple[Ring, Any]:
-    """A ring of rows that were never written, and their generations."""
+    """Returns a ring of rows that were never written, and their generations."""
     generations = np.zeros(capacity, np.int64)
     return Ring(capacity, generations), generations
 
 
 def reserve(ring: Ring, num_rows: int) -> Reservation:
-    """So many rows, which the ring must have."""
+    """Reserves so many rows, which must be possible."""
     reservation = ring.reserve(num_rows)
     assert reservation is not None
     return reservation

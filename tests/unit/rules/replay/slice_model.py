@@ -13,7 +13,7 @@ from tdserve.rules.replay.trajectories import Trajectories
 
 
 def row_numbers(rows: Iterable[int]) -> Rows:
-    """These rows as selectors want them."""
+    """Returns rows in the form that selectors take."""
     return np.array(list(rows), np.int64)
 
 
@@ -38,7 +38,7 @@ class Model:
         return selector
 
     def write(self, writer: int, ends: list[bool], rows: list[int] | None = None) -> None:
-        """Rows of one writer, into those that are free, and then into the oldest."""
+        """Writes rows of one writer into free places, then into the oldest."""
         if rows is None:
             free = sorted(set(range(self.capacity)) - set(self.live))
             rows = (free + self.live)[: len(ends)]
@@ -70,7 +70,7 @@ class Model:
         self.open = {writer: places for writer, places in self.open.items() if places[-1] is not None}
 
     def slices(self, members: set[int], length: int, *, strict: bool) -> set[tuple[int, ...]]:
-        """Every slice that may be drawn, by looking at each place of each trajectory."""
+        """Returns every slice that may be drawn, by looking at each place of each trajectory."""
         found: set[tuple[int, ...]] = set()
         for places in self.places:
             runs: list[list[int]] = [[]]

@@ -12,7 +12,7 @@ _RNG = np.random.default_rng(0)
 
 
 def _selector(sampler: Fifo | Lifo, capacity: int = 20) -> OrderSelector:
-    """Of a ring that has been round once: row 5 is the oldest."""
+    """Returns the selector of a ring that has wrapped around once: row 5 is the oldest."""
     columns = RowColumns(capacity)
     columns.sequence[:] = (np.arange(capacity) - 5) % capacity
     return sampler.make_selector(columns, capacity)

@@ -1,4 +1,4 @@
-"""The mask of rows, compared with a set of Python's."""
+"""The mask of rows, compared with a Python set."""
 
 from __future__ import annotations
 

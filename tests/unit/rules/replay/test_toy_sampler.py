@@ -31,7 +31,7 @@ class Every(Sampler):
     is_ordered: ClassVar[bool] = True
 
     def make_selector(self, columns: RowColumns, capacity: int) -> EverySelector:
-        """As of Sampler."""
+        """See Sampler."""
         return EverySelector(self.step, columns)
 
 
@@ -62,7 +62,7 @@ class EverySelector(Selector):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line of registration."""
+    """Registers the sampler."""
     monkeypatch.setitem(replay_settings.RULES["sampler"], Every.kind, Every)
 
 

@@ -21,13 +21,13 @@ from tests.unit.server.world import Loop, World, content_of
 
 
 def here(entry: OpenedStore, num_rows: int, *, values: bytes) -> control_pb2.ExtendRequest:
-    """A request of a local client."""
+    """Returns a request of a local client."""
     found = control_pb2.Content(fingerprint=entry.spec.fingerprint, values=values)
     return control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, content=found, timeout_s=20.0)
 
 
 def reserved(world: World, entry: OpenedStore) -> list[list[int]]:
-    """Rows that are on record as being filled."""
+    """Returns the rows that are on record as being filled."""
     return [each.rows.tolist() for each in ReservedRows.load(world.db, entry.record.uid)]
 
 

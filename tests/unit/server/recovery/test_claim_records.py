@@ -24,7 +24,7 @@ def db(tmp_path: Path) -> Iterator[CatalogDB]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> ClaimFile:
-    """Of a client that has claimed two, three and one rows from row 8 on, and filled the first five."""
+    """A claim file: its client has claimed two, three and one rows from row 8 on, and filled the first five."""
     made = ClaimFile.create(tmp_path / FOLDER / "lock.5", 8)
     for request, num_rows in ((1, 2), (2, 3)):
         made.claim(num_rows)
@@ -34,12 +34,12 @@ def file(tmp_path: Path) -> ClaimFile:
 
 
 def record(**fields: int) -> ClaimRecord:
-    """Of eight rows from row 8 on."""
+    """Returns the record of a claim of eight rows from row 8 on."""
     return ClaimRecord("u" * 32, "lock", bytes(range(16)), num=5, first_row=8, num_allowed=8, **fields)
 
 
 def unfilled(found: ClaimRecord, file: ClaimFile | None) -> list[list[int]]:
-    """Rows per claim."""
+    """Returns the unfilled rows of each claim."""
     return [rows.tolist() for rows in found.find_unfilled(file, CAPACITY)]
 
 

@@ -13,17 +13,17 @@ A, NB = ("a",), ("n", "b")
 
 
 def rows_of(*numbers: int) -> RowSet:
-    """These rows."""
+    """Returns a set of these rows."""
     return RowSet.from_rows(np.array(numbers, np.int64))
 
 
 def overwrite(*rows: int, keys: tuple[Path, ...] = (), request: int = 1, uid: str = "u") -> Overwrite:
-    """A write that was cut short."""
+    """Returns the record of an interrupted write."""
     return Overwrite(uid, "lock", request, RowSet.from_rows(np.array(rows, np.int64)), keys)
 
 
 def record(changes: dict[bytes, bytes | None], world: World) -> None:
-    """Writes down what has changed."""
+    """Records what has changed."""
     with world.db.begin_transaction() as txn:
         txn.update("pending", changes)
 

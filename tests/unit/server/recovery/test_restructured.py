@@ -16,7 +16,7 @@ ADDED = capture(TensorDict({"v": "v"}, [3])).spec
 
 @pytest.fixture
 def restructured() -> Restructured:
-    """One value that comes, two that move, one that goes, one that stays."""
+    """A change of structure: one value is added, two move, one is removed, and one stays."""
     old = capture(TD).spec
     steps = (Renaming(("s",), ("n", "s")), Renaming(("n", "t"), ("s",)))
     altered = Alteration(removed=(("u",),), renamed=steps, added=ADDED).apply(old)

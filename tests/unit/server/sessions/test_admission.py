@@ -15,12 +15,12 @@ WORKER = cast(Any, SimpleNamespace(number=3, pid=None))
 
 
 def sessions(num: int, *, worker: Any = WORKER) -> Any:
-    """Sessions none of which has formed its connections."""
+    """Returns sessions whose channels are not open yet."""
     return [SimpleNamespace(worker=worker, num_promised_descriptors=2) for _ in range(num)]
 
 
 def set_limit(monkeypatch: pytest.MonkeyPatch, num_free: int) -> int:
-    """A limit that leaves so many descriptors."""
+    """Sets a limit that leaves so many descriptors."""
     limit = count_descriptors() + MIN_KEPT + num_free
     monkeypatch.setattr(admission, "get_descriptor_limit", lambda: limit)
     return limit

@@ -20,7 +20,7 @@ class SteppedLoop(asyncio.SelectorEventLoop):
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """So much later."""
+        """Advances the time of the loop."""
         self.now_s += seconds
         self.run_until_complete(asyncio.sleep(0))
 
@@ -38,7 +38,7 @@ class World:
         self.clients = Clients(KEEP_S, self.forgotten.append)
 
     def do(self, *steps: str, client_id: bytes = ANN) -> None:
-        """Tells of sessions and calls of a client, on the loop."""
+        """Runs calls about a client's sessions on the loop."""
 
         async def tell() -> None:
             for step in steps:

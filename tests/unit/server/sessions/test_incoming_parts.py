@@ -15,7 +15,7 @@ MESSAGE = control_pb2.ClientMessage(request=7, read=control_pb2.ReadRequest(fing
 
 @pytest.fixture
 def incoming(tmp_path: Path) -> IncomingParts:
-    """Of sessions that have sent nothing yet."""
+    """Parts of sessions that have sent nothing yet."""
     folder = tmp_path / "requests"
     folder.mkdir()
     return IncomingParts(folder, AdmissionBudget(1 << 30))

@@ -17,7 +17,7 @@ FIRST, SECOND = np.arange(6).reshape(2, 3), np.array([[5, 5, 7], [1, 2, 3]])
 
 
 def read_of(*lists: np.ndarray) -> control_pb2.ClientMessage:
-    """A read by lists whose data has gone ahead of it."""
+    """Returns a read whose lists of rows were sent ahead of it."""
     selection = parse(lists).to_message()
     for item in selection.items:
         item.positions.nbytes_ahead = len(item.positions.data)
@@ -36,7 +36,7 @@ def test_place_when_lists_came_in_parts_then_the_request_has_them_until_they_are
     assert found == parse((FIRST, SECOND))
     asyncio.run(ahead.remove())
     assert list(tmp_path.iterdir()) == []
-    assert found == parse((FIRST, SECOND))  # who has them has them
+    assert found == parse((FIRST, SECOND))  # lists that were taken stay valid
     with pytest.raises(FileNotFoundError):
         from_message(message.read.selection)
 

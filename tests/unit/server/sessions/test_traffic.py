@@ -43,7 +43,7 @@ def test_count_reads_when_a_worker_is_not_there_then_left_out(world: World, run:
 
 
 class Slow(DataWorker):
-    """Answers when the test says so."""
+    """A worker that answers when the test lets it."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -27,9 +27,9 @@ def table(world: World, run: Loop) -> OpenedStore:
 
 
 def values(world: World, run: Loop, entry: OpenedStore) -> list[bool]:
-    """Which of the rows have one."""
+    """Returns which of the rows have a value."""
     ((_, found),) = decode_block(run(read_values(world.worker, entry, [("v",)], np.arange(4))))
-    return [b"row" in bytes(value) for value in found]  # of a row that is nobody's there may be none
+    return [b"row" in bytes(value) for value in found]  # a free row may have none
 
 
 def test_make_room_when_rows_have_left_then_their_values_go_and_no_others(
@@ -66,7 +66,7 @@ def test_make_room_when_no_row_has_left_then_nothing(world: World, run: Loop, ta
 def test_make_room_when_it_was_not_for_values_that_there_was_no_room_then_nothing(
     world: World, run: Loop, table: OpenedStore
 ) -> None:
-    """Values of rows that are nobody's may be those of the very write that found no room."""
+    """Values of free rows may be those of the very write that found no room."""
     clear(table.get_table())
     dead = DeadValues(world.stores, world.worker)
     assert not run(dead.make_room("v", CapacityError(what=f"{world.root.path / 'catalog'} (full)", asked=8, free=0)))

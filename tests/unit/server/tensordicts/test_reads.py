@@ -32,14 +32,14 @@ def entry(world: World, run: Loop) -> OpenedStore:
 
 
 def reading(index: Any = (), *keys: str, timeout_s: float = 5.0, **fields: Any) -> control_pb2.ReadRequest:
-    """A read of a selection."""
+    """Returns a read of a selection."""
     asked = control_pb2.ReadRequest(store="x", selection=parse(index).to_message(), timeout_s=timeout_s, **fields)
     asked.keys.extend(content_pb2.Path(parts=[key]) for key in keys)
     return asked
 
 
 def read(world: World, run: Loop, entry: OpenedStore, asked: control_pb2.ReadRequest) -> control_pb2.Done:
-    """The answer to a remote client."""
+    """Returns the answer to a read of a remote client."""
     done = run(world.reads.read(world.session(), 1, entry, asked, Deadline.after(asked.timeout_s)))
     assert done is not None
     return done

@@ -1,4 +1,4 @@
-"""What ragged leaves and packed nodes are in a tensordict, and how another one takes that over."""
+"""Ragged leaves and packed nodes in a tensordict, and tensordicts that take over the content of another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a lazy stack taken together, and what a packed node tells of its elements."""
+"""The common structure of a lazy stack's rows, and what a packed node stores about its elements."""
 
 from __future__ import annotations
 

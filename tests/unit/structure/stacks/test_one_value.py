@@ -16,7 +16,7 @@ ROW = TensorDict(
 
 
 def rows_of(stored: Spec, values: dict[Path, Any]) -> tuple[dict[Path, Any], Spec]:
-    """Two rows as they are read: with a value for each element."""
+    """Returns two rows as they are read: with a value for each element."""
     return values, stored.with_rows(2).with_values_per_row()
 
 
