@@ -22,6 +22,7 @@ from tdserve.base.errors import (
 )
 from tdserve.messages.layout import Layout
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, explain_read_only
+from tdserve.rules.replay.shared_numbers import SharedNumbers
 from tdserve.store import object_folders
 from tdserve.store.adopted import Adopted
 from tdserve.store.entry_tables import EntryTables
@@ -63,7 +64,7 @@ class MappedStore:
     structure: int = 0
     tables: tuple[Objects, EntryTables] | None = None
     _objects: tuple[int, Objects] | None = None
-    _writable_generations: NDArray[np.int64] | None = None
+    _writable_generations: Generations | None = None
     _tables: dict[Path, NDArray[np.uint8]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
@@ -103,10 +104,34 @@ class MappedStore:
         Raises:
             InvalidRequestError, CorruptDataError: This process may not write them, or they are gone.
         """
+        return self._open_writable_generations().values
+
+    @cached_property
+    def shared(self) -> SharedNumbers:
+        """The shared numbers of a table, to be read."""
+        return SharedNumbers(self.generations.numbers)
+
+    @cached_property
+    def writable_shared(self) -> SharedNumbers:
+        """The shared numbers of a table, for a writer or reader that works by itself. Errors as of
+        ``map_writable_generations``."""
+        return SharedNumbers(self._open_writable_generations().numbers)
+
+    @cached_property
+    def is_table(self) -> bool:
+        """Whether it is a table of rows."""
+        return self.shared.is_table
+
+    @cached_property
+    def row_generations(self) -> NDArray[np.int64]:
+        """The generations of a table's rows, without the store's own."""
+        return self.generations.values[:-1]
+
+    def _open_writable_generations(self) -> Generations:
         opened = self._writable_generations
         if opened is None:
             path = self.folder / GENERATION_FILE
-            opened = self._writable_generations = Generations.open(path, uid=self.uid, writable=True).values
+            opened = self._writable_generations = Generations.open(path, uid=self.uid, writable=True)
         return opened
 
     def get_leaves(self, layout: Layout) -> list[torch.Tensor]:

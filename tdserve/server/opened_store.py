@@ -97,8 +97,8 @@ class OpenedStore:
     def catch_up(self) -> None:
         """Commits the rows that a local writer has filled by itself. A request does so before it looks at the table,
         so that nobody sees less than the writer was promised."""
-        if self.table is not None and self.table.claims is not None:
-            self.table.claims.catch_up()
+        if self.table is not None:
+            self.table.catch_up()
 
     def get_versions(self) -> Versions:
         """Returns the rules of weights. Raises WrongStateError for another kind of store."""

@@ -16,6 +16,7 @@ from tdserve.messages.content import POLICY_VERSION_KEY, RESERVED_KEYS
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.shared_numbers import SharedNumbers
 from tdserve.rules.replay.table import Table
 from tdserve.rules.weights import Versions
 from tdserve.server.keyed_stores import open_keyed_state
@@ -157,6 +158,7 @@ class Opener:
             held=self._unfinished_writes.find_overwritten(record.uid, stored),
             make_column=partial(open_column, folder),
             num_keys=len(spec.tensors) + len(spec.values),
+            shared=SharedNumbers(generations.numbers),
             first_generation=2 + 2 * int(record.uid[:7], 16),  # below 2**30: requests carry the lower 32 bits
         )
 

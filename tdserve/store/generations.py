@@ -1,10 +1,12 @@
 """The generation file of a store: a header, and one int64 per row. Control writes the numbers, all processes map them.
 
-There is one exception: a local client makes rows odd that it has claimed (:mod:`tdserve.store.claim_file`).
+There are two exceptions: a local client makes rows odd that it has claimed (:mod:`tdserve.store.claim_file`), and some
+numbers of the rules belong to readers and writers.
 
 Layout, little-endian: 8 bytes magic, 32 bytes store uid (hexadecimal digits), int64 num_rows, one byte deleted flag, 7
-zeros, int64 objects epoch, int64 number of the structure, zeros up to 4096, then the generations.
-:mod:`tdserve.rules.replay.ring` defines what the numbers mean.
+zeros, int64 objects epoch, int64 number of the structure, zeros up to 128, 496 int64 that belong to the rules of the
+store, then the generations. :mod:`tdserve.rules.replay.ring` defines what the generations mean, and
+:mod:`tdserve.rules.replay.shared_numbers` the numbers before them.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ _HEADER = struct.Struct("<8s32sq")
 _DELETED_OFFSET = _HEADER.size
 _EPOCH_OFFSET = _HEADER.size + 8
 _STRUCTURE_OFFSET = _EPOCH_OFFSET + 8
+_NUMBERS_OFFSET = 128
 _ITEM_BYTES = 8
 
 
@@ -45,6 +48,7 @@ class Generations:
     Attributes:
         path: The file.
         uid: Incarnation of the store that the file belongs to.
+        numbers: The numbers of the rules, int64 ``[496]``, writable as the file is.
     """
 
     def __init__(self, path: Path, *, uid: str, num_rows: int, mapping: Mapping, writable: bool) -> None:
@@ -57,6 +61,7 @@ class Generations:
         self._header.flags.writeable = self._values.flags.writeable = writable
         self._structure = self._header[_STRUCTURE_OFFSET : _STRUCTURE_OFFSET + 8].view("<i8")
         self._epoch = self._header[_EPOCH_OFFSET : _EPOCH_OFFSET + 8].view("<i8")
+        self.numbers: npt.NDArray[np.int64] = self._header[_NUMBERS_OFFSET:].view("<i8")
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, uid: str, num_rows: int) -> Generations:
@@ -95,7 +100,7 @@ class Generations:
         Args:
             path: The file.
             uid: Incarnation of the store that the caller means.
-            writable: Only for the control process, and for a local client that claims rows.
+            writable: Only for the control process, and for those that the exceptions name.
 
         Raises:
             CorruptDataError: The file is missing, truncated, or belongs to another store.

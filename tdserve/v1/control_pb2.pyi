@@ -156,13 +156,14 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[bytes] = ..., transport: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., takes_values: bool = ..., gpu: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "session", "worker", "server_id", "inline_bytes", "transport", "local", "gpu", "why_not", "interface", "secret")
+    __slots__ = ("protocol_version", "session", "worker", "server_id", "inline_bytes", "transport", "reader", "local", "gpu", "why_not", "interface", "secret")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     WHY_NOT_FIELD_NUMBER: _ClassVar[int]
@@ -174,12 +175,13 @@ class Welcome(_message.Message):
     server_id: str
     inline_bytes: int
     transport: str
+    reader: int
     local: LocalRoot
     gpu: str
     why_not: str
     interface: str
     secret: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., local: _Optional[_Union[LocalRoot, _Mapping]] = ..., gpu: _Optional[str] = ..., why_not: _Optional[str] = ..., interface: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., reader: _Optional[int] = ..., local: _Optional[_Union[LocalRoot, _Mapping]] = ..., gpu: _Optional[str] = ..., why_not: _Optional[str] = ..., interface: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class LocalRoot(_message.Message):
     __slots__ = ("root", "nonce", "device", "inode", "pid_namespace", "lock_name", "key")
@@ -408,7 +410,7 @@ class Claimed(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., num: _Optional[int] = ..., abandons: bool = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "replaces_torn")
+    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "is_plain", "replaces_torn")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -424,6 +426,7 @@ class SampleRequest(_message.Message):
     MAX_LAG_FIELD_NUMBER: _ClassVar[int]
     ASKS_NEWEST_FIELD_NUMBER: _ClassVar[int]
     ASKS_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    IS_PLAIN_FIELD_NUMBER: _ClassVar[int]
     REPLACES_TORN_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
@@ -440,8 +443,9 @@ class SampleRequest(_message.Message):
     max_lag: int
     asks_newest: bool
     asks_counts: bool
+    is_plain: bool
     replaces_torn: bool
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., replaces_torn: bool = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., is_plain: bool = ..., replaces_torn: bool = ...) -> None: ...
 
 class ChangeRequest(_message.Message):
     __slots__ = ("store", "timeout_s", "priorities", "delete", "clear", "limiter", "close", "acknowledge", "give_back", "resets_counts")

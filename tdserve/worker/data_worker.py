@@ -19,6 +19,7 @@ from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit
 from tdserve.control.framing import WorkerSocket
 from tdserve.control.status import encode_failure
 from tdserve.data.opened import OpenStores
+from tdserve.rules.replay.shared_numbers import get_worker_place
 from tdserve.store.version_mappings import drop_unlinked
 from tdserve.transport.nccl import MAX_WIRES, prepare_staging, read_gpu_uuid
 from tdserve.transport.nccl_groups import prepare_process
@@ -51,7 +52,7 @@ class Worker:
         stores = OpenStores(writes_values=number == VALUES_WORKER)
         self._context = WorkerContext(
             stores=stores,
-            small_reads=SmallReads(stores, inline_bytes=MAIL_INLINE_BYTES),
+            small_reads=SmallReads(stores, inline_bytes=MAIL_INLINE_BYTES, place=get_worker_place(number)),
             pool=BufferPool(),
             report=connection.report,
             transfer_timeout_s=transfer_timeout_s,

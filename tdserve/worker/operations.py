@@ -106,6 +106,7 @@ def send_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Sends selected rows with their numbers and generations; torn rows are marked."""
     wanted = order.send_rows
     store = lane.context.stores.get(wanted.store)
+    lane.context.stores.remember_readable(store)
     rows = decode_rows(wanted.rows)
     expected = decode_repeats(wanted.generations, len(rows))
     added = {column.name: column.content for column in wanted.columns}

@@ -1,27 +1,39 @@
 """Small reads that a data worker answers without control.
 
 A read of a store that control has let a client read before needs no decision: the store's files tell whether it still
-exists, and its generations whether a row moved.
+exists, and its generations whether a row moved. Nor does a sample in which every live row has the same probability.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
 from tdserve.base.config import MAIL_BYTES
-from tdserve.data.opened import OpenStores
+from tdserve.data.opened import MappedStore, OpenStores
+from tdserve.data.own_reads import OwnReads
 from tdserve.data.read_plans import plan_read
+from tdserve.data.rows_source import make_rows_source
 from tdserve.data.stored_entries import encode_entries, find_entries
+from tdserve.data.values import read_values
+from tdserve.messages.content import cut_values, make_rows_layout
 from tdserve.messages.layout import Message
+from tdserve.messages.row_numbers import spread
+from tdserve.messages.selection.selection import from_message
+from tdserve.rules.replay.shared_numbers import NO_READER, FoundRows
 from tdserve.rules.tags import make_tag
+from tdserve.transport.appended import BytesEnd
 from tdserve.transport.sources_sinks import Source
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2
 
 MAX_SENT_BYTES = 256 * 1024
 """Largest content that the thread that reads mail sends: gathering it takes some 50 microseconds."""
+
+MAX_SENT_VALUES_BYTES = 512 * 1024
+"""Largest block of values that it sends: reading one takes as long as the client needs to decode a quarter of it."""
 
 SENT = b""
 """Returned instead of an answer: the content was sent, and is the answer."""
@@ -46,10 +58,12 @@ class SmallReads:
     Args:
         stores: The worker's.
         inline_bytes: Content up to this size travels inside an answer.
+        place: The worker's place among the readers that draw rows by themselves; by default it draws none.
     """
 
-    def __init__(self, stores: OpenStores, *, inline_bytes: int) -> None:
+    def __init__(self, stores: OpenStores, *, inline_bytes: int, place: int = NO_READER) -> None:
         self._stores = stores
+        self._own_reads = OwnReads(place)
         self._inline_bytes = inline_bytes
         self._lock = Lock()
         self._counts = ReadCounts()
@@ -65,7 +79,7 @@ class SmallReads:
         asked.
 
         Args:
-            send: Sends content for which the client already waits; None if that is not possible now.
+            send: Sends content at once; None if that is not possible now.
             channel_number: Number of the channel on which ``send`` sends.
         """
         try:
@@ -73,15 +87,22 @@ class SmallReads:
             kind = message.WhichOneof("body")
             if kind == "get":
                 return self._answer_get(message.request, message.get)
-            if kind != "read":
+            asked = message.sample if kind == "sample" else message.read if kind == "read" else None
+            store = None if asked is None else self._stores.find_readable(asked.store)
+            if asked is None or store is None or asked.fingerprint != store.spec.fingerprint:
                 return None
-            return self._answer(message.request, message.read, send if message.channel == channel_number else None)
+            if asked.message_nbytes and message.channel != channel_number:
+                return None
+            if store.is_table:
+                return self._answer_rows(message.request, asked, store, send, channel_number)
+            return self._answer(message.request, message.read, store, send)
         except Exception:  # noqa: BLE001 (also what torch thinks of an index: control finds the same, and says so)
             return None
 
-    def _answer(self, request: int, asked: control_pb2.ReadRequest, send: Send | None) -> bytes | None:
-        store = self._stores.find_readable(asked.store)
-        if store is None or asked.fingerprint != store.spec.fingerprint or asked.HasField("newer_than"):
+    def _answer(
+        self, request: int, asked: control_pb2.ReadRequest, store: MappedStore, send: Send | None
+    ) -> bytes | None:
+        if asked.HasField("newer_than"):
             return None
         plan = plan_read(store, asked)
         expected, nbytes = tuple(asked.message_nbytes), sum(plan.layout.message_nbytes)
@@ -97,19 +118,77 @@ class SmallReads:
         source = plan.make_source(store, plan.make_trailer(store, before))
         if expected and send is not None:
             send(make_tag(request), plan.layout.messages, source)
-            with self._lock:
-                self._counts.num_sent += 1
-                self._counts.nbytes_sent += nbytes
+            self._count_sent(nbytes)
             return SENT
         inline = pack(plan.layout.messages, source)
         if not store.is_current:
             return None
-        with self._lock:
-            self._counts.num_inline += 1
-            self._counts.nbytes_inline += len(inline)
+        self._count_inline(len(inline))
         accepted = control_pb2.Accepted(fingerprint=asked.fingerprint, version=version)
         done = control_pb2.Done(inline=inline, accepted=accepted)
         return control_pb2.ServerMessage(request=request, done=done).SerializeToString()
+
+    def _answer_rows(
+        self,
+        request: int,
+        asked: control_pb2.ReadRequest | control_pb2.SampleRequest,
+        store: MappedStore,
+        send: Send | None,
+        channel_number: int,
+    ) -> bytes | None:
+        """Answers a read of a table's rows by number, or a plain sample."""
+        found = self._find_rows(asked, store)
+        if found is None:
+            return None
+        num_rows, paths = len(found.rows), [path for path, _ in store.spec.values]
+        layout = make_rows_layout(store.spec, num_rows)
+        nbytes, expected = sum(layout.message_nbytes), tuple(asked.message_nbytes)
+        if nbytes > MAX_SENT_BYTES or (expected and (paths or expected != layout.message_nbytes)):
+            return None
+        values = read_values(store, paths, spread(found.rows, math.prod(store.spec.batch_size[1:]))) if paths else b""
+        source = make_rows_source(store, layout, found.rows, found.generations, {})
+        if not store.is_current:
+            return None
+        accepted, answer = control_pb2.Accepted(num_rows=num_rows), SENT
+        if not expected and nbytes + len(values) <= self._inline_bytes:
+            accepted.values = values
+            done = control_pb2.Done(inline=pack(layout.messages, source), accepted=accepted)
+            answer = control_pb2.ServerMessage(request=request, done=done).SerializeToString()
+            if len(answer) > MAIL_BYTES:
+                return None
+            self._count_inline(nbytes)
+        elif send is None or len(layout.messages) > 1 or len(values) > MAX_SENT_VALUES_BYTES:
+            return None  # the first of several messages would be sent before it is known whether the others can be
+        else:
+            send(make_tag(request), layout.messages, source)
+            if values:
+                send(make_tag(request), cut_values(len(values)), BytesEnd(values))
+            self._count_sent(nbytes + len(values))
+            if not expected:
+                accepted.values_nbytes, accepted.channel = len(values), channel_number
+                answer = control_pb2.ServerMessage(request=request, accepted=accepted).SerializeToString()
+        if isinstance(asked, control_pb2.SampleRequest) and not asked.replaces_torn:
+            self._own_reads.count_drawn(store, num_rows)
+        return answer
+
+    def _find_rows(
+        self, asked: control_pb2.ReadRequest | control_pb2.SampleRequest, store: MappedStore
+    ) -> FoundRows | None:
+        if isinstance(asked, control_pb2.ReadRequest):
+            return self._own_reads.find_listed(store, from_message(asked.selection))
+        num_rows = asked.num_rows * max(asked.num_batches, 1)
+        is_small = asked.is_plain and num_rows * max(store.row_nbytes, 1) <= MAX_SENT_BYTES
+        return self._own_reads.draw(store, num_rows) if is_small else None
+
+    def _count_inline(self, nbytes: int) -> None:
+        with self._lock:
+            self._counts.num_inline += 1
+            self._counts.nbytes_inline += nbytes
+
+    def _count_sent(self, nbytes: int) -> None:
+        with self._lock:
+            self._counts.num_sent += 1
+            self._counts.nbytes_sent += nbytes
 
     def _answer_get(self, request: int, asked: control_pb2.GetRequest) -> bytes | None:
         """Answers a get of entries if all are there and few bytes: a record is of the moment at which it was read."""
@@ -125,7 +204,5 @@ class SmallReads:
         answer = message.SerializeToString()
         if len(answer) > MAIL_BYTES:
             return None
-        with self._lock:
-            self._counts.num_inline += 1
-            self._counts.nbytes_inline += nbytes
+        self._count_inline(nbytes)
         return answer

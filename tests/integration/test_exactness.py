@@ -165,7 +165,6 @@ def drawn(client: tdserve.Client, name: str) -> NDArray[np.int64]:
         return np.asarray(np.array([fleet.numbers(child, "counted") for child in range(4)]).sum(axis=0))
 
 
-@pytest.mark.parametrize("client", ["gloo"], indirect=True)  # control draws, whatever carries the rows
 def test_sample_when_uniform_and_four_draw_then_every_row_is_equally_likely(client: tdserve.Client, name: str) -> None:
     client.create_replay(name, example(4), NUM_CELLS).extend(checked_rows(0, 0, NUM_CELLS, 4))
     counts = drawn(client, name)

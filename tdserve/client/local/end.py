@@ -26,7 +26,9 @@ from tdserve.base.errors import (
 from tdserve.base.machine import explain_not_shared, read_pid_namespace
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
 from tdserve.data.opened import MappedStore, OpenStores
+from tdserve.data.own_reads import OwnReads
 from tdserve.messages.value_columns import Buffer
+from tdserve.rules.replay.shared_numbers import NO_READER
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, is_of
 from tdserve.store.session_locks import SessionLock
 from tdserve.store.spools import Spool
@@ -110,12 +112,14 @@ class LocalEnd:
         root: The server's root folder, as this process sees it.
         is_read_only: Whether this process may not write the files.
         lacks_values: Whether it cannot read non-tensor values itself.
+        own_reads: Finds rows of tables without a request.
     """
 
     def __init__(self, root: FilePath, *, lock: SessionLock | None, spool: Spool | None, lacks_values: bool) -> None:
         self.root = root
         self.is_read_only = lock is None
         self.lacks_values = lacks_values
+        self.own_reads = OwnReads(NO_READER)
         self._lock = lock
         self._spool = spool
         self._socket: SocketEnd | None = None
@@ -211,10 +215,19 @@ class LocalEnd:
             raise TransferAbortedError(transfer=0, reason=reason) from error
 
     def find_known(self, name: str, spec: Spec) -> MappedStore | None:
-        """Returns the store of this name and structure.
+        """Returns the tensordict or keyed store of this name and structure.
 
         None if this client has not read it before, or it has changed.
         """
+        store = self._find_readable(name, spec)
+        return None if store is None or store.is_table else store
+
+    def find_table(self, name: str, spec: Spec) -> MappedStore | None:
+        """Returns the table of this name and structure; None as of ``find_known``."""
+        store = self._find_readable(name, spec)
+        return store if store is not None and store.is_table else None
+
+    def _find_readable(self, name: str, spec: Spec) -> MappedStore | None:
         store = self._stores.find_readable(name)
         if store is None:
             self._stores.forget_deleted()
@@ -290,6 +303,7 @@ class LocalEnd:
             nonlocal is_in
             if message.HasField("welcome"):
                 is_in = True
+                self.own_reads = OwnReads(message.welcome.reader)
                 self._welcomed.put(True)
             else:
                 on_message(message)

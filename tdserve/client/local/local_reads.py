@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ import torch
 from tdserve.base.errors import StoreNotFoundError, TransferAbortedError
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.received import Received, make_views
-from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.sharing import MIN_SHARED_BYTES, num_threads, share
 from tdserve.data.opened import MappedStore
 from tdserve.data.read_plans import ReadPlan, plan_selection
@@ -20,8 +20,9 @@ from tdserve.data.rows_source import make_rows_source
 from tdserve.data.values import ReadBlock, read_block
 from tdserve.messages.content import ReadStatus, make_rows_layout, make_status_column
 from tdserve.messages.layout import Layout
-from tdserve.messages.row_numbers import decode_repeats, decode_rows, spread
+from tdserve.messages.row_numbers import spread
 from tdserve.messages.selection.selection import Selection
+from tdserve.rules.replay.shared_numbers import FoundRows
 from tdserve.store.generations import sum_generations
 from tdserve.structure.torch_types import to_indexable, to_torch
 from tdserve.structure.tree import Path, Spec
@@ -35,6 +36,9 @@ threads contend for the interpreter's lock so often that half of the gain is los
 
 MAX_CLONED_BYTES = 4096
 """Up to this size, tensors are cloned one by one: for a few small ones that is faster than making a common buffer."""
+
+NOTHING_ADDED: Mapping[str, bytes] = MappingProxyType({})
+"""No columns beside those of the rows."""
 
 
 @dataclass(frozen=True)
@@ -51,34 +55,41 @@ class Copied:
 
 
 def copy_rows(
-    local: LocalEnd,
-    name: str,
+    store: MappedStore,
     stored: Spec,
-    added: tuple[str, ...],
-    accepted: control_pb2.Accepted,
+    found: FoundRows,
+    *,
+    added: Mapping[str, bytes],
+    values: bytes,
     pool: BufferPool,
 ) -> Copied:
-    """Copies the rows that the server has chosen.
+    """Copies chosen rows of a table.
+
+    Args:
+        store: The table.
+        stored: Its structure, as the caller knows it.
+        found: The rows.
+        added: Columns that the table adds to them.
+        values: Their values, as a serialised ValueBlock; by default they are read too.
+        pool: Gives the memory.
 
     Raises:
         TransferAbortedError: The store was deleted meanwhile.
         CorruptDataError: Its files are damaged.
     """
-    store = local.store(name, accepted.uid, stored, structure=accepted.structure)
-    rows = decode_rows(accepted.rows)
-    layout = make_rows_layout(stored, len(rows), added)
-    expected = decode_repeats(accepted.generations, len(rows))
-    values: bytes | ReadBlock = accepted.values
+    layout = make_rows_layout(stored, len(found.rows), tuple(added))
+    block: bytes | ReadBlock = values
     if stored.values and not values:
-        elements = spread(rows, math.prod(stored.batch_size[1:]))
+        elements = spread(found.rows, math.prod(stored.batch_size[1:]))
         try:
-            values = read_block(store, [path for path, _ in stored.values], elements)
+            block = read_block(store, [path for path, _ in stored.values], elements)
         except StoreNotFoundError as error:
-            raise TransferAbortedError(transfer=0, reason=f"store {name!r} was deleted meanwhile") from error
-    source = make_rows_source(store, layout, rows, expected, {each.name: each.content for each in accepted.added})
+            raise _make_deleted_error(store) from error
+    source = make_rows_source(store, layout, found.rows, found.generations, added)
     columns = _read_columns(source, layout, pool)
-    _check_present(store)
-    return Copied(Received(layout, columns), values)
+    if store.generations.is_deleted:
+        raise _make_deleted_error(store)
+    return Copied(Received(layout, columns), block)
 
 
 def _read_columns(source: RowEnd, layout: Layout, pool: BufferPool) -> Sequence[torch.Tensor]:
@@ -103,9 +114,8 @@ def _fill_buffer(source: Source, layout: Layout, pool: BufferPool) -> torch.Tens
     return buffer
 
 
-def _check_present(store: MappedStore) -> None:
-    if store.generations.is_deleted:
-        raise TransferAbortedError(transfer=0, reason=f"store {store.name!r} was deleted meanwhile")
+def _make_deleted_error(store: MappedStore) -> TransferAbortedError:
+    return TransferAbortedError(transfer=0, reason=f"store {store.name!r} was deleted meanwhile")
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class RowClaim:
         self._said = control_pb2.Claimed(uid=claim.uid, num=claim.num)
         self._first_row = claim.first_row
         self._store: MappedStore = local.store(name, claim.uid, stored, structure=claim.structure)
-        self._generations = self._store.map_writable_generations()
+        self._generations, self._shared = self._store.map_writable_generations(), self._store.writable_shared
         self._file = ClaimFile.open(local.root / claim.path)
         self._capacity = stored.batch_size[0]
         self._bell = control_pb2.ClientMessage(claimed=self._said)
@@ -80,6 +80,7 @@ class RowClaim:
                 self._file.fence()  # a long copy may bypass the order of stores
                 fill_rows(self._store, places, captured)
                 is_awaited = self._file.write(request, num_rows)
+                self._shared.mark_filled()
             except BaseException:
                 self._abandon()
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tdserve.base.deadline import Deadline
@@ -13,7 +13,7 @@ from tdserve.client.content.leaves import make_leaves
 from tdserve.client.content.read_content import Content, on_cpu
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.local.end import LocalEnd
-from tdserve.client.local.local_reads import copy_rows, copy_selection
+from tdserve.client.local.local_reads import NOTHING_ADDED, copy_rows, copy_selection
 from tdserve.client.local.row_claim import RowClaim
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.client_mover import ClientMover, WantedRows, WantedSelection
@@ -27,6 +27,9 @@ from tdserve.control.status import encode_failure
 from tdserve.data.opened import MappedStore
 from tdserve.data.stored_entries import decode_entries, find_entries
 from tdserve.messages.content import read_layout, select_spec, write_layout
+from tdserve.messages.row_numbers import decode_repeats, decode_rows
+from tdserve.messages.selection.selection import Selection
+from tdserve.rules.replay.shared_numbers import FoundRows
 from tdserve.store.entry_tables import FoundEntries
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
@@ -34,6 +37,9 @@ from tdserve.v1 import control_pb2
 
 MAX_TRIES = 100
 """Copies of a selection that is written again and again; each lasts about as long as one of these writes."""
+
+NOTHING_ACCEPTED = control_pb2.Accepted()
+"""Of a read without a request."""
 
 
 class MappedMover(ClientMover):
@@ -48,6 +54,7 @@ class MappedMover(ClientMover):
     transport = "shm"
     max_joined_bytes = 32 * 1024 * 1024  # the only cost: they become visible together
     takes_claims = True
+    draws_rows = True
     is_ready = True
     inline_bytes = sys.maxsize
 
@@ -84,12 +91,17 @@ class MappedMover(ClientMover):
         return self._local.store(name, accepted.uid, spec, structure=accepted.structure)
 
     def take_rows(self, reply: Reply, wanted: WantedRows) -> Content:
-        """Copies the rows, and reports the end of the copy to the server if it waits for that."""
+        """Copies the rows, and reports the end of the copy to the server if it waits for that. The next read by number,
+        or plain sample, needs no request."""
         accepted, name, stored = reply.accepted, wanted.name, wanted.stored
-        spec = on_cpu(stored.with_rows(accepted.num_rows))
         try:
-            copied = copy_rows(self._local, name, stored, wanted.added, accepted, self._client.pool)
-            spec, values, fault = try_decode_values(self._client, spec, copied.values, keeps_fault=wanted.keeps_fault)
+            store = self.open_mapped(name, stored, accepted)
+            rows = decode_rows(accepted.rows)
+            found = FoundRows(rows, decode_repeats(accepted.generations, len(rows)))
+            added = {each.name: each.content for each in accepted.added}
+            content = self._copy_rows(store, found, wanted, added=added, accepted=accepted)
+            if not self._local.lacks_values or not stored.values:
+                self._local.remember_readable(store)
         except TDServeError as error:
             if accepted.wants_written:
                 self._session.answer(reply.request, control_pb2.Written(failure=encode_failure(error)))
@@ -97,7 +109,38 @@ class MappedMover(ClientMover):
         if accepted.wants_written:
             self._session.answer(reply.request, control_pb2.Written())
             reply.pending.wait(compute_answer_timeout_s(reply.deadline), f"the end of a sample of {name!r}")
-        return Content(spec, copied.received.get_leaves(), values, 0, accepted, copied.received, fault)
+        return content
+
+    def _copy_rows(
+        self,
+        store: MappedStore,
+        found: FoundRows,
+        wanted: WantedRows,
+        *,
+        added: Mapping[str, bytes] = NOTHING_ADDED,
+        accepted: control_pb2.Accepted = NOTHING_ACCEPTED,
+    ) -> Content:
+        copied = copy_rows(store, wanted.stored, found, added=added, values=accepted.values, pool=self._client.pool)
+        spec = on_cpu(wanted.stored.with_rows(len(found.rows)))
+        spec, decoded, fault = try_decode_values(self._client, spec, copied.values, keeps_fault=wanted.keeps_fault)
+        return Content(spec, copied.received.get_leaves(), decoded, 0, accepted, copied.received, fault)
+
+    def read_listed(self, wanted: WantedRows, selection: Selection) -> Content | None:
+        """Copies the rows if the server has let this client read the table before."""
+        store = self._local.find_table(wanted.name, wanted.stored)
+        found = None if store is None else self._local.own_reads.find_listed(store, selection)
+        return None if store is None or found is None else self._copy_rows(store, found, wanted)
+
+    def draw_rows(self, wanted: WantedRows, num_rows: int, *, is_counted: bool) -> Content | None:
+        """Draws and copies rows if the server has let this client read the table before."""
+        store = self._local.find_table(wanted.name, wanted.stored)
+        found = None if store is None else self._local.own_reads.draw(store, num_rows)
+        if store is None or found is None:
+            return None
+        content = self._copy_rows(store, found, wanted)
+        if is_counted:
+            self._local.own_reads.count_drawn(store, num_rows)
+        return content
 
     def read_known(self, wanted: WantedSelection, stored: Spec, request: int, deadline: Deadline) -> Content | None:
         """Copies the selection without a request."""

@@ -135,9 +135,9 @@ class ClientControlChannel:
 
 def _choose_label(message: control_pb2.ClientMessage) -> int:
     """Returns the label of mail: the worker looks only into what it may answer by itself."""
-    if message.HasField("read") or (message.HasField("get") and not message.get.asks_versions):
-        return MAIL_FOR_WORKER
-    return 0
+    if message.HasField("get"):
+        return 0 if message.get.asks_versions else MAIL_FOR_WORKER
+    return MAIL_FOR_WORKER if message.HasField("read") or message.sample.is_plain else 0
 
 
 def _leave_to_stream(error: TDServeError) -> None:

@@ -73,11 +73,13 @@ class ClientMover(ABC):
         transport: How content moves, as users know it.
         max_joined_bytes: Tensors of several writes share a request up to this size.
         takes_claims: Whether rows can be claimed.
+        draws_rows: Whether it can draw rows of tables without a request.
     """
 
     transport: str
     max_joined_bytes = 4 * 1024 * 1024  # the size of one data message
     takes_claims = False
+    draws_rows = False
 
     @property
     @abstractmethod
@@ -135,6 +137,18 @@ class ClientMover(ABC):
     @abstractmethod
     def take_rows(self, reply: Reply, wanted: WantedRows) -> Content:
         """Receives the rows of a table that the server has chosen."""
+
+    def read_listed(self, wanted: WantedRows, selection: Selection) -> Content | None:
+        """Reads rows by number without a request; None if that is not possible, and the server must be asked."""
+        return None
+
+    def draw_rows(self, wanted: WantedRows, num_rows: int, *, is_counted: bool) -> Content | None:
+        """Draws rows, each live row with the same probability, without a request; None as of ``read_listed``.
+
+        Args:
+            is_counted: Whether they count as sampled. False for those that replace rows which do.
+        """
+        return None
 
     @abstractmethod
     def read_known(self, wanted: WantedSelection, stored: Spec, request: int, deadline: Deadline) -> Content | None:

@@ -80,6 +80,8 @@ class Query:
         stored: Its structure, beginning with the capacity.
         added: Columns that are added to the rows.
         is_exact: Whether exactly the requested number of rows comes.
+        is_plain: Whether it has no condition, and each live row has the same probability: no decision of the server is
+            needed.
         is_ordered: Whether the order of the rows matters.
         pad: Padding of ragged tensors.
         device: Where the rows will be moved.
@@ -96,6 +98,7 @@ class Query:
     max_lag: int | None = None
     is_lease: bool = False
     is_exact: bool = True
+    is_plain: bool = False
     is_ordered: bool = False
     pad: Pad = None
     device: Any = None
@@ -114,6 +117,7 @@ class Query:
             is_lease=self.is_lease,
             accepts_partial=self.require == (),
             max_lag=self.max_lag,
+            is_plain=self.is_plain,
             replaces_torn=self.replaces_torn,
         )
         if self.require:
@@ -216,12 +220,12 @@ class Asked(NamedTuple):
 
     Attributes:
         message: The request.
-        pending: Receives the answer, if there will be one.
+        pending: Receives the answer, if there will be one. None: the client will draw the rows itself.
         posted: The receives under way, if the client knows the content's size beforehand.
     """
 
     message: control_pb2.SampleRequest
-    pending: Pending
+    pending: Pending | None
     posted: Posted | None
 
 
@@ -235,7 +239,9 @@ def ask(
     num_batches: int,
     deadline: Deadline,
 ) -> Asked:
-    """Sends the request for a sample; starts to receive if the size of the content is known."""
+    """Sends the request for a sample, if one is needed; starts to receive if the size of the content is known."""
+    if query.is_plain and session.mover.draws_rows:
+        return Asked(query.make_message(num_rows, num_batches, deadline.remaining_s), None, None)
     expected = _expect_messages(session, query, num_rows * num_batches) if may_expect(deadline) else ()
     message = query.make_message(num_rows, num_batches, deadline.remaining_s)
     message.message_nbytes.extend(expected)
@@ -276,12 +282,16 @@ def receive_sample(
     """
     message, pending, posted = asked
     stored = query.stored
-    if posted is not None:
-        total = message.num_rows * message.num_batches
+    total = message.num_rows * message.num_batches
+    content = None
+    if pending is None:
+        content = session.mover.draw_rows(query.make_wanted(), total, is_counted=not query.replaces_torn)
+    elif posted is not None:
         spec, layout = on_cpu(stored.with_rows(total)), query.make_layout(total)
         content = finish_posted(session, pending, posted, spec=spec, layout=layout, deadline=deadline)
-        if content is not None:
-            return Sampled(content, query)
+    if content is not None:
+        return Sampled(content, query)
+    if pending is None or posted is not None:
         if is_over():
             raise TransferAbortedError(transfer=request, reason="the wait was cancelled before rows were granted")
         pending = _ask_again(session, request, message, query, deadline)

@@ -344,17 +344,21 @@ class TableHandle(ByAddress):
     def _read(self, index: Any, deadline: Deadline) -> Any:
         selection = parse(index, store=self.name)
 
+        wanted = WantedRows(self.name, self._stored)
+
         def attempt(session: Session, request: int, deadline: Deadline) -> Any:
-            asked = control_pb2.ReadRequest(
-                store=self.name,
-                selection=selection.to_message(),
-                fingerprint=self._stored.fingerprint,
-                timeout_s=deadline.remaining_s,
-            )
-            pending = session.send(request, read=asked)
-            answer = pending.wait(compute_answer_timeout_s(deadline), f"a read of {self.name!r}")
-            reply = Reply(request, pending, answer, deadline)
-            content = session.mover.take_rows(reply, WantedRows(self.name, self._stored))
+            content = session.mover.read_listed(wanted, selection)
+            if content is None:
+                asked = control_pb2.ReadRequest(
+                    store=self.name,
+                    selection=selection.to_message(),
+                    fingerprint=self._stored.fingerprint,
+                    timeout_s=deadline.remaining_s,
+                )
+                on_announced = session.mover.make_early_receiver(request, lambda: wanted)
+                pending = session.send(request, on_announced=on_announced, read=asked)
+                answer = pending.wait(compute_answer_timeout_s(deadline), f"a read of {self.name!r}")
+                content = session.mover.take_rows(Reply(request, pending, answer, deadline), wanted)
             _check_whole(content, request)
             return build_rows(content, self._stored)
 
@@ -395,6 +399,7 @@ class TableHandle(ByAddress):
             is_lease=is_lease,
             pad=pad,
             device=device,
+            is_plain=conditions == ANY_ROWS and not is_lease and self.settings.min_drawable > 0,
             is_ordered=self.settings.sampler.is_ordered,
             is_exact=not is_lease and self.settings.sampler.is_exact,
         )

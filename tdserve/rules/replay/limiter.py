@@ -46,6 +46,12 @@ class Limiter(ABC):
     kind: ClassVar[str]
     blocks_writers: ClassVar[bool] = True
 
+    @property
+    def min_drawable(self) -> int:
+        """Live rows from which on nobody has to wait to draw rows, however many were drawn; 0: the limiter counts
+        them."""
+        return 0
+
     def check(self, capacity: int) -> None:  # noqa: B027 (some refuse nothing)
         """Refuses a setting under which no sample could ever be drawn, or rows would be lost.
 
@@ -113,6 +119,11 @@ class MinSize(Limiter):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "min_size", check_integer("min_size", self.min_size, 1))
+
+    @property
+    def min_drawable(self) -> int:
+        """See :class:`Limiter`."""
+        return self.min_size
 
     def check(self, capacity: int) -> None:
         """Refuses a setting under which no sample could ever be drawn.

@@ -22,6 +22,7 @@ from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, Rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.live_rows import compact
 from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.shared_numbers import SharedNumbers
 
 _PART_SHIFT = 44
 NAME_MASK = (1 << _PART_SHIFT) - 1
@@ -41,12 +42,15 @@ class Ring:
         capacity: Number of rows, at least 1.
         generations: One int64 per row, written in place; the mapped file that readers see.
         first_generation: Generation of a row after its first commit; even.
+        shared: Numbers that readers see.
 
     Attributes:
         num_left_held: How many rows were given up while they were held, ever.
     """
 
-    def __init__(self, capacity: int, generations: Rows, *, first_generation: int = 2) -> None:
+    def __init__(
+        self, capacity: int, generations: Rows, *, first_generation: int = 2, shared: SharedNumbers | None = None
+    ) -> None:
         if capacity < 1:
             raise InvalidRequestError(argument="capacity", reason=f"{capacity} is not at least 1")
         if generations.shape != (capacity,) or generations.dtype != np.int64:
@@ -56,6 +60,7 @@ class Ring:
         self.cursor = 0
         self.inserts = 0
         self._has_gone_round = False
+        self._shared = SharedNumbers() if shared is None else shared
         self._first_generation = first_generation
         self._generations: Rows = np.asarray(generations)  # the plain array of a memmap: indexing is twice as fast
         self._open: dict[int, Reservation] = {}
@@ -68,6 +73,7 @@ class Ring:
         self._num_live = 0
         self._num_reserved = 0
         self._next_num = 1
+        self._shared.set_used(0)
 
     @classmethod
     def restore(
@@ -79,6 +85,7 @@ class Ring:
         now_reserved: Sequence[Rows] = (),
         held: Rows = NO_ROWS,
         first_generation: int = 2,
+        shared: SharedNumbers | None = None,
     ) -> Ring:
         """Restores a ring from the stored generations and state.
 
@@ -90,11 +97,12 @@ class Ring:
                 quarantined, in this order in :attr:`quarantined`.
             held: Rows of a partial write that will be completed, see :meth:`hide`; even ones stay live.
             first_generation: That at creation.
+            shared: As of the constructor.
 
         Raises:
             CorruptDataError: A generation is negative, or the state contradicts the capacity.
         """
-        ring = cls(capacity, generations, first_generation=first_generation)
+        ring = cls(capacity, generations, first_generation=first_generation, shared=shared)
         ring.cursor, ring.inserts = state.get("cursor", 0), state.get("inserts", 0)
         if not 0 <= ring.cursor < capacity or ring.inserts < 0:
             raise CorruptDataError(
@@ -108,6 +116,7 @@ class Ring:
         passed = np.flatnonzero(~np.roll(is_odd, -ring.cursor))
         ring.cursor = (ring.cursor + int(passed[0] if len(passed) else 0)) % capacity
         ring._has_gone_round = bool(generations[ring.cursor :].any())
+        ring._shared.set_used(ring.num_used)
         ring._num_live = int(np.count_nonzero(generations)) - int(np.count_nonzero(is_odd))
         for rows in now_reserved:
             kept = rows[is_odd[rows]]
@@ -130,6 +139,14 @@ class Ring:
             f"<Ring {self._num_live} of {self.capacity} live, {self._num_held} held, {self._num_reserved} reserved, "
             f"{self._num_holes} holes, cursor {self.cursor}>"
         )
+
+    @property
+    def _num_live(self) -> int:
+        return self._shared.num_live
+
+    @_num_live.setter
+    def _num_live(self, number: int) -> None:
+        self._shared.num_live = number
 
     @property
     def num_held(self) -> int:
@@ -485,3 +502,4 @@ class Ring:
         the start."""
         self._has_gone_round |= cursor <= self.cursor
         self.cursor = cursor
+        self._shared.set_used(self.num_used)

@@ -30,6 +30,8 @@ class Sampler(ABC):
             §5.3 of the protocol book.
         is_independent: Whether each row is drawn on its own, so that several batches may be drawn as one. A batch of a
             sampler that is neither this, nor ordered, nor keeps an epoch is one unit, see :meth:`compute_unit`.
+        draws_any_row: Whether every live row has the same probability, whatever was drawn before. Then a reader may
+            draw rows by itself.
         is_ordered: Whether the order of a sample's rows matters.
         keeps_epoch: Whether its selector remembers what it returned. Such a selector must not be rebuilt while it is in
             use, and refuses samples of more rows than it has.
@@ -42,6 +44,7 @@ class Sampler(ABC):
     counts_samples: ClassVar[bool] = False
     adds: ClassVar[tuple[str, ...]] = ()
     is_independent: ClassVar[bool] = False
+    draws_any_row: ClassVar[bool] = False
     is_ordered: ClassVar[bool] = False
     keeps_epoch: ClassVar[bool] = False
     uses_trajectories: ClassVar[bool] = False
@@ -97,6 +100,7 @@ class Uniform(Sampler):
 
     kind: ClassVar[str] = "uniform"
     is_independent: ClassVar[bool] = True
+    draws_any_row: ClassVar[bool] = True
 
     def make_selector(self, columns: RowColumns, capacity: int) -> UniformSelector:
         """See :class:`Sampler`."""

@@ -93,6 +93,13 @@ class Settings:
         )
 
     @property
+    def min_drawable(self) -> int:
+        """Live rows from which on a reader may draw rows without a request, since nothing but their liveness decides
+        and control adds nothing to them. 0: it never may."""
+        has_more = self.uses_priority or self.counts_samples or self.policy or self.is_queue
+        return self.limiter.min_drawable if self.sampler.draws_any_row and not has_more else 0
+
+    @property
     def uses_priority(self) -> bool:
         """Whether the table keeps priorities of its rows."""
         return self.sampler.uses_priority or self.remover.uses_priority

@@ -99,6 +99,8 @@ class Table(TableState):
         if self.selectors.staleness is not None:
             self.selectors.staleness.arrive(rows, arrival.policy_versions)
         self.selectors.arrive(rows, arrival.keys)
+        if arrival.keys is not None:
+            self._permit_readers()
         if self.columns.trajectories is not None:
             self.columns.trajectories.append(rows, writer=arrival.writer, ends=arrival.ends, ids=arrival.ids)
 
@@ -387,7 +389,7 @@ class Table(TableState):
             resets_counts: Whether ``inserts`` counts from 0 again, as the limiter does in any case.
         """
         self.take_back_claims()
-        self._cleared = (self.ring.inserts, self._samples)
+        self._cleared = (self.ring.inserts, self.num_samples)
         self._num_clears += 1
         if resets_counts:
             self._reset_inserts = self.ring.inserts

@@ -19,6 +19,7 @@ from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
 from tdserve.rules.replay.row_mask import RowMask
 from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.shared_numbers import SharedNumbers
 from tdserve.rules.replay.staleness import UNKNOWN, Staleness
 from tdserve.rules.replay.trajectories import Trajectories
 
@@ -41,6 +42,7 @@ class TableState:
         settings: Sampler, remover and limiter.
         make_column: Returns arrays of one entry per row that outlive the process.
         num_keys: Leaves per row.
+        shared: Numbers that all processes share; by default they are in this one only.
 
     Attributes:
         ring: Decides which rows writers fill.
@@ -49,6 +51,7 @@ class TableState:
         is_closed: Whether the table accepts no more rows.
         num_coming: Rows whose commit is on record, and which are not visible yet.
         claims: Claims of the writer that takes rows by itself; None if there is none.
+        shared: Numbers that all processes share.
 
     Raises:
         InvalidRequestError: The capacity is below 1, or the settings would never let any row through.
@@ -63,8 +66,11 @@ class TableState:
         *,
         make_column: MakeColumn = make_in_memory,
         num_keys: int = 1,
+        shared: SharedNumbers | None = None,
     ) -> None:
-        self._initialise(name, Ring(capacity, generations), generations, settings, {}, make_column, num_keys, NO_ROWS)
+        self.shared = SharedNumbers() if shared is None else shared
+        ring = Ring(capacity, generations, shared=self.shared)
+        self._initialise(name, ring, generations, settings, {}, make_column, num_keys, NO_ROWS)
 
     @classmethod
     def restore(
@@ -79,9 +85,11 @@ class TableState:
         make_column: MakeColumn = make_in_memory,
         num_keys: int = 1,
         first_generation: int = 2,
+        shared: SharedNumbers | None = None,
     ) -> Self:
         """Restores a table. Arguments and errors as of :meth:`Ring.restore`; there is a row per generation."""
         table = cls.__new__(cls)
+        table.shared = SharedNumbers() if shared is None else shared
         kept = NO_ROWS if held is None else held
         ring = Ring.restore(
             len(generations),
@@ -90,6 +98,7 @@ class TableState:
             now_reserved=now_reserved,
             held=kept,
             first_generation=first_generation,
+            shared=table.shared,
         )
         table._initialise(name, ring, generations, settings, state, make_column, num_keys, kept)
         return table
@@ -117,7 +126,7 @@ class TableState:
         self.num_coming = self._num_kept_too_old = 0
         self._arriving: list[tuple[int, int]] = []  # first, and end less 1, of sequences not on record
         self._generations: Rows = np.asarray(generations)
-        self._samples = int(state.get("samples", 0))
+        self._samples = int(state.get("samples", 0))  # those that readers draw by themselves are in ``shared``
         self._cleared = (int(state.get("cleared_inserts", 0)), int(state.get("cleared_samples", 0)))
         self._num_clears = 0
         self._last_sequence = int(state.get("last_sequence", ring.inserts))
@@ -147,6 +156,8 @@ class TableState:
             times = self.columns.times_sampled
             times[live] = np.minimum(times[live], settings.max_times_sampled - 1)
         self._enter(live[np.argsort(self.columns.sequence[live], kind="stable")])
+        self.shared.note_committed(self.shared.read_mark())  # what was filled before is found by whoever opens it
+        self._permit_readers()
 
     def __len__(self) -> int:
         return len(self.ring)
@@ -161,14 +172,32 @@ class TableState:
         return LimiterCounts(
             num_rows=len(self.ring),
             inserts=self.ring.inserts - inserts,
-            samples=self._samples - samples,
+            samples=self.num_samples - samples,
             capacity=self.ring.capacity,
             reserved=self.ring.num_reserved,
         )
 
+    def catch_up(self) -> None:
+        """Commits the rows that a local writer has filled by itself."""
+        if self.claims is not None:
+            self.claims.catch_up()
+        else:  # its last claim is settled: what it has filled is committed
+            self.shared.note_committed(self.shared.read_mark())
+
     def list_live_rows(self) -> Rows:
         """Returns the numbers of the rows that may be read, sorted; including rows that are being written."""
         return self._live.get_rows()
+
+    @property
+    def num_samples(self) -> int:
+        """Rows ever sampled."""
+        return self._samples + self.shared.num_drawn
+
+    def _permit_readers(self) -> None:
+        """Tells all processes what they may read without a request."""
+        settings = self.settings
+        min_live = 0 if self.selectors.has_partial_rows else settings.min_drawable
+        self.shared.permit(reads=not settings.max_times_sampled, min_live=min_live)
 
     @property
     def inserts(self) -> int:
@@ -237,6 +266,7 @@ class TableState:
         """Ends :meth:`Ring.hide`: these leaves of the rows are written; for rows that have left meanwhile, nothing
         is."""
         self.selectors.note_written(rows[self.ring.is_held(rows)], keys)  # first: an even row must show this
+        self._permit_readers()
         self.ring.show(rows)
 
     def let_go(self, rows: Rows) -> None:
@@ -307,6 +337,7 @@ class TableState:
         settings.check(self.ring.capacity)
         self.take_back_claims()
         self.settings = settings
+        self._permit_readers()
         self._changed_settings = settings.to_json()
 
     def info(self) -> dict[str, int | str]:
@@ -320,7 +351,7 @@ class TableState:
             "num_leased": self.selectors.leases.num_leased,
             "cursor": self.ring.cursor,
             "inserts": self.inserts,
-            "samples": self._samples,
+            "samples": self.num_samples,
             "settings": self.settings.to_json(),
         }
 

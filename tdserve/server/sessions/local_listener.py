@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 
 from tdserve.control.local import SOCKET_NAME, LocalLink, listen
+from tdserve.rules.replay.shared_numbers import LOCAL_READERS
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
@@ -45,6 +46,8 @@ class LocalListener:
         self._make_mover = make_mover
         self._take = take
         self._inside: dict[LocalLink, tuple[ClientSession, LocalClient]] = {}
+        self._free_places = sorted(LOCAL_READERS, reverse=True)
+        self._places: dict[LocalLink, int] = {}
         self._listening: asyncio.AbstractServer | None = None
 
     async def open(self) -> None:
@@ -78,6 +81,8 @@ class LocalListener:
         if link in self._inside:
             session, _ = self._inside.pop(link)
             session.ended.set()
+            if link in self._places:
+                self._free_places.append(self._places.pop(link))
 
     def _attach(self, link: LocalLink, message: control_pb2.ClientMessage) -> None:
         """Attaches a client to its session if it shows the session's key and, unless it only reads, holds its lock."""
@@ -104,4 +109,6 @@ class LocalListener:
         self._inside[link] = session, client
         link.let_in()
         welcome = control_pb2.Welcome(session=session.number, transport=session.transport)
+        if lock_name and self._free_places:  # it counts the rows that it draws, so it must be able to write
+            welcome.reader = self._places[link] = self._free_places.pop()
         link.send(control_pb2.ServerMessage(welcome=welcome))

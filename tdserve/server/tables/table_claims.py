@@ -103,11 +103,13 @@ class TableClaims:
         try:
             # num_claimed is read first: every claim that it counts, but for the last, is filled, and num_written counts
             # its record.
+            mark = self._table.shared.read_mark()
             num_claimed, num_written = self._file.num_claimed, self._file.num_written
             if self._record.num_taken < num_written:
                 self._take_records(num_written)
             if num_claimed > self._num_claimed:
                 self._claim(num_claimed - self._num_claimed)
+            self._table.shared.note_committed(mark)
             self._request_messages()
         except CapacityError as error:  # the next call tries again
             self._failure = error

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,20 @@ from tdserve.base.errors import TransferAbortedError
 from tdserve.client.content.leaves import Leaves, make_leaves
 from tdserve.client.datasets.worker_pool import WorkerPool
 from tdserve.client.local.end import LocalEnd
-from tdserve.client.local.local_reads import MAX_CLONED_BYTES, Selected, copy_rows, copy_selection
+from tdserve.client.local.local_reads import (
+    MAX_CLONED_BYTES,
+    NOTHING_ADDED,
+    Copied,
+    Selected,
+    copy_rows,
+    copy_selection,
+)
 from tdserve.client.local.sharing import MIN_SHARED_BYTES
 from tdserve.data.opened import MappedStore
 from tdserve.data.read_plans import plan_selection
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, read_layout
-from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse
+from tdserve.rules.replay.shared_numbers import FoundRows
 from tdserve.store.generations import sum_generations
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Path as KeyPath
@@ -183,21 +190,21 @@ def test_selection_when_deleted_before_then_none_whatever_its_size(
     assert selected(store, index, ("a",)) is None
 
 
-def granted(rows: list[int], generations: list[int], **fields: Any) -> control_pb2.Accepted:
-    """Rows that the server has chosen."""
-    return control_pb2.Accepted(
-        uid=UID,
-        num_rows=len(rows),
-        rows=encode_rows(np.array(rows, np.int64)),
-        generations=np.array(generations, np.int64).tobytes(),
-        **fields,
-    )
+def copied_rows(
+    end: LocalEnd,
+    files: StoredTensorDict,
+    pool: BufferPool,
+    name: str = "x",
+    added: Mapping[str, bytes] = NOTHING_ADDED,
+) -> Copied:
+    """Rows 4 and 1, as they were chosen when both had generation 2."""
+    found = FoundRows(np.array([4, 1]), np.array([2, 2]))
+    return copy_rows(end.store(name, UID, files.spec), files.spec, found, added=added, values=b"", pool=pool)
 
 
 def test_rows_when_chosen_then_copied_with_what_the_table_adds(end: LocalEnd, files: StoredTensorDict) -> None:
     priority = np.array([0.5, 1.5], np.float32)
-    accepted = granted([4, 1], [2, 2], added=[{"name": "priority", "content": priority.tobytes()}])
-    copied = copy_rows(end, "x", files.spec, ("priority",), accepted, BufferPool())
+    copied = copied_rows(end, files, BufferPool(), added={"priority": priority.tobytes()})
     leaves = copied.received.get_leaves()
     for path, leaf in leaves.items():
         assert torch.equal(leaf, TD[path][[4, 1]])
@@ -213,8 +220,7 @@ def test_rows_when_they_have_no_tensors_then_what_the_table_adds_may_be_changed(
 ) -> None:
     files = StoredTensorDict(tmp_path / "stores" / "empty", TensorDict({}, [6]))
     flags = np.array([True, False])
-    accepted = granted([4, 1], [2, 2], added=[{"name": SLICE_END_KEY, "content": flags.tobytes()}])
-    received = copy_rows(end, "empty", files.spec, (SLICE_END_KEY,), accepted, pool()).received
+    received = copied_rows(end, files, pool(), "empty", {SLICE_END_KEY: flags.tobytes()}).received
     assert received.get_leaves() == {}
     assert received.get_trailing(INDEX_KEY).tolist() == [4, 1]
     assert torch.equal(received.get_trailing(SLICE_END_KEY), torch.from_numpy(flags))
@@ -228,7 +234,7 @@ def test_rows_when_one_moves_while_they_are_copied_then_missing(end: LocalEnd, f
     def happens() -> None:
         files.generations.values[1] += 1
 
-    copied = copy_rows(end, "x", files.spec, (), granted([4, 1], [2, 2]), Moving(happens))
+    copied = copied_rows(end, files, Moving(happens))
     assert copied.received.get_trailing(GENERATION_KEY).tolist()[0] == 2
     assert copied.received.num_torn == 1
 
@@ -237,4 +243,4 @@ def test_rows_when_the_store_is_deleted_meanwhile_then_to_be_asked_for_again(
     end: LocalEnd, files: StoredTensorDict
 ) -> None:
     with pytest.raises(TransferAbortedError, match="'x' was deleted meanwhile"):
-        copy_rows(end, "x", files.spec, (), granted([4, 1], [2, 2]), Moving(files.generations.mark_deleted))
+        copied_rows(end, files, Moving(files.generations.mark_deleted))

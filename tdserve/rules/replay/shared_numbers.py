@@ -1,0 +1,187 @@
+"""Numbers of a table that all processes share: with them a reader finds rows without a request to control.
+
+They lie in the header of the table's generation file. All are int64, and each has one writer:
+
+======  =======  ===================================================================
+number  writer   meaning
+======  =======  ===================================================================
+0       control  1: rows may be read by number without a request
+1       control  live rows from which on rows may be drawn so; 0: they never may
+2       control  rows from this number on were never used
+3       control  rows that are live
+4       control  1: the store is a table
+8       control  the last of the writer's marks (9) whose rows are committed
+9       writer   another mark for each extend into rows that it has claimed
+16..    readers  rows that they have drawn by themselves, one number per reader
+======  =======  ===================================================================
+
+Control changes its numbers before the generations that they describe. A reader therefore never draws a row that it may
+not have; at worst it asks control in vain.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.messages.row_numbers import Rows
+
+NUM_NUMBERS = 496
+"""Size of the array."""
+
+MAX_WORKERS = 64
+"""Data workers that may draw rows by themselves."""
+
+NO_READER = 0
+"""Place of a reader that draws no rows by itself, for there are more readers than places."""
+
+_READABLE, _MIN_LIVE, _NUM_USED, _NUM_LIVE, _IS_TABLE = range(5)
+_COMMITTED, _MARK = 8, 9  # a cache line away from numbers that seldom change
+_FIRST_READER = 16
+
+LOCAL_READERS = range(_FIRST_READER + MAX_WORKERS, NUM_NUMBERS)
+"""Places of local clients."""
+
+_MIN_LIVE_PART = 4
+"""Readers draw by themselves if at least every fourth used row is live: they draw again what is not."""
+
+_MAX_ROUNDS = 32
+"""How often rows that are not live are replaced. If every fourth is live, one sample of 256 rows in 40 needs more."""
+
+
+class FoundRows(NamedTuple):
+    """Rows that a reader has found by itself.
+
+    Attributes:
+        rows: Their numbers.
+        generations: Their generations: after the copy the reader checks that they are still the same.
+    """
+
+    rows: Rows
+    generations: Rows
+
+
+def get_worker_place(number: int) -> int:
+    """Returns the place of a data worker among the readers."""
+    return _FIRST_READER + number if 0 <= number < MAX_WORKERS else NO_READER
+
+
+class SharedNumbers:
+    """The shared numbers of one table.
+
+    Args:
+        numbers: int64 ``[NUM_NUMBERS]``, mapped by all processes; by default in this process only.
+    """
+
+    def __init__(self, numbers: Rows | None = None) -> None:
+        self._numbers: Rows = np.zeros(NUM_NUMBERS, np.int64) if numbers is None else numbers
+        self._next_mark = 0
+
+    # ------------------------------------------------------------ control's
+
+    def permit(self, *, reads: bool, min_live: int) -> None:
+        """Sets what readers may do without a request.
+
+        Args:
+            reads: Whether they may read rows by number.
+            min_live: Live rows from which on they may draw rows; 0: they never may.
+        """
+        self._numbers[_READABLE], self._numbers[_MIN_LIVE] = reads, min_live
+        self._numbers[_IS_TABLE] = True
+
+    @property
+    def num_live(self) -> int:
+        """Number of live rows."""
+        return int(self._numbers[_NUM_LIVE])
+
+    @num_live.setter
+    def num_live(self, number: int) -> None:
+        self._numbers[_NUM_LIVE] = number
+
+    def set_used(self, number: int) -> None:
+        """Sets the number from which on rows were never used."""
+        self._numbers[_NUM_USED] = number
+
+    def read_mark(self) -> int:
+        """Returns the writer's last mark; all rows that it has filled by then are found after this call."""
+        return int(self._numbers[_MARK])
+
+    def note_committed(self, mark: int) -> None:
+        """Shows that what was filled before this mark is committed."""
+        self._numbers[_COMMITTED] = mark
+
+    @property
+    def num_drawn(self) -> int:
+        """Number of rows that readers have drawn by themselves, ever."""
+        return int(self._numbers[_FIRST_READER:].sum())
+
+    # ------------------------------------------------------------ the writer's
+
+    def mark_filled(self) -> None:
+        """Shows that this writer has filled rows by itself, after they are on record.
+
+        No two marks are equal, whichever process makes them: a writer that was stopped may mark rows of an earlier
+        claim.
+        """
+        self._next_mark = self._next_mark + 1 if self._next_mark else secrets.randbits(62)
+        self._numbers[_MARK] = self._next_mark
+
+    # ------------------------------------------------------------ a reader's
+
+    @property
+    def is_table(self) -> bool:
+        """Whether they belong to a table; a store of another kind has none."""
+        return bool(self._numbers[_IS_TABLE])
+
+    def find_listed(self, generations: Rows, rows: Rows) -> FoundRows | None:
+        """Returns rows by their numbers; None if control must be asked, for example because one of them is not live."""
+        if not self._numbers[_READABLE] or not len(rows) or rows.min() < 0 or rows.max() >= len(generations):
+            return None
+        found = generations[rows]
+        return FoundRows(rows, found) if _is_live(found).all() else None
+
+    def draw(self, generations: Rows, num_rows: int, *, rng: np.random.Generator) -> FoundRows | None:
+        """Draws rows, each live row with the same probability; None if control must be asked.
+
+        Args:
+            generations: Those of the table.
+            num_rows: Rows to draw.
+            rng: Source of randomness.
+        """
+        numbers = self._numbers
+        min_live, num_live, num_used = numbers[_MIN_LIVE], numbers[_NUM_LIVE], int(numbers[_NUM_USED])
+        # Filled rows that are not committed yet are invisible here, although their writer has been promised that
+        # samples find them.
+        if not 0 < min_live <= num_live or numbers[_MARK] != numbers[_COMMITTED]:
+            return None
+        if not num_used <= num_live * _MIN_LIVE_PART:
+            return None
+        rows = rng.integers(num_used, size=num_rows)
+        found = generations[rows]
+        is_live = _is_live(found)
+        for _ in range(_MAX_ROUNDS):
+            if is_live.all():
+                return FoundRows(rows, found)
+            missing = np.flatnonzero(~is_live)
+            again = rng.integers(num_used, size=len(missing))
+            rows[missing], found[missing] = again, generations[again]
+            is_live[missing] = _is_live(found[missing])
+        return None
+
+    def count_drawn(self, reader: int, num_rows: int) -> None:
+        """Counts rows that a reader has drawn; one thread of it at a time.
+
+        Args:
+            reader: Its place.
+            num_rows: Their number.
+        """
+        self._numbers[reader] += num_rows
+
+
+def _is_live(generations: Rows) -> NDArray[np.bool_]:
+    """Returns which of these generations belong to live rows."""
+    found: NDArray[np.bool_] = (generations > 0) & (generations & 1 == 0)
+    return found
