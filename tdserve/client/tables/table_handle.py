@@ -45,7 +45,6 @@ from tdserve.client.tables.table_counts import LastCounts, TableCounts, ask_coun
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import encode, parse
-from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.stacks.elements import restack_by_rows
@@ -88,7 +87,7 @@ class TableHandle(ByAddress):
         self._counts = LastCounts(description.num_rows, description.inserts)
         self.settings = Settings.from_json(description.settings)
         self._stored = self.spec.prepend((self.capacity,))
-        self._added_columns = [list_added_columns(self.settings, is_grouped=flag) for flag in (False, True)]
+        self._added_columns = [self.settings.list_added_columns(is_grouped=flag) for flag in (False, True)]
         self.__dict__.pop("_coalescer", None)
         self._paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
         self._fitting: tuple[Spec | None, tuple[Path, ...]] = (None, ())

@@ -10,7 +10,7 @@ from typing import Any
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.base.ids import check_store_name, check_text
 from tdserve.base.integers import check_integer
-from tdserve.messages.content import ADDED_DTYPES
+from tdserve.messages.content import ADDED_DTYPES, POLICY_VERSION_KEY
 from tdserve.rules.replay.limiter import Limiter, MinSize, Queue, SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
@@ -108,6 +108,21 @@ class Settings:
     def counts_samples(self) -> bool:
         """Whether the table counts how often each row was sampled."""
         return self.sampler.counts_samples or bool(self.max_times_sampled)
+
+    def list_added_columns(self, *, is_grouped: bool = False) -> tuple[str, ...]:
+        """Returns which of ``ADDED_DTYPES`` a sample has beside its rows, in order; both ends derive them from this.
+
+        Args:
+            is_grouped: Whether the sample is of whole groups, instead of the sampler's draw.
+        """
+        names = set() if is_grouped else set(self.sampler.adds)
+        if self.uses_priority:
+            names.add("priority")
+        if self.counts_samples:
+            names.add("times_sampled")
+        if self.policy:
+            names.add(POLICY_VERSION_KEY)
+        return tuple(name for name in ADDED_DTYPES if name in names)
 
     def check(self, capacity: int) -> None:
         """Refuses settings that would never let any row through in a table of ``capacity`` rows.

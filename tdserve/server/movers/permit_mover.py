@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -11,14 +12,14 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.content import decode_paths
-from tdserve.messages.row_numbers import PIECE_ROWS, spread
+from tdserve.messages.row_numbers import PIECE_ROWS, encode_rows, spread
 from tdserve.messages.selection.selection import Selection, from_message
+from tdserve.messages.value_columns import join_blocks
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.surroundings import Surroundings
 from tdserve.server.movers.value_writes import make_put_values, make_send_entries
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.read_values import read_values
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
@@ -27,10 +28,14 @@ from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.turns import drop_references
 from tdserve.server.weights.version_files import make_path
 from tdserve.server.weights.version_sender import make_accepted
+from tdserve.server.workers import DataWorker
 from tdserve.store.catalog_db import Transaction
 from tdserve.store.generations import sum_generations
 from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+
+_PART_ELEMENTS = PIECE_ROWS // 2
+"""Elements whose values are read at a time: the report of short texts takes about a millisecond."""
 
 
 class PermitMover(Mover):
@@ -240,3 +245,32 @@ def _add_rows(accepted: control_pb2.Accepted, plan: RowsPlan, values: bytes) -> 
 
 def _is_any(values: worker_pb2.PutValues) -> bool:
     return bool(values.values or values.spool_nbytes)
+
+
+async def read_values(
+    worker: DataWorker,
+    entry: OpenedStore,
+    paths: Sequence[Path],
+    elements: NDArray[np.int64],
+    *,
+    part_elements: int = _PART_ELEMENTS,
+) -> bytes:
+    """Has a worker read values for a client that cannot open the store's objects; very many a part at a time.
+
+    Returns:
+        The ValueBlock of these elements of the flattened batch.
+
+    Raises:
+        TransferAbortedError: They were changed meanwhile.
+    """
+    blocks = []
+    for start in range(0, max(len(elements), 1), part_elements):
+        part = elements[start : start + part_elements]
+        order = worker_pb2.Order()
+        body = order.read_values
+        body.store.CopyFrom(entry.make_ref(worker.known_specs))
+        for path in paths:
+            body.keys.add(parts=path)
+        body.elements = encode_rows(part)
+        blocks.append((len(part), (await worker.submit(order)).values))
+    return blocks[0][1] if len(blocks) == 1 else await asyncio.to_thread(join_blocks, blocks)

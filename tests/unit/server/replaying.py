@@ -12,7 +12,6 @@ from tensordict import TensorDict
 from tdserve.messages.content import make_rows_layout
 from tdserve.messages.row_numbers import decode_rows, encode_rows
 from tdserve.messages.selection.selection import parse
-from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.settings import Settings
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
@@ -64,7 +63,7 @@ def sampling(num_rows: int, **fields: Any) -> control_pb2.SampleRequest:
 def content(entry: OpenedStore, done: control_pb2.Done | None) -> dict[str, list[Any]]:
     """Returns the content of a sample or read, by last key."""
     assert done is not None
-    added = list_added_columns(entry.get_table().settings)
+    added = entry.get_table().settings.list_added_columns()
     layout = make_rows_layout(entry.spec, done.accepted.num_rows, added)
     return {key: column.tolist() for key, column in columns_of(layout, done.inline).items()}
 

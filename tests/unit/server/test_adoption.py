@@ -23,7 +23,7 @@ from tdserve.base.errors import (
 from tdserve.messages.selection.selection import parse
 from tdserve.server import adoption
 from tdserve.server.adoption import Adoption, encode_values
-from tdserve.server.read_values import read_values
+from tdserve.server.movers.permit_mover import read_values
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.store.adoptable import read_folder
 from tdserve.v1 import control_pb2

@@ -14,7 +14,6 @@ from tdserve.rules.replay.drawing import Drawing
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
-from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.sampler import Uniform
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import Settings
@@ -176,4 +175,4 @@ def test_draw_when_the_table_adds_columns_then_in_the_order_in_which_they_travel
         selectors.get(PLAIN), 2, num_batches=1, rng=np.random.default_rng(0)
     )
     assert found is not None
-    assert tuple(found.drawn.columns) == list_added_columns(settings)
+    assert tuple(found.drawn.columns) == settings.list_added_columns()

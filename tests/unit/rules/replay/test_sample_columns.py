@@ -8,7 +8,6 @@ from tdserve.messages.content import ADDED_DTYPES
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
-from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import Slices
 
@@ -30,10 +29,10 @@ def test_added_columns_when_of_any_settings_then_what_is_known_of_a_row(
     parts: dict[str, Any], of_rows: tuple[str, ...], of_groups: tuple[str, ...]
 ) -> None:
     settings = Settings(**parts)
-    assert list_added_columns(settings) == of_rows
-    assert list_added_columns(settings, is_grouped=True) == of_groups
+    assert settings.list_added_columns() == of_rows
+    assert settings.list_added_columns(is_grouped=True) == of_groups
 
 
 def test_added_columns_when_there_are_several_then_in_the_order_in_which_they_travel() -> None:
-    places = [list(ADDED_DTYPES).index(name) for name in list_added_columns(Settings(sampler=Prioritized()))]
+    places = [list(ADDED_DTYPES).index(name) for name in Settings(sampler=Prioritized()).list_added_columns()]
     assert places == sorted(places)

@@ -9,7 +9,6 @@ from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
-from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.sampler import Uniform
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import Slices
@@ -152,8 +151,8 @@ def test_with_limiter_when_given_one_then_the_rest_stays() -> None:
 
 
 def test_policy_when_named_then_rows_have_a_column_and_it_must_be_a_name() -> None:
-    assert list_added_columns(Settings(policy="p")) == ("policy_version",)
-    assert (list_added_columns(Settings()), "policy" in Settings().to_json()) == ((), False)
+    assert Settings(policy="p").list_added_columns() == ("policy_version",)
+    assert (Settings().list_added_columns(), "policy" in Settings().to_json()) == ((), False)
     for policy in ("a/b", None, 3):
         with pytest.raises(InvalidRequestError):
             Settings(policy=policy)  # type: ignore[arg-type]

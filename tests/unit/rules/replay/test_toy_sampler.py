@@ -12,7 +12,6 @@ from tdserve.base.errors import NotSupportedError
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay import settings as replay_settings
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.sample_columns import list_added_columns
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn, Selector
 from tdserve.rules.replay.settings import Settings
@@ -70,7 +69,7 @@ def test_settings_when_of_a_new_sampler_then_they_come_back_from_their_text() ->
     settings = Settings(sampler=Every(step=2))
     assert Settings.from_json(settings.to_json()) == settings
     assert settings.uses_priority
-    assert list_added_columns(settings) == ("priority",)
+    assert settings.list_added_columns() == ("priority",)
 
 
 def test_settings_when_a_sampler_adds_an_unknown_key_then_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:

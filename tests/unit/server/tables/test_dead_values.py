@@ -8,8 +8,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.base.errors import CapacityError, PeerLostError
 from tdserve.messages.value_columns import decode_block
+from tdserve.server.movers.permit_mover import read_values
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.read_values import read_values
 from tdserve.server.tables.dead_values import DeadValues
 from tests.unit.rules.replay.tables import clear, delete
 from tests.unit.server.replaying import extend

@@ -9,7 +9,7 @@ from tensordict import NonTensorData, TensorDict
 
 from tdserve.base.errors import PeerLostError
 from tdserve.messages.value_columns import decode_block
-from tdserve.server import read_values as values
+from tdserve.server.movers.permit_mover import read_values
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
 from tdserve.values.value_codec import decode_bytes
@@ -32,7 +32,7 @@ def test_values_when_read_for_a_client_then_of_the_elements_and_leaves_that_it_m
 
     def read(paths: list[tuple[str, ...]], elements: list[int]) -> list[list[Any]]:
         asked = np.array(elements, np.int64)
-        content = run(values.read_values(world.worker, entry, paths, asked, part_elements=part_elements))
+        content = run(read_values(world.worker, entry, paths, asked, part_elements=part_elements))
         return [[decode_bytes(value, key="v") for value in column.values] for column in decode_block(content)]
 
     assert read([("w",), ("v",)], [3, 1]) == [[3, 1], ["v3", "v1"]]
@@ -45,7 +45,7 @@ def test_values_when_there_is_no_worker_then_peer_lost(world: World, run: Loop) 
     absent = DataWorker(1, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
 
     async def read() -> bytes:
-        return await values.read_values(absent, entry, [("v",)], np.arange(4))
+        return await read_values(absent, entry, [("v",)], np.arange(4))
 
     with pytest.raises(PeerLostError):
         run(read())
