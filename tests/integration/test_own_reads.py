@@ -17,7 +17,7 @@ from tensordict import TensorDict
 import tdserve
 from tests.integration.conftest import FreshServer
 from tests.integration.local_roles import is_claiming
-from tests.integration.processes import state_of, wait_for
+from tests.processes import state_of, wait_for
 
 pytestmark = pytest.mark.integration
 
