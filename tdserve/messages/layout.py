@@ -122,6 +122,11 @@ class Layout:
         return tuple(slot.path for slot in self.slots[: self.num_leaves])
 
     @cached_property
+    def leaf_numbers(self) -> dict[Path, int]:
+        """Numbers of the slots of leaves, by path."""
+        return {path: number for number, path in enumerate(self.leaf_paths)}
+
+    @cached_property
     def trailing_numbers(self) -> dict[str, int]:
         """Numbers of the slots of trailing columns, by name."""
         return {self.slots[number].path[0]: number for number in range(self.num_leaves, len(self.slots))}

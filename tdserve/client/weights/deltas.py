@@ -7,7 +7,7 @@ changed in between. The client then compares the checksums of its own leaves, si
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -162,6 +162,7 @@ class Rest:
         self, spec: Spec, accepted: control_pb2.Accepted, held: HeldVersion | None, destination: Destination | None
     ) -> None:
         self._spec = spec
+        self._whole = read_layout(spec, is_packed=True)
         numbers = decode_numbers(accepted.unchanged, spec)
         checksums: NDArray[np.uint64] = np.frombuffer(accepted.checksums[: 8 * len(numbers)], DTYPE)
         if len(accepted.checksums) != 8 * len(numbers):
@@ -169,13 +170,13 @@ class Rest:
                 expected=f"checksums of {len(numbers)} leaves", received=f"{len(accepted.checksums)} bytes of them"
             )
         self._checksums: dict[int, int] = dict(zip(numbers, checksums.tolist(), strict=True))
-        self._held = None if held is None else _group_by_path(spec, held.leaves)
+        self._held = None if held is None else held.leaves
         places = None
         if destination is not None:  # a mismatch is found when the leaves are here
-            places, _ = destination.match_places(spec, read_layout(spec, is_packed=True))
-        self._places = None if places is None else _group_by_path(spec, places)
+            places, _ = destination.match_places(spec, self._whole)
+        self._places = places
         self.layout = read_layout(select_leaves(spec, self._list_other_numbers(self._checksums)), is_packed=True)
-        self.into = None if self._places is None else pick(self.layout, self._places)
+        self.into = None if places is None else _pick(self.layout, self._whole, places)
 
     def merge(
         self, received: Mapping[Path, torch.Tensor], pool: BufferPool
@@ -184,21 +185,23 @@ class Rest:
 
         Leaves outside of a destination are copied, since nothing else may change the result.
         """
-        tensors = [self._spec.tensors[number][0] for number in self._checksums]
+        paths = [self._spec.tensors[number][0] for number in self._checksums]
+        at = self._whole.leaf_numbers
         if self._places is not None:
-            kept = {path: self._places[path][0] for path in tensors}
+            tensors = self._places.tensors
+            kept = {path: tensors[at[path]] for path in paths}
         else:
             layout = write_layout(select_leaves(self._spec, list(self._checksums)), is_packed=True)
             columns = make_views(layout, pool.take(layout.nbytes))
-            kept = {slot.path: column for slot, column in zip(layout.slots, columns, strict=True)}
-            for path, (_, content) in (self._held or {}).items():
-                if path in kept:
-                    np.copyto(view_bytes(kept[path]).numpy(), content)
+            kept = dict(zip(layout.leaf_paths, columns, strict=True))
+            contents = [] if self._held is None else self._held.contents or []
+            for path, tensor in kept.items() if contents else ():
+                np.copyto(view_bytes(tensor).numpy(), contents[at[path]])
         if self._held is None:
             return {**received, **kept}, list(self._checksums)
         stale = [
             number
-            for number, path in zip(self._checksums, tensors, strict=True)
+            for number, path in zip(self._checksums, paths, strict=True)
             if compute_leaf_checksum(view_bytes(kept[path]).numpy()) != self._checksums[number]
         ]
         return {**received, **kept}, stale
@@ -207,15 +210,8 @@ class Rest:
         return [number for number in range(len(self._spec.tensors)) if number not in left_out]
 
 
-def pick(layout: Layout, by_path: Mapping[Path, tuple[torch.Tensor, NDArray[np.uint8]]]) -> Leaves:
-    """Returns the leaves of a layout, in its order."""
-    found: Sequence[tuple[torch.Tensor, NDArray[np.uint8]]]
-    found = [by_path[slot.path] for slot in layout.slots[: layout.num_leaves]]
-    return Leaves([tensor for tensor, _ in found], [content for _, content in found])
-
-
-def _group_by_path(spec: Spec, leaves: Leaves) -> dict[Path, tuple[torch.Tensor, NDArray[np.uint8]]]:
-    layout = read_layout(spec, is_packed=True)
+def _pick(layout: Layout, whole: Layout, leaves: Leaves) -> Leaves:
+    """Returns the leaves of a layout, in its order, from those of the whole version."""
+    numbers = [whole.leaf_numbers[path] for path in layout.leaf_paths]
     contents = leaves.contents or []
-    slots = layout.slots[: layout.num_leaves]
-    return {slot.path: (tensor, content) for slot, tensor, content in zip(slots, leaves.tensors, contents, strict=True)}
+    return Leaves([leaves.tensors[number] for number in numbers], [contents[number] for number in numbers])
