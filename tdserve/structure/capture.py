@@ -6,6 +6,7 @@ from typing import Any
 
 from tdserve.structure.capture_cache import Recall
 from tdserve.structure.captured import Captured, conform, share_spec
+from tdserve.structure.known_structures import KnownStructures
 from tdserve.structure.node_capture import NodeReader
 from tdserve.structure.nodes import Node
 from tdserve.structure.tree import Spec
@@ -13,6 +14,7 @@ from tdserve.structure.tree import Spec
 __all__ = ["Captured", "capture", "capture_packed"]
 
 _RECALL = Recall()
+_KNOWN = KnownStructures()
 
 
 def capture(
@@ -54,20 +56,26 @@ def capture(
         if not is_destination:
             reader.take_forms(td, like.packed_nodes)
         return _capture_for(td, like, reader)
-    captured, looks = _RECALL.find(td, is_destination) if not (is_exact or takes_structure) else (None, None)
+    captured: Captured | None
+    captured, looks = (None, None) if is_exact or takes_structure else _RECALL.find(td, is_destination)
     if captured is None:
-        checks = not (allow_pickle or is_destination)
-        reader = NodeReader(store, is_destination, checks=checks, is_exact=is_exact, takes_structure=takes_structure)
-        root = reader.capture_node(td, ())
-        tensors = reader.tensors
-        if looks is not None:
-            tensors = {path: tensor.detach() for path, tensor in tensors.items()}
-        captured = Captured(share_spec(root), tensors, reader.values, {})
-        if looks is not None:
+        if looks is not None and (not is_destination or looks.is_dense):
+            captured = _KNOWN.capture(looks)
+        if captured is None:
+            checks = not (allow_pickle or is_destination)
+            reader = NodeReader(
+                store, is_destination, checks=checks, is_exact=is_exact, takes_structure=takes_structure
+            )
+            root = reader.capture_node(td, ())
+            captured = Captured(share_spec(root), reader.tensors, reader.values, {})
+            if looks is not None:
+                _KNOWN.keep(looks, captured)
+        if looks is not None and _RECALL.has_met(looks):
+            tensors = {path: leaf.detach() for path, leaf in captured.tensors.items()}
+            captured = captured._replace(tensors=tensors, is_kept=True)
             _RECALL.keep(looks, captured)
-    found: Captured = captured
-    is_plain = like is None or not (like.has_ragged or found.spec.has_ragged)
-    return found if like is None or is_plain else conform(found, like)
+    is_plain = like is None or not (like.has_ragged or captured.spec.has_ragged)
+    return captured if like is None or is_plain else conform(captured, like)
 
 
 def capture_as(td: Any, like: Spec) -> Captured:

@@ -1,38 +1,24 @@
 """Caches captures of the same large tensordict: weights before each publish, ``out=`` of a pull.
 
-Capturing 2,000 leaves takes 7 ms, as much as half of the way over the network; checking that they are still the same
-tensors takes 1 ms. A capture is dropped as soon as one of its tensors is, so that no memory outlives its owner. Only
-memory that a tensor has left itself (by ``.data = ...``, as ``module.half()`` does) stays until the next capture.
+Capturing 2,000 leaves of a known structure takes 3 ms. Checking that they are still the same tensors takes 1 ms, and
+what was derived from them is kept too. A capture is dropped as soon as one of its tensors is, so that no memory
+outlives its owner. Only memory that a tensor has left itself (by ``.data = ...``, as ``module.half()`` does) stays
+until the next capture.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from itertools import chain
-from operator import attrgetter, eq
 from typing import Any
 
 import torch
-from tensordict import TensorDict
-from tensordict.nn import TensorDictParams
 
-from tdserve.structure.tensordict_private import entries_of, names_of, params_content
-
-MIN_LEAVES = 64
-"""Capturing fewer leaves takes a tenth of a millisecond."""
+from tdserve.structure.looks import Column, Looks, get_dtype, get_shape, look
 
 MAX_KEPT = 8
 
-_PLACES: tuple[Callable[[torch.Tensor], Any], ...] = (
-    torch.Tensor.data_ptr,
-    attrgetter("dtype"),
-    attrgetter("shape"),
-    torch.Tensor.stride,
-)
+_PLACES: tuple[Column, ...] = (torch.Tensor.data_ptr, get_dtype, get_shape, torch.Tensor.stride)
 """The memory of a tensor and its form: assigning to ``.data``, ``resize_`` and ``t_`` change them."""
-
-_END = (None,)
 
 
 class Recall:
@@ -40,6 +26,7 @@ class Recall:
 
     def __init__(self) -> None:
         self._kept: dict[int, _Kept] = {}
+        self._met: dict[int, _Met] = {}
 
     def find(self, td: Any, purpose: object) -> tuple[Any, Looks | None]:
         """Returns the cached result for a tensordict of the very same tensors, unchanged in memory, size and structure.
@@ -49,16 +36,32 @@ class Recall:
             purpose: A result is found only for its own purpose.
 
         Returns:
-            The result or None; and the argument for ``keep``, if a result is worth caching.
+            The result or None; and the argument for ``keep``, if a result can be cached.
         """
-        looks = _look(td, purpose)
+        looks = look(td, purpose)
         if looks is None:
             return None, None
         kept = self._kept.get(looks.number)
         if kept is not None and kept.is_of(looks):
             return kept.result, looks
         self._kept.pop(looks.number, None)
-        return None, looks if all(map(_is_plain, looks.leaves)) else None
+        return None, looks if looks.is_plain else None
+
+    def has_met(self, looks: Looks) -> bool:
+        """Returns whether the same tensors were given here before, so that their result is worth caching.
+
+        Tensors that are new each time would cost two objects each, which the garbage collector follows, for nothing.
+        """
+        if torch.__future__.get_swap_module_params_on_conversion():  # torch refuses to swap what has weak references
+            return False
+        met = self._met.get(looks.number)
+        if met is not None and met.is_of(looks):
+            return True
+        self._met.pop(looks.number, None)
+        while len(self._met) >= MAX_KEPT:
+            self._met.pop(next(iter(self._met), 0), None)
+        self._met[looks.number] = _Met(looks.leaves)
+        return False
 
     def keep(self, looks: Looks, result: Any) -> None:
         """Caches a result, which must not refer to the tensors themselves: they would never be freed."""
@@ -73,26 +76,18 @@ class Recall:
         kept[number] = _Kept(looks, result, forget)
 
 
-class Looks:
-    """A quick view of a tensordict, to compare it with.
+class _Met:
+    """Tensors by their numbers, which others may have once these are gone: the outermost ones are followed."""
 
-    Attributes:
-        purpose: Purpose of the result.
-        kind: Class of the whole.
-        root: The tensordict itself.
-        leaves: Its tensors, in order.
-    """
+    def __init__(self, leaves: list[torch.Tensor]) -> None:
+        self._ids = [*map(id, leaves)]
+        self._outermost = weakref.ref(leaves[0]), weakref.ref(leaves[-1])
 
-    def __init__(self, purpose: object, kind: type, root: TensorDict, leaves: list[torch.Tensor]) -> None:
-        self.purpose = purpose
-        self.kind = kind
-        self.root = root
-        self.leaves = leaves
-
-    @property
-    def number(self) -> int:
-        """Hash: equal for the same tensors, and sometimes for others."""
-        return hash((id(self.leaves[0]), len(self.leaves), self.purpose))
+    def is_of(self, looks: Looks) -> bool:
+        """Returns whether these are the tensors, as far as can be seen."""
+        leaves = looks.leaves
+        first, last = self._outermost
+        return first() is leaves[0] and last() is leaves[-1] and looks.has_column(id, self._ids)
 
 
 class _Kept:
@@ -100,65 +95,17 @@ class _Kept:
         self.result = result
         self._purpose = looks.purpose
         self._kind = looks.kind
-        self._nodes = list(_iter_nodes(looks.root))
+        self._nodes = looks.list_nodes()
         self._leaves = [weakref.ref(leaf, forget) for leaf in looks.leaves]
         self._places = [[*map(place, looks.leaves)] for place in _PLACES]
 
     def is_of(self, looks: Looks) -> bool:
-        """Returns whether nothing has changed.
-
-        Compares one thing after the other: thousands of tuples at once would trigger the garbage collector, which takes
-        longer than the comparison itself (measured).
-        """
+        """Returns whether nothing has changed."""
         return (
             self._purpose == looks.purpose
             and self._kind is looks.kind
             and len(self._leaves) == len(looks.leaves)
             and all(kept() is leaf for kept, leaf in zip(self._leaves, looks.leaves, strict=True))
-            and all(map(eq, chain(self._nodes, _END), chain(_iter_nodes(looks.root), _END)))
-            and all(
-                all(map(eq, kept, map(place, looks.leaves))) for kept, place in zip(self._places, _PLACES, strict=True)
-            )
+            and looks.has_nodes(self._nodes)
+            and all(map(looks.has_column, _PLACES, self._places))
         )
-
-
-def _look(td: Any, purpose: object) -> Looks | None:
-    root = params_content(td) if type(td) is TensorDictParams else td
-    # torch refuses to swap tensors with weak references.
-    if type(root) is not TensorDict or torch.__future__.get_swap_module_params_on_conversion():
-        return None
-    leaves: list[torch.Tensor] = []
-    if _num_entries(root) < MIN_LEAVES or not _collect(root, leaves) or len(leaves) < MIN_LEAVES:
-        return None
-    return Looks(purpose, type(td), root, leaves)
-
-
-def _num_entries(td: TensorDict) -> int:
-    """Counts the leaves of a tensordict without reading them."""
-    items = entries_of(td).values()
-    return len(items) + sum(_num_entries(item) - 1 for item in items if type(item) is TensorDict)
-
-
-def _collect(td: TensorDict, leaves: list[torch.Tensor]) -> bool:
-    """Collects leaves; False if there is anything but plain tensordicts and tensors."""
-    for item in entries_of(td).values():
-        kind = type(item)
-        if kind is torch.Tensor or kind is torch.nn.Parameter:
-            leaves.append(item)
-        elif kind is not TensorDict or not _collect(item, leaves):
-            return False
-    return True
-
-
-def _iter_nodes(td: TensorDict) -> Iterator[tuple[Any, ...]]:
-    """Yields keys, batch size, names and device of every node."""
-    names = names_of(td)
-    yield tuple(entries_of(td)), td.batch_size, None if names is None else tuple(names), td.device
-    for item in entries_of(td).values():
-        if type(item) is TensorDict:
-            yield from _iter_nodes(item)
-
-
-def _is_plain(leaf: torch.Tensor) -> bool:
-    """Returns whether a tensor's own memory is sent: of a negative or conjugate view a capture has a copy."""
-    return leaf.layout is torch.strided and not leaf.is_complex() and not leaf.is_neg()

@@ -38,12 +38,14 @@ class Captured(NamedTuple):
         tensors: Every tensor leaf by path: plain, detached, sharing memory with the tensordict.
         values: Every non-tensor leaf by path; the (nested) list of values if the leaf has one per row.
         memo: Results that other code derives from the tensors, for as long as this capture exists.
+        is_kept: Whether the next capture of the same tensors finds it.
     """
 
     spec: Spec
     tensors: dict[Path, torch.Tensor]
     values: dict[Path, Any]
     memo: dict[str, Any]
+    is_kept: bool = False
 
     @property
     def is_in_files(self) -> bool:

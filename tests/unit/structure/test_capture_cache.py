@@ -13,7 +13,8 @@ from tensordict import MemoryMappedTensor, TensorDict
 from tensordict.nn import TensorDictParams
 
 from tdserve.structure.capture import capture
-from tdserve.structure.capture_cache import MAX_KEPT, MIN_LEAVES, Recall
+from tdserve.structure.capture_cache import MAX_KEPT, Recall
+from tdserve.structure.looks import MIN_LEAVES
 
 RESULT = object()
 
@@ -140,7 +141,7 @@ def test_capture_when_anything_was_changed_then_as_if_never_captured_before(
     change: Callable[[TensorDict], Any],
 ) -> None:
     td = made(MIN_LEAVES + 1)
-    capture(td)
+    assert capture(td) is not capture(td) is capture(td)
     change(td)
     found, fresh = capture(td), capture(td.to_tensordict(retain_none=True))
     assert found.spec is fresh.spec
@@ -221,7 +222,8 @@ def test_capture_when_of_parameters_then_the_same_until_one_is_another(form: Any
         td = TensorDict.from_module(module)
         return td if form is TensorDict else TensorDictParams(td, no_convert=True)
 
-    first = capture(weights())
+    capture(weights())
+    first = capture(weights())  # kept when it came again
     assert capture(weights()) is first
     linear: Any = module[0]
     with torch.no_grad():
@@ -235,18 +237,20 @@ def test_capture_when_of_parameters_then_the_same_until_one_is_another(form: Any
 def test_capture_when_the_form_is_another_then_not_the_same() -> None:
     td = TensorDict.from_module(network())
     params = TensorDictParams(td, no_convert=True)
+    assert capture(td) is not capture(td) is capture(td)
     assert capture(td) is not capture(params)
 
 
 def test_capture_when_a_destination_then_not_that_of_a_source() -> None:
     td = made()
-    assert capture(td) is capture(td)
-    assert capture(td, is_destination=True) is capture(td, is_destination=True)
+    assert capture(td) is not capture(td) is capture(td)
+    assert capture(td, is_destination=True) is not capture(td, is_destination=True) is capture(td, is_destination=True)
     assert capture(td) is not capture(td, is_destination=True)
 
 
 def test_capture_when_the_content_was_changed_in_place_then_the_new_content() -> None:
     td = made()
+    capture(td)
     before = capture(td)
     td["k3"].add_(1.0)
     after = capture(td)
@@ -265,8 +269,9 @@ def over_arrays() -> tuple[TensorDict, list[weakref.ref[NDArray[np.float32]]]]:
 def test_capture_when_the_tensordict_goes_then_so_does_its_memory() -> None:
     td, memory = over_arrays()
     leaf = weakref.ref(td["k3"])
-    capture(td)
-    capture(td, is_destination=True)
+    for _ in range(2):
+        capture(td)
+        capture(td, is_destination=True)
     assert all(array() is not None for array in memory)
     del td
     gc.collect()
@@ -276,10 +281,24 @@ def test_capture_when_the_tensordict_goes_then_so_does_its_memory() -> None:
 
 def test_capture_when_one_tensor_goes_then_so_does_its_memory() -> None:
     td, memory = over_arrays()
-    capture(td)
+    assert capture(td) is not capture(td) is capture(td)
     td["k3"] = torch.zeros(2)
     gc.collect()
     assert [number for number, array in enumerate(memory) if array() is None] == [3]
+
+
+def test_has_met_when_the_same_come_again_then_true_once_they_were_noted() -> None:
+    recall, td = Recall(), made()
+
+    def meet(each: TensorDict) -> bool:
+        _, looks = recall.find(each, "purpose")
+        assert looks is not None
+        return recall.has_met(looks)
+
+    assert [meet(td), meet(td), meet(td.copy()), meet(td)] == [False, True, True, True]
+    assert [meet(made()) for _ in range(20)] == [False] * 20  # their memory and numbers are those of others before
+    replace_leaf(td)
+    assert [meet(td), meet(td)] == [False, True]
 
 
 def test_capture_when_tensors_come_where_others_were_then_of_those() -> None:
@@ -290,7 +309,7 @@ def test_capture_when_tensors_come_where_others_were_then_of_those() -> None:
 
 def test_capture_when_data_was_assigned_then_the_next_one_lets_the_old_memory_go() -> None:
     td, memory = over_arrays()
-    capture(td)
+    assert capture(td) is not capture(td) is capture(td)
     leaves: Any = list(td.values())
     for leaf in leaves:
         leaf.data = torch.zeros(2)  # as module.to(device) does
@@ -304,7 +323,8 @@ def test_capture_when_modules_swap_their_tensors_then_does_not_stand_in_the_way(
     module = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(MIN_LEAVES)))
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        capture(TensorDict.from_module(module))
+        for _ in range(3):
+            capture(TensorDict.from_module(module))
         module.double()
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
