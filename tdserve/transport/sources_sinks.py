@@ -7,8 +7,9 @@ that bytes are sent from, or received into, their place. Otherwise they pass thr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,6 +57,19 @@ def copy_bytes(target: torch.Tensor, content: torch.Tensor) -> None:
     np.copyto(target.numpy(), content.numpy())
 
 
+def copy_together(pieces: Iterator[NDArray[np.uint8]], target: NDArray[np.uint8]) -> None:
+    """Copies pieces of bytes one behind the other, a few at a time.
+
+    A piece may be a view that is made for it. Hundreds that live together would set off the garbage collector, which
+    takes longer than the copy.
+    """
+    at = 0
+    while some := list(islice(pieces, _MAX_PIECES)):
+        end = at + sum(map(len, some))
+        np.concatenate(some, out=target[at:end])
+        at = end
+
+
 class FlatEnd:
     """A source and sink: the flat buffer of a layout itself."""
 
@@ -92,13 +106,16 @@ class TrailingColumns:
         return self._columns[slot - self._num_leaves]
 
 
+_MAX_PIECES = 32
+"""A call costs as much as copying half a dozen small pieces."""
+
 _PADDING: NDArray[np.uint8] = np.zeros(ALIGNMENT_BYTES, np.uint8)
 
 
 class LeafEnd:
     """A source and sink: one contiguous tensor per slot, used in place if a message lies inside one of them.
 
-    NumPy views of the bytes are made once: for two thousand small leaves, slicing tensors costs more than copying them.
+    Bytes are NumPy views: for two thousand small leaves, slicing tensors costs more than copying them.
     Received bytes are copied through memory views, which takes a quarter less than NumPy's assignment for leaves of 32
     KiB (measured).
 
@@ -106,7 +123,7 @@ class LeafEnd:
         tensors: One per leaf (and, for a sink, per trailing column) of the layout, contiguous, on CPU, of the slot's
             dtype and shape.
         trailing: As in ``IndexedEnd``; for a source only.
-        contents: The bytes of the first tensors, if they are already known.
+        contents: The bytes of the first tensors, if they are already known, or made when they are needed.
         targets: The same as memory views, if they already exist; for a sink only.
     """
 
@@ -119,7 +136,9 @@ class LeafEnd:
         targets: Sequence[memoryview] = (),
     ) -> None:
         self._tensors = tensors
-        self._bytes = [*contents, *(view_bytes(tensor).numpy() for tensor in tensors[len(contents) :])]
+        self._bytes = contents
+        if len(contents) < len(tensors):
+            self._bytes = [*contents, *(view_bytes(tensor).numpy() for tensor in tensors[len(contents) :])]
         self._targets = targets
         self._trailing = trailing
 
@@ -154,18 +173,19 @@ class LeafEnd:
         return run.set_(storage, begin - storage.data_ptr(), (message.nbytes,))  # type: ignore[call-overload,no-any-return]
 
     def fill(self, message: Message, staging: torch.Tensor) -> None:
-        pieces: list[NDArray[np.uint8]] = []
+        copy_together(self._iter_pieces(message), staging.numpy())
+
+    def _iter_pieces(self, message: Message) -> Iterator[NDArray[np.uint8]]:
         at = 0
         for slot, start, stop, offset in message.parts:
             if offset > at:
-                pieces.append(_PADDING[: offset - at])
+                yield _PADDING[: offset - at]
             if slot < len(self._bytes):
                 content = self._bytes[slot]
-                pieces.append(content if stop - start == len(content) else content[start:stop])
+                yield content if stop - start == len(content) else content[start:stop]
             elif self._trailing is not None:
-                pieces.append(self._trailing.get_column(slot))
+                yield self._trailing.get_column(slot)
             at = offset + stop - start
-        np.concatenate(pieces, out=staging.numpy())
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
         targets = self._targets
@@ -196,14 +216,15 @@ class JoinedEnd:
         return torch.from_numpy(pieces[0]) if len(pieces) == 1 else None
 
     def fill(self, message: Message, staging: torch.Tensor) -> None:
-        pieces: list[NDArray[np.uint8]] = []
+        copy_together(self._iter_pieces(message), staging.numpy())
+
+    def _iter_pieces(self, message: Message) -> Iterator[NDArray[np.uint8]]:
         at = 0
         for part in message.parts:
             if part.offset > at:
-                pieces.append(_PADDING[: part.offset - at])
-            pieces.extend(self._get_bytes(part))
+                yield _PADDING[: part.offset - at]
+            yield from self._get_bytes(part)
             at = part.offset + part.stop - part.start
-        np.concatenate(pieces, out=staging.numpy())
 
     def _get_bytes(self, part: LeafPart) -> list[NDArray[np.uint8]]:
         found, at = [], 0

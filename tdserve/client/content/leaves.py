@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import overload
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from tdserve.messages.content import write_layout
 from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, Message
 from tdserve.structure.capture import Captured
 from tdserve.structure.file_tensors import FileTensor, read_strided_piece
+from tdserve.structure.looks import MIN_LEAVES
 from tdserve.structure.tree import Path
 from tdserve.transport.sources_sinks import LeafEnd, Source, view_bytes
 
@@ -31,12 +33,36 @@ class Leaves:
     """
 
     tensors: list[torch.Tensor]
-    contents: list[NDArray[np.uint8]] | None
+    contents: Sequence[NDArray[np.uint8]] | None
 
     @cached_property
     def targets(self) -> list[memoryview]:
         """Their memory, to copy to; empty if ``contents`` is None."""
         return [content.data for content in self.contents or ()]
+
+
+class _Views(Sequence[NDArray[np.uint8]]):
+    """The bytes of tensors, viewed when they are needed.
+
+    NumPy makes another tensor for each view. Of tensors that are new with each write, thousands would live together
+    and set off the garbage collector.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @overload
+    def __getitem__(self, index: int) -> NDArray[np.uint8]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[NDArray[np.uint8]]: ...
+    def __getitem__(self, index: int | slice) -> NDArray[np.uint8] | Sequence[NDArray[np.uint8]]:
+        return _Views(self._tensors[index]) if isinstance(index, slice) else _view_bytes(self._tensors[index])
+
+    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+        return map(_view_bytes, self._tensors)
 
 
 def make_leaves(captured: Captured, layout: Layout) -> Leaves:
@@ -46,7 +72,9 @@ def make_leaves(captured: Captured, layout: Layout) -> Leaves:
     if leaves is None:
         tensors = [captured.tensors[slot.path] for slot in layout.slots[: layout.num_leaves]]
         is_plain = all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
-        contents = [_view_bytes(tensor) for tensor in tensors] if is_plain else None
+        contents: Sequence[NDArray[np.uint8]] | None = _Views(tensors) if is_plain else None
+        if contents is not None and (captured.is_kept or len(tensors) < MIN_LEAVES):
+            contents = list(contents)
         leaves = captured.memo[kept] = Leaves(tensors, contents)
     return leaves
 
@@ -85,10 +113,18 @@ def _read_of(tensor: torch.Tensor) -> Read | None:
 
 def copy_contents(captured: Captured) -> dict[Path, NDArray[np.uint8]]:
     """Returns the bytes of every leaf of a capture; copies those that are not contiguous, or not on the CPU."""
+    paths = write_layout(captured.spec).leaf_paths
+    return dict(zip(paths, iter_contents(captured, paths), strict=True))
+
+
+def iter_contents(captured: Captured, paths: Iterable[Path]) -> Iterator[NDArray[np.uint8]]:
+    """Yields the bytes of leaves, as ``copy_contents`` does, each in its turn."""
     layout = write_layout(captured.spec)
     leaves = make_leaves(captured, layout)
-    contents = leaves.contents or [view_bytes(tensor.cpu().contiguous()).numpy() for tensor in leaves.tensors]
-    return dict(zip((slot.path for slot in layout.slots), contents, strict=True))
+    contents = leaves.contents
+    if contents is None:
+        return (view_bytes(captured.tensors[path].cpu().contiguous()).numpy() for path in paths)
+    return map(contents.__getitem__, map(layout.leaf_numbers.__getitem__, paths))
 
 
 Read = Callable[[int, int], NDArray[np.uint8]]

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.client.content.leaves import copy_contents
+from tdserve.client.content.leaves import iter_contents
 from tdserve.client.local.end import LocalEnd
 from tdserve.data.opened import MappedStore
+from tdserve.messages.content import write_layout
 from tdserve.messages.row_numbers import decode_rows, find_run, is_run
 from tdserve.messages.selection.selection import Selection
 from tdserve.messages.selection.torch_selection import to_torch_index
@@ -18,7 +19,7 @@ from tdserve.store.versions import VersionFile, list_leaf_places
 from tdserve.structure.capture import Captured
 from tdserve.structure.file_tensors import MAX_BLOCK_BYTES, FileTensor, split_spans
 from tdserve.structure.torch_types import to_indexable
-from tdserve.transport.sources_sinks import copy_bytes, view_bytes
+from tdserve.transport.sources_sinks import copy_bytes, copy_together, view_bytes
 from tdserve.v1 import control_pb2
 
 LONG_COPY_BYTES = 1 << 20
@@ -57,7 +58,8 @@ def fill_rows(
         is_read = each.is_in_files
         if is_read:
             _put_read(store, places, first, each, look)
-        for path, content in copy_contents(each).items() if num_rows and not is_read else ():
+        paths = write_layout(each.spec).leaf_paths if num_rows and not is_read else ()
+        for path, content in zip(paths, iter_contents(each, paths), strict=True):
             store.get_table(path)[own] = content.reshape(num_rows, -1)
             if content.nbytes >= LONG_COPY_BYTES:
                 look()
@@ -143,10 +145,8 @@ def put_version(local: LocalEnd, accepted: control_pb2.Accepted, captured: Captu
     """
     recycles = local.root / accepted.recycles if accepted.recycles else None
     file = VersionFile.create(local.root / accepted.path, captured.spec, recycles=recycles)
-    contents = copy_contents(captured)
-    pieces = [contents[path] for path, _, _ in list_leaf_places(captured.spec)]
-    if pieces:
-        np.concatenate(pieces, out=file.content)
+    paths = [path for path, _, _ in list_leaf_places(captured.spec)]
+    copy_together(iter_contents(captured, paths), file.content)
     if values:
         file.write_values(values)
     file.seal()

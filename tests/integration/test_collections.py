@@ -1,0 +1,95 @@
+"""Garbage collections that begin inside of calls: none is set off by tensors that are new each time."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.base.config import TransportName
+
+pytestmark = pytest.mark.integration
+
+NUM_LEAVES = 2_000
+
+NUM_HELD = 100_000
+"""Tensors of a large process: a collection of all its objects takes most of a second."""
+
+
+def make(number: int) -> TensorDict:
+    """New tensors."""
+    return TensorDict({f"k{key}": torch.full((16,), float(number)) for key in range(NUM_LEAVES)}, [])
+
+
+@contextmanager
+def count_collections() -> Iterator[list[int]]:
+    """Yields the generations of the collections that begin."""
+    begun: list[int] = []
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            begun.append(info["generation"])
+
+    gc.callbacks.append(note)
+    try:
+        yield begun
+    finally:
+        gc.callbacks.remove(note)
+
+
+@pytest.fixture
+def client(server: tdserve.Server, transport: TransportName) -> Iterator[tdserve.Client]:
+    with server.client(transport=transport, timeout_s=60.0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+    with tdserve.Server(tmp_path_factory.mktemp("collections"), port=0) as started:
+        yield started
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_publish_when_the_tensors_are_new_then_not_even_a_collection_of_the_youngest_begins(
+    client: tdserve.Client, transport: str
+) -> None:
+    name = f"new-{transport}"
+    for number in range(3):
+        client.publish(name, make(number))
+    for number in range(3, 6):
+        td = make(number)
+        gc.collect()  # the next collection is that of the youngest, after 700 objects
+        with count_collections() as begun:
+            version = client.publish(name, td)
+        assert begun == []
+    found = client.latest(name)
+    assert found is not None
+    assert found.version == version
+    assert float(found.data[f"k{NUM_LEAVES - 1}"][0]) == number
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_publish_when_the_process_holds_many_tensors_then_no_full_collection_begins_in_it(
+    client: tdserve.Client, transport: str
+) -> None:
+    name = f"many-{transport}"
+    held = [torch.zeros(()) for _ in range(NUM_HELD)]
+    client.publish(name, make(0))
+    gc.collect()
+    begun: list[int] = []
+    with count_collections() as all_begun:
+        for number in range(200):
+            td = make(number)
+            before = len(all_begun)
+            client.publish(name, td)
+            begun += all_begun[before:]
+    assert 2 in all_begun, "the process itself makes enough for it"
+    assert 2 not in begun
+    assert len(held) == NUM_HELD
