@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 
 from tdserve.base.config import TransportName
@@ -38,6 +39,12 @@ MAX_FIRST_ROUNDS = 3
 
 ONCE = Pacing(0.0, min_ops=1, max_ops=1)
 
+NUM_NEW = 20
+"""Publishes of new tensors in a round: one in twenty waited for a collection of all garbage."""
+
+TYPICAL = "their median"
+"""What the slowest publish of a round is compared with."""
+
 WATCH_TIMEOUT_S = 60.0
 
 
@@ -52,6 +59,8 @@ def measure_weights(stage: Stage) -> Generator[Case]:
             for _ in range(VERSIONS_KEPT + 1):
                 tree.publish()
             yield tree.make_case("publish, recycled", tree.publishes, tree.make_floors())
+            if shape == stage.sizes.many_tree:
+                yield from tree.publish_new(stage.sizes.num_other_tensors)
             yield tree.read_into()
             pulls = make_task(tree.pull, tree.check, before=tree.renew)
             yield tree.make_case("latest()", pulls, tree.make_floors(is_read=True, is_fresh=True))
@@ -156,6 +165,33 @@ class WeightsTree:
 
         floors = self.make_floors(is_fresh=True)
         return self.make_case("first publish", make_task(put, check), floors, pacing=ONCE, max_rounds=MAX_FIRST_ROUNDS)
+
+    def publish_new(self, num_others: int) -> Iterator[Case]:
+        """Measures the slowest of several publishes of tensors that are new each time, beside their median.
+
+        The process holds many other tensors, which every full garbage collection visits. No timing includes those that
+        begin while the new tensors are made.
+        """
+        others = [torch.zeros(()) for _ in range(num_others)]
+        last = Round((), 0.0)
+
+        def renew() -> None:
+            self.data = self.data.clone()
+            self.change()
+
+        def run_round(_: Pacing) -> Round:
+            nonlocal last
+            last = time_round(self.publish, Pacing(0.0, min_ops=NUM_NEW, max_ops=NUM_NEW), before=renew)
+            return last
+
+        def find_slowest(_: Pacing) -> Round:
+            slowest_s = max(last.op_s)
+            return Round((slowest_s,), slowest_s)
+
+        name = f"publish of new tensors, the slowest of {NUM_NEW}"
+        subject = Task(find_slowest, lambda _: self.check(self.pull()))
+        yield self.make_case(name, subject, {TYPICAL: Task(run_round)}, scale=Scale("ms"))
+        del others  # they have lived until here
 
     def read_into(self) -> Case:
         """Measures reads into existing tensors."""

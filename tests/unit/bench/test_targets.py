@@ -22,6 +22,12 @@ SAMPLED = [
         ("gloo", "weights", "4 MiB in 100: latest(out=)", [Target("of floor", 0.85)]),
         ("gloo", "weights", "64 MiB in 2000: latest(out=)", [Target("of floor", 0.6)]),
         ("gloo", "weights", "64 MiB in 2000: latest()", []),
+        (
+            "shm",
+            "weights",
+            "64 MiB in 2000: publish of new tensors, the slowest of 20",
+            [Target("of floor", 0.25)],
+        ),
         ("gloo", "prioritized", "sample 256, 8 under way, and update", []),
     ],
 )

@@ -7,19 +7,24 @@ from tdserve.bench.stage import Stage
 
 pytestmark = pytest.mark.integration
 
+NEW = "publish of new tensors, the slowest of 20"
 
-def test_weights_when_measured_then_both_trees_have_their_five_figures_and_no_store_is_left(stage: Stage) -> None:
+
+def test_weights_when_measured_then_both_trees_have_their_figures_and_no_store_is_left(stage: Stage) -> None:
     figures = list(measure(stage, "weights"))
-    usual = ["first publish", "publish, recycled", "latest(out=)", "latest()"]
+    first, reads = ["first publish", "publish, recycled"], ["latest(out=)", "latest()"]
     assert [figure.name.partition(": ")[2] for figure in figures] == [
-        *usual,
+        *first,
+        *reads,
         "latest(out=), 4 at once",
         "publish until seen elsewhere",
-        *usual,
+        *first,
+        NEW,
+        *reads,
         "publish until seen elsewhere",
         "publish until visible",
     ]
-    assert [target.bound for figure in figures for target in figure.targets] == [0.85, 0.85, 0.9, 0.6, 0.6, 5.0]
+    assert [target.bound for figure in figures for target in figure.targets] == [0.85, 0.85, 0.9, 0.6, 0.25, 0.6, 5.0]
     assert not any(name.startswith("weights") for name in stage.client.stores())
 
 
@@ -28,6 +33,8 @@ def test_weights_when_measured_in_memory_then_are_mapped_too_and_judged_by_memcp
     figures = {figure.name: figure for figure in measure(memory_stage, "weights")}
     visible = figures.pop("1 MiB in 16: publish until visible")
     assert [target.bound for target in visible.targets] == [1.0]
+    new = figures.pop(f"2 MiB in 200: {NEW}")
+    assert [floor.name for floor in new.floors] == [target.floor or "their median" for target in new.targets]
     big, many = ({name.partition(": ")[2]: figures[name] for name in names} for names in _halves(list(figures)))
     assert (
         list(big)
