@@ -107,6 +107,7 @@ def test_capture_when_the_structure_is_another_then_unknown_and_as_if_nothing_wa
     assert found.spec != capture(make(1.0, MIN_LEAVES + 1)).spec
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*prototype")
 @pytest.mark.parametrize(
     "leaf",
     [
