@@ -317,7 +317,7 @@ class RowEnd:
             for start in range(0, slot.nbytes, step) if step else ():
                 stop = min(start + step, slot.nbytes)
                 target = buffer[slot.offset + start : slot.offset + stop]
-                found.append(partial(self._gather, LeafPart(number, start, stop, 0), target))
+                found.append(partial(self.gather, LeafPart(number, start, stop, 0), target))
         return found
 
     def find_memory(self, message: Message) -> torch.Tensor | None:
@@ -332,14 +332,14 @@ class RowEnd:
             if part.slot >= self._layout.num_leaves:
                 piece[:] = self._trailing.get_column(part.slot)
             else:
-                self._gather(part, piece)
+                self.gather(part, piece)
         for start, stop in message.gaps:
             target[start:stop] = 0
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
         content = staging.numpy()
         for part in message.parts:
-            self._scatter(part, content[part.offset : part.offset + part.stop - part.start])
+            self.scatter(part, content[part.offset : part.offset + part.stop - part.start])
 
     def _run(self, part: LeafPart) -> NDArray[np.uint8]:
         """Returns the bytes of a part if they are contiguous."""
@@ -347,7 +347,8 @@ class RowEnd:
         start = self._first * table.shape[1]
         return table.reshape(-1)[start + part.start : start + part.stop]
 
-    def _gather(self, part: LeafPart, target: NDArray[np.uint8]) -> None:
+    def gather(self, part: LeafPart, target: NDArray[np.uint8]) -> None:
+        """Copies a part of a message out of the rows."""
         table, rows = self._tables[part.slot], self._rows
         row_nbytes = table.shape[1]
         first, offset = divmod(part.start, row_nbytes)
@@ -362,7 +363,8 @@ class RowEnd:
         else:  # "clip" copies straight into ``out``; control guarantees that every row is in range
             table.take(rows[first:last], axis=0, out=target.reshape(last - first, row_nbytes), mode="clip")
 
-    def _scatter(self, part: LeafPart, content: NDArray[np.uint8]) -> None:
+    def scatter(self, part: LeafPart, content: NDArray[np.uint8]) -> None:
+        """Copies a part of a message into the rows."""
         table, rows = self._tables[part.slot], self._rows
         row_nbytes = table.shape[1]
         first, offset = divmod(part.start, row_nbytes)

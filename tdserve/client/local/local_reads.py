@@ -191,7 +191,7 @@ def _copy_leaves(store: MappedStore, plan: ReadPlan, pool: BufferPool, into: Lea
         targets = make_views(plan.layout, pool.take(plan.layout.nbytes))
     for target, found in zip(targets, chosen, strict=False):
         if target is not found and target.numel():
-            _copy(target, found)
+            copy_tensor(target, found)
     return {slot.path: target for slot, target in zip(slots, targets, strict=False)}
 
 
@@ -206,7 +206,7 @@ def _is_copy(chosen: torch.Tensor, leaf: torch.Tensor) -> bool:
     return bool(chosen.numel()) and chosen.untyped_storage().data_ptr() != leaf.untyped_storage().data_ptr()
 
 
-def _copy(target: torch.Tensor, content: torch.Tensor) -> None:
+def copy_tensor(target: torch.Tensor, content: torch.Tensor) -> None:
     """Copies with NumPy in the calling thread; torch's own copy would wait for cores that may be busy."""
     if content.is_contiguous() and target.is_contiguous():
         np.copyto(view_bytes(target).numpy(), view_bytes(content).numpy())
