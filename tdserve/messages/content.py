@@ -16,7 +16,7 @@ from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.layout import MAX_MESSAGE_BYTES, Layout, Message, Trailing
 from tdserve.messages.selection.selection import Selection
 from tdserve.structure.tree import Path, Spec
-from tdserve.v1 import content_pb2
+from tdserve.v1 import content_pb2, control_pb2
 
 INDEX_KEY = "index"
 GENERATION_KEY = "generation"
@@ -50,6 +50,19 @@ all clients."""
 MIN_SENT_VALUES_BYTES = 64 * 1024
 """A block of values of this size or more travels as data messages behind the leaves, which costs one more wait. A
 smaller one travels in the request or the answer, which costs two more copies and time of the control process."""
+
+
+MAX_PACKED_BYTES = 4096
+MAX_PACKED_LEAVES = 64
+"""Limits of a new store's content that travels in its request and is kept in the catalog until the store is used.
+Making its files then takes a few milliseconds at most."""
+
+
+def may_be_packed(spec: Spec) -> bool:
+    """Returns whether a new tensordict store of this structure needs no files before it is used."""
+    if spec.values or len(spec.tensors) > MAX_PACKED_LEAVES:
+        return False
+    return sum(write_layout(spec).message_nbytes) <= MAX_PACKED_BYTES
 
 
 def has_bundles(spec: Spec) -> bool:
@@ -192,6 +205,16 @@ def write_messages(layout: Layout, values_nbytes: int, announced: Sequence[int])
     nbytes = sum(layout.message_nbytes) + values_nbytes
     received = f"{len(announced)} messages of {sum(announced)} bytes"
     raise RemoteProtocolError(expected=f"messages of {nbytes} bytes", received=received)
+
+
+def check_inline(content: control_pb2.Content, layout: Layout) -> None:
+    """Raises RemoteProtocolError unless inline content has exactly the layout's length."""
+    if content.values_nbytes:
+        raise RemoteProtocolError(expected="values in the message, as the rest", received="values behind it")
+    if len(content.inline) != sum(layout.message_nbytes):
+        raise RemoteProtocolError(
+            expected=f"{sum(layout.message_nbytes)} bytes of content", received=f"{len(content.inline)}"
+        )
 
 
 def make_rows_layout(spec: Spec, num_rows: int, added: tuple[str, ...] = ()) -> Layout:

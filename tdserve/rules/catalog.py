@@ -58,7 +58,7 @@ class StoreRecord:
         settings: Settings of a replay table, as canonical JSON; otherwise "".
         extra: Dotted paths of leaves in ``extra/``.
         loading: Whether its first content is still under way: it is invisible to other clients, and its name is taken.
-        version: Content version of a tensordict store, raised by every write of the whole.
+        packed: Whether it has no files yet: its content is in the catalog until it is first used.
         max_object_bytes: Size limit of its non-tensor values; 0 takes the existing limit, or the default.
         share_non_tensor: Whether clients show the non-tensor leaves of a tensordict live.
         adopted: Absolute path of the user's folder with the tensors; "" if they are in the store's own.
@@ -79,7 +79,7 @@ class StoreRecord:
     settings: str = ""
     extra: tuple[str, ...] = ()
     loading: bool = False
-    version: int = 0
+    packed: bool = False
     share_non_tensor: bool = False
     max_object_bytes: int = DEFAULT_MAX_OBJECT_BYTES
     adopted: str = ""
@@ -88,9 +88,14 @@ class StoreRecord:
     order: str = ""
     durability: str = "process"
 
+    def with_files(self) -> StoreRecord:
+        """Returns the record of this store once it is not packed any more."""
+        return dataclasses.replace(self, packed=False)
+
     def to_bytes(self) -> bytes:
-        """Returns the record for the disk: JSON, equal for equal records."""
-        values = {**dataclasses.asdict(self), "fingerprint": base64.b64encode(self.fingerprint).decode("ascii")}
+        """Returns the record for the disk: JSON without what is usual, equal for equal records."""
+        values: dict[str, Any] = {name: value for name, value in vars(self).items() if value != _DEFAULTS.get(name)}
+        values["fingerprint"] = base64.b64encode(self.fingerprint).decode("ascii")
         # ASCII throughout: keys of leaves may be unicode that UTF-8 refuses
         return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
@@ -103,15 +108,18 @@ class StoreRecord:
         """
         try:
             values = json.loads(data)
-            fingerprint = base64.b64decode(values["fingerprint"], validate=True)
-            record = cls(**{**values, "fingerprint": fingerprint, "extra": tuple(values["extra"])})
+            values["fingerprint"] = base64.b64decode(values["fingerprint"], validate=True)
+            values["extra"] = tuple(values.get("extra", ()))
+            record = cls(**values)
         except (ValueError, TypeError, KeyError, RecursionError) as fault:
             raise CorruptDataError(path="catalog", expected="a store record", actual=repr(data[:100])) from fault
-        for field in dataclasses.fields(cls):
-            value = getattr(record, field.name)
-            if not _fits(field.name, value):
-                raise CorruptDataError(path="catalog", expected=f"a record's {field.name}", actual=repr(value)[:100])
+        for name, value in values.items():
+            if not _fits(name, value):
+                raise CorruptDataError(path="catalog", expected=f"a record's {name}", actual=repr(value)[:100])
         return record
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(StoreRecord)}
 
 
 class Catalog:
@@ -153,15 +161,24 @@ class Catalog:
         Raises:
             StoreExistsError: The name is taken, perhaps by a store that is still loading. Nothing was changed.
         """
-        present = self._records.get(record.name)
-        if present is not None:
-            raise StoreExistsError(name=record.name, **({"reason": "it is being created"} if present.loading else {}))
+        self.check_free(record.name)
         self._records[record.name] = record
         self._names[record.uid] = record.name
         if record.adopted:
             insort(self._folders, _make_folder_key(record))
         if not record.loading:
             insort(self._visible, record.name)
+
+    def check_free(self, name: str) -> None:
+        """Raises StoreExistsError if a store has this name, perhaps one that is still loading."""
+        present = self._records.get(name)
+        if present is not None:
+            raise StoreExistsError(name=name, **({"reason": "it is being created"} if present.loading else {}))
+
+    def find(self, name: str) -> StoreRecord | None:
+        """Returns the record of a visible store; None if there is none."""
+        record = self._records.get(name)
+        return None if record is None or record.loading else record
 
     def replace(self, record: StoreRecord) -> None:
         """Replaces the record of a store; if the new one is not ``loading``, the store becomes visible.
@@ -370,10 +387,10 @@ def _fits(field: str, value: Any) -> bool:
         return value in ("", *DURABILITIES)
     if field == "extra":
         return all(isinstance(part, str) for part in value)
-    if field in ("num_rows", "capacity", "nbytes", "version", "max_object_bytes", "structure"):
+    if field in ("num_rows", "capacity", "nbytes", "max_object_bytes", "structure"):
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if field == "created_s":
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if field in ("loading", "share_non_tensor", "read_only"):
+    if field in ("loading", "packed", "share_non_tensor", "read_only"):
         return isinstance(value, bool)
     return isinstance(value, bytes if field == "fingerprint" else str)

@@ -19,7 +19,7 @@ def compact_all(root: Root, records: Iterable[StoreRecord]) -> None:
     Call it before any worker starts. Blocks for the disk.
     """
     for record in records:
-        if record.kind == "weights":
+        if record.kind == "weights" or record.packed:
             continue
         try:
             num_bytes = object_folders.compact(root.store_folder(record.name), record.uid)

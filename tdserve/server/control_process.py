@@ -20,7 +20,6 @@ from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
 from tdserve.server import descriptions
 from tdserve.server.compaction import compact_all
-from tdserve.server.creation import Creation
 from tdserve.server.movers.permit_mover import PermitMover
 from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.recovery.process_watch import ProcessWatch
@@ -73,10 +72,9 @@ class ControlProcess:
         self._process_watch = ProcessWatch(root.sessions_folder)
         self._worker_processes = WorkerProcesses(root.lock_fd, timeout_s=config.worker_timeout_s)
         self._workers = [self._make_worker(number) for number in range(config.num_workers)]
-        services = self._services = assemble(config, root, self._db, self._process_watch, self._workers)
+        self._sessions = Sessions(config, self._workers, root, self._make_mover)
+        services = self._services = assemble(config, root, self._db, self._process_watch, self._workers, self._sessions)
         self._incoming = IncomingParts(root.requests_folder, services.held)
-        self._sessions = Sessions(config, self._workers, root, partial(WorkerMover, services.surroundings))
-        self._creation = Creation(services.stores, self._sessions)
         self._clients = Clients(KEEP_ANSWERS_S, services.answers.forget_client)
         self._unary_changes = UnaryChanges(self._db, services.answers, self._clients)
         make_local = partial(PermitMover, services.surroundings)
@@ -93,6 +91,9 @@ class ControlProcess:
             on_session=self._on_session_report,
             on_lost=lambda worker: self._sessions.on_worker_lost(worker),  # noqa: PLW0108 (not set yet)
         )
+
+    def _make_mover(self, session: ClientSession) -> WorkerMover:
+        return WorkerMover(self._services.surroundings, session)
 
     def describe(self) -> str:
         """Returns what is served and by how many processes, for the log."""
@@ -203,7 +204,7 @@ class ControlProcess:
             if session.invitation is not None:
                 self._process_watch.watch(session.invitation.lock_name, _do_nothing)
             await self._services.samples.release(session.number)
-            await self._creation.abandon(session.number)
+            await self._services.creation.abandon(session.number)
         finally:
             await self._incoming.forget(session)
             self._clients.on_ended(session.client_id)
@@ -276,8 +277,8 @@ class ControlProcess:
         """Creates a store, or returns the existing one that the request accepts."""
         self._refuse_when_draining()
         answer = control_pb2.CreateStoreResponse()
-        answer = await self._unary_changes.run(request.id, partial(self._creation.create, request), answer)
-        if answer.description.durability == "disk" and not request.loading:
+        answer = await self._unary_changes.run(request.id, partial(self._services.creation.create, request), answer)
+        if answer.description.durability == "disk":
             await self._services.syncing.wait_synced(answer.description.uid)
         return answer
 
@@ -288,9 +289,13 @@ class ControlProcess:
             ServerBusyError: It does not exist, and too many calls wait already.
         """
         with self._services.held.admit_unary(must_wait=request.name not in self._services.stores.catalog):
-            entry = await self._services.stores.wait(request.name, Deadline.after(request.timeout_s))
+            stores, deadline = self._services.stores, Deadline.after(request.timeout_s)
+            record = await stores.wait_visible(request.name, deadline)
+            if record.packed:
+                return descriptions.describe_packed(stores, record, with_spec=not request.without_spec)
+            entry = await stores.wait(request.name, deadline)
         entry.catch_up()
-        return descriptions.describe(self._services.stores, entry, with_spec=not request.without_spec)
+        return descriptions.describe(stores, entry, with_spec=not request.without_spec)
 
     async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
         """Returns one page of store names."""
@@ -309,14 +314,14 @@ class ControlProcess:
 
     async def _delete(self, name: str, record: Record) -> control_pb2.DeleteStoreResponse:
         entry = self._services.stores.find_used(name)
-        answer = await self._creation.delete(name, record)
+        answer = await self._services.creation.delete(name, record)
         if entry is not None:
             self._services.relays.forget_deleted(entry)
         return answer
 
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
         """Returns the keys of a store."""
-        return descriptions.list_keys(await self._services.stores.wait(request.name, Deadline.after(0.0)), request)
+        return await descriptions.list_keys(self._services.stores, request)
 
     async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse:
         """Returns figures of the whole server."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,14 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.base.ids import check_store_name
-from tdserve.rules.catalog import StoreKind, StoreRecord, check_durability, check_max_object_bytes
+from tdserve.rules.catalog import (
+    OTHER_STRUCTURE,
+    StoreKind,
+    StoreRecord,
+    check_durability,
+    check_max_object_bytes,
+    explain_difference,
+)
 from tdserve.rules.replay.settings import Settings
 from tdserve.server import descriptions
 from tdserve.server.keyed_stores import make_keyed_record
@@ -27,6 +35,7 @@ from tdserve.server.tables.policies import check_policy, wake_followers
 from tdserve.server.unary_changes import Record
 from tdserve.store.catalog_db import Transaction
 from tdserve.structure import codec
+from tdserve.structure.difference import describe_difference
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
@@ -55,6 +64,56 @@ class Creation:
         self._stores = stores
         self._sessions = sessions
 
+    def read(self, request: control_pb2.CreateStoreRequest) -> tuple[StoreRecord, Spec]:
+        """Returns the store that a request asks for, as for ``Stores.create``.
+
+        Raises:
+            InvalidSpecError, InvalidRequestError, NotSupportedError, KeyNotFoundError: There is no such store.
+        """
+        name = check_store_name(request.name)
+        kind = KIND_NAMES.get(request.kind)
+        if kind is None:
+            raise InvalidRequestError(argument="kind", reason=f"{request.kind} is not a kind of store")
+        if not request.HasField("spec"):
+            raise InvalidSpecError(store=name, reason="there is none")
+        spec = codec.decode(request.spec)
+        return _make_record(name, kind, spec, request, root=self._stores.root.path), spec
+
+    async def find_begun(self, session: int, wanted: StoreRecord, spec: Spec) -> OpenedStore | None:
+        """Returns the store of this name and structure that this session has begun to fill before, and may fill again;
+        None if the name is free. Waits for what will be over soon: a request that the session's client has abandoned,
+        and what a session that has ended has begun.
+
+        Raises:
+            StoreExistsError: A store has this name, or another session is filling it.
+        """
+        name = wanted.name
+        while self._stores.catalog.is_taken(name):
+            loader = 0 if name in self._stores.catalog else self._stores.find_loader(name)
+            is_filling = self._stores.is_being_filled(name, session)
+            if self._stores.is_loading(name, session, spec) and not is_filling:
+                return self._stores.get_loading(name, session)
+            if not is_filling and (not loader or loader in self._sessions):
+                self._stores.catalog.check_free(name)
+            await self._stores.wait_settled(name, Deadline.after(CREATION_TIMEOUT_S))
+        return None
+
+    async def begin_filling(self, session: int, wanted: StoreRecord, spec: Spec) -> OpenedStore:
+        """Returns a new, invisible store for its first content. It goes with the session if that does not fill it.
+
+        Raises:
+            StoreExistsError, CapacityError: Nothing was created.
+            TransferAbortedError: The session has ended.
+        """
+        while (made := await self.find_begun(session, wanted, spec)) is None:
+            with suppress(StoreExistsError):  # another request was quicker
+                made = await self._stores.create(replace(wanted, loading=True), spec, owner_session=session)
+                break
+        if session not in self._sessions:
+            await self._stores.delete(made)  # nobody fills it
+            raise TransferAbortedError(transfer=0, reason=f"session {session} has ended")
+        return made
+
     async def create(
         self, request: control_pb2.CreateStoreRequest, record: Record | None = None
     ) -> control_pb2.CreateStoreResponse:
@@ -66,27 +125,15 @@ class Creation:
         Raises:
             StoreExistsError, InvalidSpecError, InvalidRequestError, CapacityError: Nothing was created.
         """
-        name = check_store_name(request.name)
-        kind = KIND_NAMES.get(request.kind)
-        if kind is None:
-            raise InvalidRequestError(argument="kind", reason=f"{request.kind} is not a kind of store")
-        if not request.HasField("spec"):
-            raise InvalidSpecError(store=name, reason="there is none")
-        spec = codec.decode(request.spec)
-        wanted = _make_record(name, kind, spec, request, root=self._stores.root.path)
-        if kind == "replay":
+        wanted, spec = self.read(request)
+        name = wanted.name
+        if wanted.kind == "replay":
             check_policy(self._stores, wanted)
         if request.replaces_empty_uid:
             await self._stores.open_apart(name)
             await self._make_way(name, request.replaces_empty_uid)
         await self._stores.open_apart(name)
-        if request.loading and self._stores.is_being_filled(name, request.session):
-            # The session is filling the store: its client has abandoned that request, or another thread of it does the
-            # same.
-            await self._stores.wait_settled(name, Deadline.after(CREATION_TIMEOUT_S))
-        existing = self._stores.find_or_refuse(name, wanted, spec, exists_ok=request.exists_ok)
-        if request.loading and self._stores.is_loading(name, request.session, spec):
-            existing = self._stores.get_loading(name, request.session)  # a retry: the answer was lost
+        existing = find_or_refuse(self._stores, wanted, spec, exists_ok=request.exists_ok)
         if existing is None:
 
             def begin(entry: OpenedStore) -> AbstractContextManager[Transaction]:
@@ -94,7 +141,7 @@ class Creation:
                 return self._stores.db.begin_transaction() if record is None else record(answer)
 
             try:
-                made = await self._stores.create(wanted, spec, owner_session=request.session, begin=begin)
+                made = await self._stores.create(wanted, spec, begin=begin)
             except StoreExistsError:
                 loader = self._stores.find_loader(name)
                 if not request.exists_ok and (not loader or loader in self._sessions):
@@ -103,9 +150,6 @@ class Creation:
                 # session has ended, and may then be the first attempt of this very call.
                 await self._stores.wait_settled(name, Deadline.after(CREATION_TIMEOUT_S))
                 return await self.create(request, record)
-            if request.loading and request.session not in self._sessions:
-                await self._stores.delete(made)  # its session has ended meanwhile and cannot fill it
-                raise TransferAbortedError(transfer=0, reason=f"session {request.session} has ended")
             return self._answer(made, created=True)
         return self._answer(existing, created=False)
 
@@ -136,12 +180,17 @@ class Creation:
             record: Opens the transaction that commits the deletion together with the answer.
         """
         answer = control_pb2.DeleteStoreResponse()
+        begin = self._stores.db.begin_transaction if record is None else partial(record, answer.SerializeToString())
+        begin = partial(begin, frees_room=True)
+        known = self._stores.catalog.find(check_store_name(name))
+        if known is not None and known.packed:
+            self._stores.delete_packed(known, begin)
+            return answer
         await self._stores.open_apart(name)
         try:
-            entry = self._stores.get(check_store_name(name))
+            entry = self._stores.get(name)
         except CorruptDataError:
             entry = self._stores.open_damaged(name)
-        begin = None if record is None else partial(record, answer.SerializeToString(), frees_room=True)
         await self._stores.delete(entry, begin)
         wake_followers(self._stores, entry.name)
         return answer
@@ -150,6 +199,28 @@ class Creation:
         """Deletes the stores that a session, which has ended, has not finished filling."""
         for entry in self._stores.list_loading(session):
             await self._stores.delete(entry)
+
+
+def find_or_refuse(stores: Stores, wanted: StoreRecord, spec: Spec, *, exists_ok: bool) -> OpenedStore | None:
+    """Returns the existing store if the caller accepts it; None if the name is free.
+
+    Args:
+        spec: Requested structure; of one row for a replay table.
+
+    Raises:
+        StoreExistsError: The store exists, and ``exists_ok`` is false or the error says what differs.
+    """
+    entry = stores.find(wanted.name)
+    if entry is None:
+        return None
+    if not exists_ok:
+        raise StoreExistsError(name=wanted.name)
+    reason = explain_difference(entry.record, wanted)
+    if reason == OTHER_STRUCTURE:
+        reason = describe_difference((entry.row_spec or entry.spec).root, spec.root)
+    if reason is not None:
+        raise StoreExistsError(name=wanted.name, reason=reason)
+    return entry
 
 
 def _make_record(
@@ -165,7 +236,6 @@ def _make_record(
             uid="",
             fingerprint=spec.fingerprint,
             num_rows=num_rows,
-            loading=request.loading,
             share_non_tensor=request.share_non_tensor and kind == "tensordict",
             max_object_bytes=check_max_object_bytes(request.max_object_bytes),
             durability=check_durability(request.durability),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 
+from tdserve.base.deadline import Deadline
+from tdserve.rules.catalog import StoreRecord
 from tdserve.server.keyed_stores import count_entries
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.packed_stores import PACKED_VERSION
 from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import make_counts, num_lost
 from tdserve.server.tables.policies import describe_policy
 from tdserve.store import object_folders
+from tdserve.structure.tree import Spec
 from tdserve.v1 import content_pb2, control_pb2
 
 KINDS = {
@@ -24,29 +28,10 @@ KINDS = {
 def describe(stores: Stores, entry: OpenedStore, *, with_spec: bool = True) -> control_pb2.StoreDescription:
     """Returns the description of a store as it is now."""
     record = entry.record
-    spec = entry.row_spec or entry.spec
-    description = control_pb2.StoreDescription(
-        name=record.name,
-        kind=KINDS[record.kind],
-        fingerprint=spec.fingerprint,
-        uid=record.uid,
-        num_rows=entry.spec.num_rows,
-        capacity=record.capacity,
-        nbytes=entry.spec.nbytes + (_num_value_bytes(entry) if entry.spec.values else 0),
-        version=entry.content_version,
-        created_s=record.created_s,
-        extra=record.extra,
-        path=str(entry.folder.relative_to(stores.root.path)),
-        settings=record.settings,
-        share_non_tensor=record.share_non_tensor,
-        max_object_bytes=record.max_object_bytes,
-        durability=record.durability,
-        adopted=record.adopted,
-        read_only=record.read_only,
-        num_waiting=entry.waiters.num_waiting,
-    )
-    if with_spec:
-        description.spec.CopyFrom(get_message(spec))
+    description = _describe_record(record, entry.row_spec or entry.spec, with_spec=with_spec)
+    description.num_rows, description.version = entry.spec.num_rows, entry.content_version
+    description.nbytes = entry.spec.nbytes + (_num_value_bytes(entry) if entry.spec.values else 0)
+    description.num_waiting = entry.waiters.num_waiting
     if entry.table is not None:
         describe_policy(stores, entry, description)
         table = entry.table
@@ -73,6 +58,34 @@ def describe(stores: Stores, entry: OpenedStore, *, with_spec: bool = True) -> c
     return description
 
 
+def describe_packed(stores: Stores, record: StoreRecord, *, with_spec: bool = True) -> control_pb2.StoreDescription:
+    """Returns the description of a store that nobody has used."""
+    spec = stores.specs.get(record.fingerprint, record.order)
+    description = _describe_record(record, spec, with_spec=with_spec)
+    description.num_rows, description.nbytes, description.version = record.num_rows, record.nbytes, PACKED_VERSION
+    return description
+
+
+def _describe_record(record: StoreRecord, spec: Spec, *, with_spec: bool) -> control_pb2.StoreDescription:
+    return control_pb2.StoreDescription(
+        name=record.name,
+        kind=KINDS[record.kind],
+        spec=get_message(spec) if with_spec else None,
+        fingerprint=spec.fingerprint,
+        uid=record.uid,
+        capacity=record.capacity,
+        created_s=record.created_s,
+        extra=record.extra,
+        path=f"stores/{record.name}",
+        settings=record.settings,
+        share_non_tensor=record.share_non_tensor,
+        max_object_bytes=record.max_object_bytes,
+        durability=record.durability,
+        adopted=record.adopted,
+        read_only=record.read_only,
+    )
+
+
 def _num_value_bytes(entry: OpenedStore) -> int:
     """Returns the size of the file that holds non-tensor values and ragged tensors, bytes."""
     generations = entry.generations
@@ -87,9 +100,14 @@ def list_stores(stores: Stores, request: control_pb2.ListStoresRequest) -> contr
     return control_pb2.ListStoresResponse(names=names, next_page_token=after)
 
 
-def list_keys(entry: OpenedStore, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
+async def list_keys(stores: Stores, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
     """Returns the keys of a store, as ``TensorDict.keys`` lists them."""
-    spec = entry.row_spec or entry.spec
+    record = await stores.wait_visible(request.name, Deadline.after(0.0))
+    if record.packed:
+        spec = stores.specs.get(record.fingerprint, record.order)
+    else:
+        entry = await stores.wait(request.name, Deadline.after(0.0))
+        spec = entry.row_spec or entry.spec
     key = ("keys", request.include_nested, request.leaves_only, request.sort)
     response: control_pb2.ListKeysResponse | None = spec.memo.get(key)
     if response is None:

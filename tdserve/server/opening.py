@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
@@ -31,7 +31,10 @@ from tdserve.store.leaf_folders import create
 from tdserve.store.root import Root
 from tdserve.store.row_columns import open_column
 from tdserve.store.version_names import remove_leftovers
-from tdserve.structure.tree import Spec
+from tdserve.structure.tree import Path, Spec
+
+FILLED = 2
+"""Generation of each row of a tensordict store, and twice its content version, after its first content."""
 
 LONG_ROWS = 1 << 15
 """Capacity from which on a thread restores the rules of a table. For smaller ones it takes a few milliseconds at most,
@@ -195,18 +198,33 @@ def make_stored_spec(record: StoreRecord, spec: Spec) -> Spec:
     return spec.prepend((record.capacity,))
 
 
-def make_files(folder: FilePath, spec: Spec, record: StoreRecord, adopted: Adopted | None) -> list[str]:
+def make_files(
+    folder: FilePath,
+    spec: Spec,
+    record: StoreRecord,
+    adopted: Adopted | None = None,
+    contents: Mapping[Path, bytes] | None = None,
+) -> list[str]:
     """Creates the files of a store; returns the dotted names of the leaves that lie in ``extra/``.
 
     Args:
         adopted: Folder that has its tensors; None if it has files of its own.
+        contents: First content of all its leaves; None if it has none yet.
     """
     if adopted is None:
-        extra = create(folder, spec)
+        extra = create(folder, spec, contents or {})
     else:
         adopted.link(folder)
         extra = []
     num_rows = spec.num_rows
     # One more than rows: the last is the store's own number, twice its content version.
-    Generations.create(folder / GENERATION_FILE, uid=record.uid, num_rows=num_rows + 1).close()
-    return [".".join(path) for path in extra]
+    generations = Generations.create(folder / GENERATION_FILE, uid=record.uid, num_rows=num_rows + 1)
+    if contents is not None:
+        generations.values.fill(FILLED)
+    generations.close()
+    return list_dotted(extra)
+
+
+def list_dotted(paths: Iterable[Path]) -> list[str]:
+    """Returns the names of leaves as a store's record has them."""
+    return [".".join(path) for path in paths]

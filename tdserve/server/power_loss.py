@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.ring import NAME_MASK
 from tdserve.rules.weights import STEP_AFTER_LOSS
-from tdserve.server.opening import make_stored_spec
+from tdserve.server.opening import FILLED, make_stored_spec
 from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.specs import Specs
@@ -35,7 +36,7 @@ from tdserve.store.row_columns import open_column
 from tdserve.store.sync_pass import Pass, put_back
 from tdserve.store.value_copy import ValueCopy
 from tdserve.store.version_marks import find_whole_versions, is_of_another
-from tdserve.store.watermark import SyncedStore, find_whole
+from tdserve.store.watermark import SyncedStore, Watermark, find_whole
 from tdserve.structure.tree import Spec
 
 _log = logging.getLogger("tdserve.server")
@@ -77,6 +78,9 @@ def _recover_store(root: Root, db: CatalogDB, specs: Specs, record: StoreRecord)
     """Repairs a store; returns whether it still exists."""
     folder = root.store_folder(record.name)
     uid = record.uid.encode()
+    if _is_packed(db, specs, folder, record):
+        db.put("stores", record.name.encode(), replace(record, packed=True).to_bytes())
+        return True
     is_there = _is_of_store(folder, record)
     if record.loading or not is_there:
         with db.begin_transaction() as txn:
@@ -102,6 +106,18 @@ def _recover_store(root: Root, db: CatalogDB, specs: Specs, record: StoreRecord)
     if num_lost:
         _log.warning("store %r: %d %s had not reached the disk", record.name, num_lost, what)
     return True
+
+
+def _is_packed(db: CatalogDB, specs: Specs, folder: Path, record: StoreRecord) -> bool:
+    """Returns whether a store has its content in the catalog, and nothing later has reached the disk."""
+    if record.packed or db.get("packed", record.uid.encode()) is None:
+        return record.packed
+    stored = make_stored_spec(record, specs.get(record.fingerprint, record.order))
+    try:
+        store = SyncedStore.from_spec(stored, uid=record.uid, folder=str(folder), structure=record.structure)
+        return int(Watermark.open(store, makes=False).generations.max()) <= FILLED
+    except TDServeError:  # no pass has covered its files
+        return True
 
 
 def _is_of_store(folder: Path, record: StoreRecord) -> bool:

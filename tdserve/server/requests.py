@@ -228,12 +228,12 @@ class Requests:
 
     async def _sync(self, kind: str, asked: Any) -> None:
         """Waits until a write has reached the disk, if its store requires that before the answer."""
-        entry = self._stores.find_used(getattr(asked, "store", ""))
-        if entry is not None and entry.record.durability == "disk":
+        record = self._stores.catalog.find(getattr(asked, "store", ""))
+        if record is not None and record.durability == "disk":
             await inline_tasks.ensure_task()
-            await self._syncing.wait_synced(entry.record.uid)
-        elif entry is not None and kind == "alter":
-            self._syncing.sync_soon(entry.record.uid)
+            await self._syncing.wait_synced(record.uid)
+        elif record is not None and kind == "alter":
+            self._syncing.sync_soon(record.uid)
 
     async def _find_reason(self, error: TDServeError, kind: str, message: control_pb2.ClientMessage) -> TDServeError:
         """Returns the error to report for a request that failed.
@@ -245,7 +245,7 @@ class Requests:
         if isinstance(error, CapacityError) and await self._dead_values.make_room(name, error):
             reason = f"values of rows that have left {name!r} were in the way, and are gone now"
             return TransferAbortedError(transfer=message.request, reason=reason)
-        if kind == "publish" or (kind == "write" and message.write.creates):
+        if kind == "publish" or (kind == "write" and message.write.HasField("new_store")):
             return error  # the store was not visible yet: it is missing because this failed
         if isinstance(error, (CorruptDataError, ClosedError)) and name and name not in self._stores.catalog:
             return StoreNotFoundError(name=name)
@@ -273,7 +273,7 @@ class Requests:
         return await self._reads.read(session, request, entry, asked, deadline)
 
     async def _write(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
-        if asked.creates:
+        if asked.HasField("new_store"):
             return await self._writes.create(session, request, asked)
         return await self._writes.write(session, request, asked)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from tdserve.base.config import ServerConfig
 from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.adoption import Adoption
+from tdserve.server.creation import Creation
 from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kv.keyed_entries import KeyedEntries
@@ -34,6 +35,8 @@ from tdserve.server.workers import VALUES_WORKER, DataWorker
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
 
+Workers = Sequence[DataWorker]
+
 
 @dataclass(frozen=True)
 class Services:
@@ -44,6 +47,7 @@ class Services:
     """
 
     stores: Stores
+    creation: Creation
     answers: CommittedAnswers
     traffic: Traffic
     held: AdmissionBudget
@@ -65,14 +69,19 @@ class Services:
 
 
 def assemble(
-    config: ServerConfig, root: Root, db: CatalogDB, process_watch: ProcessWatch, workers: Sequence[DataWorker]
+    config: ServerConfig, root: Root, db: CatalogDB, watch: ProcessWatch, workers: Workers, sessions: Container[object]
 ) -> Services:
-    """Assembles the parts; reads and starts nothing yet."""
-    stores = Stores(root, db, process_watch, workers)
+    """Assembles the parts; reads and starts nothing yet.
+
+    Args:
+        sessions: Numbers of the open sessions.
+    """
+    stores = Stores(root, db, watch, workers)
+    creation = Creation(stores, sessions)
     answers, traffic, held = CommittedAnswers(db), Traffic(), AdmissionBudget(config.memory_limit_bytes)
     values_worker, rule_keys = workers[VALUES_WORKER], RuleKeys()
     reads, changes, groups = Reads(), RowChanges(stores, answers), Groups()
-    writes = Writes(stores, answers, values_worker=values_worker, traffic=traffic)
+    writes = Writes(stores, creation, answers, values_worker=values_worker, traffic=traffic)
     alterations = Alterations(stores, answers, values_worker=values_worker)
     adoption = Adoption(stores, answers, values_worker=values_worker, folders=config.adoptable)
     claiming = Claiming(stores, answers, traffic=traffic)
@@ -80,16 +89,16 @@ def assemble(
     extends = Extends(stores, answers, rule_keys=rule_keys, claiming=claiming)
     row_reads = RowReads(stores, samples)
     versions = VersionSender(stores, traffic=traffic)
+    surroundings = Surroundings(stores, values_worker=values_worker, writes=writes, versions=versions, traffic=traffic)
     publishing = Publishing(stores, answers, versions=versions)
     syncing = Syncing(stores, interval_s=config.sync_interval_s, before=claiming.catch_up)
     return Services(
         stores=stores,
+        creation=creation,
         answers=answers,
         traffic=traffic,
         held=held,
-        surroundings=Surroundings(
-            stores, values_worker=values_worker, writes=writes, versions=versions, traffic=traffic
-        ),
+        surroundings=surroundings,
         reads=reads,
         writes=writes,
         alterations=alterations,

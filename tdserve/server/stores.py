@@ -18,17 +18,17 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     CorruptDataError,
     DeadlineExceededError,
-    StoreExistsError,
     StoreNotCreatedError,
     StoreNotFoundError,
     TDServeError,
 )
 from tdserve.base.ids import check_store_name, make_uid
-from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, OTHER_STRUCTURE, Catalog, StoreRecord, explain_difference
+from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, Catalog, StoreRecord
 from tdserve.rules.weights import Versions
 from tdserve.server.garbage import Garbage
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.opening import Opener, TableOpening, make_files, make_stored_spec
+from tdserve.server.opening import Opener, TableOpening, list_dotted, make_files, make_stored_spec
+from tdserve.server.packed_stores import PackedStores
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.recovery.redo_log import RedoEntry
 from tdserve.server.specs import Specs, make_keys
@@ -38,8 +38,8 @@ from tdserve.server.workers import DataWorker, drop_store
 from tdserve.store.adopted import Adopted
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.leaf_folders import find_extra_paths
 from tdserve.store.root import Root
-from tdserve.structure.difference import describe_difference
 from tdserve.structure.tree import Node, Spec
 
 _log = logging.getLogger("tdserve.server")
@@ -59,6 +59,7 @@ class Stores:
         workers: Data workers, which release deleted stores.
 
     Attributes:
+        packed: Those that nobody has used yet.
         followers: By name of a weights store: names of the tables that follow its versions and have been used.
     """
 
@@ -69,6 +70,7 @@ class Stores:
         self.db = db
         self.catalog = Catalog()
         self.specs = Specs(db, self._iter_specs_in_use)
+        self.packed = PackedStores(root, db, self.specs)
         self._changed: dict[str, Waiters] = {}  # by name, so that a change wakes only waiters of its store
         self.followers: dict[str, set[str]] = {}
         self._workers = workers
@@ -94,7 +96,8 @@ class Stores:
                 self.db.delete("stores", key)
             else:
                 self.catalog.add(record)
-        self.root.empty_trash("*")
+        self.packed.restore(self.catalog)
+        self.root.empty_trash()
         self._garbage.settle()
         for redo in RedoEntry.load(self.db):
             if self._repair(redo) and redo.is_long:
@@ -108,12 +111,18 @@ class Stores:
         """
         entry = self._entries.get(name)
         if entry is None and name in self.catalog:
-            opening, record = self._opening.pop(name, None), self.catalog.get(name)
+            opening, record = self._opening.pop(name, None), self._unpack(self.catalog.get(name))
             is_open = opening is not None and opening.record.uid == record.uid
             entry = opening.get_entry() if is_open and opening else self._opener.open(record, checks=True)
             self._entries[name] = entry
             self._garbage.note_store()
         return None if entry is None or entry.record.loading else entry
+
+    def _unpack(self, record: StoreRecord) -> StoreRecord:
+        if record.packed:
+            record = self.packed.unpack(record)
+            self.catalog.replace(record)
+        return record
 
     def is_long_to_open(self, name: str) -> bool:
         """Returns whether ``open_apart`` has something to do, so that ``find`` takes no time afterwards."""
@@ -204,11 +213,21 @@ class Stores:
         """
         check_store_name(name)
         await self.open_apart(name)
+        return await self._wait_created(name, lambda: self.find(name), deadline)
+
+    async def wait_visible(self, name: str, deadline: Deadline) -> StoreRecord:
+        """Returns the record of the store of this name without opening it; waits and raises as ``wait`` does."""
+        check_store_name(name)
+        return await self._wait_created(name, lambda: self.catalog.find(name), deadline)
+
+    async def _wait_created(self, name: str, look: Callable[[], _State | None], deadline: Deadline) -> _State:
+        if (found := look()) is not None:
+            return found
         if deadline.timeout_s == 0:
-            return self.get(name)
+            raise StoreNotFoundError(name=name)
         what = f"the creation of store {name!r}"
         try:
-            return await self._wait_for(name, lambda: self.find(name), deadline, lambda: what)
+            return await self._wait_for(name, look, deadline, lambda: what)
         except DeadlineExceededError as error:
             raise StoreNotCreatedError(what=what, timeout_s=error.timeout_s, name=name) from None
 
@@ -245,16 +264,7 @@ class Stores:
         """
         name = check_store_name(record.name)
         stored = make_stored_spec(record, spec)
-        created = time.time()
-        hidden = replace(
-            record,
-            uid=make_uid(),
-            created_s=created,
-            nbytes=stored.nbytes,
-            loading=True,
-            max_object_bytes=record.max_object_bytes or DEFAULT_MAX_OBJECT_BYTES,
-            durability=record.durability or "process",
-        )
+        hidden = _complete(record, stored, loading=True)
         self.catalog.add(hidden)  # reserves the name
         if record.loading:
             self._loading.setdefault(owner_session, set()).add(name)
@@ -284,6 +294,29 @@ class Stores:
         if not record.loading:
             self._show(entry)
         return entry
+
+    def pack(self, record: StoreRecord, spec: Spec, content: bytes, txn: Transaction) -> None:
+        """Creates a visible store whose files are made when it is first used, as part of a transaction.
+
+        Args:
+            record: As for ``create``, of a tensordict store.
+            spec: Its structure, for which ``may_be_packed`` is true.
+            content: Its content, as messages of the layout of a write.
+
+        Raises:
+            StoreExistsError: The name is taken.
+        """
+        self.catalog.check_free(record.name)
+        order, extra = self.specs.learn(spec), tuple(list_dotted(find_extra_paths(spec)))
+        packed = replace(_complete(record, spec, loading=False), packed=True, order=order, extra=extra)
+        self.packed.put(packed, content, txn)
+
+        def show() -> None:
+            self.catalog.add(packed)
+            self._garbage.note_store()
+            self._wake(packed.name)
+
+        txn.show(show)
 
     def publish_loaded(self, entry: OpenedStore, txn: Transaction) -> None:
         """Makes a loading store visible as part of the transaction that commits its first content."""
@@ -336,6 +369,13 @@ class Stores:
         loop = asyncio.get_running_loop()
         loop.call_later(LET_GO_S, partial(loop.run_in_executor, None, held.clear))
 
+    def delete_packed(self, record: StoreRecord, begin: Callable[[], AbstractContextManager[Transaction]]) -> None:
+        """Deletes a store that has no files. Arguments and errors as of ``delete``."""
+        with begin() as txn:
+            self.packed.delete(record, txn)
+            txn.show(lambda: self.catalog.remove(record.name))
+        self._wake(record.name)
+
     def discard(self, record: StoreRecord) -> None:
         """Deletes, at once, a store that was never visible and holds next to nothing."""
         with self.db.begin_transaction(frees_room=True) as txn:
@@ -355,27 +395,6 @@ class Stores:
     def find_loader(self, name: str) -> int:
         """Returns the session that fills a store of this name for the first time; 0 if none does."""
         return next((session for session, names in self._loading.items() if session > 0 and name in names), 0)
-
-    def find_or_refuse(self, name: str, wanted: StoreRecord, spec: Spec, *, exists_ok: bool) -> OpenedStore | None:
-        """Returns the existing store if the caller accepts it; None if the name is free.
-
-        Args:
-            spec: Requested structure; of one row for a replay table.
-
-        Raises:
-            StoreExistsError: The store exists, and ``exists_ok`` is false or the error says what differs.
-        """
-        entry = self.find(name)
-        if entry is None:
-            return None
-        if not exists_ok:
-            raise StoreExistsError(name=name)
-        reason = explain_difference(entry.record, wanted)
-        if reason == OTHER_STRUCTURE:
-            reason = describe_difference((entry.row_spec or entry.spec).root, spec.root)
-        if reason is not None:
-            raise StoreExistsError(name=name, reason=reason)
-        return entry
 
     def save_state(self, entry: OpenedStore, txn: Transaction, state: object) -> None:
         """Saves what a store's rules need after a restart: counters and cursor, or versions."""
@@ -452,9 +471,23 @@ class Stores:
         """Records a store as never visible, so that it is removed even if a crash follows."""
         txn.put("stores", record.name.encode(), replace(record, loading=True).to_bytes())
         txn.delete("states", record.uid.encode())
+        txn.delete("packed", record.uid.encode())
         self.unfinished_writes.forget(record.uid, txn)
 
     def _remove(self, record: StoreRecord) -> None:
         self.root.move_to_trash(record.name, record.uid)
         self.db.delete("stores", record.name.encode())
         self.catalog.remove(record.name)
+
+
+def _complete(record: StoreRecord, stored: Spec, *, loading: bool) -> StoreRecord:
+    """Returns the record of a new incarnation."""
+    return replace(
+        record,
+        uid=make_uid(),
+        created_s=time.time(),
+        nbytes=stored.nbytes,
+        loading=loading,
+        max_object_bytes=record.max_object_bytes or DEFAULT_MAX_OBJECT_BYTES,
+        durability=record.durability or "process",
+    )

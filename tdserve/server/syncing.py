@@ -197,6 +197,9 @@ class Syncing:
             before, entry.synced_version = entry.synced_version, number
             if before:
                 let_go(entry, before)
+        for store in stores:
+            if store.uid not in failures:
+                self._stores.packed.forget_synced(store.uid)
         return {
             uid: reason for uid, reason in failures.items() if self._stores.catalog.find_name(uid)
         }  # unless deleted
@@ -208,7 +211,7 @@ class Syncing:
             if number % STORES_PER_TURN == 0:
                 await asyncio.sleep(0)
             is_due = is_all and (is_first or self._stores.find_opened(record) is not None)
-            if not record.loading and (is_due or record.uid in wanted):
+            if not (record.loading or record.packed) and (is_due or record.uid in wanted):
                 yield record
         self._has_seen_all |= is_all
 

@@ -18,7 +18,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import lmdb
 
@@ -27,9 +27,9 @@ from tdserve.store import environments
 from tdserve.store.catalog_room import CatalogRoom
 from tdserve.store.faults import lmdb_faults
 
-Table = Literal["stores", "specs", "states", "requests", "pending"]
+Table = Literal["stores", "specs", "states", "packed", "requests", "pending"]
 
-TABLES: tuple[Table, ...] = ("stores", "specs", "states", "requests", "pending")
+TABLES: tuple[Table, ...] = get_args(Table)
 
 MAX_CATALOG_BYTES = 1 << 30
 """Size of the map. The file grows with use; a million records of 500 bytes need half of it."""
@@ -60,9 +60,9 @@ class Transaction:
     def __init__(self, db: CatalogDB) -> None:
         self._db = db
         self.changes: _Changes = {}
-        self.shown: list[Callable[[], None]] = []
+        self.shown: list[Callable[[], object]] = []
 
-    def show(self, what: Callable[[], None]) -> None:
+    def show(self, what: Callable[[], object]) -> None:
         """Registers a call to make right after the commit, such as showing what was decided; it is not made if the
         commit fails."""
         self.shown.append(what)

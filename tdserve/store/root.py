@@ -19,7 +19,7 @@ from tdserve.store.environments import DATA_FILE as CATALOG_FILE, find_damage
 from tdserve.store.faults import convert_os_errors, free_bytes
 from tdserve.store.files import sync_file
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Version of the whole folder layout. Any other version is refused."""
 
 ORPHANS_TIMEOUT_S = 10.0
@@ -220,9 +220,10 @@ class Root:
         if folder.exists():
             folder.rename(self._move_into_trash(uid))
 
-    def empty_trash(self, uid: str) -> None:
-        """Removes this store's folders that :meth:`move_to_trash` has moved; ``"*"`` for all stores."""
-        for trash in self._move_into_trash("").parent.glob(self._move_into_trash(uid).name):
+    def empty_trash(self, uid: str = "") -> None:
+        """Removes this store's folder that :meth:`move_to_trash` has moved; by default those of all stores."""
+        all_trash = self._move_into_trash("")
+        for trash in [self._move_into_trash(uid)] if uid else all_trash.parent.glob(f"{all_trash.name}*"):
             shutil.rmtree(trash, ignore_errors=True)
 
     def free_bytes(self) -> int:

@@ -302,22 +302,22 @@ class ReadRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., fingerprint: _Optional[bytes] = ..., newer_than: _Optional[int] = ..., timeout_s: _Optional[float] = ..., message_nbytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WriteRequest(_message.Message):
-    __slots__ = ("store", "selection", "keys", "content", "timeout_s", "creates", "generations")
+    __slots__ = ("store", "selection", "keys", "content", "timeout_s", "new_store", "generations")
     STORE_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
-    CREATES_FIELD_NUMBER: _ClassVar[int]
+    NEW_STORE_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     store: str
     selection: _content_pb2.Selection
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     content: Content
     timeout_s: float
-    creates: bool
+    new_store: CreateStoreRequest
     generations: bytes
-    def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., creates: bool = ..., generations: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., new_store: _Optional[_Union[CreateStoreRequest, _Mapping]] = ..., generations: _Optional[bytes] = ...) -> None: ...
 
 class AlterRequest(_message.Message):
     __slots__ = ("store", "timeout_s", "added", "content", "replaces", "removed", "renamed", "is_locked")
@@ -887,14 +887,12 @@ class GroupLoss(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., reason: _Optional[str] = ..., has_left: bool = ..., has_given_up: bool = ..., num_finished: _Optional[int] = ...) -> None: ...
 
 class CreateStoreRequest(_message.Message):
-    __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "loading", "session", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid", "id", "durability")
+    __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid", "id", "durability")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     EXISTS_OK_FIELD_NUMBER: _ClassVar[int]
-    LOADING_FIELD_NUMBER: _ClassVar[int]
-    SESSION_FIELD_NUMBER: _ClassVar[int]
     MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
@@ -908,8 +906,6 @@ class CreateStoreRequest(_message.Message):
     spec: _spec_pb2.Spec
     capacity: int
     exists_ok: bool
-    loading: bool
-    session: int
     min_size: int
     settings: str
     timeout_s: float
@@ -918,7 +914,7 @@ class CreateStoreRequest(_message.Message):
     replaces_empty_uid: str
     id: RequestId
     durability: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., capacity: _Optional[int] = ..., exists_ok: bool = ..., loading: bool = ..., session: _Optional[int] = ..., min_size: _Optional[int] = ..., settings: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., replaces_empty_uid: _Optional[str] = ..., id: _Optional[_Union[RequestId, _Mapping]] = ..., durability: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., capacity: _Optional[int] = ..., exists_ok: bool = ..., min_size: _Optional[int] = ..., settings: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., replaces_empty_uid: _Optional[str] = ..., id: _Optional[_Union[RequestId, _Mapping]] = ..., durability: _Optional[str] = ...) -> None: ...
 
 class CreateStoreResponse(_message.Message):
     __slots__ = ("description", "created")

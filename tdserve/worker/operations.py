@@ -18,6 +18,7 @@ from tdserve.data.values import drop_values, move_values, put_values, read_value
 from tdserve.messages.content import (
     STATUS_BYTES,
     ReadStatus,
+    check_inline,
     decode_paths,
     make_rows_layout,
     make_status_column,
@@ -42,7 +43,7 @@ from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
 from tdserve.worker.entry_orders import is_small_change, report_keys, send_entries, store_entries
 from tdserve.worker.lane import Lane
-from tdserve.worker.transfers import check_inline, is_sent_at_once, receive_write, send_read, spool_values
+from tdserve.worker.transfers import is_sent_at_once, receive_write, send_read, spool_values
 
 
 def receive_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:

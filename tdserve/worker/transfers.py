@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.messages.content import MIN_SENT_VALUES_BYTES, cut_values, write_messages
+from tdserve.messages.content import MIN_SENT_VALUES_BYTES, check_inline, cut_values, write_messages
 from tdserve.messages.layout import Layout, Message
 from tdserve.store.spools import SpoolWriter
 from tdserve.transport.appended import BytesEnd, SinkBehind
@@ -142,13 +142,3 @@ class _SpoolEnd:
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
         self._writer.write(message.offset, staging.numpy().data)
-
-
-def check_inline(content: control_pb2.Content, layout: Layout) -> None:
-    """Raises RemoteProtocolError unless inline content has exactly the layout's length."""
-    if content.values_nbytes:
-        raise RemoteProtocolError(expected="values in the message, as the rest", received="values behind it")
-    if len(content.inline) != sum(layout.message_nbytes):
-        raise RemoteProtocolError(
-            expected=f"{sum(layout.message_nbytes)} bytes of content", received=f"{len(content.inline)}"
-        )

@@ -7,7 +7,6 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from tdserve.base.ids import make_client_id
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.client.session.session import Session
 from tdserve.control.connection import ControlConnection
+from tdserve.messages.content import write_layout
 from tdserve.store.generations import FILE_NAME, Generations
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
@@ -149,6 +149,7 @@ def test_write_when_control_is_killed_while_it_is_applied_then_it_is_whole_after
     crashing: Crashing, client: tdserve.Client
 ) -> None:
     client.init_remote(TensorDict({"x": torch.ones(NUM_LONG, dtype=torch.uint8)}, [NUM_LONG]), "journal")
+    assert client.from_remote_init("journal")["x"].all()  # its files are made with the first use
     generations = generations_of(crashing, client, "journal")
     before = [2] * (NUM_LONG + 1)
     assert generations.values.tolist() == before
@@ -170,32 +171,16 @@ def test_write_when_control_is_killed_while_it_is_applied_then_it_is_whole_after
 def test_init_remote_when_control_is_killed_before_the_content_then_the_name_is_free(
     crashing: Crashing, client: tdserve.Client
 ) -> None:
-    request = control_pb2.CreateStoreRequest(name="unfilled", kind=control_pb2.STORE_KIND_TENSORDICT, loading=True)
-    request.spec.CopyFrom(codec.encode(capture(rows(0, 1)).spec))
+    spec = capture(rows(0, 1)).spec
+    request = control_pb2.CreateStoreRequest(name="unfilled", kind=control_pb2.STORE_KIND_TENSORDICT)
+    request.spec.CopyFrom(codec.encode(spec))
+    content = control_pb2.Content(fingerprint=spec.fingerprint, message_nbytes=write_layout(spec).message_nbytes)
     with HandMade(crashing.server.address, make_client_id()) as hand:
-        request.session = hand.session.welcome.session
-        hand.connection.call("CreateStore", request, timeout_s=20.0)
-        assert (crashing.root / "stores" / "unfilled").is_dir()
+        hand.session.send(1, write=control_pb2.WriteRequest(store="unfilled", new_store=request, content=content))
+        wait_for((crashing.root / "stores" / "unfilled" / FILE_NAME).exists, "the files of the store")
         assert "unfilled" not in client
         crashing.restart()
     assert client.init_remote(rows(3, 1), "unfilled") == 1
-
-
-def test_create_when_it_names_a_session_of_before_the_restart_then_no_new_session_is_taken_for_it(
-    crashing: Crashing, client: tdserve.Client
-) -> None:
-    request = control_pb2.CreateStoreRequest(name="of-another", kind=control_pb2.STORE_KIND_TENSORDICT, loading=True)
-    request.spec.CopyFrom(codec.encode(capture(rows(0, 1)).spec))
-    crashing.restart()  # numbers begin again with the next session, if they ever do
-    with HandMade(crashing.server.address, make_client_id()) as hand:
-        request.session = hand.session.welcome.session
-    crashing.restart()
-    address = crashing.server.address
-    with ExitStack() as others:
-        hands = [others.enter_context(HandMade(address, make_client_id())) for _ in range(4)]
-        with pytest.raises(tdserve.TransferAbortedError, match="has ended"):
-            hands[0].connection.call("CreateStore", request, timeout_s=20.0)
-        assert client.init_remote(rows(3, 1), "of-another") == 1
 
 
 class HandMade:

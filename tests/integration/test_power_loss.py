@@ -96,6 +96,8 @@ def write_synced(client: tdserve.Client) -> None:
     client.memmap(TensorDict({"x": rows(0)["x"], "note": NonTensorData("kept")}, []), "whole")
     client.memmap_like(TensorDict({"x": rows(0)["x"][0]}, []), "blank", batch_size=[NUM_ROWS])
     client.memmap(TensorDict({"x": torch.zeros(3)}, []), "deleted")
+    for name in ("small", "small and used"):
+        client.init_remote(TensorDict({"x": torch.arange(3)}, []), name)
     client.create_kv("entries").put(ENTRIES, ENTRIES)
     for number in range(3):
         client.publish("policy", TensorDict({"w": torch.full((100_000,), number)}, []))
@@ -113,8 +115,9 @@ def write_unsynced(client: tdserve.Client, remote: tdserve.Client) -> None:
     client["rows"][5:10] = TensorDict({"x": rows(100, 5)["x"]}, [5])
     client["whole"].set("x", rows(100)["x"])
     client["blank"][3] = TensorDict({"x": rows(100, 1)["x"][0]}, [])
-    client.memmap(TensorDict({"x": torch.zeros(3)}, []), "later")
+    client.memmap(TensorDict({"x": torch.zeros(ITEMS)}, []), "later")
     client.delete("deleted")
+    assert client["small and used"]["x"].tolist() == [0, 1, 2]
     entries = client.kv("entries")
     entries.put([*ENTRIES[5:], "later"], [f"other {key}" for key in [*ENTRIES[5:], "later"]])
     entries.delete(ENTRIES[:5])
@@ -229,7 +232,7 @@ def test_server_when_the_power_was_lost_then_what_was_synced_is_there_and_nothin
             with pytest.raises(tdserve.CorruptDataError, match="when the power was lost"):
                 client["later"].to_tensordict()
             client.delete("later")
-        client.memmap(TensorDict({"x": torch.ones(3)}, []), "later")
+        client.memmap(TensorDict({"x": torch.ones(ITEMS)}, []), "later")
 
 
 def check_tables(client: tdserve.Client) -> None:
@@ -247,6 +250,8 @@ def check_rows(client: tdserve.Client) -> None:
     assert disk[:, 0].tolist() == [*range(100, 105), *range(200, 205), *range(10, NUM_ROWS)]
     assert (disk == disk[:, :1]).all()
     check_rewritable(client, "rows", damaged=range(10), expected=list(range(NUM_ROWS)))
+    for name in ("small", "small and used"):
+        assert client[name]["x"].tolist() == [0, 1, 2]
     check_rewritable(client, "blank", damaged=range(3, 4), expected=[0] * NUM_ROWS)
     try:
         whole = client["whole"].to_tensordict()

@@ -165,7 +165,7 @@ def test_delete_when_its_answer_is_lost_then_the_next_store_of_that_name_stays(
 ) -> None:
     name = f"deleted-{is_restarted}"
     deaf.other.init_remote(rows(1), name)
-    deaf.cutting.cut_when(lambda: not (crashing.root / "stores" / name).exists())
+    deaf.cutting.cut_when(lambda: name not in deaf.other)
     deleting = deaf.begin(deaf.client.delete, name)
     if is_restarted:
         crashing.restart()

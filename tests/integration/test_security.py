@@ -272,7 +272,11 @@ ATTACKS: dict[str, dict[str, Any]] = {
             content=control_pb2.Content(fingerprint=STORED_FINGERPRINT, inline=b"short"),
         )
     },
-    "create by content": {"write": control_pb2.WriteRequest(store="never made", creates=True, content=content())},
+    "create by content": {
+        "write": control_pb2.WriteRequest(
+            store="never made", new_store=control_pb2.CreateStoreRequest(name="never made"), content=content()
+        )
+    },
 }
 
 
@@ -329,7 +333,6 @@ def test_content_when_it_is_longer_than_it_was_said_to_be_then_the_others_go_on(
         ({"capacity": 2**39}, "no room"),
         ({"settings": "{"}, "settings"),
         ({"settings": '{"sampler": "telepathy"}'}, "telepathy"),
-        ({"loading": True, "session": 10**9, "kind": control_pb2.STORE_KIND_TENSORDICT}, "ended"),
     ],
 )
 def test_create_when_it_makes_no_sense_then_a_typed_error_and_nothing_is_made(

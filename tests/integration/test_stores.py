@@ -146,6 +146,7 @@ def test_delete_when_done_then_the_name_is_free_and_files_are_gone(client: tdser
     root = Path(client.stats()["root"])
     store = client.memmap(frames(3), name)
     folder = root / client.describe(name).path
+    assert store[0].batch_size == ()
     assert folder.is_dir()
     client.delete(name)
     assert name not in client

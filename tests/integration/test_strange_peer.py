@@ -122,7 +122,7 @@ def requests(name: str) -> list[control_pb2.ClientMessage]:
         message(request=1, write=write(store=name, content=short)),
         message(request=1, write=write(store=name, content=control_pb2.Content(fingerprint=b"other", inline=b""))),
         message(request=1, write=write(store=name, content=short, keys=[{"parts": ["z"]}])),
-        message(request=1, write=write(store=name, content=short, creates=True)),
+        message(request=1, write=write(store=name, content=short, new_store={"name": name})),
         message(request=1, write=write(store=name, content=short, selection=mask)),
         message(request=1, write=write(store=name, content=short, selection={"items": [{}]})),
         message(request=1, read=control_pb2.ReadRequest(store=name, selection={"items": [{"at": 9}]})),

@@ -23,10 +23,11 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.placing import PlacedContent
 from tdserve.client.transfers.read import try_decode_values
+from tdserve.client.transfers.upload import SentContent
 from tdserve.control.status import encode_failure
 from tdserve.data.opened import MappedStore
 from tdserve.data.stored_entries import decode_entries, find_entries
-from tdserve.messages.content import read_layout, select_spec, write_layout
+from tdserve.messages.content import may_be_packed, read_layout, select_spec, write_layout
 from tdserve.messages.row_numbers import decode_repeats, decode_rows
 from tdserve.messages.selection.selection import Selection
 from tdserve.rules.replay.shared_numbers import FoundRows
@@ -71,7 +72,9 @@ class MappedMover(ClientMover):
         margin_nbytes: int = 0,
         fetch: Callable[[], Captured] | None = None,
     ) -> Outgoing:
-        """Prepares content that is written in place."""
+        """Prepares content that is written in place, or sent if the server makes no files for it yet."""
+        if target.is_new and may_be_packed(captured[0].spec):
+            return SentContent(captured, target, self._session)
         return PlacedContent(captured if fetch is None else [fetch()], target, self._local)
 
     def take_apart(self, captured: Captured) -> None:

@@ -27,6 +27,7 @@ class WriteTarget:
         selection: Which existing rows are replaced.
         is_packed: Whether it is a version of weights, laid out like its file.
         allow_pickle: Whether non-tensor values of any type may be written.
+        is_new: Whether the request creates the store.
     """
 
     store: str
@@ -35,6 +36,7 @@ class WriteTarget:
     selection: Selection = EVERYTHING
     is_packed: bool = False
     allow_pickle: bool = False
+    is_new: bool = False
 
     @property
     def is_extend(self) -> bool:

@@ -11,7 +11,6 @@ from tdserve.base.ids import check_store_name
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import check_storage
-from tdserve.client.session.session import Session
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tensordicts.memmap_arguments import check_sizes
 from tdserve.client.tensordicts.reading import open_store
@@ -48,21 +47,10 @@ class NewStore:
         request = self._options.request(name, captured.spec, control_pb2.STORE_KIND_TENSORDICT)
         if blank is not None:
             return self._make_blank(request, blank, deadline)
-        request.loading, request.exists_ok = True, False  # an existing store is written in another way
-
-        def create(session: Session) -> None:
-            is_first = not request.session
-            request.session = session.welcome.session
-            try:
-                client.catalog.call("CreateStore", request, timeout_s=deadline.remaining_s)
-            except StoreExistsError:
-                if is_first:
-                    raise
-                # Else an earlier session may have created it: then the write is known to the server, and is answered.
-
+        request.exists_ok = False  # an existing store is written in another way
         try:
             return write_selection(
-                client, name, EVERYTHING, captured, stored=captured.spec, create=create, deadline=deadline
+                client, name, EVERYTHING, captured, stored=captured.spec, new_store=request, deadline=deadline
             )
         except StoreExistsError:
             if not self._options.exists_ok:

@@ -288,7 +288,7 @@ def write_selection(
     *,
     keys: Sequence[Path] = (),
     stored: Spec,
-    create: Callable[[Session], None] | None = None,
+    new_store: control_pb2.CreateStoreRequest | None = None,
     generations: bytes = b"",
     deadline: Deadline,
 ) -> int:
@@ -297,18 +297,14 @@ def write_selection(
     Args:
         stored: The store's whole structure, as this client last read it.
         generations: Generations of a replay's rows: nothing is written if one was overwritten since.
-        create: Creates the store in a session. It is invisible before this write is committed, and disappears with the
-            session if it is not. Called for every session that is tried.
+        new_store: Creates the store, which is invisible before this write is committed.
     """
 
-    target = WriteTarget(name, stored.fingerprint, stored, selection, allow_pickle=client.allow_pickle)
+    is_new = new_store is not None
+    target = WriteTarget(name, stored.fingerprint, stored, selection, allow_pickle=client.allow_pickle, is_new=is_new)
 
     def make_outgoing(session: Session) -> Outgoing:
-        outgoing = session.mover.prepare([captured], target)
-        if create is not None:
-            await_channel(session, outgoing, deadline)  # first: a store that is never filled would keep the name
-            create(session)
-        return outgoing
+        return session.mover.prepare([captured], target)
 
     def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
         return {
@@ -318,7 +314,7 @@ def write_selection(
                 keys=[content_pb2.Path(parts=path) for path in keys],
                 content=outgoing.message,
                 timeout_s=deadline.remaining_s,
-                creates=create is not None,
+                new_store=new_store,
                 generations=generations,
             )
         }

@@ -146,6 +146,8 @@ class Alterations:
                 _log.error("a change of structure that a crash had cut short cannot be completed: %s", error)
         waiting = {restructured.folder for restructured in Restructured.load(self._stores.db)}
         for record in self._stores.catalog:
+            if record.packed:
+                continue
             for folder in restructuring.list_leftovers(self._stores.root.store_folder(record.name)):
                 if folder.name not in waiting:
                     entry = self._stores.find(record.name)
@@ -233,6 +235,7 @@ class Alterations:
         )
         with self._answers.begin_transaction(session.client_id, request, done.SerializeToString()) as txn:
             txn.put("stores", entry.name.encode(), record.to_bytes())
+            txn.delete("packed", record.uid.encode())  # of another structure
             txn.put("pending", restructured.key, restructured.to_bytes())
         entry.record, entry.spec = record, new
         self._stores.catalog.replace(record)

@@ -19,15 +19,25 @@ from tdserve.base.errors import (
     InvalidRequestError,
     RemoteProtocolError,
     SpecMismatchError,
-    StoreExistsError,
     StructureChangedError,
     TDServeError,
 )
-from tdserve.messages.content import decode_paths, select_spec, write_layout, write_messages
+from tdserve.messages.content import (
+    check_inline,
+    decode_paths,
+    may_be_packed,
+    select_spec,
+    write_layout,
+    write_messages,
+)
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
+from tdserve.rules.catalog import StoreRecord
+from tdserve.server.creation import Creation
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.opening import FILLED
+from tdserve.server.packed_stores import PACKED_VERSION
 from tdserve.server.recovery.journal import JOURNAL, Journal
 from tdserve.server.row_write_hold import (
     Check,
@@ -49,6 +59,7 @@ from tdserve.server.tensordicts.in_place import InPlace
 from tdserve.server.turns import build_row_set
 from tdserve.server.workers import DataWorker
 from tdserve.store.spools import remove_spool
+from tdserve.structure.tree import Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 _log = logging.getLogger("tdserve.server")
@@ -59,14 +70,22 @@ class Writes:
 
     Args:
         stores: All stores of the server.
+        creation: Creates stores.
         answers: Answers to committed requests, for their retries.
         values_worker: The worker that writes non-tensor values and applies staged content.
         traffic: Counts transfers.
     """
 
     def __init__(
-        self, stores: Stores, answers: CommittedAnswers, *, values_worker: DataWorker, traffic: Traffic
+        self,
+        stores: Stores,
+        creation: Creation,
+        answers: CommittedAnswers,
+        *,
+        values_worker: DataWorker,
+        traffic: Traffic,
     ) -> None:
+        self._creation = creation
         self._in_place = InPlace(stores, answers)
         self._stores = stores
         self._answers = answers
@@ -75,12 +94,25 @@ class Writes:
         self._staging = StagingNames()
 
     async def create(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
-        """Fills a new store, in place since nobody sees it, and makes it visible. If that fails, its name is free
-        again."""
-        if asked.store in self._stores.catalog:
-            raise StoreExistsError(name=asked.store)
-        entry = self._stores.get_loading(asked.store, session.number)
-        _check_fingerprint(entry, asked.content)
+        """Creates a store with its first content, which is written in place since nobody sees it. If that fails, its
+        name is free again.
+
+        Raises:
+            StoreExistsError, InvalidSpecError, InvalidRequestError, CapacityError: Nothing was created.
+        """
+        wanted, spec = self._creation.read(asked.new_store)
+        if (wanted.name, wanted.kind) != (asked.store, "tensordict"):
+            reason = f"a {wanted.kind} store {wanted.name!r} is not created by a write to {asked.store!r}"
+            raise InvalidRequestError(argument="new_store", reason=reason)
+        _check_fingerprint(wanted, spec, asked.content)
+        entry = await self._creation.find_begun(session.number, wanted, spec)
+        if entry is None and asked.content.HasField("inline") and may_be_packed(spec):
+            check_inline(asked.content, write_layout(spec))
+            done = control_pb2.Done(version=PACKED_VERSION)
+            with self._answers.begin_transaction(session.client_id, request, done.SerializeToString()) as txn:
+                self._stores.pack(wanted, spec, asked.content.inline, txn)
+            return done
+        entry = entry or await self._creation.begin_filling(session.number, wanted, spec)
         entry.is_filling = True
         try:
             return await self._fill_and_show(session, request, entry, asked)
@@ -105,7 +137,7 @@ class Writes:
                 await self._worker.submit(storing)
             if spool:  # no other request will use it soon, and it may be as large as the store
                 await asyncio.to_thread(remove_spool, spool)
-        await asyncio.to_thread(entry.get_generation_values().fill, 2)  # touches its pages for the first time
+        await asyncio.to_thread(entry.get_generation_values().fill, FILLED)  # touches its pages for the first time
         done = control_pb2.Done(version=entry.content_version)
         entry.check_present()
         with self._answers.begin_transaction(session.client_id, request, done.SerializeToString()) as txn:
@@ -124,7 +156,7 @@ class Writes:
         if entry.generations is None:
             raise entry.make_kind_error("tensordict or replay")
         entry.check_writable()
-        _check_fingerprint(entry, asked.content)
+        _check_fingerprint(entry.record, entry.spec, asked.content)
         if entry.record.adopted:
             entry.check_values_writable(decode_paths(asked.keys))
         if entry.table is not None:  # some may be gone by the time their content has arrived
@@ -148,7 +180,7 @@ class Writes:
                 rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
                 check = _check_of(entry, asked, len(rows))
                 async with hold_rows(entry, rows, decode_paths(asked.keys), check) as held:
-                    _check_fingerprint(entry, asked.content)  # the keys may have changed meanwhile
+                    _check_fingerprint(entry.record, entry.spec, asked.content)  # the keys may have changed meanwhile
                     done = control_pb2.Done(version=entry.content_version + 1)
                     journal = Journal(session.client_id, request, done, asked, staging)
                     self._stores.db.put("pending", JOURNAL + entry.record.uid.encode(), journal.to_bytes())
@@ -176,7 +208,7 @@ class Writes:
         await self._wait_for_rows(session, entry, rows, Deadline.after(asked.timeout_s))
         if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
             return control_pb2.Done.FromString(answered)
-        _check_fingerprint(entry, asked.content)  # the keys may have changed meanwhile
+        _check_fingerprint(entry.record, entry.spec, asked.content)  # the keys may have changed meanwhile
         self._traffic.count_received(session.transport, asked.content)
 
         check = _check_of(entry, asked, len(rows))
@@ -313,11 +345,11 @@ def _make_receive_order(
     return order
 
 
-def _check_fingerprint(entry: OpenedStore, content: control_pb2.Content) -> None:
-    if content.fingerprint != entry.spec.fingerprint:
-        error = SpecMismatchError if entry.record.kind == "replay" else StructureChangedError
-        older = "that it had before" if entry.record.structure else "that of an older store of this name"
-        raise error(store=entry.name, key="", expected="the structure of this store", actual=older)
+def _check_fingerprint(record: StoreRecord, spec: Spec, content: control_pb2.Content) -> None:
+    if content.fingerprint != spec.fingerprint:
+        error = SpecMismatchError if record.kind == "replay" else StructureChangedError
+        older = "that it had before" if record.structure else "that of an older store of this name"
+        raise error(store=record.name, key="", expected="the structure of this store", actual=older)
 
 
 def _check_of(entry: OpenedStore, asked: control_pb2.WriteRequest, num_rows: int) -> Check:

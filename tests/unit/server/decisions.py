@@ -34,7 +34,7 @@ from tdserve.structure.capture import capture
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tests.unit.server import replaying
 from tests.unit.server.local_peer import LocalPeer, mapped
-from tests.unit.server.world import Loop, World, content_of
+from tests.unit.server.world import Loop, World, content_of, new_store
 
 REQUEST = 7
 """Request number of the change."""
@@ -73,7 +73,6 @@ def _nothing(world: World, run: Loop) -> None:
 
 
 def _store(world: World, run: Loop) -> None:
-    _loading(world, run)
     _fill(world, run, session_of(world))
 
 
@@ -121,14 +120,19 @@ def _delete(world: World, run: Loop, session: ClientSession) -> None:
     run(world.creation.delete("x"))
 
 
-def _loading(world: World, run: Loop) -> None:
-    run(world.create("x", TD, loading=True, session=1))
-
-
 def _fill(world: World, run: Loop, session: ClientSession) -> None:
-    fingerprint = world.stores.get_loading("x", 1).spec.fingerprint
-    asked = control_pb2.WriteRequest(store="x", creates=True, content=content_of(TD, fingerprint))
+    asked = control_pb2.WriteRequest(store="x", new_store=new_store("x", TD), content=content_of(TD))
     run(world.writes.create(session, REQUEST, asked))
+
+
+def _pack(world: World, run: Loop, session: ClientSession) -> None:
+    td = TD.select("a", "b")
+    asked = control_pb2.WriteRequest(store="x", new_store=new_store("x", td), content=content_of(td))
+    run(world.writes.create(session, REQUEST, asked))
+
+
+def _packed(world: World, run: Loop) -> None:
+    _pack(world, run, session_of(world))
 
 
 def _writing(name: str, content: control_pb2.Content) -> control_pb2.WriteRequest:
@@ -263,7 +267,9 @@ def _rename_keys(world: World, run: Loop, session: ClientSession) -> None:
 KINDS = {
     "create": Kind(_nothing, _create, _names, is_answered=False),
     "delete": Kind(_store, _delete, _names, is_answered=False),
-    "fill": Kind(_loading, _fill, _names),
+    "fill": Kind(_nothing, _fill, _names),
+    "create a small store": Kind(_nothing, _pack, _names),
+    "delete a small store": Kind(_packed, _delete, _names, is_answered=False),
     "overwrite": Kind(_store, _overwrite, _numbers),
     "overwrite in place": Kind(_store, _overwrite_in_place, _numbers),
     "overwrite a row of a table": Kind(_table, _overwrite_row, _rows),

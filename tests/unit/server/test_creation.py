@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from tdserve.base.errors import (
     StoreExistsError,
     StoreNotFoundError,
     TDServeError,
+    TransferAbortedError,
 )
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES
 from tdserve.server.creation import MAX_CAPACITY_ROWS, Creation
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
@@ -115,35 +118,50 @@ def test_delete_when_there_is_no_such_store_then_error(world: World, run: Loop) 
         run(world.creation.delete("x"))
 
 
+def begin(creation: Creation, name: str, session: int) -> Coroutine[Any, Any, OpenedStore]:
+    """Begins to fill a store over a session."""
+    return creation.begin_filling(session, *creation.read(asked(name=name)))
+
+
 def test_abandon_when_the_session_ends_then_only_its_loading_stores_go(world: World, run: Loop) -> None:
     run(world.creation.create(asked(name="whole")))
-    run(world.creation.create(asked(name="half", loading=True, session=3)))
-    run(world.creation.create(asked(name="other", loading=True, session=4)))
+    run(begin(world.creation, "half", 3))
+    run(begin(world.creation, "other", 4))
     run(world.creation.abandon(3))
     assert world.stores.list_loading(3) == []
     assert [entry.name for entry in world.stores.list_loading(4)] == ["other"]
     run(world.creation.create(asked(name="half")))
 
 
-def test_create_when_an_ended_session_still_loads_the_store_then_waits_until_that_is_abandoned(
+def test_begin_filling_when_the_session_has_begun_that_before_then_the_same_store(world: World, run: Loop) -> None:
+    assert run(begin(world.creation, "half", 3)) is run(begin(world.creation, "half", 3))
+
+
+def test_begin_filling_when_the_session_has_ended_then_error_and_the_name_is_free(world: World, run: Loop) -> None:
+    with pytest.raises(TransferAbortedError, match="ended"):
+        run(begin(Creation(world.stores, sessions={4}), "x", 3))
+    assert not world.stores.catalog.is_taken("x")
+
+
+def test_begin_filling_when_an_ended_session_still_fills_the_store_then_waits_until_that_is_abandoned(
     world: World, run: Loop
 ) -> None:
     is_open = {3, 4}
     creation = Creation(world.stores, sessions=is_open)
 
-    async def scenario() -> control_pb2.CreateStoreResponse:
-        first = await creation.create(asked(loading=True, session=3))
+    async def scenario() -> OpenedStore:
+        first = await begin(creation, "x", 3)
         with pytest.raises(StoreExistsError):
-            await creation.create(asked(loading=True, session=4))
+            await begin(creation, "x", 4)
         is_open.remove(3)
-        retry = asyncio.ensure_future(creation.create(asked(loading=True, session=4)))
+        retry = asyncio.ensure_future(begin(creation, "x", 4))
         for _ in range(3):
             await asyncio.sleep(0)
         assert not retry.done()
         await creation.abandon(3)
-        answer = await retry
-        assert answer.description.uid != first.description.uid
-        return answer
+        made = await retry
+        assert made.record.uid != first.record.uid
+        return made
 
-    assert run(scenario()).created
-    assert [entry.name for entry in world.stores.list_loading(4)] == ["x"]
+    made = run(scenario())
+    assert world.stores.list_loading(4) == [made]

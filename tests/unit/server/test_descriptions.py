@@ -41,9 +41,9 @@ def test_describe_when_a_replay_then_of_one_row_and_its_counts(world: World, run
 def test_list_keys_when_asked_then_as_tensordict_lists_them(
     world: World, run: Loop, include_nested: bool, leaves_only: bool, sort: bool
 ) -> None:
-    entry = run(world.create("x", TD))
+    run(world.create("x", TD))
     asked = control_pb2.ListKeysRequest(name="x", include_nested=include_nested, leaves_only=leaves_only, sort=sort)
-    answer = list_keys(entry, asked)
+    answer = run(list_keys(world.stores, asked))
     found = [tuple(path.parts) for path in answer.paths] or [(key,) for key in answer.keys]
     expected = list(TD.keys(include_nested, leaves_only, sort=sort))
     assert found == [(key,) if isinstance(key, str) else key for key in expected]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import Pass
 from tdserve.store.version_marks import sync_versions
-from tdserve.store.watermark import SyncedStore
+from tdserve.store.watermark import FILE_NAME as SYNCED_FILE, SyncedStore
 from tdserve.structure.capture import capture
 
 UID = "0123456789abcdef" * 2
@@ -92,6 +93,40 @@ def test_recover_when_rows_were_written_since_then_they_are_lost_and_all_have_nu
     found = _generations(root)
     recover(root)
     assert _generations(root) == found
+
+
+@pytest.mark.parametrize(("synced", "is_packed"), [("nothing", True), ("first content", True), ("a write", False)])
+def test_recover_when_the_catalog_has_its_first_content_then_that_counts_until_a_later_one_was_synced(
+    root: Root, synced: str, is_packed: bool
+) -> None:
+    folder = root.store_folder("s")
+    if synced == "nothing":
+        (folder / SYNCED_FILE).unlink()
+    stores = []
+    if synced == "a write":
+        Generations.open(folder / GENERATION_FILE, uid=UID, writable=True).values[1] = 4
+        spec = capture(TensorDict({"x": torch.zeros(3)}, [3]), store="s").spec
+        stores.append(SyncedStore.from_spec(spec, uid=UID, folder=str(folder), structure=0))
+    with CatalogDB(root.catalog_folder) as db:
+        db.put("packed", UID.encode(), b"content")
+        db.delete("stores", b"later")
+        db.delete("pending", b"journal:of something")
+        assert Pass(str(root.catalog_folder), str(root.synced_folder), stores).run() == {}
+    recover(root)
+    assert StoreRecord.from_bytes(_scan(root)[b"s"]).packed is is_packed
+    assert (min(_generations(root)) > 1 << 20) is not is_packed
+
+
+def test_recover_when_packed_then_kept_whatever_its_folder_has(root: Root) -> None:
+    with CatalogDB(root.catalog_folder) as db:
+        record = StoreRecord.from_bytes(db.get("stores", b"s") or b"")
+        db.put("stores", b"s", replace(record, packed=True).to_bytes())
+        db.delete("stores", b"later")
+        assert Pass(str(root.catalog_folder), str(root.synced_folder)).run() == {}
+        db.put("stores", b"s", record.to_bytes())
+    (root.store_folder("s") / GENERATION_FILE).write_bytes(b"")
+    recover(root)
+    assert StoreRecord.from_bytes(_scan(root)[b"s"]).packed
 
 
 def test_recover_when_the_generation_file_is_damaged_or_gone_then_makes_it_anew(root: Root) -> None:

@@ -16,6 +16,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
 )
 from tdserve.rules.catalog import StoreRecord
+from tdserve.server.creation import find_or_refuse
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Node, Spec, TensorLeaf
 from tests.unit.server.world import Loop, World
@@ -125,14 +126,14 @@ def test_wait_when_it_does_not_come_then_error_by_the_way_of_asking(world: World
 
 
 def test_existing_when_asked_for_then_only_if_it_fits(world: World, run: Loop) -> None:
-    assert world.stores.find_or_refuse("x", RECORD, SPEC, exists_ok=True) is None
+    assert find_or_refuse(world.stores, RECORD, SPEC, exists_ok=True) is None
     entry = run(world.stores.create(RECORD, SPEC))
-    assert world.stores.find_or_refuse("x", RECORD, SPEC, exists_ok=True) is entry
+    assert find_or_refuse(world.stores, RECORD, SPEC, exists_ok=True) is entry
     with pytest.raises(StoreExistsError):
-        world.stores.find_or_refuse("x", RECORD, SPEC, exists_ok=False)
+        find_or_refuse(world.stores, RECORD, SPEC, exists_ok=False)
     other = capture(TensorDict({**TD, "more": torch.zeros(4)}, TD.batch_size)).spec
     with pytest.raises(StoreExistsError, match="'more': it has no such key, asked is float32"):
-        world.stores.find_or_refuse("x", replace(RECORD, fingerprint=other.fingerprint), other, exists_ok=True)
+        find_or_refuse(world.stores, replace(RECORD, fingerprint=other.fingerprint), other, exists_ok=True)
 
 
 def test_create_when_specs_differ_in_the_order_of_keys_then_each_keeps_its_own_also_after_a_restart(

@@ -22,7 +22,6 @@ from tdserve.messages.content import write_layout
 from tdserve.messages.layout import Layout
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.settings import Settings
-from tdserve.server.creation import Creation
 from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.process_watch import ProcessWatch
@@ -113,14 +112,14 @@ class World:
         self.db = CatalogDB(self.root.catalog_folder)
         self.process_watch = ProcessWatch(self.root.sessions_folder)
         config = ServerConfig(root=str(self.path), memory_limit_bytes=1 << 30, sync_interval_s=0.0)
-        services = assemble(config, self.root, self.db, self.process_watch, [self.worker])
+        services = assemble(config, self.root, self.db, self.process_watch, [self.worker], OPEN_SESSIONS)
         self.services, self.traffic = services, services.traffic
         self.stores, self.answers, self.surroundings = services.stores, services.answers, services.surroundings
         self.reads, self.writes, self.alterations = services.reads, services.writes, services.alterations
         self.adoption, self.publishing, self.relays = services.adoption, services.publishing, services.relays
         self.extends, self.row_reads = services.extends, services.row_reads
         self.samples, self.changes = services.samples, services.changes
-        self.creation = Creation(self.stores, sessions=OPEN_SESSIONS)
+        self.creation = services.creation
         self.stores.restore()
 
     def close(self) -> None:
@@ -151,10 +150,12 @@ class World:
 
     async def create(self, name: str, td: Any, **fields: Any) -> OpenedStore:
         """Creates a visible tensordict store of this structure, filled with zeros."""
-        fields = {"kind": control_pb2.STORE_KIND_TENSORDICT, **fields}
-        request = control_pb2.CreateStoreRequest(name=name, spec=codec.encode(capture(td).spec), **fields)
-        await self.creation.create(request)
-        return self.stores.get(name) if not request.loading else self.stores.get_loading(name, request.session)
+        await self.creation.create(new_store(name, td, **fields))
+        return self.stores.get(name)
+
+    async def begin(self, name: str, td: Any, session: int) -> OpenedStore:
+        """Creates a tensordict store that this session fills for the first time."""
+        return await self.creation.begin_filling(session, *self.creation.read(new_store(name, td)))
 
     async def create_replay(self, name: str, like: Any, capacity: int, *, min_size: int = 1) -> OpenedStore:
         """Creates a replay table for rows like this one."""
@@ -193,6 +194,12 @@ def outbox(session: ClientSession) -> Outbox:
     """Returns the outbox with the session's answers."""
     assert isinstance(session.link, OutboxLink)
     return session.link.outbox
+
+
+def new_store(name: str, td: Any, **fields: Any) -> control_pb2.CreateStoreRequest:
+    """Asks for a store of this structure, by default of the kind tensordict."""
+    fields = {"kind": control_pb2.STORE_KIND_TENSORDICT, **fields}
+    return control_pb2.CreateStoreRequest(name=name, spec=codec.encode(capture(td).spec), **fields)
 
 
 def content_of(td: Any, fingerprint: bytes | None = None, *, is_packed: bool = False) -> control_pb2.Content:

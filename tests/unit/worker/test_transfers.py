@@ -7,14 +7,14 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError
-from tdserve.messages.content import MIN_SENT_VALUES_BYTES
+from tdserve.messages.content import MIN_SENT_VALUES_BYTES, check_inline
 from tdserve.messages.layout import MAX_MESSAGE_BYTES, Layout
 from tdserve.store.spools import read_spooled
 from tdserve.structure.capture import capture
 from tdserve.transport.sources_sinks import LeafEnd, view_bytes
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2, worker_pb2
-from tdserve.worker.transfers import MAX_UNAWAITED_BYTES, check_inline, receive_write, send_read, spool_values
+from tdserve.worker.transfers import MAX_UNAWAITED_BYTES, receive_write, send_read, spool_values
 from tests.unit.worker.peer import TIMEOUT_S, Peer, receive
 
 LEAF = torch.arange(10.0)

@@ -5,15 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
+    InvalidRequestError,
+    InvalidSpecError,
     RemoteProtocolError,
     SelectionError,
     SpecMismatchError,
     StoreExistsError,
-    StoreNotFoundError,
+    StructureChangedError,
+    TDServeError,
     TransferAbortedError,
     WrongStateError,
 )
@@ -23,10 +26,13 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.journal import Journal
 from tdserve.server.sessions.long_list_file import LongListFile, place_lists
 from tdserve.store.spools import SpoolWriter
+from tdserve.structure.capture import capture
 from tdserve.v1 import content_pb2, control_pb2
-from tests.unit.server.world import Loop, World, columns_of, content_of
+from tests.unit.server.world import Loop, World, columns_of, content_of, new_store
 
 TD = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "b": {"c": torch.zeros(4, 2)}}, [4])
+LONG = TensorDict({"a": torch.zeros(4, 1024)}, [4])
+"""Too long to be packed: its files are made with it."""
 
 
 @pytest.fixture
@@ -44,6 +50,11 @@ def writing(entry: OpenedStore, td: TensorDict, index: Any = (), *keys: tuple[st
         content=content_of(td, entry.spec.fingerprint),
         timeout_s=5.0,
     )
+
+
+def creating(td: TensorDict) -> control_pb2.WriteRequest:
+    """A write that creates the store "y"."""
+    return control_pb2.WriteRequest(store="y", new_store=new_store("y", td), content=content_of(td), timeout_s=5.0)
 
 
 def column(world: World, run: Loop, entry: OpenedStore, key: str, index: Any = ()) -> list[Any]:
@@ -107,41 +118,62 @@ def test_write_when_of_another_kind_of_store_then_error(world: World, run: Loop)
 
 
 def test_create_when_filled_then_visible_with_its_content(world: World, run: Loop) -> None:
-    loading = run(world.create("y", TD, loading=True, session=1))
-    whole = TensorDict({"a": torch.arange(4), "b": {"c": torch.ones(4, 2)}}, [4])
-    asked = writing(loading, whole)
-    with pytest.raises(StoreNotFoundError):
-        run(world.writes.create(world.session(2), 1, asked))  # it belongs to session 1
+    texts = NonTensorStack("p", "q", "r", "s")
+    whole = TensorDict({"a": torch.arange(4), "b": {"c": torch.ones(4, 2)}, "s": texts}, [4])
+    asked = creating(whole)
     assert run(world.writes.create(world.session(1), 1, asked)).version == 1
     assert column(world, run, world.stores.get("y"), "a") == [0, 1, 2, 3]
     with pytest.raises(StoreExistsError):
         run(world.writes.create(world.session(1), 2, asked))
 
 
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"store": "z"}, InvalidRequestError),
+        ({"new_store": new_store("y", TD, kind=control_pb2.STORE_KIND_REPLAY, capacity=4)}, InvalidRequestError),
+        (
+            {"new_store": control_pb2.CreateStoreRequest(name="y", kind="STORE_KIND_TENSORDICT")},
+            InvalidSpecError,
+        ),
+        ({"new_store": new_store("y", TD[:2])}, StructureChangedError),
+        (
+            {"content": control_pb2.Content(fingerprint=capture(TD).spec.fingerprint, inline=b"short")},
+            RemoteProtocolError,
+        ),
+    ],
+)
+def test_create_when_the_request_contradicts_itself_then_error_and_the_name_is_free(
+    world: World, run: Loop, changes: dict[str, Any], error: type[TDServeError]
+) -> None:
+    fields = {"store": "y", "new_store": new_store("y", TD), "content": content_of(TD), **changes}
+    asked = control_pb2.WriteRequest(**fields)
+    with pytest.raises(error):
+        run(world.writes.create(world.session(1), 1, asked))
+    assert not world.stores.catalog.is_taken("y")
+
+
 def test_create_when_its_channel_is_lost_then_the_name_is_free(world: World, run: Loop) -> None:
-    loading = run(world.create("y", TD, loading=True, session=6))
     session = world.session(6)  # of its own: the worker closes its channel
     session.bind(1, 0)
     session.lose_channel(0, "a test")
     with pytest.raises(TransferAbortedError):
-        run(world.writes.create(session, 1, writing(loading, TD)))
+        run(world.writes.create(session, 1, creating(LONG)))
     assert not world.stores.catalog.is_taken("y")
-    again = run(world.create("y", TD, loading=True, session=6))
-    assert run(world.writes.create(session, 2, writing(again, TD))).version == 1
+    assert run(world.writes.create(session, 2, creating(LONG))).version == 1
 
 
 def test_create_when_asked_anew_while_a_first_attempt_fills_then_the_next_waits_for_its_end(
     world: World, run: Loop
 ) -> None:
     async def scenario() -> None:
-        loading = await world.create("y", TD, loading=True, session=5)
-        filling = asyncio.ensure_future(world.writes.create(world.session(5), 1, writing(loading, TD)))
-        await asyncio.sleep(0)
-        assert loading.is_filling
+        filling = asyncio.ensure_future(world.writes.create(world.session(5), 1, creating(LONG)))
+        while not world.stores.is_being_filled("y", 5):  # noqa: ASYNC110 (a thread makes its files)
+            await asyncio.sleep(0)
         with pytest.raises(StoreExistsError):
-            await world.create("y", TensorDict({"other": torch.zeros(1)}, []), loading=True, session=5)
+            await world.writes.create(world.session(5), 2, creating(TD))
         assert filling.done()
-        assert not loading.is_filling
+        assert not world.stores.is_being_filled("y", 5)
         await filling
 
     run(scenario())

@@ -115,7 +115,7 @@ def test_store_when_one_of_another_kind_is_being_made_then_waits_for_what_become
     world: World, unpublished: Unpublished, run: Loop
 ) -> None:
     async def scenario() -> OpenedStore:
-        other = await world.create("w", TensorDict({"a": torch.zeros(2)}, []), loading=True, session=3)
+        other = await world.begin("w", TensorDict({"a": torch.zeros(2)}, []), session=3)
         with pytest.raises(DeadlineExceededError, match="the creation of store 'w'"):
             await unpublished.store("w", SPEC, deadline(0.01))
         waiting = asyncio.create_task(unpublished.store("w", SPEC, deadline()))

@@ -1,0 +1,106 @@
+"""Small stores that nobody has used yet: they have no files, and the catalog has their content.
+
+Making and removing five files and folders takes a file system hundreds of times as long as one record. Thousands of
+small stores are often made, and many are read once or never. The first use of such a store makes its files, and the
+content in the catalog is no longer looked at; it stays there until the files have reached the disk.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+from tdserve.base.errors import CorruptDataError
+from tdserve.messages.content import write_layout
+from tdserve.rules.catalog import Catalog, StoreRecord
+from tdserve.server.opening import make_files
+from tdserve.server.specs import Specs
+from tdserve.store.catalog_db import CatalogDB, Transaction
+from tdserve.store.root import Root
+from tdserve.structure.tree import Path, Spec
+
+PACKED_VERSION = 1
+"""Content version of a packed store: that of its first content."""
+
+
+class PackedStores:
+    """The content of packed stores.
+
+    Args:
+        root: The acquired root.
+        db: Its catalog.
+        specs: Structures of the stores.
+    """
+
+    def __init__(self, root: Root, db: CatalogDB, specs: Specs) -> None:
+        self._root = root
+        self._db = db
+        self._specs = specs
+        self._unpacked: set[str] = set()  # uids of stores whose files may not have reached the disk yet
+
+    def restore(self, catalog: Catalog) -> None:
+        """Forgets content of stores that are gone, after a restart."""
+        for key in self._db.list_keys("packed"):
+            name = catalog.find_name(key.decode())
+            if name is None:
+                self._db.delete_later("packed", key)
+            elif not catalog.get(name, with_loading=True).packed:
+                self._unpacked.add(key.decode())
+
+    def put(self, record: StoreRecord, content: bytes, txn: Transaction) -> None:
+        """Records a store and its content, as messages of the layout of a write."""
+        txn.put("stores", record.name.encode(), record.to_bytes())
+        txn.put("packed", record.uid.encode(), content)
+
+    def delete(self, record: StoreRecord, txn: Transaction) -> None:
+        """Deletes what is recorded of a store."""
+        txn.delete("stores", record.name.encode())
+        txn.delete("packed", record.uid.encode())
+        txn.show(lambda: self._remove_files(record))
+
+    def unpack(self, record: StoreRecord) -> StoreRecord:
+        """Makes the files of a store; returns its new record. A crash in the middle leaves it packed.
+
+        Raises:
+            CapacityError: The disk is full. The store stays packed.
+            CorruptDataError: The catalog lacks its content.
+        """
+        content = self._db.get("packed", record.uid.encode())
+        if content is None:
+            raise CorruptDataError(path="catalog", expected=f"the content of store {record.name!r}", actual="none")
+        folder, spec = self._root.store_folder(record.name), self._specs.get(record.fingerprint, record.order)
+        self._remove_files(record)
+        unpacked = record.with_files()
+        try:
+            make_files(folder, spec, record, contents=_split(content, spec))
+            with self._db.begin_transaction(is_decided=True) as txn:  # no later change is on record without this one
+                txn.put("stores", record.name.encode(), unpacked.to_bytes())
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._unpacked.add(record.uid)
+        return unpacked
+
+    def forget_synced(self, uid: str) -> None:
+        """Removes the content of a store whose files have reached the disk."""
+        if uid in self._unpacked:
+            self._unpacked.discard(uid)
+            self._db.delete_later("packed", uid.encode())
+
+    def _remove_files(self, record: StoreRecord) -> None:
+        """Removes files that a crash, or a loss of power, has left of a store that counts as packed."""
+        folder = self._root.store_folder(record.name)
+        if folder.exists():
+            shutil.rmtree(folder)
+
+
+def _split(content: bytes, spec: Spec) -> dict[Path, bytes]:
+    """Returns the bytes of each leaf of a content without large leaves."""
+    layout = write_layout(spec)
+    found = {slot.path: b"" for slot in layout.slots}
+    begin = 0
+    for message in layout.messages:
+        for part in message.parts:
+            start = begin + part.offset
+            found[layout.slots[part.slot].path] += content[start : start + part.stop - part.start]
+        begin += message.nbytes
+    return found
