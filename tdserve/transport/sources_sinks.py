@@ -124,7 +124,7 @@ class LeafEnd:
             dtype and shape.
         trailing: As in ``IndexedEnd``; for a source only.
         contents: The bytes of the first tensors, if they are already known, or made when they are needed.
-        targets: The same as memory views, if they already exist; for a sink only.
+        targets: Those of the first tensors as memory views, if they already exist; for a sink only.
     """
 
     def __init__(
@@ -136,25 +136,23 @@ class LeafEnd:
         targets: Sequence[memoryview] = (),
     ) -> None:
         self._tensors = tensors
-        self._bytes = contents
-        if len(contents) < len(tensors):
-            self._bytes = [*contents, *(view_bytes(tensor).numpy() for tensor in tensors[len(contents) :])]
+        self._contents = contents
+        self._others = [view_bytes(tensor).numpy() for tensor in tensors[len(contents) :]]
         self._targets = targets
         self._trailing = trailing
 
-    @property
-    def contents(self) -> Sequence[NDArray[np.uint8]]:
-        """The bytes of each tensor."""
-        return self._bytes
+    def _get_bytes(self, slot: int) -> NDArray[np.uint8]:
+        num_known = len(self._contents)
+        return self._contents[slot] if slot < num_known else self._others[slot - num_known]
 
     def find_memory(self, message: Message) -> torch.Tensor | None:
-        if message.parts[-1].slot >= len(self._bytes):
+        if message.parts[-1].slot >= len(self._tensors):
             return None
         if len(message.parts) > 1:
             # The gaps of such a run belong to other data: they must not be sent or overwritten.
             return None if message.gaps else self._run(message)
         part = message.parts[0]
-        return torch.from_numpy(self._bytes[part.slot][part.start : part.stop])
+        return torch.from_numpy(self._get_bytes(part.slot)[part.start : part.stop])
 
     def _run(self, message: Message) -> torch.Tensor | None:
         """Returns the memory of several leaves that lie in one storage exactly as in the message, as in a file of
@@ -180,8 +178,8 @@ class LeafEnd:
         for slot, start, stop, offset in message.parts:
             if offset > at:
                 yield _PADDING[: offset - at]
-            if slot < len(self._bytes):
-                content = self._bytes[slot]
+            if slot < len(self._tensors):
+                content = self._get_bytes(slot)
                 yield content if stop - start == len(content) else content[start:stop]
             elif self._trailing is not None:
                 yield self._trailing.get_column(slot)
@@ -189,11 +187,9 @@ class LeafEnd:
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
         targets = self._targets
-        if len(targets) < len(self._bytes):
-            targets = self._targets = [*targets, *(content.data for content in self._bytes[len(targets) :])]
         content = staging.numpy().data
         for slot, start, stop, offset in message.parts:
-            target = targets[slot]
+            target = targets[slot] if slot < len(targets) else self._get_bytes(slot).data
             if stop - start != len(target):
                 target = target[start:stop]
             target[:] = content[offset : offset + stop - start]

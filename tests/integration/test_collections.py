@@ -74,6 +74,21 @@ def test_publish_when_the_tensors_are_new_then_not_even_a_collection_of_the_youn
     assert float(found.data[f"k{NUM_LEAVES - 1}"][0]) == number
 
 
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_latest_when_it_fills_new_tensors_then_not_even_a_collection_of_the_youngest_begins(
+    client: tdserve.Client, transport: str
+) -> None:
+    name = f"filled-{transport}"
+    for number in range(1, 4):
+        client.publish(name, make(number))
+        out = make(0)
+        gc.collect()
+        with count_collections() as begun:
+            client.latest(name, out=out)
+        assert begun == [] or number == 1, "the first one learns the structure"
+        assert float(out[f"k{NUM_LEAVES - 1}"][0]) == number
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_publish_when_the_process_holds_many_tensors_then_no_full_collection_begins_in_it(

@@ -37,8 +37,8 @@ class Leaves:
 
     @cached_property
     def targets(self) -> list[memoryview]:
-        """Their memory, to copy to; empty if ``contents`` is None."""
-        return [content.data for content in self.contents or ()]
+        """Their memory, to copy to; empty if ``contents`` is None, or viewed when it is needed."""
+        return [content.data for content in self.contents] if isinstance(self.contents, list) else []
 
 
 class _Views(Sequence[NDArray[np.uint8]]):

@@ -60,13 +60,12 @@ def map_version(
         values = file.read_values() if spec.values else b""
         if values is None:
             raise RetiredVersionError(transfer=0, reason=f"version {accepted.version} is gone")
-        leaves = file.leaves
-        if destination is not None or copy:
-            leaves = (
-                _copy_leaves(client, file, spec, destination)
-                if sent is spec
-                else _convert_leaves(client, file, sent, destination)
-            )
+        if destination is None and not copy:
+            leaves = file.leaves
+        elif sent is spec:
+            leaves = _copy_leaves(client, file, spec, destination)
+        else:
+            leaves = _convert_leaves(client, file, sent, destination)
         found, decoded = decode_values(on_cpu(sent), values, allow_pickle=client.allow_pickle)
         content = Content(found, leaves, decoded, accepted.version, accepted)
         if destination is not None:
@@ -84,9 +83,9 @@ def _copy_leaves(
         return file.leaves  # copied later, by the code that has the caller's tensors
     content, slots = file.content, list_leaf_places(spec)
     if places is not None:
-        targets = dict(zip((slot.path for slot in layout.slots), places.contents or (), strict=True))
+        targets, numbers = places.contents or (), layout.leaf_numbers
         for path, offset, nbytes in slots:
-            targets[path][:] = content[offset : offset + nbytes]
+            targets[numbers[path]][:] = content[offset : offset + nbytes]
         return {slot.path: tensor for slot, tensor in zip(layout.slots, places.tensors, strict=True)}
     buffer = client.pool.take(spec.nbytes)
     np.copyto(buffer.numpy(), content)
