@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from tdserve.transport.channel import Channel, Work
-from tdserve.transport.control_channel import ENDLESS_S
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
+from tdserve.transport.message_channel import ENDLESS_S
 from tdserve.transport.ordered import OrderedChannel
 from tdserve.transport.rendezvous import KVStore
 from tests.bonds import BOND

@@ -167,11 +167,11 @@ class ServerConfig:
 
     def build_child_environment(self) -> dict[str, str]:
         """Returns this environment with these settings added, for a process that reads them by ``from_env``."""
-        said = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        said["devices"] = ",".join(self.devices)
-        said["adopt"] = ",".join(self.adopt)
-        said["adoptable"] = os.pathsep.join(self.adoptable)
-        ours = {_PREFIX + name.upper(): "" if value is None else str(value) for name, value in said.items()}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        values["devices"] = ",".join(self.devices)
+        values["adopt"] = ",".join(self.adopt)
+        values["adoptable"] = os.pathsep.join(self.adoptable)
+        ours = {_PREFIX + name.upper(): "" if value is None else str(value) for name, value in values.items()}
         ours[_PREFIX + "UMASK"] = "" if self.umask is None else f"{self.umask:03o}"
         return {**os.environ, **ours}
 

@@ -47,8 +47,8 @@ class Endpoint(NamedTuple):
 
     def connect(self, *, timeout_s: float) -> Client:
         """Opens a client of that server."""
-        said = self._asdict()
-        return tdserve.connect(said.pop("address"), timeout_s=timeout_s, **said)
+        options = self._asdict()
+        return tdserve.connect(options.pop("address"), timeout_s=timeout_s, **options)
 
 
 def make_endpoint(address: str | None, token_file: Path | None) -> Endpoint:

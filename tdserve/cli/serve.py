@@ -83,7 +83,7 @@ from tdserve.cli.lasting import lasting
 @click.option(
     "--adopt",
     multiple=True,
-    callback=lambda _, __, said: tuple(map(os.path.abspath, said)) or None,
+    callback=lambda _, __, paths: tuple(map(os.path.abspath, paths)) or None,
     metavar="PATH=NAME[:ro]",
     help="Serve the memory-mapped tensordict in PATH as store NAME, as tdserve adopt does; given once for each.",
 )

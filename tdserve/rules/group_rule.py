@@ -82,8 +82,8 @@ class GroupRule:
         self._asks: dict[int, Ask] = {}  # in order of arrival
 
     def __repr__(self) -> str:
-        said = f"epoch {self._epoch.number}, {len(self._living)} of {len(self._epoch.members)} live"
-        return f"<GroupRule {self.name!r}: {said}, {len(self._asks)} ask>"
+        state = f"epoch {self._epoch.number}, {len(self._living)} of {len(self._epoch.members)} live"
+        return f"<GroupRule {self.name!r}: {state}, {len(self._asks)} ask>"
 
     @property
     def is_over(self) -> bool:
@@ -161,9 +161,9 @@ class GroupRule:
         if not self._living:
             return f"{len(self._asks)} of {self._get_first_size()} members have asked"
         silent = [str(rank) for rank, member in enumerate(self._epoch.members) if self._is_silent(member)]
-        said = f"rank {', '.join(silent)} of epoch {self._epoch.number} has not asked" if silent else "all have asked"
+        asked = f"rank {', '.join(silent)} of epoch {self._epoch.number} has not asked" if silent else "all have asked"
         size = self._get_wanted_size()
-        return f"{said}, {size} members are wanted" if size else said
+        return f"{asked}, {size} members are wanted" if size else asked
 
     def _is_silent(self, member: int) -> bool:
         return member in self._living and member not in self._asks
@@ -181,8 +181,8 @@ class GroupRule:
             raise InvalidRequestError(argument="rank", reason=reason)
 
     def _get_first_size(self) -> int:
-        said = max((ask.world_size for ask in self._asks.values()), default=0)
-        return said or max((ask.last_world_size for ask in self._asks.values()), default=0)
+        largest = max((ask.world_size for ask in self._asks.values()), default=0)
+        return largest or max((ask.last_world_size for ask in self._asks.values()), default=0)
 
     def _find_first(self) -> list[Ask]:
         """Returns the members of a first epoch, by rank."""

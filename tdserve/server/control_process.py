@@ -77,7 +77,7 @@ class ControlProcess:
         self._incoming = IncomingParts(root.requests_folder, services.held)
         self._clients = Clients(KEEP_ANSWERS_S, services.answers.forget_client)
         self._unary_changes = UnaryChanges(self._db, services.answers, self._clients)
-        make_local = partial(PermitMover, services.surroundings)
+        make_local = partial(PermitMover, services.mover_context)
         self._door = LocalListener(root, self._sessions, self._process_watch, make_local, self._take_at_once)
 
     def _make_worker(self, number: int) -> DataWorker:
@@ -93,7 +93,7 @@ class ControlProcess:
         )
 
     def _make_mover(self, session: ClientSession) -> WorkerMover:
-        return WorkerMover(self._services.surroundings, session)
+        return WorkerMover(self._services.mover_context, session)
 
     def describe(self) -> str:
         """Returns what is served and by how many processes, for the log."""

@@ -42,7 +42,7 @@ def start(coroutine: Coroutine[Any, Any, None], *, name: str, keep: _Keep = _do_
 
 
 def _begin(coroutine: Coroutine[Any, Any, None], waited_for: Any, name: str, keep: _Keep) -> asyncio.Task[None]:
-    task = asyncio.get_running_loop().create_task(_Rest(coroutine, waited_for), name=name)
+    task = asyncio.get_running_loop().create_task(_Continuation(coroutine, waited_for), name=name)
     keep(task)
     return task
 
@@ -111,7 +111,7 @@ async def ensure_task() -> None:
         await asyncio.sleep(0)
 
 
-class _Rest(Coroutine[Any, Any, None]):
+class _Continuation(Coroutine[Any, Any, None]):
     """The rest of a coroutine that has begun, for a task: it first yields what the coroutine already waits for."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], waited_for: Any) -> None:

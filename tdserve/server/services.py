@@ -12,7 +12,7 @@ from tdserve.server.creation import Creation
 from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kv.keyed_entries import KeyedEntries
-from tdserve.server.movers.surroundings import Surroundings
+from tdserve.server.movers.mover_context import MoverContext
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.traffic import Traffic
@@ -43,7 +43,7 @@ class Services:
     """The assembled parts; see the class of each.
 
     Attributes:
-        surroundings: What the movers of sessions share.
+        mover_context: What the movers of sessions share.
     """
 
     stores: Stores
@@ -51,7 +51,7 @@ class Services:
     answers: CommittedAnswers
     traffic: Traffic
     held: AdmissionBudget
-    surroundings: Surroundings
+    mover_context: MoverContext
     reads: Reads
     writes: Writes
     alterations: Alterations
@@ -89,7 +89,7 @@ def assemble(
     extends = Extends(stores, answers, rule_keys=rule_keys, claiming=claiming)
     row_reads = RowReads(stores, samples)
     versions = VersionSender(stores, traffic=traffic)
-    surroundings = Surroundings(stores, values_worker=values_worker, writes=writes, versions=versions, traffic=traffic)
+    mover_context = MoverContext(stores, values_worker=values_worker, writes=writes, versions=versions, traffic=traffic)
     publishing = Publishing(stores, answers, versions=versions)
     syncing = Syncing(stores, interval_s=config.sync_interval_s, before=claiming.catch_up)
     return Services(
@@ -98,7 +98,7 @@ def assemble(
         answers=answers,
         traffic=traffic,
         held=held,
-        surroundings=surroundings,
+        mover_context=mover_context,
         reads=reads,
         writes=writes,
         alterations=alterations,

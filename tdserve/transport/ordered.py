@@ -21,7 +21,7 @@ import torch
 
 from tdserve.base.errors import DeadlineExceededError, LocalProtocolError, PeerLostError, TDServeError
 from tdserve.transport.channel import Channel, PerMessage, Work
-from tdserve.transport.control_channel import Mail
+from tdserve.transport.message_channel import MessageChannel
 
 LARGE_BYTES = 256 * 1024
 """Smallest message for the wire: from here on it gains more than the leader's note costs, some 50 microseconds."""
@@ -131,7 +131,7 @@ class OrderedChannel:
         self._theirs: dict[_Key, deque[int]] = defaultdict(deque)  # the reverse, at the leader: lengths
         self._next: SimpleQueue[_Large | None] = SimpleQueue()
         self._mover = Thread(target=self._move_all, name=f"tdserve-{transport}-{peer}", daemon=True)
-        self._mail = Mail(
+        self._mail = MessageChannel(
             mail, on_message=self._on_note, on_lost=self._on_mail_lost, name=f"tdserve-{transport}-notes-{peer}"
         )
         self._mail.begin()

@@ -68,8 +68,8 @@ class Bond:
     def compute_digest(self, head: bytes, sender_nonce: bytes, receiver_nonce: bytes) -> bytes:
         """Returns what only a process with the secret can compute, at this step, for this receiver, after these
         nonces."""
-        said = head + sender_nonce + receiver_nonce + self.purpose.encode()
-        return hmac.digest(self.secret, said, hashlib.sha256)
+        proven = head + sender_nonce + receiver_nonce + self.purpose.encode()
+        return hmac.digest(self.secret, proven, hashlib.sha256)
 
 
 def make_session_bond(secret: bytes, session: int, *, is_mail: bool = False, channel_number: int = 0) -> Bond:

@@ -23,8 +23,8 @@ from tdserve.data.opened import OpenStores
 from tdserve.messages.layout import Message
 from tdserve.rules.channel_transports import AT_ONCE_TRANSPORT, CHANNEL_TRANSPORTS
 from tdserve.transport.channel import Channel, Work
-from tdserve.transport.control_channel import MAX_SENT
 from tdserve.transport.gloo import WORKER_RANK
+from tdserve.transport.message_channel import MAX_SENT
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.proving import make_session_bond
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore

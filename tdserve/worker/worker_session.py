@@ -9,8 +9,8 @@ from tdserve.base.config import MAIL_FOR_WORKER
 from tdserve.base.errors import DeadlineExceededError, TDServeError, TransferAbortedError, TransportError
 from tdserve.control.status import encode_failure
 from tdserve.transport.channel import Channel
-from tdserve.transport.control_channel import MAX_SENT, Mail
 from tdserve.transport.gloo import WORKER_RANK
+from tdserve.transport.message_channel import MAX_SENT, MessageChannel
 from tdserve.transport.proving import make_session_bond
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
@@ -46,7 +46,7 @@ class Mailbox:
         self._answer = answer
         self._kv_store = KVStore(self._publish)
         self._channel: Channel | None = None
-        self._mail: Mail | None = None
+        self._mail: MessageChannel | None = None
         self._is_closed = False
 
     def open(self, order: worker_pb2.Order) -> None:
@@ -96,7 +96,7 @@ class Mailbox:
                 opening.transport, ChannelEnd(self._kv_store, WORKER_RANK, opening.host, bond, peer)
             )
             name = f"tdserve-mail-{self._session}"
-            self._mail = Mail(self._channel, on_message=self._on_message, on_lost=self._on_lost, name=name)
+            self._mail = MessageChannel(self._channel, on_message=self._on_message, on_lost=self._on_lost, name=name)
             self._mail.begin()
             report.done.SetInParent()
         except TDServeError as error:

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.client.client import connect  # here, before the forks
-from tdserve.client.relays.kept import Kept
+from tdserve.client.relays.kept_version import KeptVersion
 
 Say = Callable[..., None]
 
@@ -54,10 +54,10 @@ def pull(say: Say, address: str, name: str, nbytes: int, *, strikes: int = 0) ->
 
 
 def _strike(number: int) -> None:
-    kept: Any = Kept
+    kept: Any = KeptVersion
     wait = kept.wait
 
-    def struck(self: Kept, message: int, timeout_s: float) -> None:
+    def struck(self: KeptVersion, message: int, timeout_s: float) -> None:
         if message == 1:
             os.kill(os.getpid(), number)
         wait(self, message, timeout_s)

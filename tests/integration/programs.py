@@ -17,8 +17,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.transport.control_channel import MAIL_TAG
 from tdserve.transport.gloo import GlooChannel
+from tdserve.transport.message_channel import MAIL_TAG
 
 Say = Callable[..., None]
 

@@ -114,8 +114,8 @@ def make_dialogue(histories: Sequence[History], number: int) -> Dialogue:
     """Returns the messages of a chat, taken from several histories from this one on."""
     first = number * NUM_MESSAGES
     chosen = [histories[place % len(histories)] for place in range(first, first + NUM_MESSAGES)]
-    said = cycle([("user", "prompt"), ("assistant", "response")])
-    return [{"role": role, "content": history[key]} for history, (role, key) in zip(chosen, said, strict=False)]
+    turns = cycle([("user", "prompt"), ("assistant", "response")])
+    return [{"role": role, "content": history[key]} for history, (role, key) in zip(chosen, turns, strict=False)]
 
 
 def _make_text(chance: random.Random, num_characters: int) -> str:

@@ -303,7 +303,7 @@ def _make_refusal(verdict: group_pb2.GroupVerdict, own: TDServeError | None, ran
 
 
 def _describe_call(call: group_pb2.GroupCall) -> str:
-    said = [f"op={call.op!r}"] if call.op else []
+    arguments = [f"op={call.op!r}"] if call.op else []
     if call.kind in ("broadcast", "scatter", "gather"):
-        said.append(f"{'dst' if call.kind == 'gather' else 'src'}={call.root}")
-    return f"{call.kind}({', '.join(said)}) as number {call.number}" if call.number else f"{call.kind}()"
+        arguments.append(f"{'dst' if call.kind == 'gather' else 'src'}={call.root}")
+    return f"{call.kind}({', '.join(arguments)}) as number {call.number}" if call.number else f"{call.kind}()"

@@ -286,8 +286,8 @@ class GroupEpoch:
                 found: TDServeError = self._make_lost_error(loss)
             elif isinstance(error, DeadlineExceededError) or is_late:
                 waited = f"it waited for {error.what}; " if isinstance(error, DeadlineExceededError) else ""
-                said = f"{what} of group {self.name!r} ({waited}{self._advice})"
-                found = DeadlineExceededError(what=said, timeout_s=deadline.timeout_s)
+                what = f"{what} of group {self.name!r} ({waited}{self._advice})"
+                found = DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
             elif isinstance(error, PeerLostError):
                 found = PeerLostError(peer=error.peer, reason=f"{error.reason}; {self._advice}")
             else:

@@ -152,14 +152,14 @@ class LocalEnd:
             ConnectError: It does not see them, or may not use them. The error gives the reason.
             PeerLostError: The server does not admit it: probably it does not know the session any more.
         """
-        said = welcome.local
-        folder = FilePath(root or said.root)
-        _check_same(folder, said)
-        lock = SessionLock.hold(folder / "sessions", said.lock_name)
+        offered = welcome.local
+        folder = FilePath(root or offered.root)
+        _check_same(folder, offered)
+        lock = SessionLock.hold(folder / "sessions", offered.lock_name)
         try:
-            spool = None if lock is None else Spool(folder / "sessions", said.lock_name)
+            spool = None if lock is None else Spool(folder / "sessions", offered.lock_name)
             # Reading values means writing into a lock file, by process id.
-            lacks_values = lock is None or not said.pid_namespace or said.pid_namespace != read_pid_namespace()
+            lacks_values = lock is None or not offered.pid_namespace or offered.pid_namespace != read_pid_namespace()
             end = cls(folder, lock=lock, spool=spool, lacks_values=lacks_values)
             end._attach(welcome, on_message, on_lost)
         except BaseException:
@@ -350,7 +350,7 @@ class LocalEnd:
             self._socket.drop()
 
 
-def _check_same(folder: FilePath, said: control_pb2.LocalRoot) -> None:
+def _check_same(folder: FilePath, offered: control_pb2.LocalRoot) -> None:
     """Raises ConnectError unless the folder is the server's: the same file, on the same mounted file system."""
     path = folder / "nonce"
     try:
@@ -359,7 +359,7 @@ def _check_same(folder: FilePath, said: control_pb2.LocalRoot) -> None:
     except OSError as error:
         reason = f"this process does not see the server's root folder there: {error.strerror}"
         raise ConnectError(address=str(folder), reason=reason) from error
-    if nonce != said.nonce or (found.st_dev, found.st_ino) != (said.device, said.inode):
+    if nonce != offered.nonce or (found.st_dev, found.st_ino) != (offered.device, offered.inode):
         raise ConnectError(address=str(folder), reason="the folder there is not the server's root, but another one")
 
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from threading import Lock, Thread, current_thread
 
 from tdserve.base.errors import ClosedError, PeerLostError, TDServeError
-from tdserve.client.relays.kept import Kept, compute_checksums
-from tdserve.client.relays.link import PULLER_RANK, RELAY_RANK, Link, pass_on
+from tdserve.client.relays.kept_version import KeptVersion, compute_checksums
+from tdserve.client.relays.relay_link import PULLER_RANK, RELAY_RANK, RelayLink, pass_on
 from tdserve.messages.layout import Layout
 from tdserve.structure.tree import Spec
 from tdserve.transport.pool import BufferPool
@@ -41,8 +41,8 @@ class SessionRelays:
         self._make_host = make_host
         self._lock = Lock()
         self._is_closed = False
-        self._kept: dict[int, Kept] = {}  # by the link that brought it
-        self._links: dict[int, Link] = {}
+        self._kept: dict[int, KeptVersion] = {}  # by the link that brought it
+        self._links: dict[int, RelayLink] = {}
         self._early: deque[control_pb2.Rendezvous] = deque(maxlen=MAX_EARLY)
         self._lost_early: deque[int] = deque(maxlen=MAX_EARLY)
         self._threads: set[Thread] = set()
@@ -71,7 +71,7 @@ class SessionRelays:
         if link is not None:
             link.feed(entry.key, entry.value)
 
-    def open_link(self, number: int, secret: bytes, *, is_puller: bool = True) -> Link:
+    def open_link(self, number: int, secret: bytes, *, is_puller: bool = True) -> RelayLink:
         """Returns a link whose pair can be opened from now on; ``close_link`` must follow.
 
         Args:
@@ -84,7 +84,7 @@ class SessionRelays:
             PeerLostError: The session of the other end has ended.
         """
         rank = PULLER_RANK if is_puller else RELAY_RANK
-        link = Link(number, rank, secret=secret, publish=self._publish, make_host=self._make_host)
+        link = RelayLink(number, rank, secret=secret, publish=self._publish, make_host=self._make_host)
         with self._lock:
             if self._is_closed:
                 raise ClosedError(what="the session")
@@ -96,7 +96,7 @@ class SessionRelays:
             link.feed(entry.key, entry.value)
         return link
 
-    def close_link(self, link: Link) -> None:
+    def close_link(self, link: RelayLink) -> None:
         """Ends a link."""
         with self._lock:
             self._links.pop(link.number, None)
@@ -106,9 +106,9 @@ class SessionRelays:
         """Tells control that nothing more is sent or needed over a link."""
         self._report(control_pb2.RelayReport(ended=link))
 
-    def keep(self, link: int, layout: Layout, pool: BufferPool) -> Kept:
+    def keep(self, link: int, layout: Layout, pool: BufferPool) -> KeptVersion:
         """Returns memory for the version that a link brings, from which it is passed on as it arrives."""
-        kept = Kept(layout, pool.take(layout.nbytes), on_first=lambda: self._report_arrival(link))
+        kept = KeptVersion(layout, pool.take(layout.nbytes), on_first=lambda: self._report_arrival(link))
         with self._lock:
             if not self._is_closed:
                 self._kept[link] = kept
@@ -121,7 +121,7 @@ class SessionRelays:
         if kept is not None:
             kept.drop()
 
-    def report_checksums(self, link: int, kept: Kept, spec: Spec) -> None:
+    def report_checksums(self, link: int, kept: KeptVersion, spec: Spec) -> None:
         """Computes the checksums of a version from the server, for clients that receive it from others.
 
         In the background.
@@ -166,7 +166,7 @@ class SessionRelays:
             return
         self._start(f"tdserve-relay-{order.link}", lambda: self._pass_on(link, kept))
 
-    def _pass_on(self, link: Link, kept: Kept) -> None:
+    def _pass_on(self, link: RelayLink, kept: KeptVersion) -> None:
         try:
             pass_on(link.connect(), kept)
         except TDServeError as error:  # the puller notices by itself and uses another source

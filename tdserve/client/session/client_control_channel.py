@@ -10,8 +10,8 @@ from tdserve.base.errors import ClosedError, TDServeError
 from tdserve.rules.channel_transports import BASE_TRANSPORT
 from tdserve.transport.channel import Channel
 from tdserve.transport.channel_opener import Forming
-from tdserve.transport.control_channel import Mail
 from tdserve.transport.gloo import CLIENT_RANK
+from tdserve.transport.message_channel import MessageChannel
 from tdserve.transport.proving import Bond
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
@@ -50,7 +50,7 @@ class ClientControlChannel:
         self._peer = peer
         self._lock = Lock()
         self._is_closed = False
-        self._mail: Mail | None = None
+        self._mail: MessageChannel | None = None
         self._streamed: set[int] = set()  # extends sent over gRPC that are not answered yet
         self._early: set[int] = set()  # those of them sent before the channel was open
         self._kv_store = KVStore(self._on_entry)
@@ -123,7 +123,7 @@ class ClientControlChannel:
         with self._lock:
             if not self._is_closed:
                 name = "tdserve-session-mail"
-                self._mail = Mail(channel, on_message=self._on_content, on_lost=_leave_to_stream, name=name)
+                self._mail = MessageChannel(channel, on_message=self._on_content, on_lost=_leave_to_stream, name=name)
                 self._mail.begin()
 
     def _on_entry(self, key: str, value: bytes) -> None:

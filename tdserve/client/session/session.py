@@ -118,8 +118,8 @@ class Session:
         self.relays = SessionRelays(self.notify, self.find_interface)
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
         self._link: SessionStream | LocalEnd = self._stream
-        said = make_hello(client_id, transport=transport, gpu=gpu.uuid)
-        self._stream.send(control_pb2.ClientMessage(hello=said, answered=requests.report_answered()))
+        hello = make_hello(client_id, transport=transport, gpu=gpu.uuid)
+        self._stream.send(control_pb2.ClientMessage(hello=hello, answered=requests.report_answered()))
         try:
             self.welcome = greeting.wait(timeout_s, "Hello").welcome
             channel = check_channel(self.welcome, gpu, transport=transport, address=self.address)

@@ -72,8 +72,7 @@ class ExtendPart(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether its rows have no annotations."""
-        said = self.request
-        return not (said.keys or find_columns(said))
+        return not (self.request.keys or find_columns(self.request))
 
     def fits(self, other: ExtendPart) -> bool:
         """Returns whether both may share a request."""

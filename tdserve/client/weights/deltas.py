@@ -141,7 +141,7 @@ def _find_addresses(leaves: Leaves) -> tuple[int, ...]:
     return (len(tensors), tensors[0].data_ptr(), tensors[-1].data_ptr()) if tensors else ()
 
 
-class Rest:
+class PartialVersion:
     """A version of which only a part is sent.
 
     Args:

@@ -85,7 +85,7 @@ def publish(
     """Stores the next version; see ``Client.publish``."""
     check_store_name(name)
     _check_named(td)
-    said = _encode_metadata(metadata)
+    encoded = _encode_metadata(metadata)
     keep, fanout = (
         check_integer(argument, number, 1, maximum=MAX_COUNT) if number != 0 else 0
         for argument, number in (("keep", keep), ("fanout", fanout))
@@ -118,7 +118,7 @@ def publish(
             keep=keep,
             fanout=fanout,
             timeout_s=deadline.remaining_s,
-            metadata=said,
+            metadata=encoded,
         )
         nonlocal unknown
         is_known = session.known_specs.get(spec.fingerprint) == spec  # the order of the keys may differ
@@ -153,11 +153,11 @@ def _remember_spec(unknown: tuple[Session, Spec] | None) -> None:
 
 def _encode_metadata(metadata: Any) -> bytes:
     try:
-        said = encode_bytes(dict(metadata or {}), key="metadata")
+        encoded = encode_bytes(dict(metadata or {}), key="metadata")
     except (TypeError, ValueError) as fault:
         raise InvalidRequestError(argument="metadata", reason=f"a {type(metadata).__name__} is not a dict") from fault
-    check_metadata(said)
-    return said
+    check_metadata(encoded)
+    return encoded
 
 
 def _convert_dtype(captured: Captured, dtype: str) -> Captured:

@@ -29,7 +29,7 @@ from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.download import receive_answer
-from tdserve.client.weights.deltas import HeldVersions, Rest
+from tdserve.client.weights.deltas import HeldVersions, PartialVersion
 from tdserve.client.weights.full_version import take_whole
 from tdserve.client.weights.local_versions import RetiredVersionError, map_version
 from tdserve.client.weights.lru_names import NewestNames
@@ -215,7 +215,7 @@ class _Attempt:
             return self._make_weights(content, accepted)
         if accepted.checksums:
             held = self._held.find(wanted.name, destination) if mismatch is None else None
-            rest = Rest(spec, accepted, held, destination)
+            rest = PartialVersion(spec, accepted, held, destination)
             content = self._finish_rest(session, reply, spec, rest)
             if mismatch is not None:
                 raise mismatch
@@ -237,7 +237,7 @@ class _Attempt:
             self._keep(weights, spec, destination)
         return weights
 
-    def _finish_rest(self, session: Session, reply: Reply, spec: Spec, rest: Rest) -> Content:
+    def _finish_rest(self, session: Session, reply: Reply, spec: Spec, rest: PartialVersion) -> Content:
         """Receives the leaves that have changed, and checks whether the others still are what they were."""
         accepted = reply.accepted
         received = receive_answer(rest.layout, session, reply, pool=self._client.pool, into=rest.into)

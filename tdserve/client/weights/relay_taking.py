@@ -11,9 +11,9 @@ import torch
 from tdserve.base.errors import DeadlineExceededError, TDServeError
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.received import Received, make_views
-from tdserve.client.relays.kept import Kept, compute_checksums
-from tdserve.client.relays.link import receive
+from tdserve.client.relays.kept_version import KeptVersion, compute_checksums
 from tdserve.client.relays.relay import SessionRelays
+from tdserve.client.relays.relay_link import receive
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Pending
 from tdserve.client.session.session import Session
@@ -152,7 +152,7 @@ def take_relayed(
     """
     number = accepted.link
     end = time.monotonic() + timeout_s
-    kept: Kept | None = None
+    kept: KeptVersion | None = None
 
     def on_arrived(count: int) -> None:
         if time.monotonic() > end:

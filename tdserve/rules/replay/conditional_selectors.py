@@ -121,12 +121,12 @@ class ConditionalSelectors:
         counts = self._written.count_missing(rows)
         wanted = range(self._num_keys) if conditions.require is None else conditions.require
         missing = sorted((number for number in wanted if counts[number]), key=lambda number: -counts[number])
-        told = [f"{names[number]} is missing in {counts[number]}" for number in missing[:MAX_NAMED]]
+        parts = [f"{names[number]} is missing in {counts[number]}" for number in missing[:MAX_NAMED]]
         if len(missing) > MAX_NAMED:
-            told.append(f"{len(missing) - MAX_NAMED} more leaves in others")
-        if told and len(rows) == MAX_LOOKED_AT:
-            told.append(f"of {len(rows)} that were looked at")
-        return ", ".join(told)
+            parts.append(f"{len(missing) - MAX_NAMED} more leaves in others")
+        if parts and len(rows) == MAX_LOOKED_AT:
+            parts.append(f"of {len(rows)} that were looked at")
+        return ", ".join(parts)
 
     def arrive(self, rows: Rows, keys: Sequence[int] | None) -> None:
         """Records the data of rows before they are committed.

@@ -32,17 +32,17 @@ class SampleConditions(NamedTuple):
             has_partial_rows: Whether rows of the table may lack leaves.
             missing: Which leaves are missing in how many rows; "" if that is unknown.
         """
-        told = []
+        reasons = []
         if self.group:
-            told.append(f"are in whole groups of {self.group_size}")
+            reasons.append(f"are in whole groups of {self.group_size}")
         if self.require or (self.require is None and has_partial_rows):
             reason = f" ({missing})" if missing else ""
-            told.append(("have all required keys" if self.require else "are whole") + reason)
+            reasons.append(("have all required keys" if self.require else "are whole") + reason)
         if self.consumer != OWN:
-            told.append(f"consumer {self.consumer!r} has not had")
+            reasons.append(f"consumer {self.consumer!r} has not had")
         if self.max_lag is not None:
-            told.append(f"are at most {self.max_lag} versions old")
-        return "too few " + (" and ".join(told) or "can be drawn now")
+            reasons.append(f"are at most {self.max_lag} versions old")
+        return "too few " + (" and ".join(reasons) or "can be drawn now")
 
 
 PLAIN = SampleConditions()

@@ -17,7 +17,7 @@ from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.messages.value_columns import join_blocks
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
-from tdserve.server.movers.surroundings import Surroundings
+from tdserve.server.movers.mover_context import MoverContext
 from tdserve.server.movers.value_writes import make_put_values, make_send_entries
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.reserved import ReservedRows
@@ -43,22 +43,22 @@ class PermitMover(Mover):
     other writer until the client is done or proved gone.
 
     Args:
-        surroundings: What all movers share.
+        context: What all movers share.
         session: Session whose content it moves.
         client: Local client of the session. If it only reads, everything that it would write raises NotSupportedError.
     """
 
     transport = "shm"
 
-    def __init__(self, surroundings: Surroundings, session: ClientSession, client: LocalClient) -> None:
+    def __init__(self, context: MoverContext, session: ClientSession, client: LocalClient) -> None:
         super().__init__()
         self.lock_name = client.lock_name
         self._session = session
         self._client = client
-        self._stores = surroundings.stores
-        self._values = surroundings.values
-        self._writes = surroundings.writes
-        self._traffic = surroundings.traffic
+        self._stores = context.stores
+        self._values = context.values
+        self._writes = context.writes
+        self._traffic = context.traffic
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
         """Has the client fill the rows while a worker stores their values, if there are any."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tdserve.messages.content import make_rows_layout
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
-from tdserve.server.movers.surroundings import Surroundings
+from tdserve.server.movers.mover_context import MoverContext
 from tdserve.server.movers.value_writes import make_put_values, make_send_entries
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
@@ -24,20 +24,20 @@ class WorkerMover(Mover):
     closed, or the worker was reaped.
 
     Args:
-        surroundings: What all movers share.
+        context: What all movers share.
         session: Session whose content it moves.
     """
 
     uses_channels = True
 
-    def __init__(self, surroundings: Surroundings, session: ClientSession) -> None:
+    def __init__(self, context: MoverContext, session: ClientSession) -> None:
         super().__init__()
         self.transport = session.channel_transport
         self._session = session
-        self._values = surroundings.values
-        self._versions = surroundings.versions
-        self._writes = surroundings.writes
-        self._traffic = surroundings.traffic
+        self._values = context.values
+        self._versions = context.versions
+        self._writes = context.writes
+        self._traffic = context.traffic
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
         """Has the session's worker receive the rows. Values that come over the channel go on to the values worker,

@@ -92,10 +92,10 @@ class ClaimRecord:
         """
         left, sizes = self.num_allowed - self.num_filled, []
         if file is not None:
-            said = [file.record(number)[1] for number in range(self.num_taken, file.num_written)]
-            num_open = file.num_claimed - self.num_filled - sum(said)
-            if min(said, default=1) > 0 and num_open >= 0 and sum(said) + num_open <= left:
-                left, sizes = num_open, said
+            recorded = [file.record(number)[1] for number in range(self.num_taken, file.num_written)]
+            num_open = file.num_claimed - self.num_filled - sum(recorded)
+            if min(recorded, default=1) > 0 and num_open >= 0 and sum(recorded) + num_open <= left:
+                left, sizes = num_open, recorded
         sizes += [left] if left else []
         starts = np.cumsum([self.first_row + self.num_filled, *sizes])
         return [np.arange(begin, end) % capacity for begin, end in pairwise(starts)]

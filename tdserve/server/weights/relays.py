@@ -311,7 +311,7 @@ class Relays:
             self._send_order(each.relay, control_pb2.RelayOrder(forget=each.link))
         live = store.fanout.contents
         store.nbytes = {content: nbytes for content, nbytes in store.nbytes.items() if content in live}
-        store.checksums = {content: said for content, said in store.checksums.items() if content in live}
+        store.checksums = {content: checksums for content, checksums in store.checksums.items() if content in live}
 
     def _send_order(self, number: int, order: control_pb2.RelayOrder) -> None:
         member = self._members.get(number)

@@ -44,15 +44,15 @@ def gather(
         return None
     around = batch_size[:dim] + batch_size[dim + 1 :] if dim >= 0 else batch_size
     if dim >= depth:
-        said = [
+        noted = [
             find_structure(notes, around, names, number=number, behind=dim - depth) for number in range(len(columns))
         ]
     else:
         groups = group_parts(notes, batch_size, dim) if dim >= 0 else [notes]
-        said = [find_structure(group, around, names) for group in groups]
+        noted = [find_structure(group, around, names) for group in groups]
     found: list[Captured | list[Any]] = []
     for number, column in enumerate(columns):
-        structures = [spec for spec in (said[number], *known[number : number + 1]) if spec is not None]
+        structures = [spec for spec in (noted[number], *known[number : number + 1]) if spec is not None]
         found.append(_gather_member(structures, column, around))
     return found
 

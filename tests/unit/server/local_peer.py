@@ -78,7 +78,7 @@ class LocalPeer:
             self._number,
             hello,
             SessionLink(Outbox()),
-            make_mover=partial(WorkerMover, world.surroundings),
+            make_mover=partial(WorkerMover, world.mover_context),
             worker=world.worker,
             interface="127.0.0.1",
             inline_bytes=INLINE_BYTES,
@@ -92,7 +92,7 @@ class LocalPeer:
             is_gone=world.process_watch.is_gone,
             sessions_folder=world.root.sessions_folder,
         )
-        self.session.attach(self.local, PermitMover(world.surroundings, self.session, self.local))
+        self.session.attach(self.local, PermitMover(world.mover_context, self.session, self.local))
         return self
 
     async def __aexit__(

@@ -114,7 +114,7 @@ class World:
         config = ServerConfig(root=str(self.path), memory_limit_bytes=1 << 30, sync_interval_s=0.0)
         services = assemble(config, self.root, self.db, self.process_watch, [self.worker], OPEN_SESSIONS)
         self.services, self.traffic = services, services.traffic
-        self.stores, self.answers, self.surroundings = services.stores, services.answers, services.surroundings
+        self.stores, self.answers, self.mover_context = services.stores, services.answers, services.mover_context
         self.reads, self.writes, self.alterations = services.reads, services.writes, services.alterations
         self.adoption, self.publishing, self.relays = services.adoption, services.publishing, services.relays
         self.extends, self.row_reads = services.extends, services.row_reads
@@ -142,7 +142,7 @@ class World:
             number,
             hello,
             OutboxLink(Outbox()),
-            make_mover=partial(WorkerMover, self.surroundings),
+            make_mover=partial(WorkerMover, self.mover_context),
             worker=self.worker,
             interface="127.0.0.1",
             inline_bytes=INLINE_BYTES,

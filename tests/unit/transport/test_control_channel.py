@@ -9,8 +9,8 @@ import pytest
 from tdserve.base.config import MAIL_BYTES
 from tdserve.base.errors import CapacityError, DeadlineExceededError, PeerLostError, TDServeError
 from tdserve.transport.channel import Channel
-from tdserve.transport.control_channel import MAX_SENT, SLOTS, Mail
 from tdserve.transport.loopback import LoopbackChannel
+from tdserve.transport.message_channel import MAX_SENT, SLOTS, MessageChannel
 from tests.channel_pairs import gloo_pair
 from tests.conformance.transport_suite import Connect
 
@@ -25,7 +25,7 @@ class Box:
         self.echoes = False
         self._messages: SimpleQueue[bytes] = SimpleQueue()
         self._lost: SimpleQueue[TDServeError] = SimpleQueue()
-        self.mail = Mail(channel, on_message=self._on_message, on_lost=self._lost.put, name="box")
+        self.mail = MessageChannel(channel, on_message=self._on_message, on_lost=self._lost.put, name="box")
         self.mail.begin()
 
     def next(self) -> bytes:
@@ -137,8 +137,8 @@ def test_mail_when_it_has_not_begun_then_what_came_waits_for_it() -> None:
     ours, theirs = LoopbackChannel.make_pair()
     came: SimpleQueue[tuple[bytes, int]] = SimpleQueue()
     num_threads = active_count()
-    mail = Mail(ours, on_message=lambda *message: came.put(message), on_lost=lambda _: None, name="later")
-    Mail(theirs, on_message=lambda *_: None, on_lost=lambda _: None, name="sending").send(b"x")
+    mail = MessageChannel(ours, on_message=lambda *message: came.put(message), on_lost=lambda _: None, name="later")
+    MessageChannel(theirs, on_message=lambda *_: None, on_lost=lambda _: None, name="sending").send(b"x")
     assert (active_count(), came.empty()) == (num_threads, True)
     mail.begin()
     assert came.get(timeout=TIMEOUT_S) == (b"x", 0)
@@ -157,9 +157,9 @@ def test_join_when_called_by_the_thread_itself_then_does_not_wait() -> None:
     def ignore(*_: object) -> None:
         pass
 
-    receiving = Mail(ours, on_message=on_message, on_lost=ignore, name="receiving")
+    receiving = MessageChannel(ours, on_message=on_message, on_lost=ignore, name="receiving")
     receiving.begin()
-    Mail(theirs, on_message=ignore, on_lost=ignore, name="sending").send(b"x")
+    MessageChannel(theirs, on_message=ignore, on_lost=ignore, name="sending").send(b"x")
     assert reported.get(timeout=TIMEOUT_S) == "joined"
     ours.close()
     receiving.join()
@@ -168,9 +168,9 @@ def test_join_when_called_by_the_thread_itself_then_does_not_wait() -> None:
 def test_send_when_a_label_is_given_then_it_arrives_with_the_message() -> None:
     ours, theirs = LoopbackChannel.make_pair()
     came: SimpleQueue[tuple[bytes, int]] = SimpleQueue()
-    mail = Mail(ours, on_message=lambda *message: came.put(message), on_lost=lambda _: None, name="receiving")
+    mail = MessageChannel(ours, on_message=lambda *message: came.put(message), on_lost=lambda _: None, name="receiving")
     mail.begin()
-    sending = Mail(theirs, on_message=lambda *_: None, on_lost=lambda _: None, name="sending")
+    sending = MessageChannel(theirs, on_message=lambda *_: None, on_lost=lambda _: None, name="sending")
     sending.send(bytes(MAIL_BYTES), 7)
     assert came.get(timeout=TIMEOUT_S) == (bytes(MAIL_BYTES), 7)
     ours.close()
@@ -184,6 +184,6 @@ def test_mail_when_on_message_fails_then_on_lost_is_told() -> None:
     def fail(content: bytes, label: int) -> None:
         raise ZeroDivisionError
 
-    Mail(ours, on_message=fail, on_lost=lost.put, name="a").begin()
-    Mail(theirs, on_message=fail, on_lost=lambda _: None, name="b").send(b"x")
+    MessageChannel(ours, on_message=fail, on_lost=lost.put, name="a").begin()
+    MessageChannel(theirs, on_message=fail, on_lost=lambda _: None, name="b").send(b"x")
     lost.get(timeout=20.0)

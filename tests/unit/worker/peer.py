@@ -23,8 +23,8 @@ from tdserve.store.mapping import open_leaves
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec
-from tdserve.transport.control_channel import Mail
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
+from tdserve.transport.message_channel import MessageChannel
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.proving import make_session_bond
 from tdserve.transport.rendezvous import KVStore
@@ -101,10 +101,10 @@ class Peer:
         """Opens both ends, as after a rendezvous."""
         self.channel = self._connect(is_mail=False, number=number)
 
-    def open_mail(self) -> Mail:
+    def open_mail(self) -> MessageChannel:
         """Opens the control channel and returns the client's end; its messages are collected in ``mails``."""
         channel = self._connect(is_mail=True)
-        mail = Mail(
+        mail = MessageChannel(
             channel,
             on_message=lambda content, _: self.mails.put(content),
             on_lost=lambda error: None,

@@ -18,7 +18,7 @@ from tdserve.base.errors import (
 from tdserve.control.status import decode_failure
 from tdserve.messages.content import make_rows_layout
 from tdserve.transport import gloo
-from tdserve.transport.control_channel import MAX_SENT
+from tdserve.transport.message_channel import MAX_SENT
 from tdserve.transport.proven import close_pairs
 from tdserve.v1 import worker_pb2
 from tdserve.worker.lane import Lane

@@ -10,8 +10,8 @@ import pytest
 from tdserve.base.config import MAIL_FOR_WORKER
 from tdserve.base.errors import ConnectError, TDServeError
 from tdserve.control.status import decode_failure
-from tdserve.transport.control_channel import MAX_SENT, Mail
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
+from tdserve.transport.message_channel import MAX_SENT, MessageChannel
 from tdserve.transport.proving import make_session_bond
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2
@@ -36,7 +36,7 @@ class Client:
         self._kv_store = KVStore(self._publish)
         self.mailbox = Mailbox(7, self._on_report, answer)
         self.channel: GlooChannel
-        self.mail: Mail
+        self.mail: MessageChannel
 
     def open(self, host: str = "127.0.0.1") -> None:
         """Opens the channel as control orders it."""
@@ -53,7 +53,7 @@ class Client:
             )
             self.channel = connecting.result(TIMEOUT_S)
         if reads:
-            self.mail = Mail(
+            self.mail = MessageChannel(
                 self.channel,
                 on_message=lambda content, _: self.answers.put(content),
                 on_lost=self._ignore,

@@ -9,7 +9,7 @@ from tdserve.base.config import MAIL_FOR_WORKER
 from tdserve.base.errors import PeerLostError, RemoteProtocolError, TransferAbortedError
 from tdserve.control.status import decode_failure
 from tdserve.messages.content import make_rows_layout
-from tdserve.transport.control_channel import MAX_SENT, Mail
+from tdserve.transport.message_channel import MAX_SENT, MessageChannel
 from tdserve.v1 import worker_pb2
 from tdserve.worker import worker_session
 from tdserve.worker.lane import Lane
@@ -56,13 +56,13 @@ def test_mail_when_the_channel_for_content_is_replaced_meanwhile_then_read_all_t
 def test_mail_when_there_is_much_then_reaped_in_the_sessions_thread(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = list[Mail]()
+    made = list[MessageChannel]()
 
-    def make_mail(*arguments: Any, **options: Any) -> Mail:
-        made.append(Mail(*arguments, **options))
+    def make_mail(*arguments: Any, **options: Any) -> MessageChannel:
+        made.append(MessageChannel(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(worker_session, "Mail", make_mail)
+    monkeypatch.setattr(worker_session, "MessageChannel", make_mail)
     mail = peer.open_mail()
     (worker_mail,) = made
     for number in range(5 * MAX_SENT):

@@ -9,7 +9,7 @@ from threading import Condition
 import torch
 from tensordict import TensorDict
 
-from tdserve.client.relays.kept import Kept
+from tdserve.client.relays.kept_version import KeptVersion
 from tdserve.client.relays.relay import SessionRelays
 from tdserve.messages.content import ReadStatus, make_status_column, read_layout
 from tdserve.structure.capture import capture
@@ -68,7 +68,7 @@ class Office:
         order = control_pb2.RelayOrder(pass_on=control_pb2.PassOn(link=link, kept=kept, secret=SECRET))
         self.ends[client].on_order(order)
 
-    def keep(self, link: int, buffer: torch.Tensor | None = None) -> Kept:
+    def keep(self, link: int, buffer: torch.Tensor | None = None) -> KeptVersion:
         """Gives the first client a whole version."""
         kept = self.ends[0].keep(link, LAYOUT, POOL)
         kept.buffer.copy_(content() if buffer is None else buffer)

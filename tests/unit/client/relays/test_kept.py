@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import PeerLostError
-from tdserve.client.relays.kept import Kept, compute_checksums
+from tdserve.client.relays.kept_version import KeptVersion, compute_checksums
 from tdserve.messages.content import read_layout
 from tdserve.store.version_checksums import DTYPE, compute_leaf_checksum
 from tdserve.structure.capture import capture
@@ -20,7 +20,9 @@ LAYOUT = read_layout(SPEC, is_packed=True)
 
 def test_wait_when_a_message_is_here_then_returns_and_the_first_part_is_told_once() -> None:
     counts: list[int] = []
-    kept = Kept(LAYOUT, torch.empty(LAYOUT.nbytes, dtype=torch.uint8), on_first=lambda: counts.append(kept.num_here))
+    kept = KeptVersion(
+        LAYOUT, torch.empty(LAYOUT.nbytes, dtype=torch.uint8), on_first=lambda: counts.append(kept.num_here)
+    )
     waiting = Thread(target=kept.wait, args=(1, 20.0))
     waiting.start()
     kept.add_arrived(1)
@@ -31,13 +33,13 @@ def test_wait_when_a_message_is_here_then_returns_and_the_first_part_is_told_onc
 
 
 def test_wait_when_it_does_not_come_then_error() -> None:
-    kept = Kept(LAYOUT, torch.empty(0))
+    kept = KeptVersion(LAYOUT, torch.empty(0))
     with pytest.raises(PeerLostError, match="message 0"):
         kept.wait(0, 0.01)
 
 
 def test_wait_when_it_is_dropped_then_error_at_once_also_for_what_was_here() -> None:
-    kept = Kept(LAYOUT, torch.empty(0))
+    kept = KeptVersion(LAYOUT, torch.empty(0))
     kept.add_arrived(1)
     kept.drop()
     with pytest.raises(PeerLostError):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tdserve.base.errors import ConnectError, DeadlineExceededError, PeerLostError
-from tdserve.client.relays import link as links
-from tdserve.client.relays.kept import Kept
-from tdserve.client.relays.link import CONTENT_TAG, PULLER_RANK, RELAY_RANK, Link, pass_on, receive
+from tdserve.client.relays import relay_link as links
+from tdserve.client.relays.kept_version import KeptVersion
+from tdserve.client.relays.relay_link import CONTENT_TAG, PULLER_RANK, RELAY_RANK, RelayLink, pass_on, receive
 from tdserve.transport.loopback import LoopbackChannel
 from tests.bonds import SECRET
 from tests.unit.client.relays.test_kept import LAYOUT
@@ -44,15 +44,15 @@ def content() -> torch.Tensor:
     return torch.arange(LAYOUT.nbytes, dtype=torch.int64).to(torch.uint8)
 
 
-def pair() -> tuple[Link, Link]:
+def pair() -> tuple[RelayLink, RelayLink]:
     """Both ends of a link, whose entries arrive at the other one."""
-    ends: dict[int, Link] = {}
+    ends: dict[int, RelayLink] = {}
 
-    def make(rank: int) -> Link:
+    def make(rank: int) -> RelayLink:
         def publish(number: int, key: str, value: bytes) -> None:
             ends[1 - rank].feed(key, value)
 
-        return Link(5, rank, secret=SECRET, publish=publish, make_host=lambda: "127.0.0.1")
+        return RelayLink(5, rank, secret=SECRET, publish=publish, make_host=lambda: "127.0.0.1")
 
     ends[RELAY_RANK], ends[PULLER_RANK] = make(RELAY_RANK), make(PULLER_RANK)
     return ends[RELAY_RANK], ends[PULLER_RANK]
@@ -65,7 +65,7 @@ def test_link_when_both_ends_connect_then_a_version_goes_over_it_and_both_know(t
             stack.callback(end.close)
         one, other = threads.submit(relay.connect), threads.submit(puller.connect)
         channels = one.result(20.0), other.result(20.0)
-        kept = Kept(LAYOUT, content())
+        kept = KeptVersion(LAYOUT, content())
         kept.add_arrived(NUM_MESSAGES)
         passing = threads.submit(pass_on, channels[0], kept)
         found = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
@@ -100,7 +100,7 @@ def test_cancel_when_the_pair_is_being_formed_then_whoever_waits_is_let_go(threa
 
 def test_pass_on_when_the_version_still_comes_then_waits_for_each_message(threads: ThreadPoolExecutor) -> None:
     ends = LoopbackChannel.make_pair()
-    kept = Kept(LAYOUT, content())
+    kept = KeptVersion(LAYOUT, content())
     passing = threads.submit(pass_on, ends[0], kept)
     found = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
     taking = threads.submit(receive, ends[1], LAYOUT, found, on_arrived=lambda count: None)
@@ -113,7 +113,7 @@ def test_pass_on_when_the_version_still_comes_then_waits_for_each_message(thread
 
 @pytest.mark.usefixtures("short")
 def test_pass_on_when_nothing_comes_or_nobody_takes_it_then_error_in_time() -> None:
-    kept = Kept(LAYOUT, content())
+    kept = KeptVersion(LAYOUT, content())
     with pytest.raises(PeerLostError):
         pass_on(LoopbackChannel.make_pair()[0], kept)
     kept.add_arrived(NUM_MESSAGES)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tdserve.base.errors import ClosedError, PeerLostError
-from tdserve.client.relays import link as links
-from tdserve.client.relays.kept import compute_checksums
-from tdserve.client.relays.link import receive
+from tdserve.client.relays import relay_link as links
+from tdserve.client.relays.kept_version import compute_checksums
+from tdserve.client.relays.relay_link import receive
 from tdserve.v1 import control_pb2
 from tests.bonds import SECRET
 from tests.unit.client.relays.relaying import LAYOUT, POOL, SPEC, Office, content, office

@@ -11,8 +11,8 @@ import pytest
 from tdserve.base.config import MAIL_BYTES, MAIL_FOR_WORKER
 from tdserve.base.errors import ConnectError, TDServeError, TransportError
 from tdserve.client.session.client_control_channel import ClientControlChannel
-from tdserve.transport.control_channel import Mail
 from tdserve.transport.gloo import WORKER_RANK, GlooChannel
+from tdserve.transport.message_channel import MessageChannel
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2
 from tests.bonds import BOND
@@ -35,7 +35,7 @@ class Server:
         )
         self.control_channel.begin()
         self.channel: GlooChannel
-        self.mail: Mail
+        self.mail: MessageChannel
 
     def connect(self) -> None:
         """As the worker does, and then waits for the client."""
@@ -50,7 +50,7 @@ class Server:
                 timeout_s=TIMEOUT_S,
             )
             self.channel = connecting.result(TIMEOUT_S)
-        self.mail = Mail(
+        self.mail = MessageChannel(
             self.channel,
             on_message=lambda content, label: self._requests.put((content, label)),
             on_lost=self.lost.put,

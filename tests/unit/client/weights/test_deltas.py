@@ -13,7 +13,7 @@ import tdserve
 from tdserve.base.errors import RemoteProtocolError, SpecMismatchError
 from tdserve.client.content.read_content import Destination
 from tdserve.client.weights import pulls
-from tdserve.client.weights.deltas import MAX_PLACES, MIN_NBYTES, HeldVersion, HeldVersions, Rest
+from tdserve.client.weights.deltas import MAX_PLACES, MIN_NBYTES, HeldVersion, HeldVersions, PartialVersion
 from tdserve.client.weights.pulls import ModuleDestination
 from tdserve.store.version_checksums import compute_leaf_checksum
 from tdserve.structure.capture import capture
@@ -125,7 +125,7 @@ def held_of(td: TensorDict) -> Any:
 
 def test_rest_when_the_leaf_is_what_it_was_then_copied_and_the_users_own_stays_his() -> None:
     td = tree()
-    rest = Rest(SPEC, accepted(compute_leaf_checksum(view_bytes(td["base"]).numpy())), held_of(td), None)
+    rest = PartialVersion(SPEC, accepted(compute_leaf_checksum(view_bytes(td["base"]).numpy())), held_of(td), None)
     assert [slot.path for slot in rest.layout.slots[: rest.layout.num_leaves]] == [("head",)]
     assert rest.into is None
     leaves, stale = rest.merge({("head",): torch.zeros(5)}, BufferPool())
@@ -140,7 +140,7 @@ def test_rest_when_the_user_has_changed_the_leaf_then_it_is_stale() -> None:
     td = tree()
     checksum = compute_leaf_checksum(view_bytes(td["base"]).numpy())
     td["base"][LARGE // 2] += 1
-    assert Rest(SPEC, accepted(checksum), held_of(td), None).merge({}, BufferPool())[1] == [0]
+    assert PartialVersion(SPEC, accepted(checksum), held_of(td), None).merge({}, BufferPool())[1] == [0]
 
 
 @pytest.mark.parametrize("place", ["fits", "is strided", "none"])
@@ -149,7 +149,7 @@ def test_rest_when_nothing_is_held_after_all_then_every_leaf_is_to_be_fetched(pl
     if place == "is strided":
         out["base"] = torch.zeros(2 * LARGE)[::2]
     destination = None if place == "none" else Destination(out, store="w")
-    rest = Rest(SPEC, accepted(compute_leaf_checksum(view_bytes(tree()["base"]).numpy())), None, destination)
+    rest = PartialVersion(SPEC, accepted(compute_leaf_checksum(view_bytes(tree()["base"]).numpy())), None, destination)
     assert (rest.into is not None) == (place == "fits")
     leaves, stale = rest.merge({("head",): torch.zeros(5)}, BufferPool())
     assert stale == [0]
@@ -159,7 +159,7 @@ def test_rest_when_nothing_is_held_after_all_then_every_leaf_is_to_be_fetched(pl
 @pytest.mark.parametrize("said", [accepted(), accepted(1, 2), accepted(1, numbers=[7])])
 def test_rest_when_the_server_says_what_makes_no_sense_then_error(said: control_pb2.Accepted) -> None:
     with pytest.raises(RemoteProtocolError):
-        Rest(SPEC, said, None, None)
+        PartialVersion(SPEC, said, None, None)
 
 
 # ------------------------------------------------------------ together
@@ -209,11 +209,13 @@ def test_latest_when_the_place_is_another_each_time_then_it_is_filled_all_the_sa
 ) -> None:
     unknown = []
 
-    def make_rest(spec: Spec, accepted: control_pb2.Accepted, held: HeldVersion | None, destination: Any) -> Rest:
+    def make_rest(
+        spec: Spec, accepted: control_pb2.Accepted, held: HeldVersion | None, destination: Any
+    ) -> PartialVersion:
         unknown.append(held is None)
-        return Rest(spec, accepted, held, destination)
+        return PartialVersion(spec, accepted, held, destination)
 
-    monkeypatch.setattr(pulls, "Rest", make_rest)
+    monkeypatch.setattr(pulls, "PartialVersion", make_rest)
     numbers = iter(range(1, 1000))
     outs: list[TensorDict] = []  # one that is gone would leave its addresses to the next
 
@@ -239,16 +241,16 @@ def test_latest_when_a_leaf_is_stale_and_its_version_is_gone_then_all_of_the_new
     puller = Puller(remote_client, name, "out")
     remote_client.publish(name, tree(1), keep=1)
     puller.pull()
-    merge = Rest.merge
+    merge = PartialVersion.merge
     merged = []
 
-    def too_late(rest: Rest, *arguments: Any) -> Any:
+    def too_late(rest: PartialVersion, *arguments: Any) -> Any:
         merged.append(rest)
         leaves, _ = merge(rest, *arguments)
         remote_client.publish(name, tree(1000 + len(merged)))
         return leaves, [0]
 
-    monkeypatch.setattr(Rest, "merge", too_late)
+    monkeypatch.setattr(PartialVersion, "merge", too_late)
 
     def step() -> bool:
         remote_client.publish(name, tree(2))

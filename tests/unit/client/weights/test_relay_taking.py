@@ -9,8 +9,8 @@ from tensordict import TensorDict
 from tdserve.base.errors import CorruptDataError, PeerLostError
 from tdserve.client.content.leaves import Leaves, make_leaves
 from tdserve.client.content.received import Received
-from tdserve.client.relays import link as links
-from tdserve.client.relays.kept import compute_checksums
+from tdserve.client.relays import relay_link as links
+from tdserve.client.relays.kept_version import compute_checksums
 from tdserve.client.weights.relay_taking import LinkFailedError, receive_kept, take_relayed
 from tdserve.structure.capture import capture
 from tdserve.transport.loopback import LoopbackChannel

@@ -38,11 +38,11 @@ class House:
     def __init__(self, world: World) -> None:
         self.root = world.root
         config = ServerConfig(root=str(world.root.path))
-        self.sessions = Sessions(config, [world.worker], world.root, partial(WorkerMover, world.surroundings))
+        self.sessions = Sessions(config, [world.worker], world.root, partial(WorkerMover, world.mover_context))
         self.taken: list[tuple[ClientSession, control_pb2.ClientMessage]] = []
         self.came = asyncio.Event()
         self.door = LocalListener(
-            world.root, self.sessions, world.process_watch, partial(PermitMover, world.surroundings), self._take
+            world.root, self.sessions, world.process_watch, partial(PermitMover, world.mover_context), self._take
         )
 
     def _take(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:

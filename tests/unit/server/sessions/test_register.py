@@ -41,7 +41,7 @@ def root(world: World) -> Root:
 def sessions(workers: list[DataWorker], root: Root, world: World) -> Sessions:
     """No session yet."""
     return Sessions(
-        ServerConfig(root=str(root.path), inline_bytes=123), workers, root, partial(WorkerMover, world.surroundings)
+        ServerConfig(root=str(root.path), inline_bytes=123), workers, root, partial(WorkerMover, world.mover_context)
     )
 
 

@@ -13,7 +13,7 @@ from threading import Lock
 import torch
 
 from tdserve.base.errors import PeerLostError, TDServeError
-from tdserve.client.relays.kept import Kept
+from tdserve.client.relays.kept_version import KeptVersion
 from tdserve.messages.layout import Layout
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.channel_opener import Forming
@@ -36,7 +36,7 @@ STALL_S = 2.0
 """The other end counts as stopped, or as too slow to be useful (6 MB/s), if a few messages take longer."""
 
 
-class Link:
+class RelayLink:
     """One end of a link. Threads: any may call ``feed`` and ``cancel``.
 
     Args:
@@ -111,7 +111,7 @@ class Link:
         return GlooChannel(self._kv_store, self._rank, host=host, bond=bond, peer=self.peer, timeout_s=CONNECT_S)
 
 
-def pass_on(channel: Channel, kept: Kept) -> None:
+def pass_on(channel: Channel, kept: KeptVersion) -> None:
     """Sends a version, message by message as they arrive, and waits until the other end acknowledges it.
 
     Raises:

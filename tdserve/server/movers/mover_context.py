@@ -10,7 +10,7 @@ from tdserve.server.weights.version_sender import VersionSender
 from tdserve.server.workers import DataWorker
 
 
-class Surroundings:
+class MoverContext:
     """The parts of the control process that movers use.
 
     Args:

@@ -15,7 +15,7 @@ from tdserve.store.version_checksums import DTYPE, compute_leaf_checksum
 from tdserve.structure.tree import Spec
 
 
-class Kept:
+class KeptVersion:
     """The bytes of one version, as a private copy that the user cannot change.
 
     Threads: one fills it, any number wait for what has arrived.

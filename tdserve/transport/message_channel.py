@@ -39,7 +39,7 @@ _HEADER = Struct("<HH")
 _SLOT_BYTES = _HEADER.size + MAIL_BYTES
 
 
-class Mail:
+class MessageChannel:
     """One end. Threads: ``send`` is safe in any; after ``begin`` messages arrive in a thread of this object.
 
     Args:
