@@ -23,7 +23,7 @@ Stack: Any = LazyStackedTensorDict
 
 @tensorclass
 class Turns:
-    """A history: what was said, turn by turn."""
+    """A history: what was split_turns, turn by turn."""
 
     role: str
     content: str
@@ -55,7 +55,7 @@ def turns(num_turns: int, **more: Any) -> Any:
         return made(role=texts, content=texts, batch_size=[num_turns], **more)
 
 
-def said(*calls: Any) -> Any:
+def split_turns(*calls: Any) -> Any:
     """A history that is a lazy stack of single turns, of which only some have tool calls."""
     with set_list_to_stack(True):
         found: list[Any] = [
@@ -126,7 +126,7 @@ def cases() -> dict[str, Any]:
         "histories": lazy_stack([turns(2, tokens=torch.rand(2, 3)), turns(1)]),
         "histories, equal lengths": lazy_stack([turns(2), turns(2)]),
         "histories beside others": TensorDict({"h": lazy_stack([turns(2), turns(3)]), "t": jagged([3, 4])}, [2]),
-        "histories of single turns": lazy_stack([said({"f": {"x": [1]}}, None), said(None, None, None)]),
+        "histories of single turns": lazy_stack([split_turns({"f": {"x": [1]}}, None), split_turns(None, None, None)]),
         "ragged values": ragged_texts,
     }
 

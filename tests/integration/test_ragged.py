@@ -9,7 +9,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack, set_list_to_stack
 
 import tdserve
-from tests.ragged import CASES, check_same, jagged, rows, said, strided, turns
+from tests.ragged import CASES, check_same, jagged, rows, split_turns, strided, turns
 from tests.sameness import assert_same
 
 pytestmark = pytest.mark.integration
@@ -159,7 +159,12 @@ def test_replay_when_two_dimensions_differ_then_lazy_stacks_come_out(client: tds
 
 
 def test_replay_when_histories_differ_in_turns_then_they_come_back_equal(client: tdserve.Client, name: str) -> None:
-    made = [turns(2), turns(3, tool_calls=[{"f": number} for number in range(3)]), said({"g": 1}, None, None), turns(1)]
+    made = [
+        turns(2),
+        turns(3, tool_calls=[{"f": number} for number in range(3)]),
+        split_turns({"g": 1}, None, None),
+        turns(1),
+    ]
     row = TensorDict({"h": made[0], "r": torch.zeros(())})
     replay = client.create_replay(name, row, 20, ragged=["h"])
     batch = TensorDict({"h": lazy_stack(made), "r": torch.rand(4)}, [4])

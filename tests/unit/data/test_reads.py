@@ -29,7 +29,7 @@ def opened(store: StoredTensorDict) -> MappedStore:
     return stores.get(store.ref)
 
 
-def asked(known: StoredTensorDict, index: Any = (), *keys: str) -> control_pb2.ReadRequest:
+def make_request(known: StoredTensorDict, index: Any = (), *keys: str) -> control_pb2.ReadRequest:
     """A request for what an index and keys select, by default of the small leaf."""
     paths = [content_pb2.Path(parts=[key]) for key in keys or ("small",)]
     selection = parse(index).to_message()
@@ -46,12 +46,12 @@ def columns(store: StoredTensorDict, index: Any, content: bytes) -> tuple[list[i
 
 
 def test_plan_when_asked_for_again_then_the_same(opened: MappedStore, store: StoredTensorDict) -> None:
-    read = asked(store, [1, 2])
+    read = make_request(store, [1, 2])
     order = worker_pb2.SendSelection(selection=read.selection, keys=read.keys)
     plan = plan_read(opened, read)
     assert plan_read(opened, order) is plan
-    assert plan_read(opened, asked(store, [1, 3])) is not plan
-    assert plan_read(opened, asked(store, [1, 2], "n")) is not plan
+    assert plan_read(opened, make_request(store, [1, 3])) is not plan
+    assert plan_read(opened, make_request(store, [1, 2], "n")) is not plan
 
 
 def test_plan_when_made_then_watches_the_rows_or_the_store_as_a_whole(
@@ -59,7 +59,7 @@ def test_plan_when_made_then_watches_the_rows_or_the_store_as_a_whole(
 ) -> None:
     def watched(index: Any) -> list[int]:
         positions = np.arange(len(opened.generations.values))
-        found: list[int] = positions[plan_read(opened, asked(store, index)).watched].tolist()
+        found: list[int] = positions[plan_read(opened, make_request(store, index)).watched].tolist()
         return found
 
     assert watched(()) == [6]
@@ -74,18 +74,18 @@ def test_plan_when_it_does_not_fit_then_error_and_not_kept(
 ) -> None:
     for _ in range(2):
         with pytest.raises(error):
-            plan_read(opened, asked(store, index, keys))
+            plan_read(opened, make_request(store, index, keys))
     assert opened.plans == {}
 
 
 def test_plans_when_there_are_many_or_they_are_long_then_only_so_much_is_kept(
     opened: MappedStore, store: StoredTensorDict
 ) -> None:
-    long = asked(store, [0] * MAX_KEPT_BYTES)
+    long = make_request(store, [0] * MAX_KEPT_BYTES)
     assert plan_read(opened, long) is not plan_read(opened, long)
     assert opened.plans == {}
     for number in range(3 * MAX_KEPT_PLANS):
-        plan_read(opened, asked(store, [number % 6, number // 6 % 6, number // 36 % 6, number // 216]))
+        plan_read(opened, make_request(store, [number % 6, number // 6 % 6, number // 36 % 6, number // 216]))
         assert 1 <= len(opened.plans) <= MAX_KEPT_PLANS
 
 
@@ -93,7 +93,7 @@ def test_plans_when_there_are_many_or_they_are_long_then_only_so_much_is_kept(
 def test_trailer_when_a_row_has_moved_since_then_says_so(
     opened: MappedStore, store: StoredTensorDict, row: int, status: ReadStatus
 ) -> None:
-    plan = plan_read(opened, asked(store, [1, 2]))
+    plan = plan_read(opened, make_request(store, [1, 2]))
     before = opened.generations.values[plan.watched].copy()
     source = plan.make_source(opened, plan.make_trailer(opened, before))
     store.generations.values[row] += 1
@@ -107,6 +107,6 @@ def test_plans_when_of_slices_of_a_long_store_then_hold_little(tmp_path: Path) -
     stores.learn(td.ref.fingerprint, td.ref.spec)
     opened = stores.get(td.ref)
     for start in range(1, 11):
-        plan_read(opened, asked(td, slice(start, None)))
-        plan_read(opened, asked(td, slice(start, start + 10)))
+        plan_read(opened, make_request(td, slice(start, None)))
+        plan_read(opened, make_request(td, slice(start, start + 10)))
     assert len(opened.plans) == 10

@@ -34,7 +34,7 @@ def source_of(
     return layout, make_rows_source(store, layout, numbers, generations, added or {})
 
 
-def taken(layout: Layout, source: RowEnd) -> Received:
+def receive(layout: Layout, source: RowEnd) -> Received:
     """Returns what a receiver gets from a source."""
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     for message in layout.messages:
@@ -44,7 +44,7 @@ def taken(layout: Layout, source: RowEnd) -> Received:
 
 def test_rows_when_none_has_moved_then_all_with_numbers_and_what_the_table_adds(opened: MappedStore) -> None:
     priority = np.array([0.5, 1.5, 2.5], np.float32)
-    received = taken(*source_of(opened, [5, 0, 5], [2, 2, 2], {"priority": priority.tobytes()}))
+    received = receive(*source_of(opened, [5, 0, 5], [2, 2, 2], {"priority": priority.tobytes()}))
     assert received.get_leaves()["small",].tolist() == [5, 0, 5]
     assert received.get_trailing(INDEX_KEY).tolist() == [5, 0, 5]
     assert received.get_trailing(GENERATION_KEY).tolist() == [2, 2, 2]
@@ -57,7 +57,7 @@ def test_rows_when_one_has_moved_or_is_being_written_then_marked(
     opened: MappedStore, plain: StoredTensorDict, expected: int, now: int
 ) -> None:
     plain.generations.values[3] = now
-    received = taken(*source_of(opened, [2, 3, 4], [2, expected, 2]))
+    received = receive(*source_of(opened, [2, 3, 4], [2, expected, 2]))
     assert received.get_trailing(GENERATION_KEY).tolist() == [2, -expected, 2]
     assert received.num_torn == 1
 
@@ -80,6 +80,6 @@ def test_rows_when_one_moves_after_its_first_bytes_were_copied_then_marked_all_t
 
 
 def test_rows_when_there_are_none_then_nothing_is_missing(opened: MappedStore) -> None:
-    received = taken(*source_of(opened, [], []))
+    received = receive(*source_of(opened, [], []))
     assert received.get_leaves()["small",].shape == (0,)
     assert received.num_torn == 0

@@ -6,7 +6,7 @@ from tdserve.base.errors import InvalidRequestError, NotSupportedError, WrongSta
 from tdserve.rules.group_rule import Ask, Epoch, GroupRule
 
 
-def formed(*members: int) -> GroupRule:
+def form(*members: int) -> GroupRule:
     """A group whose first epoch has these members, in this order."""
     rule = GroupRule("g")
     for member in members:
@@ -81,7 +81,7 @@ def test_withdraw_when_it_was_the_only_one_then_the_group_is_over() -> None:
 
 
 def test_next_epoch_when_all_that_live_have_asked_then_ranks_keep_their_order_and_newcomers_come_behind() -> None:
-    rule = formed(10, 11, 12, 13)
+    rule = form(10, 11, 12, 13)
     rule.ask(Ask(9, world_size=4, rank=0))
     rule.ask(Ask(13, epoch=1))
     rule.ask(Ask(10, epoch=1))
@@ -94,7 +94,7 @@ def test_next_epoch_when_all_that_live_have_asked_then_ranks_keep_their_order_an
 
 
 def test_next_epoch_when_the_last_silent_one_dies_then_formed() -> None:
-    rule = formed(1, 2, 3)
+    rule = form(1, 2, 3)
     rule.ask(Ask(1))
     rule.ask(Ask(2))
     rule.leave(3)
@@ -102,7 +102,7 @@ def test_next_epoch_when_the_last_silent_one_dies_then_formed() -> None:
 
 
 def test_next_epoch_when_a_size_is_said_then_goes_on_without_one_that_lives_and_newcomers_wait() -> None:
-    rule = formed(1, 2, 3)
+    rule = form(1, 2, 3)
     rule.ask(Ask(8, world_size=3))
     rule.ask(Ask(3, world_size=2))
     assert rule.form() is None
@@ -116,7 +116,7 @@ def test_next_epoch_when_a_size_is_said_then_goes_on_without_one_that_lives_and_
 
 
 def test_next_epoch_when_the_size_needs_newcomers_then_waits_for_them_and_takes_no_more() -> None:
-    rule = formed(1, 2)
+    rule = form(1, 2)
     rule.ask(Ask(1, world_size=3))
     rule.ask(Ask(2, world_size=3))
     assert rule.form() is None
@@ -137,7 +137,7 @@ def test_first_epoch_when_a_server_has_forgotten_the_last_then_formed_of_as_many
 
 
 def test_others_when_of_another_epoch_or_no_member_then_none() -> None:
-    rule = formed(1, 2, 3)
+    rule = form(1, 2, 3)
     assert rule.list_others(2, 1) == [1, 3]
     assert rule.get_rank(2) == 1
     assert rule.list_others(2, 0) == []

@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def asked(folder: Path, **fields: Any) -> control_pb2.AdoptRequest:
+def ask(folder: Path, **fields: Any) -> control_pb2.AdoptRequest:
     """A request for a store "x"."""
     return control_pb2.AdoptRequest(**{"name": "x", "path": str(folder), **fields})
 
@@ -50,7 +50,7 @@ def adopt(world: World, run: Loop, folder: Path, **fields: Any) -> None:
 
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
-            await world.adoption.adopt(peer.session, 1, asked(folder, **fields))
+            await world.adoption.adopt(peer.session, 1, ask(folder, **fields))
 
     run(scenario())
 
@@ -70,7 +70,7 @@ def test_adopt_when_done_then_the_users_tensors_and_own_values(world: World, run
 def test_adopt_when_asked_again_after_a_lost_answer_then_the_same_answer(world: World, run: Loop, folder: Path) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
-            await world.adoption.adopt(peer.session, 5, asked(folder))
+            await world.adoption.adopt(peer.session, 5, ask(folder))
             assert world.answers.find_answer(peer.session.client_id, 5) is not None
 
     run(scenario())
@@ -107,7 +107,7 @@ def test_adopt_when_the_session_does_not_share_the_root_then_refused(world: Worl
             for session in (peer.session, world.session(2)):
                 for path in (folder, folder / "nothing"):
                     with pytest.raises(NotSupportedError, match="--adoptable"):
-                        await world.adoption.adopt(session, 1, asked(path, read_only=True))
+                        await world.adoption.adopt(session, 1, ask(path, read_only=True))
 
     run(scenario())
     assert "x" not in world.stores.catalog
@@ -117,7 +117,7 @@ def remotely(world: World, run: Loop, folder: Path, path: Path) -> ClientSession
     """Asked by a client elsewhere, of a server that lets everybody adopt below a folder."""
     open_one = Adoption(world.stores, world.answers, values_worker=world.worker, folders=[str(folder)])
     session = world.session()
-    run(open_one.adopt(session, 1, asked(path)))
+    run(open_one.adopt(session, 1, ask(path)))
     return session
 
 
@@ -200,7 +200,7 @@ def test_adopt_when_it_exists_then_as_asked(world: World, run: Loop, folder: Pat
 def test_adopt_when_two_do_so_at_once_then_one_store(world: World, run: Loop, folder: Path) -> None:
     async def scenario() -> list[Any]:
         async with LocalPeer(world) as peer:
-            both = (world.adoption.adopt(peer.session, number, asked(folder, name=f"x{number}")) for number in (1, 2))
+            both = (world.adoption.adopt(peer.session, number, ask(folder, name=f"x{number}")) for number in (1, 2))
             return await asyncio.gather(*both, return_exceptions=True)
 
     answers = run(scenario())

@@ -87,7 +87,7 @@ def asking(name: str) -> control_pb2.CreateStoreRequest:
     return control_pb2.CreateStoreRequest(name=name, kind=control_pb2.STORE_KIND_TENSORDICT, spec=SPEC)
 
 
-async def said(*messages: control_pb2.ClientMessage) -> AsyncIterator[control_pb2.ClientMessage]:
+async def stream_messages(*messages: control_pb2.ClientMessage) -> AsyncIterator[control_pb2.ClientMessage]:
     """Returns a stream of a client that sends this message and closes."""
     for message in messages:
         yield message
@@ -117,7 +117,7 @@ def test_session_when_it_does_not_begin_with_hello_then_refused(
     process: ControlProcess, run: Loop, messages: list[control_pb2.ClientMessage]
 ) -> None:
     with pytest.raises(RemoteProtocolError, match="Hello"):
-        run(process.serve_session(SessionLink(Outbox()), said(*messages)))
+        run(process.serve_session(SessionLink(Outbox()), stream_messages(*messages)))
 
 
 def test_drain_when_begun_then_nothing_new_is_accepted(serving: Serving, run: Loop) -> None:
@@ -127,7 +127,7 @@ def test_drain_when_begun_then_nothing_new_is_accepted(serving: Serving, run: Lo
         run(process.create_store(asking("x")))
     outbox = Outbox()
     hello = control_pb2.Hello(protocol_version=PROTOCOL_VERSION, client_id=bytes(16), transport="gloo")
-    run(process.serve_session(SessionLink(outbox), said(control_pb2.ClientMessage(hello=hello))))
+    run(process.serve_session(SessionLink(outbox), stream_messages(control_pb2.ClientMessage(hello=hello))))
     assert isinstance(outbox.error(), ConnectError)
 
 
@@ -260,7 +260,7 @@ def test_mail_when_the_server_drains_then_refused(serving: Serving, run: Loop) -
 def test_session_when_hello_is_of_another_version_then_one_failure(serving: Serving, run: Loop) -> None:
     outbox = Outbox()
     hello = control_pb2.Hello(protocol_version=PROTOCOL_VERSION + 1, client_id=bytes(16), transport="gloo")
-    run(serving.process.serve_session(SessionLink(outbox), said(control_pb2.ClientMessage(hello=hello))))
+    run(serving.process.serve_session(SessionLink(outbox), stream_messages(control_pb2.ClientMessage(hello=hello))))
     error = outbox.error()
     assert isinstance(error, ProtocolVersionError)
     assert (error.expected, error.actual) == (PROTOCOL_VERSION + 1, PROTOCOL_VERSION)

@@ -31,14 +31,14 @@ TENSORDICT = control_pb2.STORE_KIND_TENSORDICT
 REPLAY = control_pb2.STORE_KIND_REPLAY
 
 
-def asked(**fields: Any) -> control_pb2.CreateStoreRequest:
+def make_request(**fields: Any) -> control_pb2.CreateStoreRequest:
     """A request for a tensordict store "x"."""
     return control_pb2.CreateStoreRequest(**{"name": "x", "kind": TENSORDICT, "spec": SPEC, **fields})
 
 
 @pytest.mark.parametrize(("kind", "num_rows"), [(TENSORDICT, 4), (REPLAY, 0), (control_pb2.STORE_KIND_WEIGHTS, 4)])
 def test_create_when_of_any_kind_then_described(world: World, run: Loop, kind: Any, num_rows: int) -> None:
-    answer = run(world.creation.create(asked(kind=kind, capacity=10)))
+    answer = run(world.creation.create(make_request(kind=kind, capacity=10)))
     assert answer.created
     assert (answer.description.kind, answer.description.num_rows) == (kind, num_rows)
     assert list((world.root.path / answer.description.path).iterdir())
@@ -46,9 +46,9 @@ def test_create_when_of_any_kind_then_described(world: World, run: Loop, kind: A
 
 def test_create_when_an_attempt_before_has_only_made_way_then_made(world: World, run: Loop) -> None:
     """A widened table: the server was killed when the one that nobody had written to was gone."""
-    first = run(world.creation.create(asked(kind=REPLAY, capacity=10))).description
+    first = run(world.creation.create(make_request(kind=REPLAY, capacity=10))).description
     run(world.creation.delete("x"))
-    again = asked(kind=REPLAY, capacity=10, replaces_empty_uid=first.uid)
+    again = make_request(kind=REPLAY, capacity=10, replaces_empty_uid=first.uid)
     made = run(world.creation.create(again)).description
     assert made.uid != first.uid
     with pytest.raises(StoreExistsError):
@@ -73,18 +73,18 @@ def test_create_when_it_cannot_be_then_typed_error_and_nothing_is_there(
     world: World, run: Loop, fields: dict[str, Any], error: type[TDServeError]
 ) -> None:
     with pytest.raises(error):
-        run(world.creation.create(asked(**fields)))
+        run(world.creation.create(make_request(**fields)))
     assert len(world.stores.catalog) == 0
     assert list((world.root.path / "stores").glob("*")) == []
 
 
 def test_create_when_it_exists_then_returned_only_with_exists_ok(world: World, run: Loop) -> None:
-    run(world.creation.create(asked()))
-    assert not run(world.creation.create(asked(exists_ok=True))).created
+    run(world.creation.create(make_request()))
+    assert not run(world.creation.create(make_request(exists_ok=True))).created
     with pytest.raises(StoreExistsError):
-        run(world.creation.create(asked()))
+        run(world.creation.create(make_request()))
     with pytest.raises(StoreExistsError, match="'x'"):
-        run(world.creation.create(asked(exists_ok=True, kind=REPLAY, capacity=3)))
+        run(world.creation.create(make_request(exists_ok=True, kind=REPLAY, capacity=3)))
 
 
 @pytest.mark.parametrize("fields", [{}, {"kind": REPLAY, "capacity": 3}])
@@ -92,19 +92,19 @@ def test_create_when_it_names_a_limit_of_values_then_kept_described_and_told_to_
     world: World, run: Loop, fields: dict[str, Any]
 ) -> None:
     limit = 3 << 20
-    answer = run(world.creation.create(asked(max_object_bytes=limit, **fields)))
+    answer = run(world.creation.create(make_request(max_object_bytes=limit, **fields)))
     assert answer.description.max_object_bytes == limit
     assert world.stores.get("x").make_ref(WorkerSpecCache(lambda: None)).max_object_bytes == limit
-    assert not run(world.creation.create(asked(exists_ok=True, **fields))).created
+    assert not run(world.creation.create(make_request(exists_ok=True, **fields))).created
     with pytest.raises(StoreExistsError, match="max_object_bytes"):
-        run(world.creation.create(asked(exists_ok=True, max_object_bytes=limit * 2, **fields)))
-    default = run(world.creation.create(asked(name="y", **fields)))
+        run(world.creation.create(make_request(exists_ok=True, max_object_bytes=limit * 2, **fields)))
+    default = run(world.creation.create(make_request(name="y", **fields)))
     assert default.description.max_object_bytes == DEFAULT_MAX_OBJECT_BYTES
 
 
 def test_create_when_two_ask_at_once_then_one_is_made_and_both_get_it(world: World, run: Loop) -> None:
     async def scenario() -> list[bool]:
-        answers = await asyncio.gather(*(world.creation.create(asked(exists_ok=True)) for _ in range(5)))
+        answers = await asyncio.gather(*(world.creation.create(make_request(exists_ok=True)) for _ in range(5)))
         assert len({answer.description.uid for answer in answers}) == 1
         return [answer.created for answer in answers]
 
@@ -112,7 +112,7 @@ def test_create_when_two_ask_at_once_then_one_is_made_and_both_get_it(world: Wor
 
 
 def test_delete_when_there_is_no_such_store_then_error(world: World, run: Loop) -> None:
-    run(world.creation.create(asked()))
+    run(world.creation.create(make_request()))
     run(world.creation.delete("x"))
     with pytest.raises(StoreNotFoundError):
         run(world.creation.delete("x"))
@@ -120,17 +120,17 @@ def test_delete_when_there_is_no_such_store_then_error(world: World, run: Loop) 
 
 def begin(creation: Creation, name: str, session: int) -> Coroutine[Any, Any, OpenedStore]:
     """Begins to fill a store over a session."""
-    return creation.begin_filling(session, *creation.read(asked(name=name)))
+    return creation.begin_filling(session, *creation.read(make_request(name=name)))
 
 
 def test_abandon_when_the_session_ends_then_only_its_loading_stores_go(world: World, run: Loop) -> None:
-    run(world.creation.create(asked(name="whole")))
+    run(world.creation.create(make_request(name="whole")))
     run(begin(world.creation, "half", 3))
     run(begin(world.creation, "other", 4))
     run(world.creation.abandon(3))
     assert world.stores.list_loading(3) == []
     assert [entry.name for entry in world.stores.list_loading(4)] == ["other"]
-    run(world.creation.create(asked(name="half")))
+    run(world.creation.create(make_request(name="half")))
 
 
 def test_begin_filling_when_the_session_has_begun_that_before_then_the_same_store(world: World, run: Loop) -> None:

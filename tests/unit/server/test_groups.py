@@ -17,7 +17,7 @@ def ask(name: str = "g", size: int = 2, *, timeout_s: float = 20.0, **fields: ob
     return control_pb2.JoinGroup(name=name, world_size=size, backend="gloo", timeout_s=timeout_s, **fields)  # type: ignore[arg-type]
 
 
-async def formed(groups: Groups, *sessions: ClientSession, size: int = 0) -> list[control_pb2.GroupFormed]:
+async def form(groups: Groups, *sessions: ClientSession, size: int = 0) -> list[control_pb2.GroupFormed]:
     """The epoch that these sessions have asked for, as each is told of it."""
     await asyncio.gather(*(groups.join(session, 5, ask(size=size or len(sessions))) for session in sessions))
     answers = []
@@ -41,7 +41,7 @@ def test_join_when_all_have_asked_then_each_is_told_its_rank_and_all_members(run
     sessions = [
         world.session_of(control_pb2.Hello(client_id=bytes([n]) * 16, host=f"h{n}", pid=n), n) for n in (1, 2, 3)
     ]
-    answers = run(formed(Groups(), *sessions))
+    answers = run(form(Groups(), *sessions))
     assert [(answer.epoch, answer.rank) for answer in answers] == [(1, 0), (1, 1), (1, 2)]
     for answer in answers:
         assert [(member.host, member.pid) for member in answer.members] == [("h1", 1), ("h2", 2), ("h3", 3)]
@@ -77,7 +77,7 @@ def test_join_when_a_group_of_the_name_is_over_then_its_numbers_do_not_come_agai
     async def play() -> list[int]:
         numbers = []
         for _ in range(3):
-            numbers.append((await formed(groups, *sessions))[0].epoch)
+            numbers.append((await form(groups, *sessions))[0].epoch)
             leaving = control_pb2.GroupNotice(name="g", epoch=numbers[-1], leave=True)
             for session in sessions:
                 groups.on_notice(session, leaving)
@@ -121,7 +121,7 @@ def test_notice_when_an_entry_then_all_other_members_of_the_epoch_get_it(run: Lo
     stranger = world.session(4)
 
     async def play() -> None:
-        await formed(groups, *sessions)
+        await form(groups, *sessions)
         entry = control_pb2.Rendezvous(key="k", value=b"v")
         groups.on_notice(sessions[1], control_pb2.GroupNotice(name="g", epoch=1, entry=entry))
         for other in (sessions[0], sessions[2]):
@@ -141,7 +141,7 @@ def test_session_when_it_ends_then_the_others_are_told_its_rank_and_may_form_the
     groups, sessions = Groups(), [world.session(number) for number in (1, 2, 3)]
 
     async def play() -> None:
-        await formed(groups, *sessions)
+        await form(groups, *sessions)
         waiting = [asyncio.ensure_future(groups.join(session, 5, ask(size=0))) for session in sessions[:2]]
         await asyncio.sleep(0)
         groups.on_session_ended(3)
@@ -178,7 +178,7 @@ def test_notice_when_a_member_leaves_or_gives_up_then_the_others_are_told_which(
     body = {"leave": True} if kind == "leave" else {"given_up": "tired"}
 
     async def play() -> control_pb2.GroupLoss:
-        await formed(groups, *sessions)
+        await form(groups, *sessions)
         groups.on_notice(sessions[0], control_pb2.GroupNotice(name="g", epoch=1, **body, **said))
         loss = (await event_of(sessions[1])).loss
         groups.on_session_ended(2)
@@ -195,7 +195,7 @@ def test_notice_when_some_have_gone_on_already_then_only_the_rest_is_told(run: L
     groups, sessions = Groups(), [world.session(number) for number in (1, 2, 3)]
 
     async def play() -> None:
-        await formed(groups, *sessions)
+        await form(groups, *sessions)
         asking = asyncio.ensure_future(groups.join(sessions[1], 6, ask(size=0)))
         await asyncio.sleep(0)
         groups.on_notice(sessions[0], control_pb2.GroupNotice(name="g", epoch=1, given_up="on", num_finished=1))

@@ -19,7 +19,7 @@ from tdserve.structure.looks import MIN_LEAVES
 RESULT = object()
 
 
-def made(num_leaves: int = MIN_LEAVES) -> TensorDict:
+def make_td(num_leaves: int = MIN_LEAVES) -> TensorDict:
     """Two of them nested, one square."""
     leaves = {f"k{number}": torch.full((2, 3), float(number)) for number in range(num_leaves - 3)}
     leaves["square"] = torch.arange(4.0).view(2, 2)
@@ -118,7 +118,7 @@ CHANGES: list[Callable[[TensorDict], Any]] = [
 
 
 def test_find_when_the_tensors_are_the_same_then_the_result_whatever_holds_them() -> None:
-    td = made()
+    td = make_td()
     recall = remembering(td)
     td["k3"].fill_(77.0)
     td.lock_()
@@ -129,7 +129,7 @@ def test_find_when_the_tensors_are_the_same_then_the_result_whatever_holds_them(
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_find_when_anything_was_changed_then_nothing(change: Callable[[TensorDict], Any]) -> None:
-    td = made(MIN_LEAVES + 1)
+    td = make_td(MIN_LEAVES + 1)
     recall = remembering(td)
     assert is_found(recall, td)
     change(td)
@@ -140,7 +140,7 @@ def test_find_when_anything_was_changed_then_nothing(change: Callable[[TensorDic
 def test_capture_when_anything_was_changed_then_as_if_never_captured_before(
     change: Callable[[TensorDict], Any],
 ) -> None:
-    td = made(MIN_LEAVES + 1)
+    td = make_td(MIN_LEAVES + 1)
     assert capture(td) is not capture(td) is capture(td)
     change(td)
     found, fresh = capture(td), capture(td.to_tensordict(retain_none=True))
@@ -152,7 +152,7 @@ def test_capture_when_anything_was_changed_then_as_if_never_captured_before(
 
 
 def test_find_when_for_another_purpose_then_nothing() -> None:
-    td = made()
+    td = make_td()
     recall = remembering(td)
     assert not is_found(recall, td, "another")
     _, looks = recall.find(td, "another")
@@ -163,7 +163,7 @@ def test_find_when_for_another_purpose_then_nothing() -> None:
 
 
 def test_find_when_others_were_kept_since_then_only_the_latest() -> None:
-    tds = [made() for _ in range(MAX_KEPT + 1)]
+    tds = [make_td() for _ in range(MAX_KEPT + 1)]
     recall = remembering(tds[0])
     for td in tds[1:]:
         _, looks = recall.find(td, "purpose")
@@ -173,7 +173,7 @@ def test_find_when_others_were_kept_since_then_only_the_latest() -> None:
 
 
 def test_find_when_two_begin_with_the_same_tensor_then_neither_is_taken_for_the_other() -> None:
-    first = made()
+    first = make_td()
     second = TensorDict({**first.clone(), "k0": first["k0"]}, [2], device="cpu")
     assert second["k0"] is first["k0"]
     recall = remembering(first)
@@ -187,19 +187,19 @@ def test_find_when_two_begin_with_the_same_tensor_then_neither_is_taken_for_the_
 
 def plain(leaf: Any) -> TensorDict:
     """Large enough; one leaf is special."""
-    return TensorDict({**made(), "special": leaf}, [2])
+    return TensorDict({**make_td(), "special": leaf}, [2])
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: made(MIN_LEAVES - 1),
+        lambda: make_td(MIN_LEAVES - 1),
         lambda: plain(torch.zeros(2, dtype=torch.complex64).conj().imag),
         lambda: plain(torch.zeros(2, dtype=torch.complex64).conj()),
         lambda: plain(torch.zeros(2, 2).to_sparse()),
         lambda: plain(MemoryMappedTensor.from_tensor(torch.zeros(2))),
         lambda: plain("text"),
-        lambda: made()._get_sub_tensordict(slice(1)),
+        lambda: make_td()._get_sub_tensordict(slice(1)),
         lambda: None,
         dict,
     ],
@@ -242,14 +242,14 @@ def test_capture_when_the_form_is_another_then_not_the_same() -> None:
 
 
 def test_capture_when_a_destination_then_not_that_of_a_source() -> None:
-    td = made()
+    td = make_td()
     assert capture(td) is not capture(td) is capture(td)
     assert capture(td, is_destination=True) is not capture(td, is_destination=True) is capture(td, is_destination=True)
     assert capture(td) is not capture(td, is_destination=True)
 
 
 def test_capture_when_the_content_was_changed_in_place_then_the_new_content() -> None:
-    td = made()
+    td = make_td()
     capture(td)
     before = capture(td)
     td["k3"].add_(1.0)
@@ -288,7 +288,7 @@ def test_capture_when_one_tensor_goes_then_so_does_its_memory() -> None:
 
 
 def test_has_met_when_the_same_come_again_then_true_once_they_were_noted() -> None:
-    recall, td = Recall(), made()
+    recall, td = Recall(), make_td()
 
     def meet(each: TensorDict) -> bool:
         _, looks = recall.find(each, "purpose")
@@ -296,7 +296,7 @@ def test_has_met_when_the_same_come_again_then_true_once_they_were_noted() -> No
         return recall.has_met(looks)
 
     assert [meet(td), meet(td), meet(td.copy()), meet(td)] == [False, True, True, True]
-    assert [meet(made()) for _ in range(20)] == [False] * 20  # their memory and numbers are those of others before
+    assert [meet(make_td()) for _ in range(20)] == [False] * 20  # their memory and numbers are those of others before
     replace_leaf(td)
     assert [meet(td), meet(td)] == [False, True]
 

@@ -20,26 +20,26 @@ from tdserve.structure.declaring import (
 )
 from tdserve.structure.nodes import Form, Node, Ragged, ValueLeaf
 from tdserve.structure.tree import Spec
-from tests.ragged import jagged, said, strided, turns
+from tests.ragged import jagged, split_turns, strided, turns
 
 ROW = TensorDict({"t": torch.zeros(4, dtype=torch.int64), "n": {"x": torch.zeros(2, 3)}, "s": "text"})
 
 
-def made(td: Any, ragged: Any = None) -> Spec:
+def declare(td: Any, ragged: Any = None) -> Spec:
     captured = capture(td)
     return declare_ragged(captured.spec, captured.values, ragged, store="frames")
 
 
 @pytest.mark.parametrize("ragged", ["t", ["t"], ("t",), {"t": 0}, {"t": (0,)}, {("t",): -1}])
 def test_declared_when_one_dimension_of_a_row_differs_then_jagged(ragged: Any) -> None:
-    spec = made(ROW, ragged)
+    spec = declare(ROW, ragged)
     assert spec.find(("t",)) == ValueLeaf((), False, Ragged(Form.JAGGED, "int64", (-1,)))
     assert spec.root.stack_dim is None
 
 
 @pytest.mark.parametrize(("dims", "shape"), [((0, 1), (-1, -1)), (1, (2, -1))])
 def test_declared_when_other_dimensions_differ_then_a_stack_of_rows(dims: Any, shape: tuple[int, ...]) -> None:
-    spec = made(ROW, {("n", "x"): dims})
+    spec = declare(ROW, {("n", "x"): dims})
     assert spec.find(("n", "x")) == ValueLeaf((), False, Ragged(Form.STACK, "float32", shape))
     node = spec.prepend((5,)).find(("n",))
     assert isinstance(node, Node)
@@ -53,19 +53,19 @@ def test_declared_when_nothing_is_then_the_same_spec() -> None:
 
 
 def test_declared_when_row_has_a_nested_tensor_of_one_component_then_it_is_ragged() -> None:
-    spec = made(TensorDict({"t": jagged([4], (2,)), "u": strided((2, 3))}, []))
+    spec = declare(TensorDict({"t": jagged([4], (2,)), "u": strided((2, 3))}, []))
     assert spec.find(("t",)) == ValueLeaf((), False, Ragged(Form.JAGGED, "int64", (-1, 2)))
     assert spec.find(("u",)) == ValueLeaf((), False, Ragged(Form.NESTED, "float32", (-1, -1)))
 
 
-@pytest.mark.parametrize("history", [turns(3, tokens=torch.zeros(3, 5)), said(None, None)])
+@pytest.mark.parametrize("history", [turns(3, tokens=torch.zeros(3, 5)), split_turns(None, None)])
 def test_declared_when_a_part_is_named_or_a_stack_then_packed(history: Any) -> None:
-    spec = made(TensorDict({"h": history}), ["h"])
+    spec = declare(TensorDict({"h": history}), ["h"])
     node = spec.find(("h",))
     assert isinstance(node, Node)
     assert node.inner == (-1,)
     assert spec.packed == {("h",)}
-    assert made(history, [()]).packed == {()}
+    assert declare(history, [()]).packed == {()}
 
 
 @pytest.mark.parametrize(
@@ -73,17 +73,17 @@ def test_declared_when_a_part_is_named_or_a_stack_then_packed(history: Any) -> N
 )
 def test_declared_when_that_cannot_be_then_says_so(ragged: Any) -> None:
     with pytest.raises(InvalidRequestError, match="ragged"):
-        made(ROW, ragged)
+        declare(ROW, ragged)
 
 
 def test_declared_when_key_is_unknown_then_names_it() -> None:
     with pytest.raises(KeyNotFoundError, match="nothing"):
-        made(ROW, ["nothing"])
+        declare(ROW, ["nothing"])
 
 
 def test_declared_when_a_batch_dimension_of_the_row_is_named_then_says_so() -> None:
     with pytest.raises(InvalidRequestError, match="after its batch dimensions"):
-        made(TensorDict({"t": torch.zeros(2, 3)}, [2]), ["t"])
+        declare(TensorDict({"t": torch.zeros(2, 3)}, [2]), ["t"])
 
 
 def test_first_values_when_store_is_ragged_then_empty() -> None:
@@ -120,7 +120,7 @@ def test_declared_paths_when_asked_then_keys_and_nested_rows() -> None:
 
 
 def test_declared_when_the_row_is_packed_itself_then_it_is_one_element() -> None:
-    spec = made(lazy_stack([TensorDict({"a": torch.zeros(3)}), TensorDict({"b": torch.zeros(3)})]))
+    spec = declare(lazy_stack([TensorDict({"a": torch.zeros(3)}), TensorDict({"b": torch.zeros(3)})]))
     assert (spec.batch_size, spec.root.inner) == ((), (-1,))
 
 
@@ -177,9 +177,9 @@ def test_widened_when_something_else_differs_then_none(batch: TensorDict) -> Non
 
 def test_widens_when_structures_differ_otherwise_then_not() -> None:
     row = capture(ROW).spec
-    assert not widens(row, made(TensorDict({"t": torch.zeros(4), "n": {"x": torch.zeros(2, 3)}, "s": "t"}), ["t"]))
-    assert not widens(row, made(ROW.exclude("s"), ["t"]))
-    assert widens(row, made(ROW, {"t": 0, ("n", "x"): 1}))
+    assert not widens(row, declare(TensorDict({"t": torch.zeros(4), "n": {"x": torch.zeros(2, 3)}, "s": "t"}), ["t"]))
+    assert not widens(row, declare(ROW.exclude("s"), ["t"]))
+    assert widens(row, declare(ROW, {"t": 0, ("n", "x"): 1}))
 
 
 def test_widened_when_dimensions_have_names_then_they_keep_them() -> None:

@@ -23,13 +23,13 @@ def fake(td: Any) -> Any:
     return td.apply(mode.from_tensor)
 
 
-def taken(td: Any) -> Captured:
+def capture_structure(td: Any) -> Captured:
     return capture(td, takes_structure=True)
 
 
 @pytest.mark.parametrize("make", [lambda td: td.to("meta"), fake])
 def test_capture_when_tensors_have_no_content_then_takes_their_structure(make: Any) -> None:
-    captured = taken(make(example()))
+    captured = capture_structure(make(example()))
     expected = capture(example())
     assert [leaf for _, leaf in captured.spec.tensors] == [leaf for _, leaf in expected.spec.tensors]
     assert all(tensor.is_meta for tensor in captured.tensors.values())
@@ -48,16 +48,16 @@ def test_capture_when_content_is_wanted_then_says_who_takes_structure(make: Any,
 
 def test_capture_when_large_structure_was_taken_then_is_not_recalled_as_content() -> None:
     td = TensorDict({f"x{number}": torch.zeros(2) for number in range(100)}).to("meta")
-    taken(td)
+    capture_structure(td)
     with pytest.raises(NotSupportedError, match="a meta tensor"):
         capture(td)
 
 
 def test_capture_when_stack_is_of_meta_rows_then_takes_its_structure() -> None:
     rows = [TensorDict({"x": torch.zeros(3, size, device="meta")}) for size in (1, 2)]
-    assert taken(LazyStackedTensorDict(rows[0], rows[0].clone())).tensors[("x",)].shape == (2, 3, 1)
+    assert capture_structure(LazyStackedTensorDict(rows[0], rows[0].clone())).tensors[("x",)].shape == (2, 3, 1)
     with pytest.raises(NotSupportedError, match="a meta tensor at key 'x'"):
-        taken(LazyStackedTensorDict(*rows))
+        capture_structure(LazyStackedTensorDict(*rows))
 
 
 def test_capture_when_size_is_a_symbol_then_refuses() -> None:
@@ -70,8 +70,8 @@ def test_capture_when_size_is_a_symbol_then_refuses() -> None:
 def test_without_content_when_some_have_content_then_refuses_by_name() -> None:
     td = example().set("m", torch.zeros(3, device="meta"))
     with pytest.raises(NotSupportedError, match=r"key 'm'.*memmap_like"):
-        to_meta_capture(taken(td), store="s")
-    assert to_meta_capture(taken(example()), store="s") is None
+        to_meta_capture(capture_structure(td), store="s")
+    assert to_meta_capture(capture_structure(example()), store="s") is None
 
 
 def test_has_no_content_when_tensor_is_any_then_tells() -> None:
@@ -80,7 +80,7 @@ def test_has_no_content_when_tensor_is_any_then_tells() -> None:
 
 
 def test_is_blank_when_versions_come_then_tells_until_tensors_are_written() -> None:
-    values = taken(example().to("meta")).spec.with_device("meta")
+    values = capture_structure(example().to("meta")).spec.with_device("meta")
     plain = values.select([("x",)])
     assert [is_blank(plain, version) for version in (0, 1)] == [True, False]
     assert [is_blank(values, version) for version in (0, 1, 2)] == [True, True, False]

@@ -27,7 +27,7 @@ class Typed(TypedTensorDict):
     a: torch.Tensor
 
 
-def made() -> TensorDict:
+def make_td() -> TensorDict:
     """A tensordict of one entry."""
     return TensorDict({"a": torch.arange(2)}, [2])
 
@@ -35,8 +35,8 @@ def made() -> TensorDict:
 VALUE: Any = NonTensorData("x", batch_size=[2])
 VALUES: Any = NonTensorStack(NonTensorData("x"), NonTensorData("y"))
 STACK: Any = LazyStackedTensorDict(TensorDict({}, []), TensorDict({}, []), stack_dim=0)
-PARAMS: Any = TensorDictParams(made().float())
-CONSOLIDATED: Any = made().consolidate()
+PARAMS: Any = TensorDictParams(make_td().float())
+CONSOLIDATED: Any = make_td().consolidate()
 
 NAMES: list[tuple[Any, str]] = [
     (tensordict, "_lazy"),
@@ -45,13 +45,13 @@ NAMES: list[tuple[Any, str]] = [
     (tensordict._td, "_SubTensorDict"),
     (tensordict.utils, "_TENSORCLASS_MEMO"),
     (TensorDict, "_new_unsafe"),
-    (made(), "_tensordict"),
-    (made(), "_td_dim_names"),
-    (made(), "_batch_size"),
-    (made(), "_get_str"),
-    (made(), "_check_unlock"),
-    (made(), "_mark_consolidated_stale"),
-    (made(), "_has_names"),
+    (make_td(), "_tensordict"),
+    (make_td(), "_td_dim_names"),
+    (make_td(), "_batch_size"),
+    (make_td(), "_get_str"),
+    (make_td(), "_check_unlock"),
+    (make_td(), "_mark_consolidated_stale"),
+    (make_td(), "_has_names"),
     (CONSOLIDATED, "_consolidated"),
     (STACK, "_td_dim_name"),
     (STACK, "_batch_size"),
@@ -85,7 +85,7 @@ NAMES: list[tuple[Any, str]] = [
     (PARAMS, "_get_post_hook"),
     (PARAMS, "_lock_content"),
     (Typed(a=torch.zeros(2), batch_size=[2]), "_source"),
-    (made()._get_sub_tensordict(slice(1)), "_source"),
+    (make_td()._get_sub_tensordict(slice(1)), "_source"),
     (PersistentTensorDict, "_get_array"),
     (PersistentTensorDict, "_get_metadata"),
 ]
@@ -123,7 +123,7 @@ def test_values_when_their_class_is_looked_at_then_are_values() -> None:
 
 def test_form_when_taken_then_batch_size_and_names_are_those_of_the_other() -> None:
     names: Any = ["x", None]
-    td, other = made(), TensorDict({}, [3, 4], names=names)
+    td, other = make_td(), TensorDict({}, [3, 4], names=names)
     module.take_form(td, other)
     assert (td.batch_size, td.names) == (other.batch_size, ["x", None])
 
@@ -137,10 +137,10 @@ def test_stack_form_when_taken_then_dimension_and_name_are_those_of_the_other() 
 
 def test_consolidated_when_looked_at_then_is_told() -> None:
     assert module.is_consolidated(CONSOLIDATED)
-    assert not module.is_consolidated(made())
+    assert not module.is_consolidated(make_td())
 
 
 def test_params_when_made_with_a_lock_then_it_is_told() -> None:
-    assert module.locks_content(TensorDictParams(made().float(), lock=True))
+    assert module.locks_content(TensorDictParams(make_td().float(), lock=True))
     assert not module.locks_content(PARAMS)
     assert not module.has_hooks(PARAMS)

@@ -16,7 +16,7 @@ def given(td: TensorDict) -> GivenPart:
     return GivenPart(td, name="g", allow_pickle=False)
 
 
-def moved(source: GivenPart, taken: TakenPart) -> object:
+def move(source: GivenPart, taken: TakenPart) -> object:
     """Returns a tensordict after its bytes were copied from one end to the other."""
     source_end, sink = source.make_source(), taken.make_sink(source.spec, source.values_nbytes, BufferPool())
     for message in source.messages:
@@ -34,7 +34,7 @@ def moved(source: GivenPart, taken: TakenPart) -> object:
 @pytest.mark.parametrize("into", [None, 3])
 def test_content_when_moved_then_built_or_filled(num_floats: int, into: int | None) -> None:
     out = None if into is None else content(into, num_floats)
-    found = moved(given(content(8, num_floats)), TakenPart(out, name="g", allow_pickle=False))
+    found = move(given(content(8, num_floats)), TakenPart(out, name="g", allow_pickle=False))
     assert out is None or found is out
     assert number_in(found, num_floats) == 8
 
@@ -42,7 +42,7 @@ def test_content_when_moved_then_built_or_filled(num_floats: int, into: int | No
 def test_content_when_leaves_are_not_contiguous_then_copied_in_and_out() -> None:
     source = TensorDict({"x": torch.arange(12.0).view(3, 4).T})
     out = TensorDict({"x": torch.zeros(4, 6)[:, ::2]})
-    moved(given(source), TakenPart(out, name="g", allow_pickle=False))
+    move(given(source), TakenPart(out, name="g", allow_pickle=False))
     assert torch.equal(out["x"], source["x"])
 
 

@@ -11,7 +11,7 @@ from tdserve.v1 import control_pb2
 TIMEOUT_S = 20.0
 
 
-def asked(request: int) -> control_pb2.ClientMessage:
+def make_request(request: int) -> control_pb2.ClientMessage:
     """Returns the request of an overwrite."""
     return control_pb2.ClientMessage(request=request, write=control_pb2.WriteRequest())
 
@@ -28,12 +28,12 @@ def done(request: int) -> control_pb2.ServerMessage:
 
 def test_end_when_nothing_is_under_way_then_at_once_and_none_begins_any_more() -> None:
     overwrites = Overwrites("here")
-    overwrites.begin(asked(1))
+    overwrites.begin(make_request(1))
     overwrites.on_message(let_do(1))
     overwrites.on_message(done(1))
     overwrites.end(lambda request: pytest.fail(f"{request} is over"), TIMEOUT_S)
     with pytest.raises(ConnectError, match="closed by this client"):
-        overwrites.begin(asked(2))
+        overwrites.begin(make_request(2))
     overwrites.begin(control_pb2.ClientMessage(request=3, extend=control_pb2.ExtendRequest()))
 
 
@@ -49,14 +49,14 @@ def test_end_when_some_are_under_way_then_all_are_given_up_and_the_last_answer_e
                 overwrites.on_message(done(each))
 
     for request in (1, 2):
-        overwrites.begin(asked(request))
+        overwrites.begin(make_request(request))
     overwrites.end(answer, TIMEOUT_S)
     assert given_up == [1, 2]
 
 
 def test_end_when_no_answer_comes_then_waits_so_long_or_until_the_session_is_lost() -> None:
     overwrites = Overwrites("here")
-    overwrites.begin(asked(1))
+    overwrites.begin(make_request(1))
     overwrites.end(lambda request: None, 0.0)
     with ThreadPoolExecutor(1) as threads:
         overwrites.end(lambda request: threads.submit(overwrites.lose).result(), TIMEOUT_S)

@@ -20,13 +20,13 @@ TD = TensorDict({"a": torch.arange(12.0).view(4, 3).T, "b": torch.ones(3, dtype=
 TARGET = WriteTarget("x", b"f")
 
 
-def made(session: Session, td: TensorDict, inline_bytes: int) -> Outgoing:
+def prepare(session: Session, td: TensorDict, inline_bytes: int) -> Outgoing:
     """Prepares content for a request that leaves so much room."""
     return session.mover.prepare([capture(td)], TARGET, margin_nbytes=session.inline_bytes - inline_bytes)
 
 
 def test_content_when_small_then_inline_and_whole(mailing: Session) -> None:
-    found = made(mailing, TD, 1000)
+    found = prepare(mailing, TD, 1000)
     layout = write_layout(capture(TD).spec)
     assert found.is_inline
     assert found.on_permit is None
@@ -39,14 +39,14 @@ def test_content_when_small_then_inline_and_whole(mailing: Session) -> None:
 
 
 def test_content_when_above_the_limit_then_its_sizes(mailing: Session) -> None:
-    found = made(mailing, TD, 10)
+    found = prepare(mailing, TD, 10)
     assert not found.is_inline
     assert tuple(found.message.message_nbytes) == write_layout(capture(TD).spec).message_nbytes
     assert found.nbytes == sum(found.message.message_nbytes)
 
 
 def test_content_when_there_is_none_then_inline_whatever_the_limit(mailing: Session) -> None:
-    assert made(mailing, TensorDict({"a": torch.zeros(0, 5)}, [0]), 0).is_inline
+    assert prepare(mailing, TensorDict({"a": torch.zeros(0, 5)}, [0]), 0).is_inline
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_content_when_of_a_version_of_a_local_client_then_its_values_are_written
 
 def test_content_when_values_are_many_then_behind_the_leaves_and_nothing_in_the_request(mailing: Session) -> None:
     td = TD.clone().set_non_tensor("t", "x" * (MAX_MESSAGE_BYTES + 10))
-    found = made(mailing, td, 1000)
+    found = prepare(mailing, td, 1000)
     leaves = write_layout(capture(TD).spec)
     assert not found.is_inline
     assert (found.message.values, found.message.HasField("inline")) == (b"", False)

@@ -11,7 +11,7 @@ from tensordict import TensorDict, lazy_stack
 import tdserve
 from tdserve.client.tables.retype_table import find_current_description, retype, was_densified
 from tdserve.structure.capture import capture
-from tests.ragged import check_same, jagged, rows, said, strided, turns
+from tests.ragged import check_same, jagged, rows, split_turns, strided, turns
 
 BATCHES: dict[str, Any] = {
     "jagged": TensorDict({"t": jagged([3, 5, 1]), "r": torch.rand(3)}, [3]),
@@ -26,7 +26,9 @@ BATCHES: dict[str, Any] = {
         {"h": lazy_stack([lazy_stack([turns(1), turns(2)]), lazy_stack([turns(3), turns(1)])]), "r": torch.rand(2, 2)},
         [2, 2],
     ),
-    "single turns": TensorDict({"h": lazy_stack([said({"f": 1}, None), said(None)]), "r": torch.rand(2)}, [2]),
+    "single turns": TensorDict(
+        {"h": lazy_stack([split_turns({"f": 1}, None), split_turns(None)]), "r": torch.rand(2)}, [2]
+    ),
 }
 
 

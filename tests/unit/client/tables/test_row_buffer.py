@@ -45,7 +45,7 @@ def numbers_of(batch: Batch) -> list[int]:
     return [number for captured in batch.captured for number in captured.tensors[("x",)].tolist()]
 
 
-def taken(subject: RowBuffer, max_rows: int = 1000) -> list[int]:
+def take_numbers(subject: RowBuffer, max_rows: int = 1000) -> list[int]:
     """The numbers of the next batch, which is given back at once."""
     batch = subject.take(max_rows)
     found = numbers_of(batch)
@@ -58,7 +58,7 @@ def all_taken(subject: RowBuffer, max_rows: int = 1000) -> list[list[int]]:
     """All batches that wait."""
     found = []
     while subject.num_waiting:
-        found.append(taken(subject, max_rows))
+        found.append(take_numbers(subject, max_rows))
     return found
 
 
@@ -66,7 +66,7 @@ def test_take_when_rows_lie_in_several_pages_then_joined_in_order() -> None:
     subject = buffer(page_rows=3)
     put(subject, *range(8))
     assert subject.num_waiting == 8
-    assert taken(subject) == list(range(8))
+    assert take_numbers(subject) == list(range(8))
     assert subject.num_waiting == 0
 
 
@@ -105,7 +105,7 @@ def test_take_when_a_page_is_sent_in_part_then_rows_still_come_behind_it() -> No
     assert numbers_of(first) == [0, 1]
     subject.give_back(first)
     put(subject, 3, 4)
-    assert taken(subject) == [2, 3, 4]
+    assert take_numbers(subject) == [2, 3, 4]
 
 
 def test_take_when_streams_differ_then_never_in_one_batch() -> None:
@@ -151,9 +151,9 @@ def test_oldest_when_rows_leave_then_of_those_that_wait() -> None:
     assert subject.oldest_s == math.inf
     put(subject, 5, 6, 7)
     assert subject.oldest_s == 5.0
-    taken(subject, 2)
+    take_numbers(subject, 2)
     assert subject.oldest_s == 7.0
-    taken(subject)
+    take_numbers(subject)
     assert subject.oldest_s == math.inf
 
 

@@ -41,7 +41,7 @@ def accept(asked: control_pb2.TakenRequest) -> None:
     assert asked.checksums == compute_checksums(LAYOUT, content(), SPEC)
 
 
-def taken(
+def take_version(
     between: Office,
     verify: Verify = accept,
     *,
@@ -70,7 +70,7 @@ def test_take_when_another_client_has_it_then_it_is_the_callers_own(keeps: bool,
         between.keep(3)
         between.introduce(4, kept=3)
         td, into = out()
-        received = taken(between, keeps=keeps, into=into if is_filled else None)
+        received = take_version(between, keeps=keeps, into=into if is_filled else None)
         check(received)
         assert torch.equal(td["b"], TD["b"]) == is_filled
         assert between.ends[1].num_kept == keeps
@@ -81,10 +81,10 @@ def test_take_when_it_is_kept_then_what_the_caller_does_with_theirs_goes_to_nobo
     with office() as between:
         between.keep(3)
         between.introduce(4, kept=3)
-        received = taken(between, keeps=True)
+        received = take_version(between, keeps=True)
         received.get_leaves()["b",].fill_(-1)
         between.introduce(5, kept=4, client=1)
-        check(taken(between, link=5, client=0))
+        check(take_version(between, link=5, client=0))
 
 
 def test_take_when_the_checksums_are_wrong_then_nothing_of_it_is_shown_or_kept() -> None:
@@ -99,7 +99,7 @@ def test_take_when_the_checksums_are_wrong_then_nothing_of_it_is_shown_or_kept()
         between.introduce(4, kept=3)
         td, into = out()
         with pytest.raises(LinkFailedError) as caught:
-            taken(between, refuse, keeps=True, into=into)
+            take_version(between, refuse, keeps=True, into=into)
         assert (caught.value.failed.link, caught.value.failed.was_connected) == (4, True)
         assert td["b"].eq(0).all()
         assert between.ends[1].num_kept == 0
@@ -112,7 +112,7 @@ def test_take_when_the_relay_has_nothing_then_the_link_has_failed_unconnected(
     monkeypatch.setattr(links, "CONNECT_S", 0.2)
     with office() as between:
         with pytest.raises(LinkFailedError) as caught:
-            taken(between)
+            take_version(between)
         assert not caught.value.failed.was_connected
         assert between.reports[1][-1].ended == 4
 

@@ -19,7 +19,7 @@ def _rows(rows: Iterable[int]) -> Rows:
     return np.array(list(rows), np.int64)
 
 
-def _made(capacity: int = 12) -> tuple[RowColumns, Trajectories]:
+def _make(capacity: int = 12) -> tuple[RowColumns, Trajectories]:
     columns = RowColumns(capacity)
     columns.sequence[:] = np.arange(capacity)
     return columns, Trajectories(columns, capacity)
@@ -105,7 +105,7 @@ TestAgainstLists = _AgainstLists.TestCase
 
 
 def test_follow_when_writers_take_turns_row_by_row_then_each_finds_its_own() -> None:
-    _, trajectories = _made(12)
+    _, trajectories = _make(12)
     for row in range(12):
         trajectories.append(_rows([row]), writer=f"actor {row % 4}", ends=np.array([row == 5]))
     assert trajectories.follow(_rows([0, 1, 6]), 3).tolist() == [[0, 4, 8], [1, 5, -1], [6, 10, -1]]
@@ -114,7 +114,7 @@ def test_follow_when_writers_take_turns_row_by_row_then_each_finds_its_own() -> 
 
 
 def test_follow_when_there_are_many_starts_then_as_from_each_alone() -> None:
-    _, trajectories = _made(40)
+    _, trajectories = _make(40)
     trajectories.append(np.arange(40), writer=1, ids=np.arange(40) % 3, ends=np.arange(40) % 7 == 0)
     starts = np.arange(40)
     alone = np.concatenate([trajectories.follow(starts[row : row + 1], 6) for row in range(40)])
@@ -122,7 +122,7 @@ def test_follow_when_there_are_many_starts_then_as_from_each_alone() -> None:
 
 
 def test_append_when_ids_mix_in_a_batch_then_each_goes_on_where_it_was() -> None:
-    _, trajectories = _made()
+    _, trajectories = _make()
     ids = np.array([-1, 2, -1, 2, 3])
     trajectories.append(np.arange(5), writer=1, ids=ids, ends=np.array([0, 0, 0, 1, 0], np.bool_))
     trajectories.append(np.arange(5, 8), writer=1, ids=np.array([2, -1, -1]))
@@ -133,7 +133,7 @@ def test_append_when_ids_mix_in_a_batch_then_each_goes_on_where_it_was() -> None
 
 
 def test_append_when_a_row_is_filled_anew_then_says_nothing_of_what_was_there() -> None:
-    columns, trajectories = _made(3)
+    columns, trajectories = _make(3)
     trajectories.append(_rows([0, 1, 2]), writer=1, ends=np.array([False, True, False]))
     trajectories.remove(_rows([0, 1]))
     trajectories.append(_rows([1, 0]), writer=1)
@@ -142,7 +142,7 @@ def test_append_when_a_row_is_filled_anew_then_says_nothing_of_what_was_there() 
 
 
 def test_remove_when_the_last_row_of_an_open_trajectory_goes_then_its_writer_begins_another() -> None:
-    _, trajectories = _made()
+    _, trajectories = _make()
     trajectories.append(_rows([0, 1]), writer=1)
     trajectories.remove(_rows([1]))
     assert trajectories.num_open == 0
@@ -151,7 +151,7 @@ def test_remove_when_the_last_row_of_an_open_trajectory_goes_then_its_writer_beg
 
 
 def test_remove_when_rows_from_the_midst_go_then_both_sides_stay_apart() -> None:
-    columns, trajectories = _made()
+    columns, trajectories = _make()
     trajectories.append(np.arange(6), writer=1)
     trajectories.remove(_rows([3, 2]))
     assert trajectories.follow(_rows([0, 4]), 3).tolist() == [[0, 1, -1], [4, 5, -1]]
@@ -161,7 +161,7 @@ def test_remove_when_rows_from_the_midst_go_then_both_sides_stay_apart() -> None
 
 @pytest.mark.parametrize("claimed", [-7, -1, 3, 5, 9, 100], ids=str)
 def test_restore_when_a_stored_link_leads_astray_then_it_is_dropped(claimed: int) -> None:
-    columns, trajectories = _made(6)
+    columns, trajectories = _make(6)
     trajectories.append(np.arange(3), writer=1, ends=np.array([False, False, True]))
     columns.sequence[4] = 99
     columns.previous[3] = claimed  # no row, the row that ended, a newer one, none, out of range
@@ -172,7 +172,7 @@ def test_restore_when_a_stored_link_leads_astray_then_it_is_dropped(claimed: int
 
 
 def test_restore_when_two_rows_claim_to_follow_one_then_one_does() -> None:
-    columns, trajectories = _made(4)
+    columns, trajectories = _make(4)
     columns.previous[[2, 3]] = 1
     trajectories.restore(np.arange(4))
     assert (trajectories.before[:4] == 0).sum() == 1
@@ -181,7 +181,7 @@ def test_restore_when_two_rows_claim_to_follow_one_then_one_does() -> None:
 
 
 def test_restore_when_a_row_before_is_not_live_then_the_link_is_dropped() -> None:
-    columns, trajectories = _made(4)
+    columns, trajectories = _make(4)
     trajectories.append(np.arange(4), writer=1)
     trajectories.restore(_rows([0, 2, 3]))
     assert trajectories.follow(_rows([0, 2]), 2).tolist() == [[0, -1], [2, 3]]
@@ -190,7 +190,7 @@ def test_restore_when_a_row_before_is_not_live_then_the_link_is_dropped() -> Non
 
 
 def test_repr_when_shown_then_says_how_many_are_open() -> None:
-    _, trajectories = _made()
+    _, trajectories = _make()
     trajectories.append(_rows([0, 1]), writer=1)
     trajectories.append(_rows([]), writer=2)
     assert repr(trajectories) == "<Trajectories of 12 rows, 1 open>"

@@ -19,7 +19,7 @@ from tests.unit.server.world import Loop, World
 CLIENT = bytes(range(16))
 
 
-def asked(num_rows: int = 3, **fields: Any) -> control_pb2.ExtendRequest:
+def make_request(num_rows: int = 3, **fields: Any) -> control_pb2.ExtendRequest:
     """A request without content."""
     return control_pb2.ExtendRequest(store="r", num_rows=num_rows, **fields)
 
@@ -41,7 +41,7 @@ def prioritized(world: World, run: Loop) -> OpenedStore:
 
 
 def test_arriving_when_nothing_is_said_then_plain(world: World, run: Loop) -> None:
-    coming = decode_arrival(create(world, run), CLIENT, asked())
+    coming = decode_arrival(create(world, run), CLIENT, make_request())
     assert coming.arrival is PLAIN_ARRIVAL
     assert coming.with_columns(world.stores.get("r"), {}) is PLAIN_ARRIVAL
 
@@ -50,7 +50,7 @@ def test_arriving_when_nothing_is_said_then_plain(world: World, run: Loop) -> No
 def test_arriving_when_priorities_are_given_then_one_per_row(
     prioritized: OpenedStore, given: tuple[float, ...], each: list[float]
 ) -> None:
-    found = decode_arrival(prioritized, CLIENT, asked(priorities=floats(*given))).arrival
+    found = decode_arrival(prioritized, CLIENT, make_request(priorities=floats(*given))).arrival
     assert found.priorities is not None
     assert found.priorities.tolist() == each
 
@@ -58,54 +58,54 @@ def test_arriving_when_priorities_are_given_then_one_per_row(
 @pytest.mark.parametrize("given", [(1.0, 2.0), (1.0, -1.0, 1.0), (float("nan"),), (float("inf"),)])
 def test_arriving_when_a_priority_cannot_be_then_refused(prioritized: OpenedStore, given: tuple[float, ...]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        decode_arrival(prioritized, CLIENT, asked(priorities=floats(*given)))
+        decode_arrival(prioritized, CLIENT, make_request(priorities=floats(*given)))
     assert caught.value.argument == "priority"
 
 
 def test_arriving_when_one_priority_is_of_absurdly_many_rows_then_takes_no_memory(prioritized: OpenedStore) -> None:
-    coming = decode_arrival(prioritized, CLIENT, asked(2**45, priorities=floats(1.0)))
+    coming = decode_arrival(prioritized, CLIENT, make_request(2**45, priorities=floats(1.0)))
     assert coming.num_rows == 2**45  # the table refuses so many
 
 
 def test_arriving_when_nothing_uses_priorities_then_refused(world: World, run: Loop) -> None:
     with pytest.raises(InvalidRequestError, match="'r'"):
-        decode_arrival(create(world, run), CLIENT, asked(priorities=floats(1.0)))
+        decode_arrival(create(world, run), CLIENT, make_request(priorities=floats(1.0)))
 
 
 def test_arriving_when_some_leaves_are_given_then_their_numbers(prioritized: OpenedStore) -> None:
-    found = decode_arrival(prioritized, CLIENT, asked(keys=[path("n"), path("a")])).arrival
+    found = decode_arrival(prioritized, CLIENT, make_request(keys=[path("n"), path("a")])).arrival
     assert found.keys is not None
     assert list(found.keys) == sorted([*prioritized.find_numbers(("a",)), *prioritized.find_numbers(("n", "w"))])
     with pytest.raises(KeyNotFoundError):
-        decode_arrival(prioritized, CLIENT, asked(keys=[path("no")]))
+        decode_arrival(prioritized, CLIENT, make_request(keys=[path("no")]))
 
 
 def test_arriving_when_rows_form_trajectories_then_whose_they_are_and_where_they_end(world: World, run: Loop) -> None:
     entry = create(world, run, sampler=Slices(slice_len=2))
-    found = decode_arrival(entry, CLIENT, asked(writer=4, ends=flags(b"\0\1\0"))).arrival
+    found = decode_arrival(entry, CLIENT, make_request(writer=4, ends=flags(b"\0\1\0"))).arrival
     assert found.writer == (CLIENT, 4)
     assert found.ends is not None
     assert found.ends.tolist() == [False, True, False]
-    assert decode_arrival(entry, bytes(16), asked()).arrival.writer != found.writer
+    assert decode_arrival(entry, bytes(16), make_request()).arrival.writer != found.writer
     with pytest.raises(InvalidRequestError):
-        decode_arrival(entry, CLIENT, asked(ends=flags(b"\0\1")))
+        decode_arrival(entry, CLIENT, make_request(ends=flags(b"\0\1")))
 
 
 @pytest.mark.parametrize("keys", [[path("g")], [path("n"), path("g")]])
 def test_arriving_when_a_leaf_that_orders_rows_is_lacking_then_refused(world: World, run: Loop, keys: Any) -> None:
     entry = create(world, run, sampler=Slices(slice_len=2, trajectory_key="a"))
     with pytest.raises(InvalidRequestError, match="'a'"):
-        decode_arrival(entry, CLIENT, asked(keys=keys))
-    assert decode_arrival(entry, CLIENT, asked(keys=[*keys, path("a")])).arrival.keys
+        decode_arrival(entry, CLIENT, make_request(keys=keys))
+    assert decode_arrival(entry, CLIENT, make_request(keys=[*keys, path("a")])).arrival.keys
 
 
 def test_with_columns_when_an_end_key_is_set_then_ends_are_those_and_the_writers(world: World, run: Loop) -> None:
     entry = create(world, run, sampler=Slices(slice_len=2, end_key=("n", "w")))
     column = np.array([[0, 0, 0], [0, 0, 5], [0, 0, 0]], "<i8").tobytes()
-    found = decode_arrival(entry, CLIENT, asked(ends=flags(b"\1\0\0"))).with_columns(entry, {("n", "w"): column})
+    found = decode_arrival(entry, CLIENT, make_request(ends=flags(b"\1\0\0"))).with_columns(entry, {("n", "w"): column})
     assert found.ends is not None
     assert found.ends.tolist() == [True, True, False]
-    alone = decode_arrival(entry, CLIENT, asked()).with_columns(entry, {("n", "w"): column})
+    alone = decode_arrival(entry, CLIENT, make_request()).with_columns(entry, {("n", "w"): column})
     assert alone.ends is not None
     assert alone.ends.tolist() == [False, True, False]
 
@@ -113,7 +113,7 @@ def test_with_columns_when_an_end_key_is_set_then_ends_are_those_and_the_writers
 def test_with_columns_when_a_trajectory_key_and_a_group_are_known_then_both(world: World, run: Loop) -> None:
     entry = create(world, run, sampler=Slices(slice_len=2, trajectory_key="a"))
     entry.group_keys.append(("g",))
-    found = decode_arrival(entry, CLIENT, asked()).with_columns(
+    found = decode_arrival(entry, CLIENT, make_request()).with_columns(
         entry, {("a",): np.array([7, 8, 7], "<i8").tobytes(), ("g",): np.array([1, 1, 2], "<i4").tobytes()}
     )
     assert found.ids is not None

@@ -98,7 +98,7 @@ def wish(entry: OpenedStore, *, num_rows: int = 1, num_wished: int = WINDOW) -> 
     return control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, wished_claim=num_wished)
 
 
-def planned(entry: OpenedStore, num_rows: int) -> Reservation:
+def plan(entry: OpenedStore, num_rows: int) -> Reservation:
     """Reserves rows for another writer."""
     reservation = entry.get_table().reserve(num_rows)
     assert reservation is not None
@@ -226,7 +226,7 @@ def test_wait_when_somebody_waits_for_rows_then_the_client_tells_of_each(
 
 def test_extend_when_another_writes_then_the_claim_is_over(world: World, entry: OpenedStore, writer: Claimant) -> None:
     writer.extend(1, 10)
-    assert planned(entry, 2).rows.tolist() == [3, 4]
+    assert plan(entry, 2).rows.tolist() == [3, 4]
     assert writer.file.is_over
     assert writer.file.claim(1) is None
     assert ClaimRecord.load(world.db, entry.record.uid) == []
@@ -236,7 +236,7 @@ def test_offer_when_the_claim_before_is_over_then_another_one_to_which_the_old_o
     world: World, entry: OpenedStore, claiming: Claiming, peer: LocalPeer, writer: Claimant
 ) -> None:
     writer.extend(1, 10)
-    entry.get_table().commit(planned(entry, 2))
+    entry.get_table().commit(plan(entry, 2))
     again = Claimant(claiming, peer, entry, world)
     assert again.first_row == 5
     again.claim(2)
@@ -251,7 +251,7 @@ def test_abandon_when_the_client_fills_nothing_then_its_rows_are_the_next_ones(
     writer.claim(2)
     writer.tell(abandons=True)
     assert num_reserved(entry) == 0
-    reservation = planned(entry, 2)
+    reservation = plan(entry, 2)
     assert encode_rows(reservation.rows) == reservation.encoded
     assert reservation.rows.tolist() == [3, 4]
 

@@ -36,7 +36,7 @@ def entry(world: World, run: Loop) -> OpenedStore:
     return run(world.create_replay("r", rows(0)[0], 7, min_size=3))
 
 
-def asked(entry: OpenedStore, td: TensorDict, **fields: Any) -> control_pb2.ExtendRequest:
+def ask(entry: OpenedStore, td: TensorDict, **fields: Any) -> control_pb2.ExtendRequest:
     """A request to extend by these rows."""
     content = content_of(td, entry.spec.fingerprint)
     return control_pb2.ExtendRequest(
@@ -46,7 +46,7 @@ def asked(entry: OpenedStore, td: TensorDict, **fields: Any) -> control_pb2.Exte
 
 def extend(world: World, run: Loop, entry: OpenedStore, td: TensorDict, request: int) -> list[int]:
     """Row numbers."""
-    done = run(world.extends.extend(world.session(), request, asked(entry, td)))
+    done = run(world.extends.extend(world.session(), request, ask(entry, td)))
     return [int(number) for number in decode_rows(done.indices)]
 
 
@@ -92,7 +92,7 @@ def test_extend_when_refused_then_no_row_is_live_or_kept(
     world: World, run: Loop, entry: OpenedStore, fields: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        run(world.extends.extend(world.session(), 1, asked(entry, rows(0), **fields)))
+        run(world.extends.extend(world.session(), 1, ask(entry, rows(0), **fields)))
     table = entry.get_table()
     assert (len(table), table.ring.num_reserved) == (0, 0)
     assert extend(world, run, entry, rows(0, 7), 2)
@@ -103,7 +103,7 @@ def test_extend_when_all_rows_are_being_written_then_waits_until_the_deadline(
 ) -> None:
     reservation = entry.get_table().reserve(7)
     with pytest.raises(DeadlineExceededError, match=r"room for 3 rows in 'r' \(7 are being written\)"):
-        run(world.extends.extend(world.session(), 1, asked(entry, rows(0))))
+        run(world.extends.extend(world.session(), 1, ask(entry, rows(0))))
     assert reservation is not None
     entry.get_table().abort(reservation)
     assert extend(world, run, entry, rows(0), 2)
@@ -163,7 +163,7 @@ def test_extend_when_partial_then_the_other_leaves_read_as_zeros_also_where_olde
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
     extend(world, run, entry, rows(10, 7), 1)
-    done = run(world.extends.extend(world.session(), 2, asked(entry, rows(20, 2).select("a"), keys=[path("a")])))
+    done = run(world.extends.extend(world.session(), 2, ask(entry, rows(20, 2).select("a"), keys=[path("a")])))
     assert decode_rows(done.indices).tolist() == [0, 1]
     columns = columns_of(make_rows_layout(entry.spec, 7), read(world, run, entry).inline)
     assert columns["a"].tolist() == [20, 21, 12, 13, 14, 15, 16]
@@ -203,7 +203,7 @@ def test_extend_when_granted_and_given_up_in_that_moment_then_the_next_writer_go
 
     async def scenario() -> control_pb2.Done:
         first, second = (
-            asyncio.create_task(world.extends.extend(world.session(n), 1, asked(entry, rows(10, 4), timeout_s=20.0)))
+            asyncio.create_task(world.extends.extend(world.session(n), 1, ask(entry, rows(10, 4), timeout_s=20.0)))
             for n in (1, 2)
         )
         await in_line(entry, 2)

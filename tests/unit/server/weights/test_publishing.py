@@ -46,7 +46,7 @@ def weights(number: int) -> TensorDict:
 SPEC = capture(weights(0)).spec
 
 
-def asked(number: int, **fields: object) -> control_pb2.PublishRequest:
+def make_request(number: int, **fields: object) -> control_pb2.PublishRequest:
     """Returns a request for which the server needs no structure."""
     content = content_of(weights(number), is_packed=True)
     return control_pb2.PublishRequest(store="w", spec=codec.encode(SPEC), content=content, **fields)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def asked(number: int, **fields: object) -> control_pb2.PublishRequest:
 
 def publish(world: World, run: Loop, number: int, **fields: object) -> int:
     """Publishes weights; returns the version."""
-    return run(world.publishing.publish(world.session(), number, asked(number, **fields))).version
+    return run(world.publishing.publish(world.session(), number, make_request(number, **fields))).version
 
 
 def latest(world: World, run: Loop, **fields: object) -> control_pb2.Done:
@@ -76,7 +76,7 @@ def test_publish_when_an_attempt_before_is_overtaken_by_its_retry_then_one_versi
 ) -> None:
     first = world.session()
     again = world.session_of(first.hello, 2)  # the first was lost, but for its worker, which has not reported yet
-    message = control_pb2.ClientMessage(request=7, publish=asked(1))
+    message = control_pb2.ClientMessage(request=7, publish=make_request(1))
     submit, began, reported = world.worker.submit, asyncio.Event(), asyncio.Event()
 
     async def hold_back(filling: worker_pb2.Order) -> worker_pb2.Worked:
@@ -132,7 +132,7 @@ def test_publish_when_the_server_restarts_then_versions_go_on(world: World, run:
 
 def test_publish_when_the_content_is_too_short_then_the_version_before_stays(world: World, run: Loop) -> None:
     publish(world, run, 1)
-    short = asked(2)
+    short = make_request(2)
     short.content.inline = short.content.inline[:-1]
     with pytest.raises(RemoteProtocolError):
         run(world.publishing.publish(world.session(), 2, short))
@@ -150,7 +150,7 @@ def test_publish_when_its_metadata_are_too_long_then_refused_and_the_version_bef
 
 
 def test_publish_when_the_structure_is_unknown_then_error(world: World, run: Loop) -> None:
-    request = asked(1)
+    request = make_request(1)
     request.ClearField("spec")
     with pytest.raises(InvalidSpecError, match="send it along"):
         run(world.publishing.publish(world.session(), 1, request))
@@ -172,7 +172,7 @@ def test_latest_when_a_version_comes_while_it_waits_then_that(world: World, run:
         request = control_pb2.LatestRequest(store="w", timeout_s=20.0)
         waiting = asyncio.create_task(world.publishing.send_latest(session, 1, request))
         await asyncio.sleep(0)
-        await world.publishing.publish(world.session(2), 1, asked(1))
+        await world.publishing.publish(world.session(2), 1, make_request(1))
         return await waiting
 
     done = run(scenario())
@@ -222,7 +222,7 @@ def check_nothing_left(world: World) -> None:
 
 
 def test_publish_when_the_first_fails_then_nothing_is_left_and_the_next_is_the_first(world: World, run: Loop) -> None:
-    short = asked(1)
+    short = make_request(1)
     short.content.inline = short.content.inline[:-1]
     with pytest.raises(RemoteProtocolError):
         run(world.publishing.publish(world.session(), 1, short))

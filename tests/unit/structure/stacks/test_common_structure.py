@@ -11,7 +11,7 @@ from tensordict import TensorDict, lazy_stack
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.stacks.common_structure import CapturedPart, join_parts, summarise, wrap_element
-from tests.ragged import rows, said, turns
+from tests.ragged import rows, split_turns, turns
 
 
 def parts(*tds: Any) -> list[CapturedPart]:
@@ -90,7 +90,7 @@ def test_known_of_when_a_key_holds_different_things_then_only_that_it_is_there()
 
 
 def test_known_of_when_an_element_is_a_stack_of_unequal_rows_then_told_of_the_whole() -> None:
-    node = capture(TensorDict({"h": said({"f": 1}, None)})).spec.find(("h",))
+    node = capture(TensorDict({"h": split_turns({"f": 1}, None)})).spec.find(("h",))
     assert isinstance(node, Node)
     assert node.inner == (-1,)
     assert dict(node.entries)["tokens"] == ValueLeaf((), True, Ragged(Form.STACK, "float32", (-1, -1)))
