@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 from tensordict import TensorDict
@@ -90,46 +89,81 @@ def publish(
         check_integer(argument, number, 1, maximum=MAX_COUNT) if number != 0 else 0
         for argument, number in (("keep", keep), ("fanout", fanout))
     )
+    settings = control_pb2.PublishRequest(store=name, keep=keep, fanout=fanout, metadata=encoded)
+    attempt = _PublishAttempt(client, name, td, dtype, published, settings)
+    what = f"a publish of {name!r}"
+    version = write(client, attempt.make_outgoing, attempt.make_body, deadline=deadline, what=what).version
+    attempt.remember_spec()
+    return version
 
-    announced: Spec | None = None
-    unknown: tuple[Session, Spec] | None = None
 
-    @cache
-    def fetch() -> Captured:
-        content = TensorDict.from_module(td) if isinstance(td, nn.Module) else td
-        captured = _convert_dtype(capture(content, store=name, allow_pickle=client.allow_pickle), dtype)
-        published.keep(name, td, dtype, captured.spec, announced=announced)
-        return captured
+class _PublishAttempt:
+    """One publish, including its retries.
 
-    def make_outgoing(session: Session) -> Outgoing:
-        # Capturing thousands of leaves takes as long as the server takes to prepare for them.
-        nonlocal announced
-        announced = None if fetch.cache_info().currsize else published.take(name, td, dtype)
+    Args:
+        settings: The request, without its content.
+    """
+
+    def __init__(
+        self,
+        client: SessionClient,
+        name: str,
+        td: Any,
+        dtype: str,
+        published: Published,
+        settings: control_pb2.PublishRequest,
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._td = td
+        self._dtype = dtype
+        self._published = published
+        self._settings = settings
+        self._announced: Spec | None = None
+        self._captured: Captured | None = None
+        self._unknown: tuple[Session, Spec] | None = None
+
+    def make_outgoing(self, session: Session) -> Outgoing:
+        """Prepares the content; only announces it where it was not captured yet, and its structure is likely known.
+
+        Capturing thousands of leaves takes as long as the server takes to prepare for them.
+        """
+        is_captured = self._captured is not None
+        self._announced = None if is_captured else self._published.take(self._name, self._td, self._dtype)
+        announced = self._announced
         is_announced = announced is not None and announced.nbytes > session.mover.inline_bytes
-        captured = Captured(announced, {}, {}, {}) if announced is not None and is_announced else fetch()
-        target = WriteTarget(name, captured.spec.fingerprint, is_packed=True, allow_pickle=client.allow_pickle)
-        return session.mover.prepare([captured], target, fetch=fetch if is_announced else None)
+        captured = Captured(announced, {}, {}, {}) if announced is not None and is_announced else self._fetch()
+        fingerprint = captured.spec.fingerprint
+        target = WriteTarget(self._name, fingerprint, is_packed=True, allow_pickle=self._client.allow_pickle)
+        return session.mover.prepare([captured], target, fetch=self._fetch if is_announced else None)
 
-    def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
+    def make_body(self, session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
+        """Makes the request."""
         spec = outgoing.spec
-        request = control_pb2.PublishRequest(
-            store=name,
-            content=outgoing.message,
-            keep=keep,
-            fanout=fanout,
-            timeout_s=deadline.remaining_s,
-            metadata=encoded,
-        )
-        nonlocal unknown
+        request = control_pb2.PublishRequest(content=outgoing.message, timeout_s=deadline.remaining_s)
+        request.MergeFrom(self._settings)
         is_known = session.known_specs.get(spec.fingerprint) == spec  # the order of the keys may differ
-        unknown = None if is_known else (session, spec)
+        self._unknown = None if is_known else (session, spec)
         if not is_known:
             request.spec.CopyFrom(codec.encode(spec))
         return {"publish": request}
 
-    version = write(client, make_outgoing, make_body, deadline=deadline, what=f"a publish of {name!r}").version
-    _remember_spec(unknown)
-    return version
+    def _fetch(self) -> Captured:
+        """Captures the content, once."""
+        if self._captured is None:
+            content = TensorDict.from_module(self._td) if isinstance(self._td, nn.Module) else self._td
+            captured = capture(content, store=self._name, allow_pickle=self._client.allow_pickle)
+            self._captured = _convert_dtype(captured, self._dtype)
+            self._published.keep(self._name, self._td, self._dtype, self._captured.spec, announced=self._announced)
+        return self._captured
+
+    def remember_spec(self) -> None:
+        """Marks the structure as sent. Call it after the server's answer: a request may have been refused unread."""
+        if self._unknown is None:
+            return
+        session, spec = self._unknown
+        known = {**session.known_specs, spec.fingerprint: spec}  # another thread may be reading the old dict
+        session.known_specs = dict(list(known.items())[-MAX_KNOWN_SPECS:])
 
 
 def _check_named(td: Any) -> None:
@@ -139,16 +173,6 @@ def _check_named(td: Any) -> None:
             "module), or TensorDict(state_dict).unflatten_keys('.'), both of which latest(into=module) takes"
         )
         raise InvalidRequestError(argument="td", reason=reason)
-
-
-def _remember_spec(unknown: tuple[Session, Spec] | None) -> None:
-    """Marks a structure as sent. Call it after the server's answer: a request may have been refused unread."""
-    if unknown is None:
-        return
-    session, spec = unknown
-    session.known_specs = {**session.known_specs, spec.fingerprint: spec}  # another thread may be reading the old dict
-    if len(session.known_specs) > MAX_KNOWN_SPECS:
-        session.known_specs = dict(list(session.known_specs.items())[-MAX_KNOWN_SPECS:])
 
 
 def _encode_metadata(metadata: Any) -> bytes:
