@@ -9,8 +9,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from tdserve.base.errors import NotSupportedError, RemoteProtocolError
-from tdserve.values.supported import CONTAINER_TYPES, TYPE_NAMES, UNPORTABLE
+from tdserve.base.errors import RemoteProtocolError
+from tdserve.values.supported import CONTAINER_TYPES, TYPE_NAMES, UNPORTABLE, check_other
 
 BIG_INT, TUPLE, ARRAY, SCALAR, CONTAINER_TYPE = range(1, 6)
 
@@ -27,21 +27,24 @@ _MARK = _TupleMark()
 _PACKED_MARK = msgpack.ExtType(TUPLE, b"")
 
 
-def encode_other(value: Any) -> Any:
-    """Returns the MessagePack equivalent of a value whose type the packer does not know."""
+def encode_other(value: Any, *, key: str = "") -> Any:
+    """Returns the MessagePack equivalent of a value whose type the packer does not know.
+
+    Raises:
+        NotSupportedError: It does not travel; the error names ``key`` and the type.
+    """
     kind = type(value)
     if kind is tuple:
         return [_PACKED_MARK, *value]
     if kind is int:  # of more than 64 bits
         bits = (value if value >= 0 else ~value).bit_length() + 1  # one for the sign
         return msgpack.ExtType(BIG_INT, value.to_bytes(-(-bits // 8), "little", signed=True))
+    check_other(value, key)
     if kind is np.ndarray:
         return msgpack.ExtType(ARRAY, _encode_array_content(value))
-    if isinstance(value, np.generic):
-        return msgpack.ExtType(SCALAR, _encode_scalar_content(value))
-    if kind is type and value in TYPE_NAMES:
+    if kind is type:
         return msgpack.ExtType(CONTAINER_TYPE, TYPE_NAMES[value].encode())
-    raise NotSupportedError(feature=f"a {kind.__module__}.{kind.__qualname__}", reason="it was added during encoding")
+    return msgpack.ExtType(SCALAR, _encode_scalar_content(value))
 
 
 def decode_other(code: int, content: bytes) -> Any:

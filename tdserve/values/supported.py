@@ -42,6 +42,9 @@ _MANY, _DEEP = 1000, 8
 """Above this number of containers on a level, or below this level, repeated containers are checked once: a list that
 contains itself would otherwise grow without bound."""
 
+_FEW_DICTS = 8
+"""A set of all their keys takes no less time than looking at the keys of so few."""
+
 
 def check_values(values: Collection[Any], *, key: str = "") -> None:
     """Checks that values travel. It looks at all of them level by level, since a call for each value would be slow.
@@ -61,17 +64,34 @@ def check_values(values: Collection[Any], *, key: str = "") -> None:
         for kind in kinds - ATOMS - _CONTAINERS:
             for value in level:
                 if type(value) is kind:
-                    _check_other(value, key)
+                    check_other(value, key)
         held = [value for value in level if type(value) in _CONTAINERS] if kinds - _CONTAINERS else level
         if len(held) > _MANY or depth > _DEEP:
             held = list({id(value): value for value in held}.values())
-        content = [*held, *(value.values() for value in held if type(value) is dict)]  # iterating a dict gives its keys
+        content: list[Any] = [*held] if dict not in kinds else _split_dicts(held)
         kinds = set(map(type, chain.from_iterable(content)))
         level = [] if ATOMS.issuperset(kinds) else list(chain.from_iterable(content))
     raise _make_refusal(f"the value at key {key!r}", "its containers are nested too deep")
 
 
-def _check_other(value: Any, key: str) -> None:
+def _split_dicts(held: Collection[Any]) -> list[Any]:
+    """Returns containers that hold the same values, with keys and values of dicts apart.
+
+    Many dicts mostly have the same keys: each is returned once. Where equal keys differ in type, the type that is not
+    returned is checked when it is encoded.
+    """
+    dicts = [value for value in held if type(value) is dict]
+    others = [value for value in held if type(value) is not dict] if len(dicts) < len(held) else []
+    keys = [set[Any]().union(*dicts)] if len(dicts) > _FEW_DICTS else dicts
+    return [*keys, *map(dict.values, dicts), *others]
+
+
+def check_other(value: Any, key: str) -> None:
+    """Checks a value that is neither an atom nor a container.
+
+    Raises:
+        NotSupportedError: Names ``key`` and the type.
+    """
     kind = type(value)
     if kind is type and value in TYPE_NAMES:
         return

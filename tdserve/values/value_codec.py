@@ -8,6 +8,7 @@ always travel. A value of any other type, subclasses included, is refused, unles
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -70,7 +71,9 @@ def encode_many(values: Sequence[Any], *, key: str = "", allow_pickle: bool = Fa
             raise
     if len(values) > 1:
         return [encode_bytes(value, key=key, allow_pickle=True) for value in values]
-    return [_check_size(bytes([PICKLED]) + pickled.dump(value, key=key), key) for value in values]
+    found = [bytes([PICKLED]) + pickled.dump(value, key=key) for value in values]
+    _check_size(max(map(len, found), default=0), key)
+    return found
 
 
 def decode_bytes(data: Buffer, *, key: str = "", allow_pickle: bool = False) -> Any:
@@ -125,22 +128,29 @@ def is_same(left: Any, right: Any) -> bool:
 
 
 def _pack(values: Sequence[Any], key: str) -> list[bytes]:
-    # each call has its own packer, since another thread may run while it calls ``encode_other``
-    pack = msgpack.Packer(
-        default=encode_other, strict_types=True, unicode_errors="surrogatepass", buf_size=_BUFFER_BYTES
-    ).pack
     try:
-        return [_check_size(data, key) for data in map(pack, values)]
+        try:
+            packed = _pack_all(values, key)
+        except UnicodeEncodeError:
+            packed = _pack_all(values, key, unicode_errors="surrogatepass")  # which takes twice the time
     except (ValueError, OverflowError) as error:
         raise NotSupportedError(
             feature=f"the value at key {key!r}", reason=f"MessagePack cannot carry it: {error}"
         ) from None
+    _check_size(max(map(len, packed), default=0), key)
+    return packed
 
 
-def _check_size(data: bytes, key: str) -> bytes:
-    if len(data) > _MAX_BYTES:
-        raise NotSupportedError(feature=f"the value at key {key!r}", reason=f"{len(data)} bytes are 2 GiB or more")
-    return data
+def _pack_all(values: Sequence[Any], key: str, **how: Any) -> list[bytes]:
+    # Each call has its own packer, since another thread may run while it calls ``encode_other``. Without a way to treat
+    # errors it copies text straight from the strings; those that are not ASCII keep their UTF-8 form from then on.
+    other = partial(encode_other, key=key)
+    return list(map(msgpack.Packer(default=other, strict_types=True, buf_size=_BUFFER_BYTES, **how).pack, values))
+
+
+def _check_size(nbytes: int, key: str) -> None:
+    if nbytes > _MAX_BYTES:
+        raise NotSupportedError(feature=f"the value at key {key!r}", reason=f"{nbytes} bytes are 2 GiB or more")
 
 
 def _read(parts: Sequence[Buffer], sizes: Sequence[int]) -> list[Any]:
