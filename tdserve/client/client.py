@@ -23,6 +23,7 @@ from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.description import StoreDescription, VersionInfo
 from tdserve.client.session.message_facts import convert_stats
 from tdserve.client.session.session import Session
+from tdserve.client.session.store_changes import delete_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tables.new_table import create_table
 from tdserve.client.tables.queue import QueueHandle
@@ -136,7 +137,7 @@ class Client(TensorDictClient):
         Raises:
             StoreNotFoundError: There is no such store.
         """
-        self.catalog.delete(name)
+        delete_store(self, name)
         if self._session is not None:
             self._session.mover.forget_deleted()
 

@@ -25,7 +25,7 @@ from tdserve.control.forking import (
     wait_for_answer,
     watch_forks,
 )
-from tdserve.control.parts import PART_BYTES, cut, cut_large
+from tdserve.control.parts import cut_large
 from tdserve.control.status import NOBODY_THERE, from_rpc_error
 from tdserve.v1 import control_pb2
 
@@ -232,8 +232,6 @@ class ControlConnection:
             self._resolve(max(deadline - time.monotonic(), 0.0))
 
     def _ask(self, method: str, request: Any, timeout_s: float) -> Any:
-        if method == "CreateStore" and request.ByteSize() > PART_BYTES:
-            method, request = "CreateLargeStore", cut(request)
         return wait_for_answer(getattr(self._stub, method), request, timeout=timeout_s, metadata=self._metadata)
 
     def wait_ready(self, timeout_s: float) -> None:

@@ -42,16 +42,6 @@ class ControlServiceStub(object):
                 request_serializer=tdserve_dot_v1_dot_control__pb2.ClientMessage.SerializeToString,
                 response_deserializer=tdserve_dot_v1_dot_control__pb2.ServerMessage.FromString,
                 _registered_method=True)
-        self.CreateStore = channel.unary_unary(
-                '/tdserve.v1.ControlService/CreateStore',
-                request_serializer=tdserve_dot_v1_dot_control__pb2.CreateStoreRequest.SerializeToString,
-                response_deserializer=tdserve_dot_v1_dot_control__pb2.CreateStoreResponse.FromString,
-                _registered_method=True)
-        self.CreateLargeStore = channel.stream_unary(
-                '/tdserve.v1.ControlService/CreateLargeStore',
-                request_serializer=tdserve_dot_v1_dot_control__pb2.MessagePart.SerializeToString,
-                response_deserializer=tdserve_dot_v1_dot_control__pb2.CreateStoreResponse.FromString,
-                _registered_method=True)
         self.DescribeStore = channel.unary_unary(
                 '/tdserve.v1.ControlService/DescribeStore',
                 request_serializer=tdserve_dot_v1_dot_control__pb2.DescribeStoreRequest.SerializeToString,
@@ -61,11 +51,6 @@ class ControlServiceStub(object):
                 '/tdserve.v1.ControlService/ListStores',
                 request_serializer=tdserve_dot_v1_dot_control__pb2.ListStoresRequest.SerializeToString,
                 response_deserializer=tdserve_dot_v1_dot_control__pb2.ListStoresResponse.FromString,
-                _registered_method=True)
-        self.DeleteStore = channel.unary_unary(
-                '/tdserve.v1.ControlService/DeleteStore',
-                request_serializer=tdserve_dot_v1_dot_control__pb2.DeleteStoreRequest.SerializeToString,
-                response_deserializer=tdserve_dot_v1_dot_control__pb2.DeleteStoreResponse.FromString,
                 _registered_method=True)
         self.ListKeys = channel.unary_unary(
                 '/tdserve.v1.ControlService/ListKeys',
@@ -93,19 +78,6 @@ class ControlServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CreateStore(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def CreateLargeStore(self, request_iterator, context):
-        """Like CreateStore, for a request that is too large for one message: the server accepts no message above 4 MiB.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def DescribeStore(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -113,12 +85,6 @@ class ControlServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListStores(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def DeleteStore(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,16 +110,6 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     request_deserializer=tdserve_dot_v1_dot_control__pb2.ClientMessage.FromString,
                     response_serializer=tdserve_dot_v1_dot_control__pb2.ServerMessage.SerializeToString,
             ),
-            'CreateStore': grpc.unary_unary_rpc_method_handler(
-                    servicer.CreateStore,
-                    request_deserializer=tdserve_dot_v1_dot_control__pb2.CreateStoreRequest.FromString,
-                    response_serializer=tdserve_dot_v1_dot_control__pb2.CreateStoreResponse.SerializeToString,
-            ),
-            'CreateLargeStore': grpc.stream_unary_rpc_method_handler(
-                    servicer.CreateLargeStore,
-                    request_deserializer=tdserve_dot_v1_dot_control__pb2.MessagePart.FromString,
-                    response_serializer=tdserve_dot_v1_dot_control__pb2.CreateStoreResponse.SerializeToString,
-            ),
             'DescribeStore': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeStore,
                     request_deserializer=tdserve_dot_v1_dot_control__pb2.DescribeStoreRequest.FromString,
@@ -163,11 +119,6 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.ListStores,
                     request_deserializer=tdserve_dot_v1_dot_control__pb2.ListStoresRequest.FromString,
                     response_serializer=tdserve_dot_v1_dot_control__pb2.ListStoresResponse.SerializeToString,
-            ),
-            'DeleteStore': grpc.unary_unary_rpc_method_handler(
-                    servicer.DeleteStore,
-                    request_deserializer=tdserve_dot_v1_dot_control__pb2.DeleteStoreRequest.FromString,
-                    response_serializer=tdserve_dot_v1_dot_control__pb2.DeleteStoreResponse.SerializeToString,
             ),
             'ListKeys': grpc.unary_unary_rpc_method_handler(
                     servicer.ListKeys,
@@ -209,60 +160,6 @@ class ControlService(object):
             '/tdserve.v1.ControlService/Session',
             tdserve_dot_v1_dot_control__pb2.ClientMessage.SerializeToString,
             tdserve_dot_v1_dot_control__pb2.ServerMessage.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CreateStore(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tdserve.v1.ControlService/CreateStore',
-            tdserve_dot_v1_dot_control__pb2.CreateStoreRequest.SerializeToString,
-            tdserve_dot_v1_dot_control__pb2.CreateStoreResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CreateLargeStore(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/tdserve.v1.ControlService/CreateLargeStore',
-            tdserve_dot_v1_dot_control__pb2.MessagePart.SerializeToString,
-            tdserve_dot_v1_dot_control__pb2.CreateStoreResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -317,33 +214,6 @@ class ControlService(object):
             '/tdserve.v1.ControlService/ListStores',
             tdserve_dot_v1_dot_control__pb2.ListStoresRequest.SerializeToString,
             tdserve_dot_v1_dot_control__pb2.ListStoresResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DeleteStore(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tdserve.v1.ControlService/DeleteStore',
-            tdserve_dot_v1_dot_control__pb2.DeleteStoreRequest.SerializeToString,
-            tdserve_dot_v1_dot_control__pb2.DeleteStoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

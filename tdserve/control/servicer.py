@@ -10,16 +10,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tdserve.base.addresses import join_address
-from tdserve.base.errors import LocalProtocolError, RemoteProtocolError, TDServeError, UnauthenticatedError
+from tdserve.base.errors import LocalProtocolError, TDServeError, UnauthenticatedError
 from tdserve.base.logs import SparseLog
 from tdserve.control.connection import CHANNEL_OPTIONS, HANDSHAKE_MS
 from tdserve.control.control_pb2_grpc import ControlServiceServicer, add_ControlServiceServicer_to_server
-from tdserve.control.parts import MAX_RECEIVED_BYTES, PartJoiner
+from tdserve.control.parts import MAX_RECEIVED_BYTES
 from tdserve.control.status import abort
 from tdserve.v1 import control_pb2
 
@@ -54,10 +53,8 @@ class Handlers(Protocol):
     """The control process's handler of each method; a handler raises TDServeError if the client made a mistake."""
 
     async def serve_session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None: ...
-    async def create_store(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse: ...
     async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription: ...
     async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse: ...
-    async def delete_store(self, request: control_pb2.DeleteStoreRequest) -> control_pb2.DeleteStoreResponse: ...
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse: ...
     async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse: ...
 
@@ -71,41 +68,17 @@ class Servicer(ControlServiceServicer):
     async def Session(self, request_iterator: Any, context: Any) -> None:
         await _answer(self._handlers.serve_session(SessionLink(context), request_iterator), context)
 
-    async def CreateStore(self, request: control_pb2.CreateStoreRequest, context: Any) -> Any:
-        return await _answer(self._handlers.create_store(request), context)
-
-    async def CreateLargeStore(self, request_iterator: Any, context: Any) -> Any:
-        return await _answer(self._create_from_parts(request_iterator), context)
-
     async def DescribeStore(self, request: control_pb2.DescribeStoreRequest, context: Any) -> Any:
         return await _answer(self._handlers.describe_store(request), context)
 
     async def ListStores(self, request: control_pb2.ListStoresRequest, context: Any) -> Any:
         return await _answer(self._handlers.list_stores(request), context)
 
-    async def DeleteStore(self, request: control_pb2.DeleteStoreRequest, context: Any) -> Any:
-        return await _answer(self._handlers.delete_store(request), context)
-
     async def ListKeys(self, request: control_pb2.ListKeysRequest, context: Any) -> Any:
         return await _answer(self._handlers.list_keys(request), context)
 
     async def GetStats(self, request: control_pb2.GetStatsRequest, context: Any) -> Any:
         return await _answer(self._handlers.get_stats(request), context)
-
-    async def _create_from_parts(self, parts: AsyncIterator[control_pb2.MessagePart]) -> Any:
-        joiner = PartJoiner()
-        async for part in parts:
-            whole = joiner.add(part)
-            if whole is not None:
-                return await self._handlers.create_store(_parse(whole))
-        raise RemoteProtocolError(expected="the last part of a request", received="the end of the stream")
-
-
-def _parse(content: bytes) -> control_pb2.CreateStoreRequest:
-    try:
-        return control_pb2.CreateStoreRequest.FromString(content)
-    except DecodeError as error:
-        raise RemoteProtocolError(expected="CreateStoreRequest", received="other bytes") from error
 
 
 async def _answer(handler: Awaitable[_Answer], context: Any) -> _Answer:

@@ -29,7 +29,6 @@ from tdserve.server.sessions.clients import Clients
 from tdserve.server.sessions.incoming_parts import IncomingParts
 from tdserve.server.sessions.local_listener import LocalListener
 from tdserve.server.sessions.register import Sessions
-from tdserve.server.unary_changes import Record, UnaryChanges
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
 from tdserve.store.catalog_db import CatalogDB
@@ -76,7 +75,6 @@ class ControlProcess:
         services = self._services = assemble(config, root, self._db, self._process_watch, self._workers, self._sessions)
         self._incoming = IncomingParts(root.requests_folder, services.held)
         self._clients = Clients(KEEP_ANSWERS_S, services.answers.forget_client)
-        self._unary_changes = UnaryChanges(self._db, services.answers, self._clients)
         make_local = partial(PermitMover, services.mover_context)
         self._door = LocalListener(root, self._sessions, self._process_watch, make_local, self._take_at_once)
 
@@ -273,15 +271,6 @@ class ControlProcess:
         if self._is_draining:
             raise self._make_draining_error()
 
-    async def create_store(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse:
-        """Creates a store, or returns the existing one that the request accepts."""
-        self._refuse_when_draining()
-        answer = control_pb2.CreateStoreResponse()
-        answer = await self._unary_changes.run(request.id, partial(self._services.creation.create, request), answer)
-        if answer.description.durability == "disk":
-            await self._services.syncing.wait_synced(answer.description.uid)
-        return answer
-
     async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription:
         """Describes a store; waits until it exists.
 
@@ -300,24 +289,6 @@ class ControlProcess:
     async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
         """Returns one page of store names."""
         return descriptions.list_stores(self._services.stores, request)
-
-    async def delete_store(self, request: control_pb2.DeleteStoreRequest) -> control_pb2.DeleteStoreResponse:
-        """Deletes a store."""
-        self._refuse_when_draining()
-        catalog = self._services.stores.catalog  # an earlier attempt may have deleted it
-        must_wait = request.name not in catalog or catalog.get(request.name).durability == "disk"
-        answer = control_pb2.DeleteStoreResponse()
-        answer = await self._unary_changes.run(request.id, partial(self._delete, request.name), answer)
-        if must_wait:
-            await self._services.syncing.wait_synced()
-        return answer
-
-    async def _delete(self, name: str, record: Record) -> control_pb2.DeleteStoreResponse:
-        entry = self._services.stores.find_used(name)
-        answer = await self._services.creation.delete(name, record)
-        if entry is not None:
-            self._services.relays.forget_deleted(entry)
-        return answer
 
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
         """Returns the keys of a store."""

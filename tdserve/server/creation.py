@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -27,12 +28,11 @@ from tdserve.rules.catalog import (
     explain_difference,
 )
 from tdserve.rules.replay.settings import Settings
-from tdserve.server import descriptions
+from tdserve.server import descriptions, inline_tasks
 from tdserve.server.keyed_stores import make_keyed_record
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.server.tables.policies import check_policy, wake_followers
-from tdserve.server.unary_changes import Record
 from tdserve.store.catalog_db import Transaction
 from tdserve.structure import codec
 from tdserve.structure.difference import describe_difference
@@ -50,6 +50,12 @@ MAX_CAPACITY_ROWS = 2**40
 
 CREATION_TIMEOUT_S = 60.0
 """Limit for the creation of a store by another request: reserving space takes up to 0.4 s per GiB."""
+
+
+class Record(Protocol):
+    """A function that opens the transaction that commits a change together with its answer."""
+
+    def __call__(self, done: control_pb2.Done, *, frees_room: bool = False) -> AbstractContextManager[Transaction]: ...
 
 
 class Creation:
@@ -95,6 +101,7 @@ class Creation:
                 return self._stores.get_loading(name, session)
             if not is_filling and (not loader or loader in self._sessions):
                 self._stores.catalog.check_free(name)
+            await inline_tasks.ensure_task()
             await self._stores.wait_settled(name, Deadline.after(CREATION_TIMEOUT_S))
         return None
 
@@ -137,8 +144,8 @@ class Creation:
         if existing is None:
 
             def begin(entry: OpenedStore) -> AbstractContextManager[Transaction]:
-                answer = self._answer(entry, created=True).SerializeToString()
-                return self._stores.db.begin_transaction() if record is None else record(answer)
+                done = control_pb2.Done(created_store=self._answer(entry, created=True))
+                return self._stores.db.begin_transaction() if record is None else record(done)
 
             try:
                 made = await self._stores.create(wanted, spec, begin=begin)
@@ -173,19 +180,18 @@ class Creation:
             raise StoreExistsError(name=name, reason="rows were written to it, or it was made anew")
         await self.delete(name)
 
-    async def delete(self, name: str, record: Record | None = None) -> control_pb2.DeleteStoreResponse:
+    async def delete(self, name: str, record: Record | None = None) -> None:
         """Deletes a store, even a damaged one; the user's folder of an adopted store stays. Raises StoreNotFoundError.
 
         Args:
             record: Opens the transaction that commits the deletion together with the answer.
         """
-        answer = control_pb2.DeleteStoreResponse()
-        begin = self._stores.db.begin_transaction if record is None else partial(record, answer.SerializeToString())
-        begin = partial(begin, frees_room=True)
+        open_transaction = self._stores.db.begin_transaction if record is None else partial(record, control_pb2.Done())
+        begin = partial(open_transaction, frees_room=True)
         known = self._stores.catalog.find(check_store_name(name))
         if known is not None and known.packed:
             self._stores.delete_packed(known, begin)
-            return answer
+            return
         await self._stores.open_apart(name)
         try:
             entry = self._stores.get(name)
@@ -193,7 +199,6 @@ class Creation:
             entry = self._stores.open_damaged(name)
         await self._stores.delete(entry, begin)
         wake_followers(self._stores, entry.name)
-        return answer
 
     async def abandon(self, session: int) -> None:
         """Deletes the stores that a session, which has ended, has not finished filling."""

@@ -25,6 +25,7 @@ from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kv.keyed_entries import KeyedEntries
 from tdserve.server.sessions.client_session import ClientSession, to_error
 from tdserve.server.sessions.long_list_file import LongListFile, place_lists
+from tdserve.server.store_requests import StoreRequests
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
 from tdserve.server.tables.dead_values import DeadValues
@@ -47,7 +48,7 @@ _WITH_CONTENT = ("write", "extend", "publish", "alter", "put")
 _EXPECTING = ("sample", "read")
 """Kinds of requests whose client may already wait for content that the server has not announced."""
 
-_ONCE = (*_WITH_CONTENT, "change", "adopt", "remove")
+_ONCE = (*_WITH_CONTENT, "change", "adopt", "remove", "create_store", "delete_store")
 """Kinds of requests whose retry must change nothing twice."""
 
 
@@ -57,8 +58,8 @@ class Requests:
     Args:
         stores: The server's stores.
         answers: Answers of committed requests.
-        extends, samples, row_reads, changes, reads, writes, alterations, publishing, relays, groups, adoption, entries:
-            Handlers.
+        extends, samples, row_reads, changes, reads, writes, alterations, publishing, relays, groups, adoption, entries,
+            store_requests: Handlers.
         dead_values: Frees the space of dead values when a store has no room.
         held: Counts the memory that requests hold.
         syncing: Syncs writes that must be on the disk before they are answered.
@@ -81,6 +82,7 @@ class Requests:
         groups: Groups,
         adoption: Adoption,
         entries: KeyedEntries,
+        store_requests: StoreRequests,
         dead_values: DeadValues,
         held: AdmissionBudget,
         syncing: Syncing,
@@ -108,6 +110,8 @@ class Requests:
             "get": entries.get,
             "remove": entries.remove,
             "list": entries.list,
+            "create_store": store_requests.create,
+            "delete_store": store_requests.delete,
             "read": self._read,
             "write": self._write,
         }
@@ -204,7 +208,7 @@ class Requests:
                 if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                     if kind in _WITH_CONTENT:
                         session.discard(request, asked.content)
-                    await self._sync(kind, asked)
+                    await self._sync(kind, asked, is_deleted=kind == "delete_store")
                     await session.send_done(request, control_pb2.Done.FromString(answered))
                     return
                 self._answers.check_room(session.client_id)
@@ -226,12 +230,12 @@ class Requests:
                 session.send_void(request, asked.message_nbytes)
             raise
 
-    async def _sync(self, kind: str, asked: Any) -> None:
-        """Waits until a write has reached the disk, if its store requires that before the answer."""
-        record = self._stores.catalog.find(getattr(asked, "store", ""))
-        if record is not None and record.durability == "disk":
+    async def _sync(self, kind: str, asked: Any, *, is_deleted: bool = False) -> None:
+        """Waits until a write has reached the disk, if its store requires that before the answer, or may have."""
+        record = self._stores.catalog.find(getattr(asked, "store", "") or getattr(asked, "name", ""))
+        if is_deleted or (record is not None and record.durability == "disk"):
             await inline_tasks.ensure_task()
-            await self._syncing.wait_synced(record.uid)
+            await self._syncing.wait_synced("" if record is None else record.uid)
         elif record is not None and kind == "alter":
             self._syncing.sync_soon(record.uid)
 

@@ -16,6 +16,7 @@ from tdserve.server.movers.mover_context import MoverContext
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.store_requests import StoreRequests
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
 from tdserve.server.tables.dead_values import DeadValues
@@ -127,6 +128,7 @@ def assemble(
             groups=groups,
             adoption=adoption,
             entries=KeyedEntries(stores, answers, values_worker=values_worker),
+            store_requests=StoreRequests(stores, creation, answers, versions.relays, syncing),
             dead_values=DeadValues(stores, values_worker),
             held=held,
             syncing=syncing,

@@ -24,7 +24,7 @@ STORE_KIND_WEIGHTS: StoreKind
 STORE_KIND_KEYED: StoreKind
 
 class ClientMessage(_message.Message):
-    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed", "put", "get", "remove", "list", "part", "channel_lost", "answered", "channel")
+    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed", "put", "get", "remove", "list", "create_store", "delete_store", "part", "channel_lost", "answered", "channel")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,8 @@ class ClientMessage(_message.Message):
     GET_FIELD_NUMBER: _ClassVar[int]
     REMOVE_FIELD_NUMBER: _ClassVar[int]
     LIST_FIELD_NUMBER: _ClassVar[int]
+    CREATE_STORE_FIELD_NUMBER: _ClassVar[int]
+    DELETE_STORE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_LOST_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
@@ -77,11 +79,13 @@ class ClientMessage(_message.Message):
     get: GetRequest
     remove: RemoveRequest
     list: ListRequest
+    create_store: CreateStoreRequest
+    delete_store: DeleteStoreRequest
     part: MessagePart
     channel_lost: ChannelLost
     answered: Answered
     channel: int
-    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., put: _Optional[_Union[PutRequest, _Mapping]] = ..., get: _Optional[_Union[GetRequest, _Mapping]] = ..., remove: _Optional[_Union[RemoveRequest, _Mapping]] = ..., list: _Optional[_Union[ListRequest, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., channel: _Optional[int] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., put: _Optional[_Union[PutRequest, _Mapping]] = ..., get: _Optional[_Union[GetRequest, _Mapping]] = ..., remove: _Optional[_Union[RemoveRequest, _Mapping]] = ..., list: _Optional[_Union[ListRequest, _Mapping]] = ..., create_store: _Optional[_Union[CreateStoreRequest, _Mapping]] = ..., delete_store: _Optional[_Union[DeleteStoreRequest, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., channel: _Optional[int] = ...) -> None: ...
 
 class Answered(_message.Message):
     __slots__ = ("below", "but_for")
@@ -100,16 +104,6 @@ class MessagePart(_message.Message):
     is_last: bool
     is_ahead: bool
     def __init__(self, content: _Optional[bytes] = ..., is_last: bool = ..., is_ahead: bool = ...) -> None: ...
-
-class RequestId(_message.Message):
-    __slots__ = ("client_id", "request", "answered")
-    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    ANSWERED_FIELD_NUMBER: _ClassVar[int]
-    client_id: bytes
-    request: int
-    answered: Answered
-    def __init__(self, client_id: _Optional[bytes] = ..., request: _Optional[int] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("request", "welcome", "rendezvous", "accepted", "done", "failure", "group_formed", "group_event", "relay_order", "channel_lost")
@@ -736,7 +730,7 @@ class AdoptRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., read_only: bool = ..., exists_ok: bool = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "claim", "counts", "keys")
+    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "claim", "counts", "keys", "created_store")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -749,6 +743,7 @@ class Done(_message.Message):
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_STORE_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
     indices: bytes
     version: int
@@ -761,7 +756,8 @@ class Done(_message.Message):
     claim: Claim
     counts: TableCounts
     keys: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    created_store: CreateStoreResponse
+    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ...) -> None: ...
 
 class TableCounts(_message.Message):
     __slots__ = ("rows", "inserts")
@@ -887,7 +883,7 @@ class GroupLoss(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., reason: _Optional[str] = ..., has_left: bool = ..., has_given_up: bool = ..., num_finished: _Optional[int] = ...) -> None: ...
 
 class CreateStoreRequest(_message.Message):
-    __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid", "id", "durability")
+    __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid", "durability")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -899,7 +895,6 @@ class CreateStoreRequest(_message.Message):
     MAX_OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARE_NON_TENSOR_FIELD_NUMBER: _ClassVar[int]
     REPLACES_EMPTY_UID_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: StoreKind
@@ -912,9 +907,8 @@ class CreateStoreRequest(_message.Message):
     max_object_bytes: int
     share_non_tensor: bool
     replaces_empty_uid: str
-    id: RequestId
     durability: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., capacity: _Optional[int] = ..., exists_ok: bool = ..., min_size: _Optional[int] = ..., settings: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., replaces_empty_uid: _Optional[str] = ..., id: _Optional[_Union[RequestId, _Mapping]] = ..., durability: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., capacity: _Optional[int] = ..., exists_ok: bool = ..., min_size: _Optional[int] = ..., settings: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., replaces_empty_uid: _Optional[str] = ..., durability: _Optional[str] = ...) -> None: ...
 
 class CreateStoreResponse(_message.Message):
     __slots__ = ("description", "created")
@@ -1041,16 +1035,10 @@ class ListStoresResponse(_message.Message):
     def __init__(self, names: _Optional[_Iterable[str]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class DeleteStoreRequest(_message.Message):
-    __slots__ = ("name", "id")
+    __slots__ = ("name",)
     NAME_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
     name: str
-    id: RequestId
-    def __init__(self, name: _Optional[str] = ..., id: _Optional[_Union[RequestId, _Mapping]] = ...) -> None: ...
-
-class DeleteStoreResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class ListKeysRequest(_message.Message):
     __slots__ = ("name", "include_nested", "leaves_only", "sort")

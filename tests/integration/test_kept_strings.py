@@ -12,7 +12,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.config import PROTOCOL_VERSION
 from tdserve.base.ids import make_client_id
-from tdserve.control.connection import CHANNEL_OPTIONS, ControlConnection
+from tdserve.control.connection import CHANNEL_OPTIONS
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
@@ -49,7 +49,7 @@ def test_hello_when_a_name_in_it_is_long_then_refused(server: tdserve.Server, fi
     assert answer.failure.error == "InvalidRequestError"
 
 
-def test_settings_when_they_are_long_then_refused(server: tdserve.Server, client: tdserve.Client, name: str) -> None:
+def test_settings_when_they_are_long_then_refused(client: tdserve.Client, name: str) -> None:
     request = control_pb2.CreateStoreRequest(
         name=name,
         kind=control_pb2.STORE_KIND_REPLAY,
@@ -57,10 +57,9 @@ def test_settings_when_they_are_long_then_refused(server: tdserve.Server, client
         spec=codec.encode(capture(ROW).spec),
         settings='{"policy": "' + "x" * 8_000_000 + '"}',
     )
-    connection = ControlConnection(server.address)
+    session = client.session(client.deadline(None))
     with pytest.raises(tdserve.InvalidRequestError, match="settings"):
-        connection.call("CreateStore", request, timeout_s=30.0)
-    connection.close()
+        session.send(client.requests.begin_change(), create_store=request).wait(30.0, "the creation of a table")
     assert name not in client
 
 

@@ -45,13 +45,13 @@ def guarded(tmp_path: Path) -> Iterator[tdserve.Server]:
 
 def test_calls_when_they_lack_the_token_then_the_server_holds_nothing_of_them(guarded: tdserve.Server) -> None:
     before, codes = peak_mib(guarded.pid), []
-    request = control_pb2.CreateStoreRequest(name="x", settings="y" * (200 * MIB))
+    request = control_pb2.DescribeStoreRequest(name="x" * (200 * MIB))
 
     def attack() -> None:
         options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(guarded.address, options=options) as channel:
             try:
-                ControlServiceStub(channel).CreateStore(request, timeout=60)
+                ControlServiceStub(channel).DescribeStore(request, timeout=60)
             except grpc.RpcError as error:
                 codes.append(error.code())
 

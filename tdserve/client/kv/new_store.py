@@ -12,6 +12,7 @@ from tdserve.base.ids import check_store_name
 from tdserve.client.kv.records import wrap_tensor
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.kv.keyed_settings import Eviction, KeyedSettings, Like
 from tdserve.structure.capture import capture
@@ -45,4 +46,4 @@ def create_keyed(
     )
     request = StoreOptions(exists_ok, None, None).request(name, captured.spec, control_pb2.STORE_KIND_KEYED)
     request.settings = settings.to_json()
-    return client.catalog.create(request, captured.spec)[0]
+    return create_store(client, request, captured.spec)[0]

@@ -27,8 +27,7 @@ from tdserve.base.ids import check_store_name, make_client_id
 from tdserve.client.session.description import StoreDescription, from_message
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection
-from tdserve.structure import codec
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -48,7 +47,7 @@ ONCE: Final = Once.ONCE
 
 
 class CatalogClient:
-    """Asks a server about its stores, and creates and deletes them. A client with sessions holds one.
+    """Asks a server about its stores. A client with sessions holds one.
 
     Threads: safe. After a ``fork`` the child must make one of its own: the parent's raises ForkedClientError in every
     call there.
@@ -153,19 +152,6 @@ class CatalogClient:
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
         return bytes(self.call("DescribeStore", request, timeout_s=timeout_s).fingerprint)
 
-    def create(
-        self, request: control_pb2.CreateStoreRequest, spec: Spec, *, timeout_s: float | None = None
-    ) -> tuple[StoreDescription, bool]:
-        """Creates a store of this structure; returns its description, and whether it did not exist before."""
-        response = self.change("CreateStore", request, timeout_s=timeout_s)
-        description = response.description
-        description.spec.CopyFrom(codec.encode(spec))
-        return from_message(description), bool(response.created)
-
-    def delete(self, name: str) -> None:
-        """Deletes a store; see ``Client.delete``."""
-        self.change("DeleteStore", control_pb2.DeleteStoreRequest(name=check_store_name(name)))
-
     def get_server_stats(self) -> control_pb2.GetStatsResponse:
         """Returns the server's own figures: workers, sessions, bytes by transport."""
         stats: control_pb2.GetStatsResponse = self.call("GetStats", control_pb2.GetStatsRequest())
@@ -189,22 +175,6 @@ class CatalogClient:
             raise ForkedClientError(what=f"the client of {self.address}", pid=self._pid)
         if self.is_closed:
             raise ClosedError(what=f"the client of {self.address}")
-
-    def change(
-        self,
-        method: str,
-        request: control_pb2.CreateStoreRequest | control_pb2.DeleteStoreRequest,
-        *,
-        timeout_s: float | None = None,
-    ) -> Any:
-        """Calls a method that changes something, under a number by which the server recognises a retry."""
-        number = self.requests.begin_change()
-        try:
-            answered = self.requests.report_answered()
-            request.id.CopyFrom(control_pb2.RequestId(client_id=self.client_id, request=number, answered=answered))
-            return self.call(method, request, timeout_s=timeout_s)
-        finally:
-            self.requests.end(number)
 
     def call(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
         """Calls a method of the server; None is the default timeout."""

@@ -8,6 +8,7 @@ from tdserve.base.errors import NotSupportedError, StoreExistsError
 from tdserve.base.ids import check_store_name
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription, check_storage
+from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import capture
@@ -41,7 +42,7 @@ def create_table(
     request = options.request(name, spec, control_pb2.STORE_KIND_REPLAY)
     request.capacity, request.settings = capacity, settings.to_json()
     try:
-        return client.catalog.create(request, spec)[0]
+        return create_store(client, request, spec)[0]
     except StoreExistsError:
         # Rows of another size may have been written since another client created it with the same row.
         found = client.catalog.describe(name, timeout_s=0) if options.exists_ok else None

@@ -10,6 +10,7 @@ from typing import Any
 from tdserve.base.errors import StoreExistsError, StoreNotFoundError
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.store_changes import create_store
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.structure.declaring import widen_row, widens
@@ -51,7 +52,7 @@ def retype(client: SessionClient, name: str, row: Spec, batch: Any) -> StoreDesc
         replaces_empty_uid=description.uid,
     )
     try:
-        client.catalog.change("CreateStore", request, timeout_s=client.timeout_s)
+        create_store(client, request, spec)
     except (StoreExistsError, StoreNotFoundError):
         return find_current_description(client, name, row)  # another client was faster
     return client.catalog.describe(name, timeout_s=0)

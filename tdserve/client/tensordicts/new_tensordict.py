@@ -11,6 +11,7 @@ from tdserve.base.ids import check_store_name
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import check_storage
+from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tensordicts.memmap_arguments import check_sizes
 from tdserve.client.tensordicts.reading import open_store
@@ -63,7 +64,7 @@ class NewStore:
         """Creates a store of meta tensors; only its non-tensor values are written."""
         catalog, stored = self._client.catalog, captured.spec
         try:
-            description, _ = catalog.create(request, stored, timeout_s=deadline.remaining_s)
+            description, _ = create_store(self._client, request, stored, deadline)
         except StoreExistsError:
             if not request.exists_ok:
                 raise
@@ -112,7 +113,7 @@ class NewZeros:
     def make(self, deadline: Deadline) -> StoreHandle:
         """Creates the store, writes its non-tensor values and returns its handle; errors as of ``memmap_like``."""
         client, request, spec = self._client, self._request, self._spec
-        description, is_new = client.catalog.create(request, spec, timeout_s=deadline.remaining_s)
+        description, is_new = create_store(client, request, spec, deadline)
         if spec.values and is_new and 0 not in self._sizes:
             keys = [path for path, _ in spec.values]
             values_only, values = make_first_values(spec.select(keys), self._values, self._sizes, self._zeros)

@@ -24,7 +24,7 @@ class Clients:
     def restore(self, client_ids: Iterable[bytes]) -> None:
         """Starts the time of all clients that are on record from a previous run of the server."""
         for client_id in client_ids:
-            self.on_call(client_id)
+            self._start_waiting(client_id)
 
     def on_opened(self, client_id: bytes) -> None:
         """Stops the time of a client: one of its sessions has been opened."""
@@ -36,14 +36,11 @@ class Clients:
         self._num_sessions[client_id] -= 1
         if not self._num_sessions[client_id]:
             del self._num_sessions[client_id]
-            self.on_call(client_id)
+            self._start_waiting(client_id)
 
-    def on_call(self, client_id: bytes) -> None:
-        """Restarts the time of a client that has sent something and has no session."""
-        if client_id not in self._num_sessions:
-            self._stop_waiting(client_id)
-            loop = asyncio.get_running_loop()
-            self._away[client_id] = loop.call_later(self._keep_s, self._forget_now, client_id)
+    def _start_waiting(self, client_id: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self._away[client_id] = loop.call_later(self._keep_s, self._forget_now, client_id)
 
     def _stop_waiting(self, client_id: bytes) -> None:
         timer = self._away.pop(client_id, None)

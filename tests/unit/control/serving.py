@@ -35,9 +35,6 @@ class Answering:
             await link.send(control_pb2.ServerMessage(request=message.request, done=control_pb2.Done(version=7)))
         self.ended_links.append(link)
 
-    async def create_store(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse:
-        return self._answer(request.name, control_pb2.CreateStoreResponse(created=True))
-
     async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription:
         return self._answer(request.name, control_pb2.StoreDescription(name=request.name))
 
@@ -45,9 +42,6 @@ class Answering:
         for link in self.ended_links:
             await link.send(control_pb2.ServerMessage())
         return control_pb2.ListStoresResponse(names=[request.prefix])
-
-    async def delete_store(self, request: control_pb2.DeleteStoreRequest) -> control_pb2.DeleteStoreResponse:
-        return self._answer(request.name, control_pb2.DeleteStoreResponse())
 
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
         return self._answer(request.name, control_pb2.ListKeysResponse(keys=["k"]))

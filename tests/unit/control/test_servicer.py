@@ -51,10 +51,8 @@ def test_handler_when_it_raises_then_the_caller_gets_the_same_error(connection: 
 
 
 METHODS: list[tuple[str, Any, Any]] = [
-    ("CreateStore", control_pb2.CreateStoreRequest(name="a"), control_pb2.CreateStoreResponse(created=True)),
     ("DescribeStore", control_pb2.DescribeStoreRequest(name="a"), control_pb2.StoreDescription(name="a")),
     ("ListStores", control_pb2.ListStoresRequest(prefix="a"), control_pb2.ListStoresResponse(names=["a"])),
-    ("DeleteStore", control_pb2.DeleteStoreRequest(name="a"), control_pb2.DeleteStoreResponse()),
     ("ListKeys", control_pb2.ListKeysRequest(name="a"), control_pb2.ListKeysResponse(keys=["k"])),
     ("GetStats", control_pb2.GetStatsRequest(), control_pb2.GetStatsResponse(server_id="test")),
 ]
@@ -95,7 +93,7 @@ def test_call_when_the_token_is_right_then_answered() -> None:
 def test_call_when_the_token_is_wrong_then_refused_before_its_message_has_come() -> None:
     """The client never ends its request: whoever waited for the whole of it would not answer."""
     with serving(Answering(), token="secret") as address, grpc.insecure_channel(address) as channel:
-        for method in ("CreateStore", "CreateLargeStore", "GetStats"):
+        for method in ("DescribeStore", "GetStats"):
             call: Any = channel.stream_unary(f"{SERVICE_PATH}/{method}")  # type: ignore[call-arg]
             with pytest.raises(grpc.RpcError) as raised:
                 call(endless(), timeout=TIMEOUT_S)
@@ -124,27 +122,17 @@ def endless() -> Iterator[bytes]:
             return
 
 
-def test_message_when_it_is_larger_than_the_server_receives_then_refused_and_in_parts_taken() -> None:
+def test_message_when_it_is_larger_than_the_server_receives_then_refused() -> None:
     handlers = Answering()
-    large = control_pb2.CreateStoreRequest(name="large", settings="x" * (2 * MAX_RECEIVED_BYTES))
-    with serving(handlers) as address:
-        with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
-            with pytest.raises(grpc.RpcError) as raised:
-                ControlServiceStub(channel).CreateStore(large, timeout=TIMEOUT_S)
-            assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        connection = ControlConnection(address)
-        assert connection.call("CreateStore", large, timeout_s=TIMEOUT_S).created
-        connection.close()
-    assert handlers.asked == ["large"]
-
-
-@pytest.mark.parametrize("parts", [[], [b"half"], [b"\xff\xff\xff\xff"]])
-def test_create_when_its_parts_make_no_request_then_refused(parts: list[bytes]) -> None:
-    with serving(Answering()) as address, grpc.insecure_channel(address) as channel:
-        messages = [control_pb2.MessagePart(content=part, is_last=part != b"half") for part in parts]
-        with pytest.raises(grpc.RpcError) as raised:
-            ControlServiceStub(channel).CreateLargeStore(iter(messages), timeout=TIMEOUT_S)
-        assert raised.value.code() is grpc.StatusCode.INTERNAL
+    large = control_pb2.DescribeStoreRequest(name="x" * (2 * MAX_RECEIVED_BYTES))
+    with (
+        serving(handlers) as address,
+        grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel,
+        pytest.raises(grpc.RpcError) as raised,
+    ):
+        ControlServiceStub(channel).DescribeStore(large, timeout=TIMEOUT_S)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert handlers.asked == []
 
 
 def test_session_when_the_token_is_wrong_then_lost_with_the_reason() -> None:

@@ -82,9 +82,16 @@ def serving(tmp_path: Path, run: Loop, monkeypatch: pytest.MonkeyPatch) -> Itera
         yield Serving(process, made[0])
 
 
-def asking(name: str) -> control_pb2.CreateStoreRequest:
-    """Returns a request for a tensordict store."""
-    return control_pb2.CreateStoreRequest(name=name, kind=control_pb2.STORE_KIND_TENSORDICT, spec=SPEC)
+def creating(request: int) -> control_pb2.ClientMessage:
+    """Returns a request for a tensordict store "x"."""
+    asked = control_pb2.CreateStoreRequest(name="x", kind=control_pb2.STORE_KIND_TENSORDICT, spec=SPEC)
+    return control_pb2.ClientMessage(request=request, create_store=asked)
+
+
+def deleting(request: int) -> control_pb2.ClientMessage:
+    """Returns a request that deletes it."""
+    asked = control_pb2.DeleteStoreRequest(name="x")
+    return control_pb2.ClientMessage(request=request, delete_store=asked)
 
 
 async def stream_messages(*messages: control_pb2.ClientMessage) -> AsyncIterator[control_pb2.ClientMessage]:
@@ -93,20 +100,27 @@ async def stream_messages(*messages: control_pb2.ClientMessage) -> AsyncIterator
         yield message
 
 
-def test_stores_when_created_then_described_listed_and_deleted(process: ControlProcess, run: Loop) -> None:
-    run(process.create_store(asking("x")))
-    assert run(process.describe_store(control_pb2.DescribeStoreRequest(name="x"))).spec == SPEC
-    assert list(run(process.list_stores(control_pb2.ListStoresRequest())).names) == ["x"]
-    assert list(run(process.list_keys(control_pb2.ListKeysRequest(name="x"))).keys) == ["a"]
-    run(process.delete_store(control_pb2.DeleteStoreRequest(name="x")))
-    with pytest.raises(StoreNotFoundError):
-        run(process.describe_store(control_pb2.DescribeStoreRequest(name="x")))
+def test_stores_when_created_then_described_listed_and_deleted(serving: Serving, run: Loop) -> None:
+    process = serving.process
+
+    async def scenario() -> None:
+        await serving.start()
+        assert (await serving.ask(creating(1))).created_store.created
+        assert (await process.describe_store(control_pb2.DescribeStoreRequest(name="x"))).spec == SPEC
+        assert list((await process.list_stores(control_pb2.ListStoresRequest())).names) == ["x"]
+        assert list((await process.list_keys(control_pb2.ListKeysRequest(name="x"))).keys) == ["a"]
+        assert (await process.get_stats(control_pb2.GetStatsRequest())).num_stores == 1
+        await serving.ask(deleting(2))
+        with pytest.raises(StoreNotFoundError):
+            await process.describe_store(control_pb2.DescribeStoreRequest(name="x"))
+        await serving.end()
+
+    run(scenario())
 
 
 def test_stats_when_asked_then_figures_of_the_whole(process: ControlProcess, run: Loop) -> None:
-    run(process.create_store(asking("x")))
     stats = run(process.get_stats(control_pb2.GetStatsRequest()))
-    assert (stats.num_stores, stats.num_sessions) == (1, 0)
+    assert (stats.num_stores, stats.num_sessions) == (0, 0)
     assert [worker.is_ready for worker in stats.workers] == [False]
     assert Path(stats.root).is_dir()
     assert stats.root_free_bytes > 0
@@ -123,8 +137,6 @@ def test_session_when_it_does_not_begin_with_hello_then_refused(
 def test_drain_when_begun_then_nothing_new_is_accepted(serving: Serving, run: Loop) -> None:
     process = serving.process
     run(process.drain())
-    with pytest.raises(ConnectError, match="shutting down"):
-        run(process.create_store(asking("x")))
     outbox = Outbox()
     hello = control_pb2.Hello(protocol_version=PROTOCOL_VERSION, client_id=bytes(16), transport="gloo")
     run(process.serve_session(SessionLink(outbox), stream_messages(control_pb2.ClientMessage(hello=hello))))
@@ -136,8 +148,8 @@ class Serving:
 
     def __init__(self, process: ControlProcess, worker: ReadyWorker) -> None:
         self.process = process
-        self._worker = worker
-        self._gone = asyncio.Event()
+        self.worker = worker
+        self._sent: asyncio.Queue[control_pb2.ClientMessage | None] = asyncio.Queue()
         self.outbox = Outbox()
         self.number = 0
         self.task: asyncio.Task[None]
@@ -151,17 +163,24 @@ class Serving:
     async def mail(self, content: bytes, *, session: int = 0) -> None:
         """Delivers a message as the worker reports it, and lets the event loop take one turn."""
         report = worker_pb2.Report(session=session or self.number, mail=content)
-        await outside(lambda: self._worker.report(report))
+        await outside(lambda: self.worker.report(report))
+
+    async def ask(self, message: control_pb2.ClientMessage) -> control_pb2.Done:
+        """Sends a request over the stream; returns its answer, which is a Done."""
+        self._sent.put_nowait(message)
+        await self.outbox.next()
+        return self.outbox.done()
 
     async def end(self) -> None:
         """Ends the client's stream."""
-        self._gone.set()
+        self._sent.put_nowait(None)
         await self.task
 
     async def _stream(self) -> AsyncIterator[control_pb2.ClientMessage]:
         hello = control_pb2.Hello(protocol_version=PROTOCOL_VERSION, client_id=bytes(16), transport="gloo")
         yield control_pb2.ClientMessage(hello=hello)
-        await self._gone.wait()
+        while (message := await self._sent.get()) is not None:
+            yield message
 
 
 def reading(request: int, **fields: Any) -> bytes:
@@ -173,23 +192,21 @@ def reading(request: int, **fields: Any) -> bytes:
 def test_session_when_its_client_stays_away_then_its_answers_are_forgotten_and_not_before(
     serving: Serving, run: Loop
 ) -> None:
-    async def create() -> str:
-        request = asking("x")
-        request.id.client_id, request.id.request = bytes(16), 1
-        answer = await serving.process.create_store(request)
-        return str(answer.description.uid)
+    async def create(serving: Serving) -> str:
+        return str((await serving.ask(creating(1))).created_store.description.uid)
 
     async def scenario() -> None:
         await serving.start()
-        first = await create()
-        await serving.process.delete_store(control_pb2.DeleteStoreRequest(name="x"))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert await create() == first  # the answer that is kept
+        first = await create(serving)
+        await serving.ask(deleting(2))
+        assert await create(serving) == first  # the answer that is kept
         await serving.end()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert await create() != first
+        later = Serving(serving.process, serving.worker)
+        await later.start()
+        assert await create(later) != first
+        await later.end()
 
     run(scenario())
 

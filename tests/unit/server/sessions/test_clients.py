@@ -91,14 +91,3 @@ def test_restore_when_the_server_starts_then_each_has_all_its_time_and_who_comes
     world.do("opened", client_id=BOB)
     world.loop.advance(2.0)
     assert world.forgotten == [ANN]
-
-
-def test_on_call_when_there_is_no_session_then_the_time_begins_anew(world: World) -> None:
-    world.do("call")
-    world.loop.advance(KEEP_S - 1.0)
-    world.do("call")
-    world.loop.advance(KEEP_S - 1.0)
-    assert world.forgotten == []
-    world.do("opened", "call")
-    world.loop.advance(10 * KEEP_S)
-    assert world.forgotten == []

@@ -1,0 +1,41 @@
+"""Requests the creation and the deletion of stores; each is carried out once, even if it is sent several times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.ids import check_store_name
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.description import StoreDescription, from_message
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import compute_answer_timeout_s
+from tdserve.structure import codec
+from tdserve.structure.tree import Spec
+from tdserve.v1 import control_pb2
+
+
+def create_store(
+    client: SessionClient, request: control_pb2.CreateStoreRequest, spec: Spec, deadline: Deadline | None = None
+) -> tuple[StoreDescription, bool]:
+    """Creates a store of this structure; returns its description, and whether it did not exist before.
+
+    Args:
+        deadline: By default that of every call.
+    """
+    made = _change(client, f"the creation of {request.name!r}", deadline, create_store=request).created_store
+    made.description.spec.CopyFrom(codec.encode(spec))
+    return from_message(made.description), bool(made.created)
+
+
+def delete_store(client: SessionClient, name: str) -> None:
+    """Deletes a store; see ``Client.delete``."""
+    asked = control_pb2.DeleteStoreRequest(name=check_store_name(name))
+    _change(client, f"the deletion of {name!r}", None, delete_store=asked)
+
+
+def _change(client: SessionClient, what: str, deadline: Deadline | None, **body: Any) -> control_pb2.Done:
+    def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
+        return session.send(request, **body).wait(compute_answer_timeout_s(deadline), what).done
+
+    return client.call(attempt, deadline or client.deadline(None), request=client.requests.begin_change())

@@ -1,0 +1,77 @@
+"""Serves the requests of sessions that create and delete stores; each is carried out once, however often it is sent."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from tdserve.base.ids import check_store_name
+from tdserve.server import inline_tasks
+from tdserve.server.creation import Creation
+from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.sessions.client_session import ClientSession
+from tdserve.server.stores import Stores
+from tdserve.server.syncing import Syncing
+from tdserve.server.weights.relays import Relays
+from tdserve.store.catalog_db import Transaction
+from tdserve.v1 import control_pb2
+
+
+class StoreRequests:
+    """Creation and deletion of stores, as requested by sessions.
+
+    Args:
+        stores: The server's stores.
+        creation: Creates and deletes them.
+        answers: Answers to committed requests, for their retries.
+        relays: Told of deleted weights.
+        syncing: Syncs deletions that must be on the disk before they are answered.
+    """
+
+    def __init__(
+        self, stores: Stores, creation: Creation, answers: CommittedAnswers, relays: Relays, syncing: Syncing
+    ) -> None:
+        self._stores = stores
+        self._creation = creation
+        self._answers = answers
+        self._relays = relays
+        self._syncing = syncing
+
+    async def create(
+        self, session: ClientSession, request: int, asked: control_pb2.CreateStoreRequest
+    ) -> control_pb2.Done:
+        """Creates a store; errors as of ``Creation.create``."""
+        await inline_tasks.ensure_task()
+        made = await self._creation.create(asked, self._make_record(session, request))
+        return control_pb2.Done(created_store=made)
+
+    async def delete(
+        self, session: ClientSession, request: int, asked: control_pb2.DeleteStoreRequest
+    ) -> control_pb2.Done:
+        """Deletes a store; errors as of ``Creation.delete``."""
+        name = check_store_name(asked.name)
+        entry, known = self._stores.find_used(name), self._stores.catalog.find(name)
+        if known is None or not known.packed:
+            await inline_tasks.ensure_task()
+        await self._creation.delete(name, self._make_record(session, request))
+        if entry is not None:
+            self._relays.forget_deleted(entry)
+        if known is not None and known.durability == "disk":
+            await inline_tasks.ensure_task()
+            await self._syncing.wait_synced()
+        return control_pb2.Done()
+
+    def _make_record(self, session: ClientSession, request: int) -> _RecordAnswer:
+        return _RecordAnswer(self._answers, session.client_id, request)
+
+
+class _RecordAnswer:
+    """Opens the transaction that commits a change together with the answer of its request."""
+
+    def __init__(self, answers: CommittedAnswers, client_id: bytes, request: int) -> None:
+        self._answers = answers
+        self._client_id = client_id
+        self._request = request
+
+    def __call__(self, done: control_pb2.Done, *, frees_room: bool = False) -> AbstractContextManager[Transaction]:
+        answer = done.SerializeToString()
+        return self._answers.begin_transaction(self._client_id, self._request, answer, frees_room=frees_room)
