@@ -206,22 +206,14 @@ class _Attempt:
         if spec is None:
             raise RemoteProtocolError(expected=f"the structure of {wanted.name!r}", received="none")
         sent = convert_floats(spec, wanted.dtype)
-        content: Content | None
         if accepted.path:  # this client opens the file
             if mismatch is not None:
                 raise mismatch
             file = session.mover.find_file(accepted.path)
-            content = map_version(self._client, file, spec, sent, accepted, destination, copy=wanted.copy)
-            return self._make_weights(content, accepted)
+            mapped = map_version(self._client, file, spec, sent, accepted, destination, copy=wanted.copy)
+            return self._make_weights(mapped, accepted)
         if accepted.checksums:
-            held = self._held.find(wanted.name, destination) if mismatch is None else None
-            rest = PartialVersion(spec, accepted, held, destination)
-            content = self._finish_rest(session, reply, spec, rest)
-            if mismatch is not None:
-                raise mismatch
-            if destination is not None:
-                destination.check(spec)
-                destination.finish(content, was_direct=rest.into is not None)
+            content: Content | None = self._take_changed(session, reply, spec, destination, mismatch)
         else:
             content = take_whole(
                 self._client,
@@ -237,15 +229,33 @@ class _Attempt:
             self._keep(weights, spec, destination)
         return weights
 
-    def _finish_rest(self, session: Session, reply: Reply, spec: Spec, rest: PartialVersion) -> Content:
-        """Receives the leaves that have changed, and checks whether the others still are what they were."""
+    def _take_changed(
+        self,
+        session: Session,
+        reply: Reply,
+        spec: Spec,
+        destination: Destination | None,
+        mismatch: TDServeError | None,
+    ) -> Content:
+        """Receives the leaves that have changed, and checks whether the others still are what they were.
+
+        Arguments and errors as of ``take_whole``.
+        """
         accepted = reply.accepted
-        received = receive_answer(rest.layout, session, reply, pool=self._client.pool, into=rest.into)
-        leaves, stale = rest.merge(received.get_leaves(), self._client.pool)
+        held = self._held.find(self._wanted.name, destination) if mismatch is None else None
+        part = PartialVersion(spec, accepted, held, destination)
+        received = receive_answer(part.layout, session, reply, pool=self._client.pool, into=part.into)
+        leaves, stale = part.merge(received.get_leaves(), self._client.pool)
         if stale:
             self._fetch(spec, accepted.version, stale, leaves, reply.deadline)
         built, values = decode_values(spec, accepted.values, allow_pickle=self._client.allow_pickle)
-        return Content(built, leaves, values, accepted.version, accepted)
+        if mismatch is not None:
+            raise mismatch
+        content = Content(built, leaves, values, accepted.version, accepted)
+        if destination is not None:
+            destination.check(spec)
+            destination.finish(content, was_direct=part.into is not None)
+        return content
 
     def _fetch(
         self, spec: Spec, version: int, numbers: list[int], leaves: dict[Path, torch.Tensor], deadline: Deadline
