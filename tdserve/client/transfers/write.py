@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -230,54 +231,98 @@ def write_early(
         request: Its number, from ``RequestNumbers.try_begin_write``; it ends here.
         on_later: Called when a retry in the background is needed: later requests might overtake it.
     """
-    future: Future[control_pb2.Done] = Future()
+    early = _EarlyWrite(
+        client, make_outgoing, make_body, request=request, deadline=deadline, what=what, on_later=on_later
+    )
+    early.begin()
+    return early.future
 
-    def try_again() -> None:
+
+class _EarlyWrite:
+    """A write whose caller does not wait for its answer; arguments as of ``write_early``.
+
+    Attributes:
+        future: Gets the answer.
+    """
+
+    def __init__(
+        self,
+        client: SessionClient,
+        make_outgoing: MakeOutgoing,
+        make_body: MakeBody,
+        *,
+        request: int,
+        deadline: Deadline,
+        what: str,
+        on_later: Callable[[], None],
+    ) -> None:
+        self.future: Future[control_pb2.Done] = Future()
+        self._client = client
+        self._make_outgoing = make_outgoing
+        self._make_body = make_body
+        self._request = request
+        self._deadline = deadline
+        self._what = what
+        self._on_later = on_later
+
+    def begin(self) -> None:
+        """Sends the request and its content, or leaves both to the background."""
+        client = self._client
+        if not client.has_session:  # opening one may take as long as the server is away
+            self._retry()
+            return
         try:
-            future.set_result(write(client, make_outgoing, make_body, deadline=deadline, what=what, request=request))
-        except BaseException as error:  # noqa: BLE001 (outermost frame: the future takes it)
-            future.set_exception(error)
+            session = client.session(self._deadline)
+            outgoing = self._make_outgoing(session)
+            sent = _Sent(session, outgoing)
+            sent.check_formed()
+            body = self._make_body(session, outgoing, self._deadline)
+            sent.ask_early(self._request, body, client.pool, on_answer=partial(self._settle, session, sent))
+        except TransportError:
+            self._retry()
+        except BaseException:
+            client.requests.end(self._request)
+            raise
 
-    def retry() -> None:
-        on_later()
-        try:
-            client.later(try_again)
-        except ClosedError as error:
-            client.requests.end(request)
-            future.set_exception(error)
-
-    def settle(answer: Answer) -> None:
+    def _settle(self, session: Session, sent: _Sent, answer: Answer) -> None:
+        requests, request = self._client.requests, self._request
         try:
             done = check_answer(answer).done
         except TDServeError as error:
-            sent.mark_refused(client.requests.newest)
+            sent.mark_refused(requests.newest)
             session.forget(request)
             if isinstance(error, (TransportError, ServerBusyError)):
-                retry()
+                self._retry()
                 return
-            future.set_exception(error)
+            self.future.set_exception(error)
         else:
-            future.set_result(done)
+            self.future.set_result(done)
             sent.mark_taken(request)
             session.forget(request)
-        client.requests.end(request)
+        requests.end(request)
 
-    if not client.has_session:  # opening one may take as long as the server is away
-        retry()
-        return future
-    try:
-        session = client.session(deadline)
-        outgoing = make_outgoing(session)
-        sent = _Sent(session, outgoing)
-        sent.check_formed()
-        body = make_body(session, outgoing, deadline)
-        sent.ask_early(request, body, client.pool, on_answer=settle)
-    except TransportError:
-        retry()
-    except BaseException:
-        client.requests.end(request)
-        raise
-    return future
+    def _retry(self) -> None:
+        self._on_later()
+        try:
+            self._client.later(self._write)
+        except ClosedError as error:
+            self._client.requests.end(self._request)
+            self.future.set_exception(error)
+
+    def _write(self) -> None:
+        try:
+            done = write(
+                self._client,
+                self._make_outgoing,
+                self._make_body,
+                deadline=self._deadline,
+                what=self._what,
+                request=self._request,
+            )
+        except BaseException as error:  # noqa: BLE001 (outermost frame: the future takes it)
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(done)
 
 
 def write_selection(
