@@ -27,6 +27,9 @@ PROTOCOL_VERSION = 7
 
 DEFAULT_PORT = 7707
 
+VALUES_WORKER = 0
+"""Number of the only data worker that writes non-tensor values: an LMDB environment has one writing process."""
+
 DEFAULT_INLINE_BYTES = 32768
 """Up to this size a payload in the gRPC message beats a second message over the data transport."""
 

@@ -12,6 +12,9 @@ MAX_NAME_BYTES = 200
 
 CLIENT_ID_BYTES = 16
 
+REQUEST_BYTES = 8
+"""Length of a request's number in records, where it follows the id of its client."""
+
 SECRET_BYTES = 32
 """Length of the secret that only the ends of a gloo group know: too long to guess."""
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tdserve.base.errors import RemoteProtocolError
+from tdserve.base.ids import REQUEST_BYTES
 from tdserve.data.opened import MappedStore
 from tdserve.messages.value_columns import ValueColumn, decode_block, encode_block
 from tdserve.rules.kv.entry_changes import ABSENT, Entries, put_entries, remove_entries
@@ -18,8 +19,6 @@ from tdserve.v1 import control_pb2, worker_pb2
 
 MAX_LISTED = 10_000
 """Most keys of one page: at 500 bytes each they take 5 MB, and mostly a twentieth of that."""
-
-_REQUEST_BYTES = 8
 
 
 def find_entries(store: MappedStore, keys: Sequence[bytes]) -> FoundEntries:
@@ -89,7 +88,7 @@ def change_entries(store: MappedStore, order: worker_pb2.ChangeEntries) -> bytes
     return tables.change(
         remove if order.removes else put,
         settings,
-        request=order.client_id + order.request.to_bytes(_REQUEST_BYTES, "big"),
+        request=order.client_id + order.request.to_bytes(REQUEST_BYTES, "big"),
         recorded=order.recorded,
         num_puts=len(records),
         asked_bytes=sum(map(len, records)),

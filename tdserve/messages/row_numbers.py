@@ -18,7 +18,8 @@ NO_ROWS: Rows = np.empty(0, np.int64)
 _RUN = -1
 """First number of the form for runs; no row has it."""
 
-_RUN_FORM = struct.Struct("<3q")
+RUN_FORM = struct.Struct("<3q")
+"""The form of a run: a negative number, its first row, and how many."""
 
 _HALVES = -2
 """First number of the form of four bytes per row; no row has it."""
@@ -54,7 +55,7 @@ def encode_rows(rows: NDArray[np.int64]) -> bytes:
     for a few long ones, as of a writer that wraps around the end of a table; otherwise the numbers themselves."""
     num_rows = len(rows)
     if num_rows > 3 and is_run(rows):
-        return _RUN_FORM.pack(_RUN, int(rows[0]), num_rows)
+        return RUN_FORM.pack(_RUN, int(rows[0]), num_rows)
     if num_rows >= _MIN_RUNS_ROWS:
         heads = np.append(0, np.flatnonzero(rows[1:] != rows[:-1] + 1) + 1)
         if len(heads) * _ROWS_OF_RUN <= num_rows:
@@ -75,7 +76,7 @@ def encode_many(rows: NDArray[np.int64]) -> bytes:
 
 def has_runs(content: bytes) -> bool:
     """Returns whether the encoding may stand for far more rows than it has bytes."""
-    return len(content) >= _RUN_FORM.size and int.from_bytes(content[:8], "little", signed=True) == _RUNS
+    return len(content) >= RUN_FORM.size and int.from_bytes(content[:8], "little", signed=True) == _RUNS
 
 
 def _expand_runs(runs: NDArray[np.int64], max_rows: int | None) -> NDArray[np.int64]:
@@ -191,9 +192,9 @@ def decode_rows(content: bytes, *, max_rows: int | None = None) -> NDArray[np.in
 
 def find_run(content: bytes) -> tuple[int, int] | None:
     """Returns first number and count of a run, without expanding it; None for any other form."""
-    if len(content) != _RUN_FORM.size:
+    if len(content) != RUN_FORM.size:
         return None
-    form, first, count = _RUN_FORM.unpack(content)
+    form, first, count = RUN_FORM.unpack(content)
     return (first, count) if form == _RUN and first >= 0 and count > 0 else None
 
 
@@ -201,7 +202,7 @@ def compute_max_rows(content: bytes) -> int:
     """Returns an upper bound of the number of rows, without expanding them."""
     numbers = np.frombuffer(content[: len(content) // 8 * 8], "<i8")
     form = int(numbers[0]) if len(numbers) else 0
-    if form == _RUN and len(numbers) == _RUN_FORM.size // 8:
+    if form == _RUN and len(numbers) == RUN_FORM.size // 8:
         return int(numbers[2])
     if form == _RUNS:
         return int(numbers[2::2].sum())

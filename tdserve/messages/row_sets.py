@@ -6,7 +6,6 @@ millisecond, where lists of their numbers took seconds.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from tdserve.messages.row_numbers import (
     PIECE_ROWS,
+    RUN_FORM,
     RUN_PIECE_ROWS,
     Rows,
     decode_bits,
@@ -24,8 +24,6 @@ from tdserve.messages.row_numbers import (
 )
 
 Bits = NDArray[np.uint8]
-
-_RUN_FORM = struct.Struct("<3q")
 
 
 class RowSet:
@@ -89,8 +87,8 @@ class RowSet:
         bits = decode_bits(content)
         if bits is not None:
             return cls(bits=bits)
-        if len(content) == _RUN_FORM.size:
-            form, first, num_rows = _RUN_FORM.unpack(content)
+        if len(content) == RUN_FORM.size:
+            form, first, num_rows = RUN_FORM.unpack(content)
             if form == -1:
                 return cls.run(first, first + num_rows)
         return cls.from_rows(decode_rows(content, max_rows=max_rows))
@@ -101,7 +99,7 @@ class RowSet:
             return encode_bits(self._bits)
         if self._listed is not None:
             return encode_rows(self._listed)
-        return _RUN_FORM.pack(-1, self._start, self._num)
+        return RUN_FORM.pack(-1, self._start, self._num)
 
     def __len__(self) -> int:
         return self._num

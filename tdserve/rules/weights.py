@@ -25,6 +25,9 @@ DEFAULT_KEEP = 2
 MAX_METADATA_BYTES = 1 << 20
 """Metadata are small values, such as the number of a step; the catalog has those of all kept versions."""
 
+MIN_COMPARED_BYTES = 1024 * 1024
+"""Smaller versions are sent whole: that takes less time than to find their unchanged leaves."""
+
 MAX_CHECKSUMMED = 8
 """Versions whose checksums are kept: a reader further behind gets everything."""
 

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tdserve.base.errors import ServerBusyError, WrongStateError
+from tdserve.base.ids import REQUEST_BYTES
 from tdserve.rules.request_log import RequestLog
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.v1 import control_pb2
 
 MAX_ANSWERS_PER_CLIENT = 1024
 """Most answers whose arrival a client has not reported. Ours leaves about 200 at most: it reports every 64 requests."""
-
-_REQUEST_BYTES = 8
 
 
 class CommittedAnswers:
@@ -26,7 +25,7 @@ class CommittedAnswers:
     def __init__(self, db: CatalogDB) -> None:
         self._db = db
         self._log = RequestLog.restore(
-            (key[:-_REQUEST_BYTES], int.from_bytes(key[-_REQUEST_BYTES:], "big"), answer)
+            (key[:-REQUEST_BYTES], int.from_bytes(key[-REQUEST_BYTES:], "big"), answer)
             for key, answer in db.scan("requests")
         )
         self._stale: list[bytes] = []  # forgotten, but not yet erased: the next transaction does so
@@ -107,4 +106,4 @@ class CommittedAnswers:
 
 
 def _make_key(client_id: bytes, request: int) -> bytes:
-    return client_id + request.to_bytes(_REQUEST_BYTES, "big")
+    return client_id + request.to_bytes(REQUEST_BYTES, "big")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from tdserve.base.config import ServerConfig
+from tdserve.base.config import VALUES_WORKER, ServerConfig
 from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.adoption import Adoption
 from tdserve.server.creation import Creation
@@ -32,7 +32,7 @@ from tdserve.server.tensordicts.writes import Writes
 from tdserve.server.weights.publishing import Publishing
 from tdserve.server.weights.relays import Relays
 from tdserve.server.weights.version_sender import VersionSender
-from tdserve.server.workers import VALUES_WORKER, DataWorker
+from tdserve.server.workers import DataWorker
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
 

@@ -29,9 +29,6 @@ HEALTHY_AFTER_S = 10.0
 EXIT_GRACE_S = 2.0
 """Time in which a worker can exit by itself once its socket is closed."""
 
-VALUES_WORKER = 0
-"""Number of the only worker that writes non-tensor values."""
-
 DROP_TIMEOUT_S = 2.0
 """Limit for workers' reports that they have dropped a store; they take milliseconds, however many transfers go on."""
 

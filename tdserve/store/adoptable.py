@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from tdserve.base.errors import CorruptDataError, InvalidSpecError, NotSupportedError
 from tdserve.store.faults import convert_os_error, convert_os_errors
-from tdserve.store.format import encode_key
+from tdserve.store.format import NAMES_KEY, encode_key
 from tdserve.structure import codec
 from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.nodes import MAX_DEPTH, DimNames, Entry, Node, TensorLeaf, ValueLeaf
@@ -36,8 +36,6 @@ _INNER_FOLDER = "_tensordict"
 _PICKLES = ("other.pickle", "pickle.pkl")
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CLASS = re.compile(r"<class '([^']+)'>")
-_NAMES_KEY = "_names"
-
 FileName = tuple[str, ...]
 """Names of a file and of the folders above it, below the folder that is read."""
 
@@ -354,7 +352,7 @@ def _refuse_shape(described: Any, where: FilePath, path: Path) -> NoReturn:
 
 
 def _read_dim_names(meta: dict[str, Any], num_dims: int) -> DimNames | None:
-    names = meta.get(_NAMES_KEY)
+    names = meta.get(NAMES_KEY)
     if not isinstance(names, list) or len(names) != num_dims or all(name is None for name in names):
         return None
     return tuple(None if name is None else str(name) for name in names)

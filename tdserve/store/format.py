@@ -33,7 +33,8 @@ _UNREADABLE_DTYPES = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2
 _LOST_KEYS = frozenset({"shape", "device", "_type"})
 """``meta.json`` has entries of its own under these names, so a key of such a name is lost."""
 
-_NAMES_KEY = "_names"
+NAMES_KEY = "_names"
+"""Key of the dimension names in a folder's metadata."""
 
 _UNSAFE = {ord(c): f"%{ord(c):02X}" for c in [*'/<>:"|?*\\ %\x7f', *map(chr, range(32))]}
 
@@ -126,7 +127,7 @@ def _plan_node(node: Node, folder: Folder, path: Path, num_path_bytes: int) -> N
 
 
 def _fits(key: str, name: str, node: Node, num_path_bytes: int) -> bool:
-    if key in _LOST_KEYS or (key == _NAMES_KEY and node.names is not None):
+    if key in _LOST_KEYS or (key == NAMES_KEY and node.names is not None):
         return False
     try:
         nbytes = len(name.encode())
@@ -149,7 +150,7 @@ def _make_own_meta(node: Node, meta: dict[str, Any]) -> dict[str, Any]:
         "_class": "tensordict:TensorDict",
     }
     if node.names is not None:
-        own[_NAMES_KEY] = list(node.names)
+        own[NAMES_KEY] = list(node.names)
     # a key named like one of the last two keeps its entry; the reader then goes by _type
     return {name: value for name, value in own.items() if name not in meta}
 

@@ -12,7 +12,7 @@ from threading import Event, Thread, current_thread, main_thread
 
 import torch
 
-from tdserve.base.config import HEARTBEAT_S, MAIL_INLINE_BYTES
+from tdserve.base.config import HEARTBEAT_S, MAIL_INLINE_BYTES, VALUES_WORKER
 from tdserve.base.errors import NotSupportedError, PeerLostError
 from tdserve.base.logs import start_logging
 from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit
@@ -36,9 +36,6 @@ SWITCH_INTERVAL_S = 0.0005
 """Seconds after which a thread that waits for the interpreter's lock asks for it. A thread that copies or sums small
 leaves releases the lock for microseconds at a time, too short for another thread to wake up: a request then waited for
 Python's default of 5 ms, as long as a megabyte takes from its writer to its reader."""
-
-VALUES_WORKER = 0
-"""The one worker that writes non-tensor values: an LMDB environment has one writing process."""
 
 
 _log = logging.getLogger("tdserve.worker")

@@ -12,9 +12,7 @@ from torch.utils.data import get_worker_info
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.datasets.worker_pool import get_worker_pool
 from tdserve.client.session.calls import SessionClient
-
-INDEX_KEY = "index"
-"""Key that ``with_index`` adds, the same as in samples."""
+from tdserve.messages.content import INDEX_KEY
 
 BLOCK_ROWS = 1024
 BLOCK_NBYTES = 1 << 20

@@ -12,10 +12,11 @@ from tdserve.base.integers import check_integer
 from tdserve.client.content.devices import resolve_device
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.padding import Pad
-from tdserve.client.datasets.dataset import INDEX_KEY, add_index
+from tdserve.client.datasets.dataset import add_index
 from tdserve.client.datasets.epoch_batches import EpochBatches, EpochPlan
 from tdserve.client.handles.skeletons import Skeleton
 from tdserve.client.handles.store_client import StoreClient
+from tdserve.messages.content import INDEX_KEY
 from tdserve.rules.replay.epochs import compute_share, make_epoch_order
 from tdserve.structure.tree import Path, Spec
 

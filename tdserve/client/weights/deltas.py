@@ -23,6 +23,7 @@ from tdserve.client.content.received import make_views
 from tdserve.client.weights.lru_names import NewestNames
 from tdserve.messages.content import read_layout, write_layout
 from tdserve.messages.layout import Layout
+from tdserve.rules.weights import MIN_COMPARED_BYTES
 from tdserve.store.version_checksums import DTYPE, compute_leaf_checksum
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Path, Spec, check_matches
@@ -30,9 +31,6 @@ from tdserve.structure.version_subset import decode_numbers, select_leaves
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2
-
-MIN_NBYTES = 1024 * 1024
-"""Smaller versions are sent completely."""
 
 MAX_PLACES = 4
 """Places for one store, such as several copies of a policy, that are filled in turn."""
@@ -101,7 +99,7 @@ class HeldVersions:
 
     def keep(self, name: str, version: int, spec: Spec, *, destination: Destination | None, td: Any) -> None:
         """Remembers where a version was put: in a destination, or in a new tensordict on the CPU."""
-        if spec.nbytes < MIN_NBYTES or spec.has_ragged:
+        if spec.nbytes < MIN_COMPARED_BYTES or spec.has_ragged:
             return
         if destination is None:
             with self._lock:

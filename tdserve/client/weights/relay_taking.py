@@ -17,6 +17,7 @@ from tdserve.client.relays.relay_link import receive
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Pending
 from tdserve.client.session.session import Session
+from tdserve.client.transfers.download import ANSWER_GRACE_S
 from tdserve.messages.layout import Layout
 from tdserve.rules.tags import make_tag
 from tdserve.structure.tree import Spec
@@ -28,8 +29,6 @@ from tdserve.v1 import control_pb2
 
 VERIFY_S = 5.0
 """Time for the server to get the checksums: it makes or receives them soon after the first pull."""
-
-ANSWER_GRACE_S = 1.0
 
 
 class LinkFailedError(Exception):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, SpecMismatchError, WrongStateError
+from tdserve.base.ids import REQUEST_BYTES
 from tdserve.rules.kv.entry_changes import check_num_keys, show_key
 from tdserve.rules.kv.keyed_state import KeyedState
 from tdserve.server.idempotency import CommittedAnswers
@@ -17,8 +18,6 @@ from tdserve.server.staging_names import StagingNames, make_values_path
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
 from tdserve.v1 import control_pb2, worker_pb2
-
-_REQUEST_BYTES = 8
 
 _MAX_SHOWN_KEYS = 3
 
@@ -132,7 +131,7 @@ class KeyedEntries:
         if state.watches.notify(change.keys):
             entry.waiters.wake()
         self._record(client_id, request, worked.answer)
-        state.recorded[client_id + request.to_bytes(_REQUEST_BYTES, "big")] = None
+        state.recorded[client_id + request.to_bytes(REQUEST_BYTES, "big")] = None
         entry.check_present()
         return None if worked.is_mailed else control_pb2.Done.FromString(worked.answer)
 

@@ -22,9 +22,6 @@ from tdserve.structure.tree import Spec
 from tdserve.structure.version_subset import encode_numbers
 from tdserve.v1 import worker_pb2
 
-MIN_NBYTES = 1024 * 1024
-"""A smaller version is sent whole faster than its unchanged leaves are found."""
-
 CHECKSUM_NBYTES = 8
 
 QUIET_S = 0.02

@@ -17,13 +17,12 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CorruptDataError, DeadlineExceededError, InvalidRequestError
 from tdserve.base.ids import make_secret
 from tdserve.rules.fanout import MAX_TRIES, SERVER, Fanout, Placement
-from tdserve.rules.weights import VersionRecord
+from tdserve.rules.weights import MIN_COMPARED_BYTES, VersionRecord
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.waiting import Waiters
-from tdserve.server.weights.checksums import MIN_NBYTES
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
@@ -248,7 +247,7 @@ class Relays:
                 if known is not None:
                     return known.content
                 newest = entry.get_versions().newest
-                is_newest = newest is not None and newest.version == version and newest.nbytes >= MIN_NBYTES
+                is_newest = newest is not None and newest.version == version and newest.nbytes >= MIN_COMPARED_BYTES
                 is_made = is_newest and entry.get_versions().is_worth_checksums(version)
                 return None if is_made else b""
 

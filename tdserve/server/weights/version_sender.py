@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.rules.weights import MIN_COMPARED_BYTES
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import VersionToSend
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
-from tdserve.server.weights.checksums import MIN_NBYTES, Checksums
+from tdserve.server.weights.checksums import Checksums
 from tdserve.server.weights.relays import Relays
 from tdserve.server.weights.version_files import make_path
 from tdserve.server.workers import DataWorker
@@ -48,7 +49,7 @@ class VersionSender:
         accepted = make_accepted(wanted, spec)
         sent = convert_floats(spec, _get_dtype(asked))
         numbers = decode_numbers(asked.leaves, spec) if asked.HasField("leaves") else None
-        if asked.holds and sent is spec and numbers is None and spec.nbytes >= MIN_NBYTES:
+        if asked.holds and sent is spec and numbers is None and spec.nbytes >= MIN_COMPARED_BYTES:
             unchanged = await self._checksums.find_unchanged(entry, asked.holds, version, spec, wanted.deadline)
             if unchanged is not None:
                 accepted.unchanged, accepted.checksums = unchanged.numbers, unchanged.checksums
@@ -72,7 +73,7 @@ class VersionSender:
             order.send_version.leaves = encode_numbers(numbers)
         with self.relays.track_sending(entry, placed):
             done = await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
-        if spec.nbytes >= MIN_NBYTES:
+        if spec.nbytes >= MIN_COMPARED_BYTES:
             entry.get_versions().wants_checksums = True
             self.make_checksums(entry, session.worker)
         return done
@@ -82,7 +83,7 @@ class VersionSender:
         memory."""
         versions = entry.get_versions()
         newest = versions.newest
-        if newest is None or not versions.wants_checksums or newest.nbytes < MIN_NBYTES:
+        if newest is None or not versions.wants_checksums or newest.nbytes < MIN_COMPARED_BYTES:
             return
         spec = self._stores.specs.get(newest.fingerprint)
         self._checksums.make(entry, newest, lambda: make_version_ref(entry, newest.version, spec, worker), worker)

@@ -13,8 +13,9 @@ import tdserve
 from tdserve.base.errors import RemoteProtocolError, SpecMismatchError
 from tdserve.client.content.read_content import Destination
 from tdserve.client.weights import pulls
-from tdserve.client.weights.deltas import MAX_PLACES, MIN_NBYTES, HeldVersion, HeldVersions, PartialVersion
+from tdserve.client.weights.deltas import MAX_PLACES, HeldVersion, HeldVersions, PartialVersion
 from tdserve.client.weights.pulls import ModuleDestination
+from tdserve.rules.weights import MIN_COMPARED_BYTES
 from tdserve.store.version_checksums import compute_leaf_checksum
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec
@@ -24,7 +25,7 @@ from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2
 from tests.processes import wait_for
 
-LARGE = MIN_NBYTES // 4 + 1
+LARGE = MIN_COMPARED_BYTES // 4 + 1
 
 
 def tree(number: float = 1.0) -> TensorDict:
@@ -197,10 +198,10 @@ def test_latest_when_the_large_leaf_stays_then_it_stops_travelling_and_comes_aga
         assert (puller.last == tree(number)).all()
         return nbytes
 
-    assert step() >= MIN_NBYTES
-    wait_for(lambda: step() < MIN_NBYTES / 100 or None, "a pull of what has changed")
+    assert step() >= MIN_COMPARED_BYTES
+    wait_for(lambda: step() < MIN_COMPARED_BYTES / 100 or None, "a pull of what has changed")
     puller.last["base"][7] = -1.0
-    wait_for(lambda: step() < MIN_NBYTES / 100 or None, "a pull of what has changed")
+    wait_for(lambda: step() < MIN_COMPARED_BYTES / 100 or None, "a pull of what has changed")
     assert len(puller.last["head"]) == 5
 
 

@@ -8,9 +8,9 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.deadline import Deadline
-from tdserve.rules.weights import PATIENCE
+from tdserve.rules.weights import MIN_COMPARED_BYTES, PATIENCE
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.weights.checksums import MIN_NBYTES, QUIET_S, Checksums, Unchanged
+from tdserve.server.weights.checksums import QUIET_S, Checksums, Unchanged
 from tdserve.store.version_checksums import compute_leaf_checksum
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
@@ -24,7 +24,7 @@ NEVER = Deadline.after(None)
 
 def tree(base: float, head: float) -> TensorDict:
     """A large leaf and a small one."""
-    base_leaf = torch.full((MIN_NBYTES // 4,), base)
+    base_leaf = torch.full((MIN_COMPARED_BYTES // 4,), base)
     return TensorDict({"base": base_leaf, "head": torch.full((5,), head)}, [])
 
 

@@ -11,12 +11,11 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CorruptDataError, DeadlineExceededError, InvalidRequestError, PeerLostError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.fanout import SERVER, Placement
-from tdserve.rules.weights import PATIENCE, VersionRecord, Versions
+from tdserve.rules.weights import MIN_COMPARED_BYTES, PATIENCE, VersionRecord, Versions
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.weights import relays as relays_module
-from tdserve.server.weights.checksums import MIN_NBYTES
 from tdserve.server.weights.relays import MAX_LINE_S, MIN_RELAYED_BYTES, Relays
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec
@@ -264,7 +263,7 @@ def test_taken_when_the_server_makes_its_own_then_nobody_elses_count_unless_it_t
     trees: Trees, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        version = trees.publish(nbytes=MIN_NBYTES)
+        version = trees.publish(nbytes=MIN_COMPARED_BYTES)
         root = await trees.root()
         links = [(await trees.place(2)).link]
         waiting = asyncio.create_task(trees.taken(2, links[0], WRONG))
@@ -272,7 +271,7 @@ def test_taken_when_the_server_makes_its_own_then_nobody_elses_count_unless_it_t
         trees.entry.get_versions().set_checksums(version.version, WRONG)
         trees.entry.waiters.wake()
         await waiting
-        version = trees.publish(nbytes=MIN_NBYTES)
+        version = trees.publish(nbytes=MIN_COMPARED_BYTES)
         assert (await trees.root()).link > root.link
         monkeypatch.setattr(relays_module, "MAX_OWN_S", 0.01)
         await trees.taken(2, (await trees.place(2)).link, RIGHT)
@@ -286,8 +285,8 @@ def test_taken_when_the_server_makes_none_of_this_version_then_those_of_who_got_
     async def scenario() -> None:
         versions = trees.entry.get_versions()
         for _ in range(2 * PATIENCE):
-            versions.note_superseded(trees.publish(nbytes=MIN_NBYTES).version)
-        assert not versions.is_worth_checksums(trees.publish(nbytes=MIN_NBYTES).version)
+            versions.note_superseded(trees.publish(nbytes=MIN_COMPARED_BYTES).version)
+        assert not versions.is_worth_checksums(trees.publish(nbytes=MIN_COMPARED_BYTES).version)
         await trees.root()
         monkeypatch.setattr(relays_module, "MAX_OWN_S", 600.0)
         await trees.taken(2, (await trees.place(2)).link, RIGHT)
