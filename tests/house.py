@@ -52,6 +52,13 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
 """Foreign name -> who may touch it. One module unpickles, where a user asks for it, and nobody imports by a name that
 could come from the wire."""
 
+PARTICIPLES = ("brought", "built", "given", "gone", "kept", "known", "made", "said", "shown", "taken", "told")
+"""What a function does begins with a verb; these, and all that end in -ed, name what somebody else has done."""
+
+VERBS_IN_ED = ("feed", "need", "seed", "shed")
+THEIR_NAMES = ("masked_fill_", "masked_select")
+"""Names of tensordict's, which ours have too."""
+
 LAZY_ROOMS = ("cli",)
 BANNED_CALLS = ("eval", "exec", "__import__", "recv_object_list", "broadcast_object_list")
 BANNED_WORDS = ("Manager", "Helper", "Impl", "Util", "Utils")
@@ -260,6 +267,21 @@ def name_faults(modules: Sequence[Module]) -> list[str]:
         for node in module.nodes:
             if isinstance(node, ast.ClassDef) and node.name.endswith(BANNED_WORDS):
                 faults.append(f"{module.name}:{node.lineno}: name {node.name} after its role")
+    return faults
+
+
+def participle_faults(modules: Sequence[Module]) -> list[str]:
+    """Functions that are no properties and whose name begins with a participle: ``told``, ``mended_rows``."""
+    faults = []
+    for module in modules:
+        for node in module.nodes:
+            if not isinstance(node, Function) or node.name in THEIR_NAMES:
+                continue
+            word = node.name.lstrip("_").partition("_")[0]
+            is_property = any("property" in ast.unparse(each) for each in node.decorator_list)
+            is_participle = word in PARTICIPLES or (word.endswith("ed") and word not in VERBS_IN_ED)
+            if is_participle and not is_property:
+                faults.append(f"{module.name}:{node.lineno}: begin the name of {node.name} with a verb")
     return faults
 
 

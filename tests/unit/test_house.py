@@ -90,6 +90,10 @@ def test_names_when_scanned_then_say_a_role(own: list[house.Module]) -> None:
     assert house.name_faults(own) == []
 
 
+def test_functions_when_scanned_then_begin_with_no_participle(own: list[house.Module]) -> None:
+    assert house.participle_faults(own) == []
+
+
 def test_names_when_scanned_then_belong_to_one_class_or_file_each(own: list[house.Module]) -> None:
     assert house.shared_name_faults(own) == []
 
@@ -268,6 +272,8 @@ EXAMPLES = [
     (house.size_faults, {"t.a": "def f():\n  'doc'\n" + "  x = 1\n" * 60}, "f has 61 lines"),
     (house.name_faults, {"t.a": "class StoreManager: pass"}, "name StoreManager after its role"),
     (house.name_faults, {"t.utils": ""}, "name the file"),
+    (house.participle_faults, {"t.a": "def mended_rows(): pass"}, "begin the name of mended_rows with a verb"),
+    (house.participle_faults, {"t.a": "class A:\n  async def _told(self): pass"}, "begin the name of _told"),
     (house.shared_name_faults, {"t.a": "class A: pass", "t.b": "class A: pass"}, "t.a:1, t.b:1: share the name A"),
     (house.shared_name_faults, {"t.x.a": "", "t.y.a": ""}, "t.x.a, t.y.a: share the name a.py"),
     (house.call_faults, {"t.a": "dist.recv_object_list([])"}, "recv_object_list()"),
@@ -306,6 +312,7 @@ GOOD_TEST = {
     ("scanner", "sources"),
     [
         *((scanner, GOOD) for scanner in (house.floor_faults, house.circles, house.owner_faults, private_name_faults)),
+        (house.participle_faults, {"t.a": "def feed_it(): pass\nclass A:\n  @property\n  def told(self): pass"}),
         (access_faults, GOOD_TEST),
     ],
 )
