@@ -7,7 +7,18 @@ from pathlib import Path
 
 from tdserve.base.config import TransportName
 
-WORKLOAD_NAMES = ("transitions", "pixels", "weights", "small", "prioritized", "mixed", "chat", "dataset", "kv")
+WORKLOAD_NAMES = (
+    "transitions",
+    "pixels",
+    "weights",
+    "small",
+    "prioritized",
+    "mixed",
+    "chat",
+    "dataset",
+    "kv",
+    "creation",
+)
 
 WIRES = ("gloo", "shm")
 """The transports that have floors and targets of their own."""
@@ -61,6 +72,7 @@ class WorkloadSizes:
     num_histories: int = 16_384
     num_items: int = 10_000
     num_stores: int = 300
+    num_many_stores: int = 5_000
     memcpy_nbytes: int = 256 * MIB
     mixed_s: float = 10.0
 
@@ -78,6 +90,7 @@ QUICK = WorkloadSizes(
     num_histories=512,
     num_items=300,
     num_stores=20,
+    num_many_stores=50,
     memcpy_nbytes=32 * MIB,
     mixed_s=0.4,
 )

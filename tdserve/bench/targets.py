@@ -52,6 +52,8 @@ TARGETS: tuple[tuple[str, str, Target], ...] = (
     ("gloo", "kv: put one scalar, 16 under way", Target("at least", 5_000)),
     ("gloo", "kv: put 256 scalars, 16 under way", Target("at least", 200_000)),
     ("shm", "kv: get one scalar of *", Target("below", 15.0)),
+    ("*", "creation: create a store*", Target("below", 757.0)),  # 1,321 a second, as the best peer
+    ("*", "creation: delete a store*", Target("below", 757.0)),
     ("*", "dataset: *: DataLoader, 4 workers", Target("of floor", 0.7, SAMPLE)),
 )
 """Transport, figure and target. ``*`` stands for any text; a bound is in the unit of the figure (see ``Target``)."""

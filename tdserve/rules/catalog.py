@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import json
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
@@ -107,15 +107,15 @@ class StoreRecord:
             CorruptDataError: The bytes are not a record.
         """
         try:
-            values = json.loads(data)
+            values = json.loads(data.decode())
             values["fingerprint"] = base64.b64decode(values["fingerprint"], validate=True)
             values["extra"] = tuple(values.get("extra", ()))
             record = cls(**values)
+            for name, value in values.items():
+                if not _CHECKS.get(name, _is_text)(value):
+                    raise CorruptDataError(path="catalog", expected=f"a record's {name}", actual=repr(value)[:100])
         except (ValueError, TypeError, KeyError, RecursionError) as fault:
             raise CorruptDataError(path="catalog", expected="a store record", actual=repr(data[:100])) from fault
-        for name, value in values.items():
-            if not _fits(name, value):
-                raise CorruptDataError(path="catalog", expected=f"a record's {name}", actual=repr(value)[:100])
         return record
 
 
@@ -380,17 +380,25 @@ def _end_of_prefix(names: list[str], prefix: str, begin: int) -> int:
     return bisect_left(names, True, lo=begin, key=lambda name: not name.startswith(prefix))
 
 
-def _fits(field: str, value: Any) -> bool:
-    if field == "kind":
-        return value in get_args(StoreKind)
-    if field == "durability":
-        return value in ("", *DURABILITIES)
-    if field == "extra":
-        return all(isinstance(part, str) for part in value)
-    if field in ("num_rows", "capacity", "nbytes", "max_object_bytes", "structure"):
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if field == "created_s":
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if field in ("loading", "packed", "share_non_tensor", "read_only"):
-        return isinstance(value, bool)
-    return isinstance(value, bytes if field == "fingerprint" else str)
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("num_rows", "capacity", "nbytes", "max_object_bytes", "structure"), _is_count),
+    **dict.fromkeys(("loading", "packed", "share_non_tensor", "read_only"), _is_flag),
+    "kind": frozenset(get_args(StoreKind)).__contains__,
+    "durability": frozenset(("", *DURABILITIES)).__contains__,
+    "extra": lambda value: all(map(_is_text, value)),
+    "created_s": lambda value: type(value) in (int, float),
+    "fingerprint": lambda value: isinstance(value, bytes),
+}
+"""Whether a value fits a field of a record; fields that are not named here are text."""

@@ -7,21 +7,29 @@ from collections.abc import Iterable
 
 from tdserve.base.errors import TDServeError
 from tdserve.rules.catalog import StoreRecord
+from tdserve.server.specs import Specs
 from tdserve.store import object_folders
 from tdserve.store.root import Root
 
 _log = logging.getLogger("tdserve.server")
 
 
-def compact_all(root: Root, records: Iterable[StoreRecord]) -> None:
-    """Compacts the non-tensor values of all stores. A store that cannot be compacted stays as it is, and is logged.
+def compact_all(root: Root, specs: Specs, records: Iterable[StoreRecord]) -> None:
+    """Compacts the values of all stores that may have any. A store that cannot be compacted stays as it is, and is
+    logged.
 
     Call it before any worker starts. Blocks for the disk.
+
+    Args:
+        specs: Structures of the stores.
+        records: Their records.
     """
     for record in records:
         if record.kind == "weights" or record.packed:
             continue
         try:
+            if record.kind != "keyed" and not specs.get(record.fingerprint, record.order).values:
+                continue
             num_bytes = object_folders.compact(root.store_folder(record.name), record.uid)
         except TDServeError as error:  # requests for this store report it again
             _log.warning("store %r: its non-tensor values were not compacted: %s", record.name, error)

@@ -128,7 +128,8 @@ class ControlProcess:
         self._services.claiming.restore()
         self._process_watch.remove_unused()
         self._clients.restore(self._services.answers.list_clients())
-        await asyncio.to_thread(compact_all, self._root, list(self._services.stores.catalog))
+        stores = self._services.stores
+        await asyncio.to_thread(compact_all, self._root, stores.specs, list(stores.catalog))
         for worker in self._workers:
             worker.start()
         await self._services.alterations.repair()  # first: recorded writes refer to the newest structure

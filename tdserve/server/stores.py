@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path as FilePath
 from typing import TypeVar
 
 from tdserve.base.deadline import Deadline
@@ -151,6 +150,10 @@ class Stores:
         """Returns the store of this name, if it has been used since the start."""
         return self._entries.get(name)
 
+    def list_used(self) -> list[str]:
+        """Returns the names of the stores that have been used since the start."""
+        return list(self._entries)
+
     def find_uid(self, uid: str) -> OpenedStore | None:
         """Returns the visible store of this incarnation."""
         name = self.catalog.find_name(uid)
@@ -167,7 +170,7 @@ class Stores:
         """Returns a store that cannot be opened, for deletion; its readers see that it is deleted, if that is
         possible."""
         record = self.catalog.get(name)
-        folder, generations = self._get_folder(record), None
+        folder, generations = self.root.store_folder(record.name), None
         with suppress(TDServeError):
             generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
         return OpenedStore(record, Spec(Node((), None, None, None, ())), folder, generations=generations)
@@ -268,7 +271,7 @@ class Stores:
         self.catalog.add(hidden)  # reserves the name
         if record.loading:
             self._loading.setdefault(owner_session, set()).add(name)
-        folder = self._get_folder(hidden)
+        folder = self.root.store_folder(hidden.name)
         try:
             self.db.put("stores", name.encode(), hidden.to_bytes())  # so a crash leaves no unknown folder
             if record.kind == "weights":
@@ -455,9 +458,6 @@ class Stores:
             _log.warning("store %r: the last commit before the crash was completed", entry.name)
             del self._entries[entry.name]  # its rules were restored from the old generations
         return True
-
-    def _get_folder(self, record: StoreRecord) -> FilePath:
-        return self.root.store_folder(record.name)
 
     async def _open_made(self, record: StoreRecord) -> OpenedStore:
         """Opens a store that is not visible yet."""

@@ -207,11 +207,12 @@ class Syncing:
     async def _iter_records(self, *, is_all: bool, wanted: AbstractSet[str]) -> AsyncIterator[StoreRecord]:
         """Yields the stores of a pass, a few in each turn of the event loop."""
         is_first = is_all and not self._has_seen_all  # a killed server may have left any store unsynced
-        for number, record in enumerate(self._stores.catalog):
+        catalog = self._stores.catalog
+        names = {catalog.find_name(uid) for uid in wanted} | set(self._stores.list_used() if is_all else ())
+        for number, record in enumerate(catalog if is_first else filter(None, map(catalog.find, filter(None, names)))):
             if number % STORES_PER_TURN == 0:
                 await asyncio.sleep(0)
-            is_due = is_all and (is_first or self._stores.find_opened(record) is not None)
-            if not (record.loading or record.packed) and (is_due or record.uid in wanted):
+            if not (record.loading or record.packed):
                 yield record
         self._has_seen_all |= is_all
 
