@@ -57,7 +57,7 @@ class Kernels:
         return self
 
     def wait(self) -> None:
-        """Of a work: the stream waits by itself."""
+        """Waits for nothing: the stream itself waits for the work."""
 
     def abort(self) -> None:
         assert self.may_abort.wait(TIMEOUT_S)
@@ -70,7 +70,7 @@ class Kernels:
         return None
 
     def wait_event(self, event: Any) -> None:
-        """There is but one stream."""
+        """Does nothing: there is only one stream."""
 
     def drain(self) -> None:
         self._stream.shutdown(wait=True)

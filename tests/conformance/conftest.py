@@ -18,6 +18,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
 
 @pytest.fixture(scope="session")
 def channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """One for which no content is small enough to ride in messages."""
+    """A server that sends no content inside of messages."""
     with tdserve.Server(tmp_path_factory.mktemp("channels"), port=0, inline_bytes=0) as made:
         yield made

@@ -26,7 +26,7 @@ class TestSharedMemoryService(ServiceSuite):
     def test_stats_when_content_moved_then_name_the_transport(
         self, client: tdserve.Client, name: str, transport: str
     ) -> None:
-        """As over any other, but that the server moves no byte of it."""
+        """As over the other transports, except that the server moves no byte."""
         before = client.stats()["transports"]
         replay = client.create_replay(f"{name}-rows", rows(1)[0], LARGE)
         replay.extend(rows(LARGE))

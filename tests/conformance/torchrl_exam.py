@@ -21,7 +21,7 @@ class Tokenizer:
     chat_template = "none"
 
     def apply_chat_template(self, conversation: Any, **_: Any) -> str:
-        """All of it, in one string."""
+        """Returns the whole chat in one string."""
         return repr(conversation)
 
 

@@ -30,7 +30,7 @@ def gpu_image(image: str) -> str:
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """Of a container that is gone after the test, with its volumes."""
+    """The name of a container that is removed after the test, with its volumes."""
     own = f"tdserve-e2e-{uuid.uuid4().hex[:8]}"
     yield own
     docker("rm", "-f", "-v", own, check=False)

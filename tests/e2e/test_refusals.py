@@ -43,7 +43,7 @@ def make_volume() -> Iterator[MakeVolume]:
 
 @pytest.fixture
 def name(make_volume: MakeVolume) -> Iterator[str]:
-    """Of a container that is gone after the test, before the volumes that it uses."""
+    """The name of a container that is removed after the test, before the volumes that it uses."""
     own = f"tdserve-e2e-{uuid.uuid4().hex[:8]}"
     yield own
     docker("rm", "-f", "-v", own, check=False)

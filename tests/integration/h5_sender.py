@@ -18,7 +18,7 @@ import tdserve
 
 
 def limit_memory(room_nbytes: int) -> None:
-    """From now on the process gets so much more memory of its own; mapped files do not count."""
+    """Limits the private memory that this process may still allocate; mapped files do not count."""
     lines = Path("/proc/self/status").read_text().splitlines()
     used_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmData"))
     limit = used_kib * 1024 + room_nbytes

@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def say(value: object) -> None:
-    """One line of JSON."""
+    """Prints one line of JSON."""
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 

@@ -164,7 +164,7 @@ def test_set_when_two_add_the_same_key_then_one_overwrites_the_other(
 
 
 def check_whole(td: TensorDict) -> None:
-    """All leaves of a read are of one moment: the added ones come together, and hold the number of their adding."""
+    """Checks that all leaves of a read are of one moment: added ones come together, with their number."""
     numbers = [td[key] for key in ("z", ("n", "z")) if key in td.keys(True)]
     assert len(numbers) in (0, 2), td
     if numbers:

@@ -46,7 +46,7 @@ def rows(tag: str, size: int = 1, num_rows: int = NUM_ROWS) -> TensorDict:
 
 
 def like() -> TensorDict:
-    """One row."""
+    """Returns one row."""
     row = {"prompt": "", "call": NonTensorData({}), "tokens": torch.zeros(0, dtype=torch.int64), "x": torch.tensor(0)}
     return TensorDict(row, [])
 

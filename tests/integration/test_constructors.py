@@ -144,7 +144,7 @@ def _h5(path: Path) -> Path:
 
 
 def plain(td: Any) -> Any:
-    """As what it comes back: files and their memory do not travel."""
+    """Returns what it comes back as: files and their memory do not travel."""
     if isinstance(td, PersistentTensorDict):
         return td.to_tensordict()
     if isinstance(td, tensordict.LazyStackedTensorDict) or not any(map(is_mapped, td.values(True, True))):

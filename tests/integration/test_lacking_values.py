@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
 
 @pytest.fixture
 def client(server: tdserve.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[tdserve.Client]:
-    """One that sees the server's files, and other process ids."""
+    """A client that sees the server's files, but other process ids."""
     monkeypatch.setattr(end, "read_pid_namespace", lambda: "another")
     with server.client(transport="shm", timeout_s=30.0) as made:
         made.stores()

@@ -45,7 +45,7 @@ class Peer:
         return json.loads(self.process.stdout.readline())
 
     def ask(self, line: str) -> Any:
-        """Its answer to a command."""
+        """Returns its answer to a command."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()

@@ -71,7 +71,7 @@ def replay(client: tdserve.Client, request: pytest.FixtureRequest) -> Iterator[A
 
 
 def claimed(child: Child, num_extends: int) -> list[list[int]]:
-    """Where each extend before the last went, all of them acknowledged."""
+    """Returns the rows of each extend before the last; all were acknowledged."""
     found = [[int(each) for each in child.line().split()[2:]] for _ in range(1, num_extends)]
     assert child.line() == "claims True"
     return found

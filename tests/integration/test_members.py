@@ -248,6 +248,6 @@ def test_members_when_the_server_starts_again_then_others_read_them_as_they_were
 
 
 def _twice(td: TensorDict) -> TensorDict:
-    """Its rows and some more; components of nested tensors cannot be put behind one another."""
+    """Returns its rows and some more; nested tensors cannot be concatenated."""
     rows: Any = torch.cat([td.exclude("t"), td.exclude("t")])
     return TensorDict({**dict(rows.items()), "t": jagged(3, 1, 2, 3, 1, 2)}, [2 * ROWS])

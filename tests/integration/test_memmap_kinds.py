@@ -45,7 +45,7 @@ def outline(td: Any) -> Any:
 
 
 def tensors(td: Any) -> list[torch.Tensor]:
-    """All tensors that it holds, of each row of a lazy stack."""
+    """Returns all its tensors, of a lazy stack those of each row."""
     found: list[torch.Tensor] = []
     td.apply(found.append, filter_empty=True)
     return found

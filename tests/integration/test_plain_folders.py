@@ -21,7 +21,7 @@ def plain(server: tdserve.Server, client: tdserve.Client, name: str) -> Any:
 
 
 def leaves(td: Any) -> dict[str, torch.Tensor]:
-    """Its tensors, by dotted key."""
+    """Returns its tensors by dotted key."""
     return {".".join([key] if isinstance(key, str) else key): leaf for key, leaf in td.items(True, True)}
 
 

@@ -48,7 +48,7 @@ WAIT_S = 10.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """One server for the tests that end none."""
+    """A server for the tests that do not end it."""
     with tdserve.Server(tmp_path_factory.mktemp("life"), port=0, num_workers=2) as started:
         yield started
 

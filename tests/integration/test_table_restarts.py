@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Tables:
-    """One table per rule, filled; and what each of them shows."""
+    """A filled table for each rule, and what each shows."""
 
     server: tdserve.Server
     """The one that was started again."""

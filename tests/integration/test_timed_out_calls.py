@@ -50,7 +50,7 @@ CALLS: dict[str, Callable[[tdserve.Client], Any]] = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """Has queues of three sizes, and each is full."""
+    """A server with full queues of three sizes."""
     with tdserve.Server(tmp_path_factory.mktemp("poison") / "root") as started, started.client() as client:
         for num_floats in (10, 100_000, 10_000_000):
             client.create_queue(f"full-{num_floats}", like=row(num_floats), max_size=1).extend(

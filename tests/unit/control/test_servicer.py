@@ -34,7 +34,7 @@ EVERY_ERROR: dict[str, Exception] = {name: cls() for name, cls in list_error_cla
 
 @pytest.fixture(scope="module")
 def connection() -> Iterator[ControlConnection]:
-    """To a server that raises any error of ours by its name, and ``ZeroDivisionError`` for "fault"."""
+    """A connection to a server that raises any error of ours by its name, and ``ZeroDivisionError`` for "fault"."""
     with serving(Answering(EVERY_ERROR | {"fault": ZeroDivisionError("by zero")})) as address:
         made = ControlConnection(address)
         yield made

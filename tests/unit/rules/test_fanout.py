@@ -4,7 +4,7 @@ from tdserve.rules.fanout import AUTOMATIC_ABOVE, AUTOMATIC_FANOUT, MAX_TRIES, S
 
 
 def placed(fanout: Fanout, puller: int, *, version: int = 1, **said: int) -> Placement:
-    """Where a puller is sent, which must be somewhere."""
+    """Places a puller, which must be possible."""
     found = fanout.place(version, version, puller, **said)
     assert found is not None
     return found

@@ -248,7 +248,7 @@ def test_checksums_when_of_many_versions_then_only_the_last_are_known() -> None:
 
 
 def _looked_at(versions: Versions, num_versions: int, *, share: float) -> list[int]:
-    """Of the next versions those that get checksums, where each has this share of the one looked at before."""
+    """Returns which of the next versions get checksums, if each shares this much with the one compared before."""
     found = list[int]()
     for _ in range(num_versions):
         _publish(versions)

@@ -35,7 +35,7 @@ TD = TensorDict({"a": torch.arange(4), "t": NonTensorStack("a", "b", "c", "d"), 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of the user's."""
+    """A folder of the user's."""
     TD.memmap(tmp_path / "data")
     return tmp_path / "data"
 

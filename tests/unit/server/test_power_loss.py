@@ -31,7 +31,7 @@ UID = "0123456789abcdef" * 2
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Root]:
-    """With a synced store of three rows, on a machine that was started anew since."""
+    """A root with a synced store of three rows, on a machine that has been restarted since."""
     made = Root.acquire(tmp_path / "root")
     spec = capture(TensorDict({"x": torch.zeros(3)}, [3]), store="s").spec
     folder = made.store_folder("s")

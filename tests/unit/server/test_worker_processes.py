@@ -36,7 +36,7 @@ async def ended(process: WorkerProcess, grace_s: float) -> int | None:
 
 @pytest.fixture
 def own(run: Loop) -> Iterator[WorkerProcesses]:
-    """Of one test, which may do to it what it likes."""
+    """A starter of processes for one test, which may kill them."""
     made = WorkerProcesses(timeout_s=1.0)
     yield made
     run(made.stop())

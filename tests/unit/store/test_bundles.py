@@ -231,7 +231,7 @@ def test_bundles_when_their_writer_is_killed_then_every_row_is_of_one_write(tmp_
 
 
 def check_one_write(objects: Objects) -> None:
-    """All values come from the same transaction."""
+    """Checks that all values come from the same transaction."""
     long, short, middle = (list(column.values) for column in objects.get_many([(path, ROWS) for path in PATHS]))
     (text,) = set(short)
     assert text is not None

@@ -154,7 +154,7 @@ def fill(db: CatalogDB) -> int:
 
 
 def check_decided(db: CatalogDB) -> None:
-    """That a full catalog still takes what is decided, and as much again as was removed."""
+    """Checks that a full catalog takes what is decided, and as much again as was removed."""
     num_records = fill(db)
     num_answers = 200
     for number in range(num_answers):

@@ -33,7 +33,7 @@ def fill(folder: Path) -> None:
 
 
 def epoch_of(store: Path) -> int:
-    """As a reader sees it."""
+    """Returns the epoch that a reader sees."""
     return Generations.open(store / FILE_NAME, uid=UID).objects_epoch
 
 

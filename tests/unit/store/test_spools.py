@@ -17,12 +17,12 @@ from tests.unit.store.conftest import SMALL_DISK_BYTES
 
 
 def read(folder: Path, place: tuple[int, int]) -> bytes:
-    """As a worker does."""
+    """Reads as a worker does."""
     return read_spooled(str(make_spool_path(folder, "lock")), *place)
 
 
 def put(spool: Spool, parts: Sequence[Buffer]) -> tuple[int, int]:
-    """As a client does."""
+    """Writes as a client does."""
     return spool.put(parts, sum(map(len, parts)))
 
 

@@ -36,7 +36,7 @@ class Store:
         self.synced = SyncedStore.from_spec(spec, uid=UID, folder=str(folder), structure=0)
 
     def write(self, row: int, value: int) -> None:
-        """All of a row."""
+        """Writes a whole row."""
         self.generations.values[row] |= 1
         for leaf in self.leaves.values():
             leaf[row] = value

@@ -25,7 +25,7 @@ def spec_of(**entries: object) -> Spec:
 
 
 def keys_of(spec: Spec) -> list[str | Path]:
-    """All keys, nested ones too."""
+    """Returns all keys, nested ones too."""
     return spec.keys(include_nested=True)
 
 

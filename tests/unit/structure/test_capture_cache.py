@@ -210,7 +210,7 @@ def test_find_when_small_or_not_of_plain_tensors_then_never_kept(make: Callable[
 
 
 def network() -> torch.nn.Sequential:
-    """Of as many parameters as are worth remembering."""
+    """Returns a network of so many parameters that its capture is cached."""
     return torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(MIN_LEAVES // 2)))
 
 

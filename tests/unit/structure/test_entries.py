@@ -21,7 +21,7 @@ class Named(TensorClass):
 
 
 def source(value: Any = "new") -> MemorySource:
-    """Of two rows."""
+    """A source of two rows."""
     return MemorySource(Cell(NonTensorData(value, batch_size=[2])))
 
 

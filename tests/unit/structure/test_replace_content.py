@@ -31,7 +31,7 @@ def rows(*sizes: int, key: str = "x") -> Any:
 
 
 def differences(left: Any, right: Any) -> list[str | None]:
-    """Those of the rows of two lazy stacks."""
+    """Returns the differences between the rows of two lazy stacks."""
     assert (left.batch_size, left.stack_dim) == (right.batch_size, right.stack_dim)
     found = [difference(mine, other) for mine, other in zip(left.tensordicts, right.tensordicts, strict=True)]
     return [each for each in found if each]

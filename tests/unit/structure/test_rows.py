@@ -32,7 +32,7 @@ def row(**more: Any) -> TensorDict:
 
 
 def reader(td: Any) -> RowReader:
-    """For rows like this one."""
+    """Returns a reader of rows like this one."""
     return RowReader(capture(td).spec, store="frames")
 
 

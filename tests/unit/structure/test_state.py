@@ -23,7 +23,7 @@ PARAMETER, BUFFER = torch.nn.Parameter, torch.nn.Buffer
 
 
 class Weights(TensorClass):
-    """Of which instances may be around parameters, or inside."""
+    """A class whose instances may be around parameters, or inside."""
 
     w: torch.Tensor
 

@@ -22,7 +22,7 @@ from tests.private_names import all_private_names
 
 
 class Typed(TypedTensorDict):
-    """Of one field."""
+    """A typed tensordict of one field."""
 
     a: torch.Tensor
 

@@ -20,7 +20,7 @@ THREAD = "test-forming"
 
 
 class Handshake:
-    """One that lasts until ``end``, or ``fail``."""
+    """A handshake that lasts until ``end``, or ``fail``."""
 
     def __init__(self) -> None:
         self.begun = Event()
@@ -40,7 +40,7 @@ class Handshake:
         self._ended.set()
 
     def fail(self, error: ConnectError) -> None:
-        """There is no channel."""
+        """Ends the handshake without a channel."""
         self._error = error
         self._ended.set()
 
@@ -55,7 +55,7 @@ class Handshake:
 
 @pytest.fixture
 def handshake() -> Iterator[Handshake]:
-    """Under way."""
+    """A handshake that is under way."""
     made = Handshake()
     yield made
     made.end()

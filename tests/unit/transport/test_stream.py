@@ -75,7 +75,7 @@ def test_send_messages_when_the_end_is_direct_memory_then_the_last_message_is_ma
 
 
 def wait_for_posted(queues: Any, num_posted: int) -> None:
-    """Until so many messages wait for the other end."""
+    """Waits until so many messages wait for the other end."""
     end = time.monotonic() + 5.0
     while sum(map(len, list(queues.values()))) != num_posted and time.monotonic() < end:
         Event().wait(0.001)

@@ -95,7 +95,7 @@ def control() -> Iterator[Control]:
 
 @pytest.fixture
 def worker(control: Control) -> Iterator[Worker]:
-    """One that is ready, and is gone after the test."""
+    """A worker that is ready, and is ended after the test."""
     made = Worker(control)
     made.wait_ready()
     yield made
@@ -145,7 +145,7 @@ def test_fork_server_when_it_has_forked_then_it_keeps_nothing_of_the_worker_and_
 
 
 def _pipes_of_this_test() -> list[str]:
-    """Where its output goes, which every process that it starts has."""
+    """Returns the pipes of its output, which every process that it starts inherits."""
     return [file for file in map(os.readlink, ("/proc/self/fd/1", "/proc/self/fd/2")) if file.startswith("pipe:")]
 
 

@@ -43,7 +43,7 @@ def test_orders_when_queued_then_performed_in_turn(peer: Peer) -> None:
 
 @pytest.fixture
 def quick(peer: Peer, plain: StoredTensorDict) -> Peer:
-    """With an open channel, and a store of which few rows are sent at once."""
+    """A lane with an open channel, and a store of which few rows are sent at once."""
     peer.open_channel()
     peer.put(sampling(plain, [0]))
     receive(peer, make_rows_layout(plain.spec, 1).message_nbytes, 0)

@@ -27,7 +27,7 @@ from tests.ragged import CASES, check_same, jagged, turns
 
 
 def values_spec(batch_size: tuple[int, ...], *, per_row: bool) -> Spec:
-    """One non-tensor leaf."""
+    """Returns the structure of one non-tensor leaf."""
     return Spec(Node(batch_size, None, None, None, (("v", ValueLeaf(batch_size, per_row)),)))
 
 

@@ -197,7 +197,7 @@ def test_fitted_when_rows_describe_themselves_then_parameters_stay_what_they_are
 
 
 def unbatched(value: float) -> Any:
-    """One for whole batches."""
+    """Returns a value for whole batches."""
     make: Any = UnbatchedTensor
     return make(torch.full((2,), value))
 

@@ -31,7 +31,7 @@ class Watched:
         self.reads: list[tuple[set[str], int]] = []
 
     def read_entries(self, index: Any, keys: Sequence[tuple[str, ...]], **kwargs: Any) -> Any:
-        """As of the store."""
+        """Reads entries as the store does."""
         found = self._store.read_entries(index, keys, **kwargs)
         self.reads.append(({".".join(key) for key in keys}, found.numel() if found.batch_size else 1))
         return found

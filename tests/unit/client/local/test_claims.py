@@ -64,7 +64,7 @@ class Table:
         return found
 
     def generations(self) -> list[int]:
-        """Of the rows."""
+        """Returns the generations of the rows."""
         store = self.local.store(self.handle.name, self.description.uid, self.stored)
         found: list[int] = store.generations.values[:CAPACITY].tolist()
         return found

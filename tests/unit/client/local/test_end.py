@@ -38,18 +38,18 @@ OTHER_UID = "f" * 32
 
 @pytest.fixture
 def session(local_client: tdserve.Client) -> Session:
-    """Of a client that reads and writes the files by itself."""
+    """A session of a local client."""
     return local_client.session(Deadline.after(20.0))
 
 
 def local_of(session: Session) -> LocalEnd:
-    """Its other end."""
+    """Returns the local end of a session."""
     assert session.local is not None
     return session.local
 
 
 def lock_names(local: LocalEnd) -> list[str]:
-    """Of the locks that are held."""
+    """Returns the names of the locks that are held."""
     folder = local.root / "sessions"
     return [name for name in os.listdir(folder) if is_held(folder, name)]
 
@@ -118,7 +118,7 @@ class Refusing:
 
 @pytest.fixture
 def refusing(tmp_path: Path) -> Iterator[Refusing]:
-    """One that listens."""
+    """A listener that refuses."""
     made = Refusing(tmp_path)
     yield made
     made.close()
@@ -151,7 +151,7 @@ def test_open_when_somebody_has_the_lock_file_then_error_and_it_stays_theirs(ref
 
 @pytest.fixture
 def end(tmp_path: Path) -> LocalEnd:
-    """Of a client that does not talk to a server; its root is ``tmp_path``."""
+    """A local end without a server; its root is ``tmp_path``."""
     return LocalEnd(tmp_path, lock=None, spool=None, lacks_values=False)
 
 

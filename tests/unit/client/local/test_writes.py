@@ -56,7 +56,7 @@ def rows_for(rows: list[int], *columns: tuple[str, ...]) -> control_pb2.Accepted
 
 
 def whole(files: StoredTensorDict) -> TensorDict:
-    """All that is stored."""
+    """Returns all that is stored."""
     found = TensorDict({}, [8])
     for path, leaf in files.leaves.items():
         found[path] = leaf
@@ -154,7 +154,7 @@ WEIGHTS = TensorDict({"w": torch.arange(6.0).view(2, 3), "n": {"b": torch.ones(4
 
 
 def version_at(number: int, recycles: int = 0) -> control_pb2.Accepted:
-    """Where the server wants it."""
+    """Returns where the server wants the version."""
     old = f"versions/{recycles}.safetensors" if recycles else ""
     return control_pb2.Accepted(path=f"versions/{number}.safetensors", recycles=old)
 

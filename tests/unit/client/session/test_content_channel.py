@@ -27,7 +27,7 @@ TIMEOUT_S = 20.0
 
 
 class Handshake:
-    """One that lasts until it may end."""
+    """A handshake that lasts until the test lets it end."""
 
     def __init__(self) -> None:
         self.may_end = Event()

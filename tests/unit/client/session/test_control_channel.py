@@ -38,7 +38,7 @@ class Server:
         self.mail: MessageChannel
 
     def connect(self) -> None:
-        """As the worker does, and then waits for the client."""
+        """Connects as the worker does, and then waits for the client."""
         with ThreadPoolExecutor(1) as thread:
             connecting = thread.submit(
                 GlooChannel,
@@ -64,7 +64,7 @@ class Server:
         return control_pb2.ClientMessage.FromString(self._requests.get(timeout=TIMEOUT_S)[0])
 
     def next_label(self) -> int:
-        """That of the oldest request that was not taken."""
+        """Returns the label of the oldest request that was not taken."""
         return self._requests.get(timeout=TIMEOUT_S)[1]
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Of which the channel is not formed yet."""
+    """A server whose channel is not formed yet."""
     made = Server()
     yield made
     made.close()

@@ -41,7 +41,7 @@ ROWS = TensorDict({"a": torch.arange(4)}, [4])
 
 @pytest.fixture
 def connection(server: tdserve.Server) -> Iterator[ControlConnection]:
-    """To the server's control process."""
+    """A connection to the server's control process."""
     made = ControlConnection(server.address)
     yield made
     made.close()
@@ -203,7 +203,7 @@ def test_close_when_requests_wait_as_mail_then_they_end(mailing: Session) -> Non
 
 @pytest.fixture
 def local_session(local_client: tdserve.Client) -> Session:
-    """Of a client on the server's machine."""
+    """A session of a local client."""
     return local_client.session(Deadline.after(10.0))
 
 

@@ -133,7 +133,7 @@ def sender(
     max_bytes: int = 1 << 20,
     n_step: NStep | None = None,
 ) -> RowSender:
-    """For rows of one number."""
+    """Makes a sender of rows of one number."""
     window = None if n_step is None else n_step.make_window(table.spec)
     return RowSender(table, table.spec, batch=batch, flush_s=flush_s, max_bytes=max_bytes, window=window)
 

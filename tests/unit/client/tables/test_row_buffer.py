@@ -25,7 +25,7 @@ ROW_BYTES = RowSlots.compute_nbytes(SPEC, 1)
 
 
 def buffer(page_rows: int = 3, num_rows: int = 1000) -> RowBuffer:
-    """For rows of one number, with room for so many."""
+    """Makes a buffer for rows of one number, with room for so many."""
     return RowBuffer(SPEC, page_rows=page_rows, max_bytes=num_rows * ROW_BYTES)
 
 
@@ -55,7 +55,7 @@ def take_numbers(subject: RowBuffer, max_rows: int = 1000) -> list[int]:
 
 
 def all_taken(subject: RowBuffer, max_rows: int = 1000) -> list[list[int]]:
-    """All batches that wait."""
+    """Takes all batches that wait."""
     found = []
     while subject.num_waiting:
         found.append(take_numbers(subject, max_rows))

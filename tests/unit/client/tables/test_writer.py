@@ -44,7 +44,7 @@ def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
 
 
 def numbers(replay: tdserve.ReplayHandle) -> list[int]:
-    """Of all rows, the oldest first, as long as none was overwritten."""
+    """Returns the numbers of all rows, the oldest first, as long as none was overwritten."""
     found: list[int] = replay[:]["x"].tolist()
     return found
 

@@ -29,7 +29,7 @@ ACCEPTED = control_pb2.Accepted(path="versions/1.safetensors", version=1)
 
 @pytest.fixture
 def end(tmp_path: Path) -> LocalEnd:
-    """Of a root that has one version."""
+    """A local end of a root that has one version."""
     (tmp_path / "versions").mkdir()
     made = LocalEnd(tmp_path, lock=None, spool=None, lacks_values=False)
     captured = capture(WEIGHTS)
@@ -39,7 +39,7 @@ def end(tmp_path: Path) -> LocalEnd:
 
 @pytest.fixture
 def path(end: LocalEnd) -> Path:
-    """Of the version's file."""
+    """Returns the path of the version's file."""
     return end.root / ACCEPTED.path
 
 

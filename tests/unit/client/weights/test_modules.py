@@ -21,7 +21,7 @@ def policy(width: int = 4) -> nn.Module:
 
 
 def content_of(module: nn.Module) -> Content:
-    """As it comes from the server."""
+    """Returns content as it comes from the server."""
     captured = capture(TensorDict.from_module(module).data)
     return Content(captured.spec, captured.tensors, {}, 1)
 
@@ -103,12 +103,12 @@ def test_finish_when_numbers_are_of_another_dtype_then_converted_as_load_state_d
 
 
 def deep(num_layers: int = 40) -> nn.Sequential:
-    """As many parameters as a look at them is kept for."""
+    """A module with so many parameters that their look-up is cached."""
     return nn.Sequential(*(nn.Linear(3, 3) for _ in range(num_layers)))
 
 
 def fill_with(source: nn.Module, target: nn.Module) -> None:
-    """As a pull does that cannot be received in place."""
+    """Fills a module as a pull does that cannot be received in place."""
     destination, content = ModuleDestination(target, store="w"), content_of(source)
     destination.check(content.spec)
     destination.finish(content, was_direct=False)

@@ -43,7 +43,7 @@ def test_publish_when_given_a_state_dict_then_refused_by_what_to_give(
 
 
 def many(value: float, *, width: int = 20_000) -> TensorDict:
-    """So many leaves, and so much, that the next version of it is announced."""
+    """Returns so many large leaves that their next version is announced."""
     entries = {f"k{number:02}": torch.full((width,), value) for number in range(MIN_ANNOUNCED_LEAVES)}
     return TensorDict(entries, [])
 

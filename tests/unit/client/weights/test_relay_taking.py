@@ -57,7 +57,7 @@ def take_version(
 
 
 def check(received: Received) -> None:
-    """All leaves are what was published."""
+    """Checks that all leaves are as published."""
     leaves = received.get_leaves()
     assert all(torch.equal(leaves[path,], TD[path]) for path in ("a", "b"))
     assert received.version == 0

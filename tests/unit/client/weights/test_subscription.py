@@ -19,7 +19,7 @@ TIMEOUT_S = 20.0
 
 @pytest.fixture
 def thread() -> Iterator[ThreadPoolExecutor]:
-    """Where somebody waits."""
+    """A thread for a call that waits."""
     with ThreadPoolExecutor(1) as made:
         yield made
 

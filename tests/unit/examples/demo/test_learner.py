@@ -29,7 +29,7 @@ def batch(num_rows: int = 64) -> TensorDict:
 
 @pytest.fixture
 def _one_thread() -> Iterator[None]:
-    """As the learner has it: on busy cores, threads wait for each other longer than they compute."""
+    """Lets torch use one thread, as the learner does: on busy cores, threads wait longer than they compute."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

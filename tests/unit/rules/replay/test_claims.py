@@ -48,7 +48,7 @@ class Writer:
 
 @pytest.fixture
 def generations() -> Rows:
-    """Those of the table's rows, which a writer changes too, as in the file."""
+    """Generations of the table's rows, which a writer changes too, as in the file."""
     return np.zeros(8, np.int64)
 
 

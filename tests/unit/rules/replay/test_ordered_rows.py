@@ -218,7 +218,7 @@ def test_oldest_when_the_result_is_changed_then_the_set_is_not() -> None:
 
 @pytest.mark.parametrize("num_rows", [64, 4_096])
 def test_add_when_all_rows_go_and_come_back_in_the_order_of_a_ring_then_runs_stay_few(num_rows: int) -> None:
-    """As a write of all rows of a table that has wrapped: the newer half of the rows comes back first."""
+    """Like a write of all rows of a table that has wrapped around: the newer half of the rows comes back first."""
     capacity = 200_000
     sequence = np.roll(np.arange(capacity), capacity // 2)
     ordered = OrderedRows(sequence, chunk_rows=1_000)

@@ -39,7 +39,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def columns() -> RowColumns:
-    """Of twelve rows that one writer committed in order, two of each group."""
+    """Columns of twelve rows that one writer committed in order, two of each group."""
     made = RowColumns(CAPACITY)
     rows = np.arange(CAPACITY)
     made.sequence[:] = rows + 1

@@ -35,7 +35,7 @@ def rows(*numbers: int) -> Any:
 
 
 def views_of(num_rows: int) -> ConditionalSelectors:
-    """So many rows, oldest first."""
+    """Returns the selectors of so many rows, the oldest first."""
     columns = RowColumns(CAPACITY)
     columns.sequence[:] = np.arange(CAPACITY) + 1
     made = ConditionalSelectors(Settings(sampler=Fifo()), columns, num_keys=2)

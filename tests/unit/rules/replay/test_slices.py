@@ -127,7 +127,7 @@ class _AgainstLists(RuleBasedStateMachine):
 
 
 class _AgainstListsInALargeTable(_AgainstLists):
-    """So large that no start is ever found by a pass over the table, except where a length is new."""
+    """The table is so large that a pass over it finds starts only for a new length."""
 
     capacity = 4000
 

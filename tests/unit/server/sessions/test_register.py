@@ -33,13 +33,13 @@ def workers() -> list[DataWorker]:
 
 @pytest.fixture
 def root(world: World) -> Root:
-    """Of the server."""
+    """The server's root."""
     return world.root
 
 
 @pytest.fixture
 def sessions(workers: list[DataWorker], root: Root, world: World) -> Sessions:
-    """No session yet."""
+    """A register without sessions."""
     return Sessions(
         ServerConfig(root=str(root.path), inline_bytes=123), workers, root, partial(WorkerMover, world.mover_context)
     )

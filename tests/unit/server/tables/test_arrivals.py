@@ -25,12 +25,12 @@ def make_request(num_rows: int = 3, **fields: Any) -> control_pb2.ExtendRequest:
 
 
 def floats(*numbers: float) -> control_pb2.RowColumn:
-    """As requests have priorities."""
+    """Encodes priorities as requests have them."""
     return control_pb2.RowColumn(data=np.array(numbers, "<f8").tobytes())
 
 
 def flags(content: bytes) -> control_pb2.RowColumn:
-    """As requests have ends."""
+    """Encodes ends as requests have them."""
     return control_pb2.RowColumn(data=content)
 
 

@@ -29,7 +29,7 @@ def table_of(num_rows: int, *, capacity: int, gone: list[int]) -> Table:
 
 @pytest.fixture
 def table() -> Table:
-    """Of rows 1, 2, 4, 5."""
+    """A table with the live rows 1, 2, 4 and 5."""
     return table_of(7, capacity=9, gone=[0, 3, 6])
 
 

@@ -39,7 +39,7 @@ def publish(world: World, run: Loop, num_versions: int = 1) -> None:
 
 
 def versions(*numbers: int) -> control_pb2.RowColumn:
-    """As messages have them."""
+    """Encodes versions as messages have them."""
     return control_pb2.RowColumn(data=np.array(numbers, "<i8").tobytes())
 
 

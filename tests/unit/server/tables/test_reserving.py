@@ -57,7 +57,7 @@ def is_half_shown(table: Table) -> bool:
 
 
 async def leave(task: asyncio.Task[Any]) -> None:
-    """As when the process is killed between two turns."""
+    """Leaves the state as when the process is killed between two turns."""
     task.cancel()
     await asyncio.wait({task})
 

@@ -72,7 +72,7 @@ def numbers(entry: OpenedStore) -> list[int]:
 
 
 def read(world: World, run: Loop, entry: OpenedStore, index: Any = ()) -> control_pb2.Done:
-    """As any client asks for it."""
+    """Reads as any client does."""
     asked = control_pb2.ReadRequest(store=entry.name, selection=parse(index).to_message(), timeout_s=0.05)
     done = run(world.reads.read(world.session(9), 1, entry, asked, Deadline.after(0.05)))
     assert done is not None

@@ -51,7 +51,7 @@ class Weights:
         return self.run(self.world.publishing.publish(self.world.session(), id(content), request)).version
 
     def make(self, *versions: int) -> None:
-        """Has checksums made, and waits for them."""
+        """Starts the checksums of a version, and waits for them."""
 
         async def make() -> None:
             for version in versions:
@@ -71,7 +71,7 @@ class Weights:
             await asyncio.sleep(0)
 
     def begin(self, version: int) -> None:
-        """Has them made."""
+        """Starts the checksums of a version."""
         path = self.entry.folder / "versions" / f"{version}.safetensors"
         ref = worker_pb2.VersionRef(path=str(path), fingerprint=SPEC.fingerprint, spec=codec.encode(SPEC))
         self.checksums.make(self.entry, self.entry.get_versions().get(version), lambda: ref, self)  # type: ignore[arg-type]

@@ -20,12 +20,12 @@ SPEC = capture(TensorDict({"w": torch.zeros(3)}, [])).spec
 
 @pytest.fixture
 def unpublished(world: World) -> Unpublished:
-    """Of the world's stores."""
+    """The unpublished stores of the world."""
     return Unpublished(world.stores)
 
 
 def deadline(timeout_s: float = 20.0) -> Deadline:
-    """Of a publish."""
+    """Returns the deadline of a publish."""
     return Deadline.after(timeout_s)
 
 
@@ -65,7 +65,7 @@ def hold(world: World) -> SessionLock:
 
 
 def check_nothing_left(world: World) -> None:
-    """As if nobody had ever published."""
+    """Checks that nothing is left of a publish."""
     assert not world.stores.catalog.is_taken("w")
     assert list((world.root.path / "stores").iterdir()) == []
     assert dict(world.db.scan("stores")) == dict(world.db.scan("states")) == {}
