@@ -3,17 +3,17 @@ from __future__ import annotations
 from tdserve.bench.measure import Pacing, Round, Task, alternate, time_round
 
 
-def test_timed_round_when_operations_are_short_then_runs_until_the_most_it_may() -> None:
+def test_time_round_when_operations_are_short_then_runs_until_the_most_it_may() -> None:
     done = time_round(lambda: None, Pacing(10.0, min_ops=2, max_ops=7))
     assert len(done.op_s) == 7
 
 
-def test_timed_round_when_time_is_up_at_once_then_still_runs_the_fewest_it_must() -> None:
+def test_time_round_when_time_is_up_at_once_then_still_runs_the_fewest_it_must() -> None:
     done = time_round(lambda: None, Pacing(0.0, min_ops=3))
     assert len(done.op_s) == 3
 
 
-def test_timed_round_when_given_before_and_finish_then_calls_them_in_order() -> None:
+def test_time_round_when_given_before_and_finish_then_calls_them_in_order() -> None:
     events: list[str] = []
     time_round(
         lambda: events.append("op"),
@@ -24,7 +24,7 @@ def test_timed_round_when_given_before_and_finish_then_calls_them_in_order() -> 
     assert events == ["before", "op", "before", "op", "finish"]
 
 
-def test_timed_round_when_finish_takes_long_then_counts_it_once_and_before_never() -> None:
+def test_time_round_when_finish_takes_long_then_counts_it_once_and_before_never() -> None:
     def busy() -> None:
         sum(range(200_000))
 

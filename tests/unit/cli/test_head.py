@@ -58,7 +58,7 @@ def test_flat_when_no_row_is_there_then_there_is_no_value() -> None:
     assert column.make_cells(0) == ["a", "float32"]
 
 
-def test_nested_when_given_columns_then_gives_dicts_in_dicts() -> None:
+def test_nest_leaves_when_given_columns_then_gives_dicts_in_dicts() -> None:
     tree = nest_leaves(iter_columns(content().select("text", ("next", "shape"), "tag")))
     assert {**tree, "next": tree["next"]["shape"].tolist()} == {
         "next": [0, 1, 2],

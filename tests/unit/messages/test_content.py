@@ -44,7 +44,7 @@ SPEC = Spec(
         ((None, ..., 0), (1, 4)),
     ],
 )
-def test_selected_spec_when_indexed_then_every_part_has_the_batch_size_of_the_result(
+def test_select_spec_when_indexed_then_every_part_has_the_batch_size_of_the_result(
     index: object, batch_size: tuple[int, ...]
 ) -> None:
     chosen = select_spec(SPEC, parse(index), ())
@@ -70,30 +70,30 @@ def test_selected_spec_when_indexed_then_every_part_has_the_batch_size_of_the_re
         (([0, 2],), 1),
     ],
 )
-def test_selected_spec_when_a_stack_is_indexed_then_stacked_along_the_same_dimension(
+def test_select_spec_when_a_stack_is_indexed_then_stacked_along_the_same_dimension(
     index: object, stack_dim: int | None
 ) -> None:
     stack = Spec(Node((4, 5), None, None, None, SPEC.root.entries, stack_dim=1))
     assert select_spec(stack, parse(index), ()).root.stack_dim == stack_dim
 
 
-def test_selected_spec_when_everything_then_the_same_spec() -> None:
+def test_select_spec_when_everything_then_the_same_spec() -> None:
     assert select_spec(SPEC, parse(()), ()) is SPEC
 
 
-def test_selected_spec_when_keys_are_given_then_only_those() -> None:
+def test_select_spec_when_keys_are_given_then_only_those() -> None:
     chosen = select_spec(SPEC, parse(3), [("n",), ("b",)])
     assert [path for path, _ in chosen.tensors] == [("n", "c")]
     assert [path for path, _ in chosen.values] == [("b",)]
 
 
-def test_selected_spec_when_a_key_is_unknown_then_error_names_store_and_key() -> None:
+def test_select_spec_when_a_key_is_unknown_then_error_names_store_and_key() -> None:
     with pytest.raises(KeyNotFoundError) as raised:
         select_spec(SPEC, parse(0), [("n", "x")], store="games")
     assert (raised.value.store, raised.value.key) == ("games", "('n', 'x')")
 
 
-def test_selected_spec_when_index_is_out_of_range_then_error() -> None:
+def test_select_spec_when_index_is_out_of_range_then_error() -> None:
     with pytest.raises(SelectionError):
         select_spec(SPEC, parse((0, 5)), ())
 
@@ -151,7 +151,7 @@ def test_write_messages_when_others_are_announced_then_refused_at_once(nbytes: i
         write_messages(layout, nbytes, (*layout.message_nbytes, *announced))
 
 
-def test_selected_spec_when_members_are_selected_then_those_are_known() -> None:
+def test_select_spec_when_members_are_selected_then_those_are_known() -> None:
     members = tuple(Node((4,), None, None, None, ((f"x{i}", TensorLeaf("int8", (4, i))),)) for i in range(3))
     node = Node((4, 3), None, None, None, (), stack_dim=1, inner=(), members=members)
     spec = Spec(Node((4, 3), None, None, None, (("s", node),)))

@@ -36,13 +36,13 @@ def test_bundle_when_values_are_large_then_they_are_not_copied_and_small_ones_si
 
 
 @pytest.mark.parametrize("kind", [bytes, memoryview])
-def test_unbundled_when_asked_for_paths_then_gives_their_values(kind: type) -> None:
+def test_unbundle_when_asked_for_paths_then_gives_their_values(kind: type) -> None:
     found = Unbundled([kind(each) for each in encode_bundles([TEXTS, NUMBERS])], 2)
     assert [bytes(value or b"?") for value in found.iter_column(1)] == NUMBERS
     assert [bytes(value) for value in found.iter_column(0) if value is not None] == TEXTS
 
 
-def test_unbundled_when_rows_have_none_then_neither_have_their_values() -> None:
+def test_unbundle_when_rows_have_none_then_neither_have_their_values() -> None:
     first, _, last = encode_bundles([TEXTS, NUMBERS])
     found = Unbundled([None, first, None, last], 2)
     assert list(found.iter_column(0)) == [None, b"one", None, b"three"]
@@ -51,7 +51,7 @@ def test_unbundled_when_rows_have_none_then_neither_have_their_values() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"1234567", b"\1\0\0\0\1\0\0\0a", b"\1\0\0\0\1\0\0\0abc", b"\xff" * 8])
-def test_unbundled_when_bytes_are_no_bundle_then_is_refused(content: bytes) -> None:
+def test_unbundle_when_bytes_are_no_bundle_then_is_refused(content: bytes) -> None:
     whole = encode_bundles([TEXTS, NUMBERS])
     with pytest.raises(RemoteProtocolError, match="bundles"):
         Unbundled([whole[0], content], 2)

@@ -12,14 +12,14 @@ def spec_of(*keys: str) -> Spec:
     return Spec(Node((4,), None, None, None, tuple((key, TensorLeaf("int64", (4,))) for key in keys)))
 
 
-def test_must_tell_when_asked_again_then_only_the_first_time_until_the_worker_is_another() -> None:
+def test_must_include_when_asked_again_then_only_the_first_time_until_the_worker_is_another() -> None:
     cache = WorkerSpecCache(lambda: None)
     assert [cache.must_include(spec_of(key)) for key in "aab"] == [True, False, True]
     cache.clear()
     assert cache.must_include(spec_of("a"))
 
 
-def test_must_tell_when_there_were_too_many_leaves_then_the_worker_forgets_and_is_told_again(
+def test_must_include_when_there_were_too_many_leaves_then_the_worker_forgets_and_is_told_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker_spec_cache, "MAX_LEAVES", 90)  # ten of these structures

@@ -17,7 +17,7 @@ def test_shared_spec_when_trees_are_equal_then_one_object() -> None:
     assert share_spec(root) is share_spec(root._replace())
 
 
-def test_conformed_when_dense_rows_are_wanted_ragged_then_they_are() -> None:
+def test_conform_when_dense_rows_are_wanted_ragged_then_they_are() -> None:
     wanted = capture(TensorDict({"t": jagged([3, 1])}, [2])).spec
     found = conform(capture(TensorDict({"t": torch.zeros(2, 4, dtype=torch.int64)}, [2])), wanted)
     check_matches(wanted, found.spec, store="")
@@ -25,26 +25,26 @@ def test_conformed_when_dense_rows_are_wanted_ragged_then_they_are() -> None:
     assert not found.tensors
 
 
-def test_conformed_when_ragged_rows_are_wanted_dense_then_they_are() -> None:
+def test_conform_when_ragged_rows_are_wanted_dense_then_they_are() -> None:
     wanted = capture(TensorDict({"t": torch.zeros(2, 3, dtype=torch.int64)}, [2])).spec
     found = conform(capture(TensorDict({"t": jagged([3, 3])}, [2])), wanted)
     assert found.spec.find(("t",)) == TensorLeaf("int64", (2, 3))
     assert found.tensors["t",].shape == (2, 3)
 
 
-def test_conformed_when_it_does_not_fit_then_it_stays_as_it_is() -> None:
+def test_conform_when_it_does_not_fit_then_it_stays_as_it_is() -> None:
     wanted = capture(TensorDict({"t": torch.zeros(2, 3, dtype=torch.int64)}, [2])).spec
     captured = capture(TensorDict({"t": jagged([3, 1])}, [2]))
     assert conform(captured, wanted) is captured
 
 
-def test_conformed_when_another_form_is_wanted_then_it_has_that() -> None:
+def test_conform_when_another_form_is_wanted_then_it_has_that() -> None:
     wanted = capture(TensorDict({"a": jagged([3, 1], (), torch.float32)}, [2])).spec
     found = conform(capture(lazy_stack(rows(3, 1)).select("a")), wanted).spec.find(("a",))
     assert found == wanted.find(("a",))
 
 
-def test_conformed_when_ragged_rows_have_the_form_already_then_nothing_is_made_anew() -> None:
+def test_conform_when_ragged_rows_have_the_form_already_then_nothing_is_made_anew() -> None:
     wanted = capture(TensorDict({"t": jagged([3, 1])}, [2])).spec
     captured = capture(TensorDict({"t": jagged([2, 2, 5])}, [3]))
     assert conform(captured, wanted) is captured

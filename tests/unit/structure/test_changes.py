@@ -67,7 +67,7 @@ def test_per_row_when_values_are_shared_then_one_for_each() -> None:
     assert dict(set_per_row(STACK).entries)["s"] == ValueLeaf((4,), True)
 
 
-def test_relocked_when_asked_then_every_node() -> None:
+def test_set_locks_when_asked_then_every_node() -> None:
     found = set_locks(STACK, True)
     assert found.is_locked
     assert found.entries[2][1] == INNER._replace(is_locked=True)
@@ -78,7 +78,7 @@ def test_rebatch_when_locked_then_rows_are_not() -> None:
     assert rebatch(set_locks(STACK, True), 1, (2,), None) == rebatch(STACK, 1, (2,), None)
 
 
-def test_moved_to_cpu_when_nodes_have_devices_then_all_of_them_are_the_cpu() -> None:
+def test_move_to_cpu_when_nodes_have_devices_then_all_of_them_are_the_cpu() -> None:
     inner = Node((2,), None, "cuda:1", None, (("x", TensorLeaf("float32", (2,))),))
     root = Node((2,), None, None, None, (("n", inner), ("y", TensorLeaf("int8", (2,)))))
     assert move_to_cpu(root) == root._replace(
@@ -148,7 +148,7 @@ def test_tree_when_changed_as_a_whole_then_members_are_too() -> None:
     assert [each.is_locked for each in set_locks(OF_MEMBERS, False).members] == [False, False]
 
 
-def test_stripped_when_a_node_is_packed_then_its_members_keep_what_they_are_put_together_with() -> None:
+def test_strip_to_content_when_a_node_is_packed_then_its_members_keep_what_they_are_put_together_with() -> None:
     assert has_state(OF_MEMBERS)
     assert strip_to_content(OF_MEMBERS).members == OF_MEMBERS.members
     assert not has_state(strip_to_content(OF_MEMBERS._replace(members=())))

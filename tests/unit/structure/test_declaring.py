@@ -31,14 +31,14 @@ def declare(td: Any, ragged: Any = None) -> Spec:
 
 
 @pytest.mark.parametrize("ragged", ["t", ["t"], ("t",), {"t": 0}, {"t": (0,)}, {("t",): -1}])
-def test_declared_when_one_dimension_of_a_row_differs_then_jagged(ragged: Any) -> None:
+def test_declare_ragged_when_one_dimension_of_a_row_differs_then_jagged(ragged: Any) -> None:
     spec = declare(ROW, ragged)
     assert spec.find(("t",)) == ValueLeaf((), False, Ragged(Form.JAGGED, "int64", (-1,)))
     assert spec.root.stack_dim is None
 
 
 @pytest.mark.parametrize(("dims", "shape"), [((0, 1), (-1, -1)), (1, (2, -1))])
-def test_declared_when_other_dimensions_differ_then_a_stack_of_rows(dims: Any, shape: tuple[int, ...]) -> None:
+def test_declare_ragged_when_other_dimensions_differ_then_a_stack_of_rows(dims: Any, shape: tuple[int, ...]) -> None:
     spec = declare(ROW, {("n", "x"): dims})
     assert spec.find(("n", "x")) == ValueLeaf((), False, Ragged(Form.STACK, "float32", shape))
     node = spec.prepend((5,)).find(("n",))
@@ -47,19 +47,19 @@ def test_declared_when_other_dimensions_differ_then_a_stack_of_rows(dims: Any, s
     assert spec.root.stack_dim is None
 
 
-def test_declared_when_nothing_is_then_the_same_spec() -> None:
+def test_declare_ragged_when_nothing_is_then_the_same_spec() -> None:
     spec = capture(ROW).spec
     assert declare_ragged(spec, {}, None, store="") is spec
 
 
-def test_declared_when_row_has_a_nested_tensor_of_one_component_then_it_is_ragged() -> None:
+def test_declare_ragged_when_row_has_a_nested_tensor_of_one_component_then_it_is_ragged() -> None:
     spec = declare(TensorDict({"t": jagged([4], (2,)), "u": strided((2, 3))}, []))
     assert spec.find(("t",)) == ValueLeaf((), False, Ragged(Form.JAGGED, "int64", (-1, 2)))
     assert spec.find(("u",)) == ValueLeaf((), False, Ragged(Form.NESTED, "float32", (-1, -1)))
 
 
 @pytest.mark.parametrize("history", [turns(3, tokens=torch.zeros(3, 5)), split_turns(None, None)])
-def test_declared_when_a_part_is_named_or_a_stack_then_packed(history: Any) -> None:
+def test_declare_ragged_when_a_part_is_named_or_a_stack_then_packed(history: Any) -> None:
     spec = declare(TensorDict({"h": history}), ["h"])
     node = spec.find(("h",))
     assert isinstance(node, Node)
@@ -71,17 +71,17 @@ def test_declared_when_a_part_is_named_or_a_stack_then_packed(history: Any) -> N
 @pytest.mark.parametrize(
     "ragged", [{"t": 1}, {"t": ()}, {"t": "0"}, {"t": True}, ["s"], ["n"], [3], {("n", "x"): (0, 5)}]
 )
-def test_declared_when_that_cannot_be_then_says_so(ragged: Any) -> None:
+def test_declare_ragged_when_that_cannot_be_then_says_so(ragged: Any) -> None:
     with pytest.raises(InvalidRequestError, match="ragged"):
         declare(ROW, ragged)
 
 
-def test_declared_when_key_is_unknown_then_names_it() -> None:
+def test_declare_ragged_when_key_is_unknown_then_names_it() -> None:
     with pytest.raises(KeyNotFoundError, match="nothing"):
         declare(ROW, ["nothing"])
 
 
-def test_declared_when_a_batch_dimension_of_the_row_is_named_then_says_so() -> None:
+def test_declare_ragged_when_a_batch_dimension_of_the_row_is_named_then_says_so() -> None:
     with pytest.raises(InvalidRequestError, match="after its batch dimensions"):
         declare(TensorDict({"t": torch.zeros(2, 3)}, [2]), ["t"])
 
@@ -119,7 +119,7 @@ def test_declared_paths_when_asked_then_keys_and_nested_rows() -> None:
     assert list_declared_paths(captured.spec, captured.values, {"t": 0}) == {("t",), ("j",)}
 
 
-def test_declared_when_the_row_is_packed_itself_then_it_is_one_element() -> None:
+def test_declare_ragged_when_the_row_is_packed_itself_then_it_is_one_element() -> None:
     spec = declare(lazy_stack([TensorDict({"a": torch.zeros(3)}), TensorDict({"b": torch.zeros(3)})]))
     assert (spec.batch_size, spec.root.inner) == ((), (-1,))
 
@@ -136,7 +136,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("case", BATCHES)
-def test_widened_when_first_rows_are_ragged_then_so_is_the_row(case: str) -> None:
+def test_widen_row_when_first_rows_are_ragged_then_so_is_the_row(case: str) -> None:
     batch, ragged = BATCHES[case]
     row = capture(batch[0]).spec
     spec = widen_row(row, capture(batch))
@@ -146,14 +146,14 @@ def test_widened_when_first_rows_are_ragged_then_so_is_the_row(case: str) -> Non
     assert not widens(row, row)
 
 
-def test_widened_when_rows_of_a_stack_have_one_other_shape_then_ragged() -> None:
+def test_widen_row_when_rows_of_a_stack_have_one_other_shape_then_ragged() -> None:
     row = capture(TensorDict({"t": torch.zeros(3)})).spec
     spec = widen_row(row, capture(lazy_stack([TensorDict({"t": torch.zeros(5)})] * 2)))
     assert spec is not None
     assert spec.root.stack_dim == -1
 
 
-def test_widened_when_histories_come_then_packed() -> None:
+def test_widen_row_when_histories_come_then_packed() -> None:
     batch = TensorDict({"h": lazy_stack([turns(2), turns(3)])}, [2])
     row = capture(batch[0]).spec
     spec = widen_row(row, capture(batch))
@@ -171,7 +171,7 @@ def test_widened_when_histories_come_then_packed() -> None:
         TensorDict({"u": jagged([3, 1])}, [2]),
     ],
 )
-def test_widened_when_something_else_differs_then_none(batch: TensorDict) -> None:
+def test_widen_row_when_something_else_differs_then_none(batch: TensorDict) -> None:
     assert widen_row(capture(TensorDict({"t": torch.zeros(3)})).spec, capture(batch)) is None
 
 
@@ -182,7 +182,7 @@ def test_widens_when_structures_differ_otherwise_then_not() -> None:
     assert widens(row, declare(ROW, {"t": 0, ("n", "x"): 1}))
 
 
-def test_widened_when_dimensions_have_names_then_they_keep_them() -> None:
+def test_widen_row_when_dimensions_have_names_then_they_keep_them() -> None:
     members = [TensorDict({"x": torch.ones(4, 3), "word": "a"}, [4]) for _ in range(2)]
     agents = LazyStackedTensorDict(*members, stack_dim=1, stack_dim_name="agent")
     batch = TensorDict({"agents": agents}, [4, 2], names=["time", "agent"])

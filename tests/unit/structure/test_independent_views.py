@@ -18,7 +18,7 @@ def _torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
-def test_untracked_when_one_view_is_changed_then_the_others_versions_stay(mode: Any) -> None:
+def test_make_independent_views_when_one_view_is_changed_then_the_others_versions_stay(mode: Any) -> None:
     buffer = torch.zeros(6)
     with mode():
         first, second = make_independent_views(lambda: [*buffer.view(2, 3).unbind(0)])
@@ -29,7 +29,7 @@ def test_untracked_when_one_view_is_changed_then_the_others_versions_stay(mode: 
     assert not first.is_inference()
 
 
-def test_untracked_when_a_backward_needs_one_view_then_another_may_be_changed_and_either_trained() -> None:
+def test_make_independent_views_when_a_backward_needs_one_view_then_another_may_be_changed_and_either_trained() -> None:
     buffer = torch.ones(6)
     first, second = make_independent_views(lambda: [*buffer.view(2, 3).unbind(0)])
     weight = torch.ones(3, requires_grad=True)

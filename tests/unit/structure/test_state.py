@@ -110,7 +110,7 @@ def test_params_when_a_tensorclass_is_inside_or_around_then_the_same(make: Any) 
     assert_same(build(captured.spec, captured.tensors, captured.values), made[1])
 
 
-def test_restored_when_nodes_are_locked_then_with_what_is_below_and_once() -> None:
+def test_restore_state_when_nodes_are_locked_then_with_what_is_below_and_once() -> None:
     spec = capture(TensorDict({"a": {"b": torch.ones(2)}, "c": {}}).lock_(), is_exact=True).spec
     found = restore_state(TensorDict({"a": {"b": torch.ones(2)}, "c": {}}), spec.root)
     assert [found.is_locked, found["a"].is_locked, found["c"].is_locked] == [True] * 3

@@ -21,7 +21,7 @@ def test_shared_when_rows_have_values_of_their_own_then_refused(values: Any) -> 
         find_shared_value(values, ValueLeaf((len(values),), True, is_unbatched=True))
 
 
-def test_unbatched_when_read_then_knows_the_batch_it_is_in() -> None:
+def test_unbatched_tensor_when_read_then_knows_the_batch_it_is_in() -> None:
     value = to_value(unbatched_tensor(torch.arange(3)))
     found: Any = from_value(find_shared_value([value, value], ValueLeaf((2,), True, is_unbatched=True)), (2,))
     assert type(found) is UnbatchedTensor
@@ -32,7 +32,7 @@ def test_unbatched_when_read_then_knows_the_batch_it_is_in() -> None:
 @pytest.mark.parametrize(
     "value", [None, 3, (), ("float32", (2,), b"1"), ("float32", (1 << 70,), b""), ("bool", (1,), b"7")]
 )
-def test_unbatched_when_value_is_none_then_refused(value: Any) -> None:
+def test_unbatched_tensor_when_value_is_none_then_refused(value: Any) -> None:
     with pytest.raises(RemoteProtocolError):
         from_value(value, (2,))
 

@@ -14,7 +14,7 @@ TD = TensorDict(
 SPEC = capture(TD).spec
 
 
-def test_converted_when_leaves_are_floating_point_then_only_these_have_the_dtype() -> None:
+def test_convert_floats_when_leaves_are_floating_point_then_only_these_have_the_dtype() -> None:
     found = convert_floats(SPEC, "bfloat16")
     expected = TensorDict(
         {"a": TD["a"].bfloat16(), "b": {"c": TD["b", "c"], "d": TD["b", "d"].bfloat16()}, "t": "x"}, []
@@ -23,7 +23,7 @@ def test_converted_when_leaves_are_floating_point_then_only_these_have_the_dtype
     assert convert_floats(SPEC, "bfloat16") is found
 
 
-def test_converted_when_nothing_would_change_then_the_same_object() -> None:
+def test_convert_floats_when_nothing_would_change_then_the_same_object() -> None:
     integers = capture(TensorDict({"n": torch.arange(3)}, [])).spec
     assert convert_floats(SPEC, "") is SPEC
     assert all(convert_floats(integers, dtype) is integers for dtype in FLOATING)

@@ -47,13 +47,13 @@ def heads(made: Iterator[tuple[torch.Tensor, bool]]) -> list[tuple[int, bool]]:
 
 @pytest.mark.parametrize("make", [fill_each, fill_ahead])
 @pytest.mark.parametrize("num_direct", [0, 3, NUM_MESSAGES])
-def test_filled_when_some_lie_in_place_then_all_come_in_order(make: object, num_direct: int) -> None:
+def test_fill_each_when_some_lie_in_place_then_all_come_in_order(make: object, num_direct: int) -> None:
     assert callable(make)
     found = heads(make(MESSAGES, Leaves(num_direct=num_direct), BufferPool()))
     assert found == [(number, number >= num_direct) for number in range(NUM_MESSAGES)]
 
 
-def test_filled_ahead_when_the_first_is_sent_then_the_next_are_filled_by_another_thread_but_not_all() -> None:
+def test_fill_ahead_when_the_first_is_sent_then_the_next_are_filled_by_another_thread_but_not_all() -> None:
     source = Leaves()
     with closing(fill_ahead(MESSAGES, source, BufferPool())) as made:
         next(made)
@@ -68,13 +68,13 @@ def test_filled_ahead_when_the_first_is_sent_then_the_next_are_filled_by_another
     assert len(source.threads) == num_filled
 
 
-def test_filled_ahead_when_there_is_little_then_no_thread() -> None:
+def test_fill_ahead_when_there_is_little_then_no_thread() -> None:
     source = Leaves()
     assert len(heads(fill_ahead(MESSAGES[:-1], source, BufferPool()))) == NUM_MESSAGES - 1
     assert set(source.threads) == {current_thread().name}
 
 
-def test_filled_ahead_when_one_cannot_be_read_then_those_before_it_come_and_then_the_error() -> None:
+def test_fill_ahead_when_one_cannot_be_read_then_those_before_it_come_and_then_the_error() -> None:
     with closing(fill_ahead(MESSAGES, Leaves(fails_at=4), BufferPool())) as made:
         assert [int(next(made)[0][0]) for _ in range(4)] == [0, 1, 2, 3]
         with pytest.raises(InvalidRequestError):

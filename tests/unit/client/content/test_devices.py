@@ -270,14 +270,14 @@ def test_to_device_when_none_or_no_cuda_device_then_as_tensordict_does() -> None
     assert to_device(td, "meta")["pixels"].device == torch.device("meta")
 
 
-def test_resolved_when_no_cuda_device_then_as_torch_reads_it() -> None:
+def test_resolve_device_when_no_cuda_device_then_as_torch_reads_it() -> None:
     assert resolve_device(None) is None
     assert resolve_device("cpu") == torch.device("cpu")
     assert resolve_device(torch.device("meta")) == torch.device("meta")
 
 
 @pytest.mark.gpu
-def test_resolved_when_no_number_is_given_then_the_current_device() -> None:
+def test_resolve_device_when_no_number_is_given_then_the_current_device() -> None:
     assert resolve_device("cuda") == torch.device("cuda", torch.cuda.current_device())
     assert resolve_device(0) == torch.device("cuda", 0)
 

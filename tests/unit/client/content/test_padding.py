@@ -21,12 +21,12 @@ def filled(td: Any, pad: Any) -> Any:
 
 
 @pytest.mark.parametrize("value", [0, 7, -1.5])
-def test_padded_when_rows_differ_in_one_dimension_then_as_pad_sequence(value: float) -> None:
+def test_pad_when_rows_differ_in_one_dimension_then_as_pad_sequence(value: float) -> None:
     rows = [TensorDict({"t": torch.rand(size), "n": TensorDict({"k": torch.rand(size, 2)})}) for size in (3, 0, 5)]
     check_same(pad_sequence(rows, return_mask=True, padding_value=value), filled(lazy_stack(rows), value))
 
 
-def test_padded_when_tensor_is_jagged_then_filled_and_the_rest_as_it_was() -> None:
+def test_pad_when_tensor_is_jagged_then_filled_and_the_rest_as_it_was() -> None:
     td = TensorDict({"t": jagged([1, 2]), "r": torch.rand(2), "s": "text"}, [2])
     found = filled(td, {"t": -1})
     assert found["t"].tolist() == [[int(td["t"][0][0]), -1], td["t"][1].tolist()]
@@ -35,7 +35,7 @@ def test_padded_when_tensor_is_jagged_then_filled_and_the_rest_as_it_was() -> No
     assert found["s"] == "text"
 
 
-def test_padded_when_two_dimensions_differ_then_the_mask_has_both() -> None:
+def test_pad_when_two_dimensions_differ_then_the_mask_has_both() -> None:
     found = filled(TensorDict({"t": strided((2, 1), (1, 3))}, [2]), 0.5)
     assert found["t"].shape == (2, 2, 3)
     assert found["masks", "t"].int().tolist() == [[[1, 0, 0], [1, 0, 0]], [[1, 1, 1], [0, 0, 0]]]
@@ -43,25 +43,25 @@ def test_padded_when_two_dimensions_differ_then_the_mask_has_both() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.complex64, torch.uint16])
-def test_padded_when_dtype_is_special_then_it_stays(dtype: torch.dtype) -> None:
+def test_pad_when_dtype_is_special_then_it_stays(dtype: torch.dtype) -> None:
     found = filled(TensorDict({"t": jagged([1, 3], (2,), dtype)}, [2]), 0)
     assert (found["t"].dtype, found["t"].shape) == (dtype, (2, 3, 2))
 
 
 @pytest.mark.parametrize("case", ["jagged, no rows", "jagged, all empty"])
-def test_padded_when_there_is_nothing_then_no_size(case: str) -> None:
+def test_pad_when_there_is_nothing_then_no_size(case: str) -> None:
     found = filled(CASES[case], 0)
     assert found["t"].shape == (CASES[case].batch_size[0], 0, 4)
 
 
-def test_padded_when_histories_differ_then_they_stay() -> None:
+def test_pad_when_histories_differ_then_they_stay() -> None:
     td = TensorDict({"h": lazy_stack([turns(2), turns(3)]), "t": jagged([1, 2])}, [2])
     found = filled(td, 0)
     check_same(td["h"], found["h"])
     assert found["t"].shape == (2, 2)
 
 
-def test_padded_when_not_asked_for_then_nothing_changes() -> None:
+def test_pad_when_not_asked_for_then_nothing_changes() -> None:
     captured = capture(CASES["jagged"])
     assert pad_ragged(captured.spec, captured.tensors, captured.values, None).spec is captured.spec
     plain = capture(TensorDict({"a": torch.zeros(2)}, [2]))
@@ -69,16 +69,16 @@ def test_padded_when_not_asked_for_then_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize("pad", ["0", {"t": None}, {"r": 0}, {3: 0}])
-def test_padded_when_it_is_no_number_then_says_so(pad: Any) -> None:
+def test_pad_when_it_is_no_number_then_says_so(pad: Any) -> None:
     with pytest.raises(InvalidRequestError, match="pad"):
         filled(CASES["jagged"], pad)
 
 
-def test_padded_when_number_does_not_fit_the_dtype_then_says_so() -> None:
+def test_pad_when_number_does_not_fit_the_dtype_then_says_so() -> None:
     with pytest.raises(InvalidRequestError, match="uint8"):
         filled(TensorDict({"t": jagged([1, 2], (), torch.uint8)}, [2]), 1 << 40)
 
 
-def test_padded_when_there_are_masks_already_then_says_so() -> None:
+def test_pad_when_there_are_masks_already_then_says_so() -> None:
     with pytest.raises(InvalidRequestError, match="masks"):
         filled(TensorDict({"t": jagged([1, 2]), "masks": torch.zeros(2)}, [2]), 0)

@@ -34,7 +34,7 @@ def call_of(spec: Spec | None = None, kind: str = "broadcast", **fields: object)
     return call
 
 
-def test_judged_when_all_fit_then_the_structure_of_the_root_and_everybodys_sizes() -> None:
+def test_judge_calls_when_all_fit_then_the_structure_of_the_root_and_everybodys_sizes() -> None:
     calls = [call_of(root=1), call_of(SPEC, root=1, values_nbytes=[7]), call_of(root=1)]
     verdict = judge_calls(calls)
     assert verdict.fingerprint == compute_fingerprint(SPEC)
@@ -44,19 +44,19 @@ def test_judged_when_all_fit_then_the_structure_of_the_root_and_everybodys_sizes
     assert not verdict.HasField("failure")
 
 
-def test_judged_when_of_a_scatter_then_the_sizes_are_the_roots() -> None:
+def test_judge_calls_when_of_a_scatter_then_the_sizes_are_the_roots() -> None:
     calls = [call_of(kind="scatter"), call_of(kind="scatter")]
     calls[0].values_nbytes.extend([5, 6])
     assert list(judge_calls(calls).values_nbytes) == [5, 6]
 
 
-def test_judged_when_a_fingerprint_differs_then_all_examine() -> None:
+def test_judge_calls_when_a_fingerprint_differs_then_all_examine() -> None:
     assert judge_calls([call_of(SPEC), call_of(OTHER)]).examines
     assert not judge_calls([call_of(SPEC), call_of(SPEC)]).examines
 
 
 @pytest.mark.parametrize("fields", [{"kind": "scatter"}, {"root": 1}, {"op": "max"}])
-def test_judged_when_calls_differ_then_says_whose(fields: dict[str, object]) -> None:
+def test_judge_calls_when_calls_differ_then_says_whose(fields: dict[str, object]) -> None:
     calls = [call_of(), call_of(), call_of(**fields)]  # type: ignore[arg-type]
     verdict = judge_calls(calls)
     error = decode_failure(verdict.failure)

@@ -49,7 +49,7 @@ def test_call_when_values_may_be_pickled_by_nobody_then_not_supported_at_the_sou
 
 
 @pytest.mark.parametrize(("rank", "shown"), [(3, 3), (-1, 0), (True, 0), (1 << 40, 0), ("x", 0), (None, 0)])
-def test_shown_rank_when_it_is_none_then_zero(rank: Any, shown: int) -> None:
+def test_describe_rank_when_it_is_none_then_zero(rank: Any, shown: int) -> None:
     assert describe_rank(rank) == shown
 
 

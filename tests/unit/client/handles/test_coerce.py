@@ -24,7 +24,7 @@ CHOSEN = capture(TensorDict({"a": torch.zeros(3, 2), "n": {"c": torch.zeros(3, d
         {"a": torch.ones(3, 2), "n": {"c": torch.ones(3, dtype=torch.int64)}},
     ],
 )
-def test_fitted_when_everything_is_given_then_whole_and_no_keys(value: Any) -> None:
+def test_coerce_value_when_everything_is_given_then_whole_and_no_keys(value: Any) -> None:
     captured, keys = coerce_value(value, CHOSEN, store="x", manner=Manner.COPY)
     assert keys == []
     assert captured.tensors[("a",)].tolist() == [[1.0, 1.0]] * 3
@@ -43,7 +43,7 @@ TAKEN: dict[Manner, tuple[list[int], ...]] = {
 
 @pytest.mark.parametrize("manner", Manner)
 @pytest.mark.parametrize("shape", [*TAKEN[Manner.ROWS], [3], [3, 3], [2, 3, 2]], ids=str)
-def test_fitted_when_a_tensor_has_another_shape_then_as_far_broadcast_as_that_call_does(
+def test_coerce_value_when_a_tensor_has_another_shape_then_as_far_broadcast_as_that_call_does(
     manner: Manner, shape: list[int]
 ) -> None:
     if shape in TAKEN[manner]:
@@ -55,7 +55,7 @@ def test_fitted_when_a_tensor_has_another_shape_then_as_far_broadcast_as_that_ca
 
 
 @pytest.mark.parametrize("manner", Manner)
-def test_fitted_when_a_tensor_goes_over_a_nested_part_then_only_rows_take_it(manner: Manner) -> None:
+def test_coerce_value_when_a_tensor_goes_over_a_nested_part_then_only_rows_take_it(manner: Manner) -> None:
     part = CHOSEN.select([("n",)])
     if manner is Manner.ROWS:
         assert coerce_value(torch.tensor(2), part, at=("n",), store="x")[0].tensors["n", "c"].tolist() == [2, 2, 2]
@@ -92,7 +92,7 @@ def test_field_when_it_holds_nothing_then_none_goes_there() -> None:
     assert captured.tensors == captured.values == {}
 
 
-def test_fitted_when_a_part_is_given_then_its_keys() -> None:
+def test_coerce_value_when_a_part_is_given_then_its_keys() -> None:
     captured, keys = coerce_value({"n": {"c": torch.tensor([1, 2, 3])}}, CHOSEN, store="x")
     assert keys == [("n", "c")]
     assert list(captured.tensors) == [("n", "c")]
@@ -101,7 +101,7 @@ def test_fitted_when_a_part_is_given_then_its_keys() -> None:
     assert raised.value.key == "a"
 
 
-def test_fitted_when_the_store_has_what_requires_grad_then_any_tensor_of_that_dtype_and_shape() -> None:
+def test_coerce_value_when_the_store_has_what_requires_grad_then_any_tensor_of_that_dtype_and_shape() -> None:
     stored = capture(TensorDict({"a": torch.nn.Parameter(torch.zeros(2)), "b": torch.zeros(2)}, [2])).spec
     for value in (
         TensorDict({"a": torch.ones(2), "b": torch.ones(2, requires_grad=True)}, [2]),
@@ -112,7 +112,7 @@ def test_fitted_when_the_store_has_what_requires_grad_then_any_tensor_of_that_dt
         assert captured.tensors[("a",)].tolist() == [1, 1]
 
 
-def test_fitted_when_one_leaf_is_meant_then_broadcast_as_an_assignment_would() -> None:
+def test_coerce_value_when_one_leaf_is_meant_then_broadcast_as_an_assignment_would() -> None:
     captured, _ = coerce_value(2.5, CHOSEN.select([("a",)]), at=("a",), store="x")
     assert captured.tensors[("a",)].tolist() == [[2.5, 2.5]] * 3
 
@@ -126,13 +126,13 @@ def test_fitted_when_one_leaf_is_meant_then_broadcast_as_an_assignment_would() -
         ({"a": "text"}, "a"),
     ],
 )
-def test_fitted_when_it_does_not_fit_then_error_names_the_key(value: Any, key: str) -> None:
+def test_coerce_value_when_it_does_not_fit_then_error_names_the_key(value: Any, key: str) -> None:
     with pytest.raises(SpecMismatchError) as raised:
         coerce_value(value, CHOSEN, store="x")
     assert (raised.value.store, raised.value.key) == ("x", key)
 
 
-def test_fitted_when_pickle_is_allowed_then_values_of_any_type_are_let_through() -> None:
+def test_coerce_value_when_pickle_is_allowed_then_values_of_any_type_are_let_through() -> None:
     td = TensorDict({"v": NonTensorData({1}, batch_size=[2])}, [2])
     spec = capture(td, allow_pickle=True).spec
     assert coerce_value(td, spec, store="x", allow_pickle=True)[0].values == {("v",): {1}}
@@ -145,7 +145,7 @@ RAGGED = capture(
 ).spec
 
 
-def test_fitted_when_leaf_is_ragged_then_any_form_of_its_elements() -> None:
+def test_coerce_value_when_leaf_is_ragged_then_any_form_of_its_elements() -> None:
     captured, keys = coerce_value({"t": [torch.arange(2), torch.arange(5)]}, RAGGED, store="x")
     assert keys == [("t",)]
     assert [len(element) for element in captured.values["t",]] == [2, 5]
@@ -153,7 +153,7 @@ def test_fitted_when_leaf_is_ragged_then_any_form_of_its_elements() -> None:
         coerce_value({"t": torch.zeros(2, 3)}, RAGGED, store="x")
 
 
-def test_fitted_when_node_is_packed_then_its_elements_or_one_for_all() -> None:
+def test_coerce_value_when_node_is_packed_then_its_elements_or_one_for_all() -> None:
     histories = lazy_stack([turns(1), turns(4)])
     captured, _ = coerce_value({"h": histories}, RAGGED, store="x")
     assert [element.entry.batch_size[0] for element in captured.values["h",]] == [1, 4]
@@ -164,32 +164,32 @@ def test_fitted_when_node_is_packed_then_its_elements_or_one_for_all() -> None:
 @pytest.mark.parametrize(
     "value", [lazy_stack([turns(1)] * 3), TensorDict({"a": torch.zeros(2, 3)}, [2, 3]), 3, torch.zeros(2)]
 )
-def test_fitted_when_it_does_not_fit_a_packed_node_then_names_it(value: Any) -> None:
+def test_coerce_value_when_it_does_not_fit_a_packed_node_then_names_it(value: Any) -> None:
     with pytest.raises(SpecMismatchError) as raised:
         coerce_value({"h": value}, RAGGED, store="x")
     assert raised.value.key == "h"
 
 
-def test_fitted_when_whole_rows_come_then_everything() -> None:
+def test_coerce_value_when_whole_rows_come_then_everything() -> None:
     td = TensorDict({"t": jagged([0, 9]), "h": lazy_stack([turns(1), turns(4)]), "a": torch.ones(2)}, [2])
     captured, keys = coerce_value(td, RAGGED, store="x")
     assert keys == []
     assert {*captured.tensors, *captured.values} == {("a",), ("t",), ("h",)}
 
 
-def test_fitted_when_key_lies_in_a_packed_node_then_says_what_to_write() -> None:
+def test_coerce_value_when_key_lies_in_a_packed_node_then_says_what_to_write() -> None:
     with pytest.raises(NotSupportedError, match="write h"):
         coerce_value(["x"], RAGGED, at=("h", "role"), store="x")
 
 
-def test_fitted_when_what_it_replaces_requires_grad_then_content_counts() -> None:
+def test_coerce_value_when_what_it_replaces_requires_grad_then_content_counts() -> None:
     td = TensorDict({"a": torch.zeros(3, 2).requires_grad_()}, [3])
     chosen = capture(td, is_exact=True).spec
     captured, _ = coerce_value(TensorDict({"a": torch.ones(3, 2)}, [3]), chosen, store="x")
     assert captured.tensors[("a",)].tolist() == [[1.0, 1.0]] * 3
 
 
-def test_fitted_when_rows_describe_themselves_then_parameters_stay_what_they_are() -> None:
+def test_coerce_value_when_rows_describe_themselves_then_parameters_stay_what_they_are() -> None:
     rows = [TensorDict({"w": torch.nn.Parameter(torch.ones(2))}), TensorDict({"v": torch.ones(1)})]
     chosen = capture(lazy_stack(rows), is_exact=True).spec
     captured, _ = coerce_value(lazy_stack(rows), chosen, store="x")
@@ -202,7 +202,7 @@ def unbatched(value: float) -> Any:
     return make(torch.full((2,), value))
 
 
-def test_fitted_when_an_unbatched_tensor_is_meant_then_another_and_nothing_else() -> None:
+def test_coerce_value_when_an_unbatched_tensor_is_meant_then_another_and_nothing_else() -> None:
     spec = capture(TensorDict({"table": unbatched(0.0), "a": torch.zeros(3)}, [3])).spec
     captured, keys = coerce_value(unbatched(1.0), spec.select([("table",)]), at=("table",), store="x")
     assert (captured.values["table",], captured.spec.find(("table",)), keys) == (
@@ -214,7 +214,7 @@ def test_fitted_when_an_unbatched_tensor_is_meant_then_another_and_nothing_else(
         coerce_value(torch.ones(2), spec.select([("table",)]), at=("table",), store="x")
 
 
-def test_fitted_when_rows_of_a_stack_differ_in_structure_then_refused_where_they_must_not() -> None:
+def test_coerce_value_when_rows_of_a_stack_differ_in_structure_then_refused_where_they_must_not() -> None:
     stacks = [
         lazy_stack([TensorDict({"a": torch.ones(size), **more}) for size, more in ((1, {}), (2, each))])
         for each in ({}, {"b": torch.ones(1)})

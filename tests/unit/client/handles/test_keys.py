@@ -28,7 +28,7 @@ def test_as_path_when_it_is_a_key_then_its_parts(index: Any, path: tuple[str, ..
     assert to_path(index) == path
 
 
-def test_checked_path_when_it_is_no_key_then_refused() -> None:
+def test_check_path_when_it_is_no_key_then_refused() -> None:
     assert check_path("a") == ("a",)
     with pytest.raises(InvalidRequestError, match="new_key"):
         check_path(3, argument="new_key")

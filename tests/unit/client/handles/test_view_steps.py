@@ -72,7 +72,7 @@ def test_placed_when_masks_then_their_positions() -> None:
         assert torch.equal(ROWS[to_torch_index(found, ROWS.shape)], left[mask])
 
 
-def test_narrowed_when_again_then_of_what_is_left() -> None:
+def test_narrow_dims_when_again_then_of_what_is_left() -> None:
     dims = narrow_dims((range(6), range(4), range(5)), (slice(1, 5), 2))
     assert dims == (range(1, 5), 2, range(5))
     assert narrow_dims(dims, (1, slice(3, None))) == (2, 2, range(3, 5))

@@ -89,7 +89,7 @@ def test_lost_when_told_before_or_after_the_link_is_open_then_it_ends_at_once() 
             link.connect()
 
 
-def test_tell_checksums_when_a_version_came_from_the_server_then_control_is_told() -> None:
+def test_report_checksums_when_a_version_came_from_the_server_then_control_is_told() -> None:
     with office() as between:
         kept = between.keep(3)
         between.ends[0].report_checksums(3, kept, SPEC)

@@ -41,7 +41,7 @@ def test_address_for_when_others_are_on_other_machines_then_not_loopback(monkeyp
     assert find_offered_address([here, "elsewhere"], "127.0.0.7", beyond=far) == "127.0.0.7", "the user wants this one"
 
 
-def test_unformed_when_told_then_one_line_with_the_reason_the_address_and_the_remedy() -> None:
+def test_explain_unformed_when_told_then_one_line_with_the_reason_the_address_and_the_remedy() -> None:
     message = str(make_channel_error("gloo: no channel", "server:7707", "10.0.0.2"))
     assert "server:7707" in message
     assert "gloo: no channel; content needs gloo" in message

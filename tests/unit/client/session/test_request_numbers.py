@@ -34,7 +34,7 @@ def test_next_when_numbers_are_taken_then_from_one_on_and_no_two_alike(numbers: 
     assert numbers.newest == 4
 
 
-def test_tell_when_changes_are_under_way_then_all_below_but_these(numbers: RequestNumbers) -> None:
+def test_report_when_changes_are_under_way_then_all_below_but_these(numbers: RequestNumbers) -> None:
     first, _, second, third = (
         numbers.begin_change(),
         numbers.take_number(),
@@ -46,7 +46,7 @@ def test_tell_when_changes_are_under_way_then_all_below_but_these(numbers: Reque
     assert (answered.below, list(answered.but_for)) == (third + 1, [first, third])
 
 
-def test_tell_with_when_it_is_not_due_or_the_request_changes_nothing_then_nothing(numbers: RequestNumbers) -> None:
+def test_report_with_when_it_is_not_due_or_the_request_changes_nothing_then_nothing(numbers: RequestNumbers) -> None:
     numbers.report_answered()
     for _ in range(REPORT_EVERY - 1):
         request = numbers.begin_change()

@@ -79,5 +79,5 @@ def test_check_policy_version_when_it_does_not_fit_int64_then_refused() -> None:
         check_policy_version(1 << 63)
 
 
-def test_oldest_version_when_rows_differ_then_the_least() -> None:
+def test_find_oldest_version_when_rows_differ_then_the_least() -> None:
     assert find_oldest_version(TensorDict({"policy_version": torch.tensor([4, 2, 3])}, [3])) == 2

@@ -155,14 +155,14 @@ def test_stack_when_elements_are_made_later_then_the_same() -> None:
     assert_same(build(captured.spec, captured.tensors, {("s",): elements}), td)
 
 
-def test_restacked_when_elements_are_not_written_then_empty_ones() -> None:
+def test_restack_when_elements_are_not_written_then_empty_ones() -> None:
     found = restack([None] * 4, (2, 2), 0, None, (3,))
     assert (found.stack_dim, found.batch_size) == (0, torch.Size([2, 2, 3]))
     found = restack([None] * 2, (2,), 1, None, (0,))
     assert (found.stack_dim, found.batch_size) == (1, torch.Size([2, 0]))
 
 
-def test_restacked_when_some_elements_are_not_written_then_each_by_itself() -> None:
+def test_restack_when_some_elements_are_not_written_then_each_by_itself() -> None:
     element = LazyStackedTensorDict(keys(0, ()), keys(1, ()), stack_dim=0)
     found = restack([element, None], (2,), 1, None, (0,))
     assert found.stack_dim == 0
@@ -171,12 +171,12 @@ def test_restacked_when_some_elements_are_not_written_then_each_by_itself() -> N
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_restacked_when_there_are_no_elements_then_a_stack_of_that_shape(dim: int) -> None:
+def test_restack_when_there_are_no_elements_then_a_stack_of_that_shape(dim: int) -> None:
     found = restack([], (0, 2), dim, None, ())
     assert (found.stack_dim, found.batch_size) == (dim, torch.Size([0, 2]))
 
 
-def test_restacked_when_elements_differ_in_length_then_stacked_along_those_dimensions() -> None:
+def test_restack_when_elements_differ_in_length_then_stacked_along_those_dimensions() -> None:
     pieces = [TensorDict({"x": torch.rand(size)}, [size]) for size in (1, 2, 3, 3)]
     found = restack(pieces, (2, 2), 2, None, (0,), ["a", None])
     assert (found.stack_dim, found.names[0]) == (0, "a")

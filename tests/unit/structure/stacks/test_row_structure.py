@@ -25,7 +25,7 @@ def at(*places: tuple[int, int]) -> list[Note | None]:
     return [WHOLE[row * 3 + column] for row, column in places]
 
 
-def test_told_when_all_elements_come_then_the_member_as_it_was() -> None:
+def test_find_structure_when_all_elements_come_then_the_member_as_it_was() -> None:
     assert find_structure(WHOLE, (2, 3), NAMELESS) == Spec(MEMBER)
     assert find_structure(WHOLE, (2, 3), NAMELESS) is find_structure(WHOLE, (2, 3), NAMELESS)
     named = find_structure(WHOLE, (2, 3), ("time", None))
@@ -33,14 +33,14 @@ def test_told_when_all_elements_come_then_the_member_as_it_was() -> None:
     assert named.root == MEMBER._replace(names=("time", None))
 
 
-def test_told_when_some_were_written_since_then_what_the_others_say_of_the_whole() -> None:
+def test_find_structure_when_some_were_written_since_then_what_the_others_say_of_the_whole() -> None:
     some = [WHOLE[0], None, None, WHOLE[3], None, None]
     assert find_structure(some, (2, 3), NAMELESS) == Spec(MEMBER)
     assert find_structure([None, *some[:-1]], (2, 3), NAMELESS) is None, "in other places"
     assert find_structure(some[:3], (1, 3), NAMELESS) is None, "of a part"
 
 
-def test_told_when_nothing_is_said_or_different_things_then_nothing() -> None:
+def test_find_structure_when_nothing_is_said_or_different_things_then_nothing() -> None:
     other = make_spec([MEMBER._replace(is_locked=False)], (2, 3))
     assert find_structure([None] * 6, (2, 3), NAMELESS) is None
     assert find_structure([], (0, 3), NAMELESS) is None
@@ -58,7 +58,7 @@ def test_told_when_nothing_is_said_or_different_things_then_nothing() -> None:
         (list(itertools.product(range(2), range(3))), (1, 2, 3)),
     ],
 )
-def test_told_when_a_part_is_chosen_then_as_the_same_rows_of_the_member(
+def test_find_structure_when_a_part_is_chosen_then_as_the_same_rows_of_the_member(
     places: list[tuple[int, int]], sizes: tuple[int, ...]
 ) -> None:
     found = find_structure(at(*places), sizes, (None,) * len(sizes))
@@ -69,7 +69,7 @@ def test_told_when_a_part_is_chosen_then_as_the_same_rows_of_the_member(
     assert dict(found.root.entries) == {"p": expected, "t": JAGGED._replace(batch_size=sizes)}
 
 
-def test_told_when_a_stack_lies_in_the_member_then_its_members_that_were_chosen() -> None:
+def test_find_structure_when_a_stack_lies_in_the_member_then_its_members_that_were_chosen() -> None:
     inner = tuple(Node((3,), None, None, None, ((key, TensorLeaf("int8", (3,))),)) for key in "ab")
     stack = Node((2, 3), None, None, None, (), stack_dim=0, inner=(), members=inner)
     spec = make_spec([MEMBER._replace(entries=(("s", stack),))], (2, 3))
@@ -91,13 +91,13 @@ def test_told_when_a_stack_lies_in_the_member_then_its_members_that_were_chosen(
         ([(0, 0)] * 4, (2, 2, 1)),
     ],
 )
-def test_told_when_elements_are_chosen_one_by_one_then_nothing(
+def test_find_structure_when_elements_are_chosen_one_by_one_then_nothing(
     places: list[tuple[int, int]], sizes: tuple[int, ...]
 ) -> None:
     assert find_structure(at(*places), sizes, (None,) * len(sizes)) is None
 
 
-def test_told_when_each_element_has_a_row_of_every_member_then_that_one() -> None:
+def test_find_structure_when_each_element_has_a_row_of_every_member_then_that_one() -> None:
     other = MEMBER._replace(entries=())
     spec = make_spec([MEMBER, other], (2, 3), 2)
     assert spec.root.inner == (-1,)
