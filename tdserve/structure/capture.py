@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from tdserve.structure.capture_cache import Recall
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from tdserve.structure.capture_cache import Look, Recall
 from tdserve.structure.captured import Captured, conform, share_spec
 from tdserve.structure.known_structures import KnownStructures
+from tdserve.structure.looks import look, look_at_module
 from tdserve.structure.node_capture import NodeReader
 from tdserve.structure.nodes import Node
 from tdserve.structure.tree import Spec
 
-__all__ = ["Captured", "capture", "capture_packed"]
+__all__ = ["Captured", "capture", "capture_module", "capture_packed"]
 
 _RECALL = Recall()
 _KNOWN = KnownStructures()
@@ -56,26 +61,46 @@ def capture(
         if not is_destination:
             reader.take_forms(td, like.packed_nodes)
         return _capture_for(td, like, reader)
-    captured: Captured | None
-    captured, looks = (None, None) if is_exact or takes_structure else _RECALL.find(td, is_destination)
-    if captured is None:
-        if looks is not None and (not is_destination or looks.is_dense):
-            captured = _KNOWN.capture(looks)
-        if captured is None:
-            checks = not (allow_pickle or is_destination)
-            reader = NodeReader(
-                store, is_destination, checks=checks, is_exact=is_exact, takes_structure=takes_structure
-            )
-            root = reader.capture_node(td, ())
-            captured = Captured(share_spec(root), reader.tensors, reader.values, {})
-            if looks is not None:
-                _KNOWN.keep(looks, captured)
-        if looks is not None and _RECALL.has_met(looks):
-            tensors = {path: leaf.detach() for path, leaf in captured.tensors.items()}
-            captured = captured._replace(tensors=tensors, is_kept=True)
-            _RECALL.keep(looks, captured)
+    checks = not (allow_pickle or is_destination)
+
+    def read() -> Captured:
+        reader = NodeReader(store, is_destination, checks=checks, is_exact=is_exact, takes_structure=takes_structure)
+        root = reader.capture_node(td, ())
+        return Captured(share_spec(root), reader.tensors, reader.values, {})
+
+    captured = read() if is_exact or takes_structure else _recall_or_read(td, look, read, is_destination=is_destination)
     is_plain = like is None or not (like.has_ragged or captured.spec.has_ragged)
     return captured if like is None or is_plain else conform(captured, like)
+
+
+def capture_module(
+    module: torch.nn.Module, *, store: str = "", is_destination: bool = False, allow_pickle: bool = False
+) -> Captured:
+    """Captures the parameters and buffers of a module, as ``capture`` does of ``TensorDict.from_module(module)``."""
+
+    def read() -> Captured:
+        td = TensorDict.from_module(module)
+        return capture(td, store=store, is_destination=is_destination, allow_pickle=allow_pickle)
+
+    if isinstance(module, TensorDictBase):
+        return read()
+    return _recall_or_read(module, look_at_module, read, is_destination=is_destination)
+
+
+def _recall_or_read(source: Any, look: Look, read: Callable[[], Captured], *, is_destination: bool) -> Captured:
+    """Returns the kept capture of the same tensors, or captures them: by their structure, if it is known."""
+    kept, looks = _RECALL.find(source, is_destination, look=look)
+    if kept is not None or looks is None:
+        return kept or read()
+    known = _KNOWN.capture(looks) if not is_destination or looks.is_dense else None
+    captured = known or read()
+    if known is None:
+        _KNOWN.keep(looks, captured)
+    if _RECALL.has_met(looks):
+        tensors = {path: leaf.detach() for path, leaf in captured.tensors.items()}
+        captured = captured._replace(tensors=tensors, memo={}, is_kept=True)
+        _RECALL.keep(looks, captured)
+    return captured
 
 
 def capture_as(td: Any, like: Spec) -> Captured:

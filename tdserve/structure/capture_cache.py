@@ -9,11 +9,14 @@ until the next capture.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tdserve.structure.looks import Column, Looks, get_dtype, get_shape, look
+
+Look = Callable[[Any, object], Looks | None]
 
 MAX_KEPT = 8
 
@@ -28,12 +31,13 @@ class Recall:
         self._kept: dict[int, _Kept] = {}
         self._met: dict[int, _Met] = {}
 
-    def find(self, td: Any, purpose: object) -> tuple[Any, Looks | None]:
+    def find(self, td: Any, purpose: object, *, look: Look = look) -> tuple[Any, Looks | None]:
         """Returns the cached result for a tensordict of the very same tensors, unchanged in memory, size and structure.
 
         Args:
             td: Only tensordicts that consist of plain tensordicts and tensors are ever cached.
             purpose: A result is found only for its own purpose.
+            look: Makes the view of it.
 
         Returns:
             The result or None; and the argument for ``keep``, if a result can be cached.

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tdserve.structure.captured import Captured
 from tdserve.structure.looks import Looks, get_dtype, get_shape
-from tdserve.structure.tensordict_private import entries_of
 from tdserve.structure.torch_types import to_torch
 
 MAX_KNOWN = 16
@@ -37,7 +38,9 @@ class KnownStructures:
         return Captured(known.spec, dict(zip(known.paths, looks.list_plain_tensors(), strict=True)), {}, {})
 
     def keep(self, looks: Looks, captured: Captured) -> None:
-        """Keeps the structure of a tensordict that was captured."""
+        """Keeps the structure of a tensordict that was captured, if its tensors are in the order of its looks."""
+        if not looks.has_column(torch.Tensor.data_ptr, [tensor.data_ptr() for tensor in captured.tensors.values()]):
+            return
         known = self._known
         key = _make_key(looks)
         known.pop(key, None)
@@ -68,4 +71,4 @@ class _Known:
 
 def _make_key(looks: Looks) -> Any:
     first = looks.leaves[0]
-    return looks.kind, len(looks.leaves), first.dtype, next(iter(entries_of(looks.root)))
+    return looks.kind, len(looks.leaves), first.dtype, looks.first_key

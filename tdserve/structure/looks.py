@@ -1,4 +1,4 @@
-"""A quick view of a large tensordict: its tensors in one list, compared by one property after the other.
+"""A quick view of a large tensordict or module: its tensors in one list, compared by one property after the other.
 
 Thousands of small tuples at once would trigger the garbage collector, which takes longer than the comparison itself
 (measured), and longer the more objects the process has. So nothing here makes an object per tensor that outlives its
@@ -7,21 +7,25 @@ comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, eq, is_
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictParams
 
 from tdserve.structure.tensordict_private import entries_of, names_of, params_content
+from tdserve.structure.torch_private import buffers_of, modules_of, parameters_of
 
 MIN_LEAVES = 64
 """Capturing fewer leaves takes a tenth of a millisecond."""
 
 _END = (None,)
+
+_PLAIN_CLASSES = frozenset((torch.Tensor, torch.nn.Parameter))
 
 Column = Callable[[torch.Tensor], Any]
 
@@ -30,20 +34,18 @@ get_shape: Column = attrgetter("shape")
 needs_grad: Column = attrgetter("requires_grad")
 
 
-class Looks:
-    """A quick view of a tensordict, to compare it with.
+class Looks(ABC):
+    """A quick view of a tensordict or module, to compare it with.
 
     Attributes:
         purpose: Purpose of the result.
         kind: Class of the whole.
-        root: The tensordict itself.
         leaves: Its tensors, in order.
     """
 
-    def __init__(self, purpose: object, kind: type, root: TensorDict, leaves: list[torch.Tensor]) -> None:
+    def __init__(self, purpose: object, kind: type, leaves: list[torch.Tensor]) -> None:
         self.purpose = purpose
         self.kind = kind
-        self.root = root
         self.leaves = leaves
 
     @property
@@ -68,13 +70,18 @@ class Looks:
         """Whether every tensor is contiguous."""
         return all(map(torch.Tensor.is_contiguous, self.leaves))
 
-    def list_nodes(self) -> list[Any]:
-        """Returns keys, batch size, names and device of every node."""
-        return list(_iter_nodes(self.root))
+    @property
+    @abstractmethod
+    def first_key(self) -> str:
+        """The first key of the root."""
 
-    def has_nodes(self, nodes: Iterable[Any]) -> bool:
+    @abstractmethod
+    def list_nodes(self) -> list[Any]:
+        """Returns all that distinguishes its structure, besides the tensors themselves."""
+
+    @abstractmethod
+    def has_nodes(self, nodes: list[Any]) -> bool:
         """Returns whether ``list_nodes`` would return these."""
-        return all(map(eq, chain(nodes, _END), chain(_iter_nodes(self.root), _END)))
 
     def has_column(self, column: Column, values: Sequence[Any]) -> bool:
         """Returns whether a property of the tensors has these values."""
@@ -88,6 +95,82 @@ class Looks:
         return [leaf.detach() for leaf in leaves]
 
 
+class _TensorDictLooks(Looks):
+    def __init__(self, purpose: object, kind: type, root: TensorDict, leaves: list[torch.Tensor]) -> None:
+        super().__init__(purpose, kind, leaves)
+        self._root = root
+
+    @property
+    def first_key(self) -> str:
+        return next(iter(entries_of(self._root)))
+
+    def list_nodes(self) -> list[Any]:
+        """Returns keys, batch size, names and device of every node."""
+        return list(_iter_nodes(self._root))
+
+    def has_nodes(self, nodes: list[Any]) -> bool:
+        return all(map(eq, chain(nodes, _END), chain(_iter_nodes(self._root), _END)))
+
+
+class _ModuleLooks(Looks):
+    """The view of a module, whose tensors are those of ``TensorDict.from_module``, in its order.
+
+    That call makes three objects of each module inside.
+    """
+
+    def __init__(self, purpose: object, module: torch.nn.Module) -> None:
+        super().__init__(purpose, type(module), [])
+        self._names: list[object] = []
+        self._walk(module)
+
+    def _walk(self, module: torch.nn.Module) -> None:
+        for entries in (parameters_of(module), buffers_of(module)):
+            for name, item in entries.items():
+                if item is not None:
+                    self._names.append(name)
+                    self.leaves.append(item)
+        for name, child in modules_of(module).items():
+            if child is not None:
+                self._walk_child(name, child)
+
+    def _walk_child(self, name: str, child: torch.nn.Module) -> None:
+        if isinstance(child, TensorDictBase):
+            raise TypeError(name)
+        num_leaves, num_names = len(self.leaves), len(self._names)
+        self._names += _DOWN, name
+        self._walk(child)
+        if len(self.leaves) == num_leaves:
+            del self._names[num_names:]
+        else:
+            self._names.append(_UP)
+
+    @property
+    def first_key(self) -> str:
+        return str(self._names[0])
+
+    def list_nodes(self) -> list[Any]:
+        """Returns the names of tensors and of modules, and marks of where a module begins and ends."""
+        return self._names
+
+    def has_nodes(self, nodes: list[Any]) -> bool:
+        return self._names == nodes
+
+
+_DOWN, _UP = 1, 0
+"""Marks between names: the next one is that of a module; it ends."""
+
+
+def look_at_module(module: torch.nn.Module, purpose: object) -> Looks | None:
+    """Returns the view of a module of many plain tensors; None for any other."""
+    try:
+        looks = _ModuleLooks(purpose, module)
+    except TypeError:  # it holds a tensordict, which has an order of its own
+        return None
+    if len(looks.leaves) < MIN_LEAVES or not _PLAIN_CLASSES.issuperset(map(type, looks.leaves)):
+        return None
+    return looks
+
+
 def look(td: Any, purpose: object) -> Looks | None:
     """Returns the view of a large tensordict that consists of plain tensordicts and tensors; None for any other."""
     root = params_content(td) if type(td) is TensorDictParams else td
@@ -96,7 +179,7 @@ def look(td: Any, purpose: object) -> Looks | None:
     leaves: list[torch.Tensor] = []
     if _num_entries(root) < MIN_LEAVES or not _collect(root, leaves) or len(leaves) < MIN_LEAVES:
         return None
-    return Looks(purpose, type(td), root, leaves)
+    return _TensorDictLooks(purpose, type(td), root, leaves)
 
 
 def _num_entries(td: TensorDict) -> int:
@@ -109,7 +192,7 @@ def _collect(td: TensorDict, leaves: list[torch.Tensor]) -> bool:
     """Collects leaves; False if there is anything but plain tensordicts and tensors."""
     for item in entries_of(td).values():
         kind = type(item)
-        if kind is torch.Tensor or kind is torch.nn.Parameter:
+        if kind in _PLAIN_CLASSES:
             leaves.append(item)
         elif kind is not TensorDict or not _collect(item, leaves):
             return False

@@ -54,6 +54,15 @@ jagged_parts: Callable[[Any], tuple[Any, Any, Any, int]] = attrgetter("_values",
 """Values, offsets, lengths and ragged dimension of a NestedTensor: its methods take ten times as long, because they use
 torch's dispatcher."""
 
+parameters_of: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrgetter("_parameters")
+"""A module's own parameters: ``named_parameters`` makes a tuple of each."""
+
+buffers_of: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrgetter("_buffers")
+"""A module's own buffers, likewise."""
+
+modules_of: Callable[[torch.nn.Module], dict[str, torch.nn.Module | None]] = attrgetter("_modules")
+"""The modules in a module, also those that are there twice, which ``named_children`` leaves out."""
+
 
 def is_buffer(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor is a ``torch.nn.Buffer``, which is not a class of its own."""

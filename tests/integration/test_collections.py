@@ -89,6 +89,23 @@ def test_latest_when_it_fills_new_tensors_then_not_even_a_collection_of_the_youn
         assert float(out[f"k{NUM_LEAVES - 1}"][0]) == number
 
 
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_publish_and_latest_when_of_a_module_of_many_then_not_even_a_collection_of_the_youngest_begins(
+    client: tdserve.Client, transport: str
+) -> None:
+    name = f"module-{transport}"
+    module, into = (torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(NUM_LEAVES // 2))) for _ in range(2))
+    bias, filled = module.get_parameter("7.bias"), into.get_parameter("7.bias")
+    for number in range(1, 6):
+        bias.data.fill_(number)
+        gc.collect()
+        with count_collections() as begun:
+            client.publish(name, module)
+            client.latest(name, into=into)
+        assert begun == [] or number <= 3, "its tensors are remembered when they come again"
+        assert filled.tolist() == [number, number]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_publish_when_the_process_holds_many_tensors_then_no_full_collection_begins_in_it(

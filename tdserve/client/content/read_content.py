@@ -18,7 +18,7 @@ from tdserve.client.content.padding import Pad, pad_ragged
 from tdserve.client.content.received import Received
 from tdserve.messages.layout import Layout
 from tdserve.structure.build import build, fill
-from tdserve.structure.capture import capture
+from tdserve.structure.capture import Captured, capture
 from tdserve.structure.fake_tensors import META, is_blank
 from tdserve.structure.state import restore_state
 from tdserve.structure.tree import Path, Spec, check_matches
@@ -103,16 +103,19 @@ class Destination:
     def __init__(self, out: Any, *, store: str) -> None:
         self.out = out
         self._store = store
-        self._captured = capture(out, store=store, is_destination=True)
+        self._captured = self._capture()
         self._fitting: Spec | None = None
         self._placed: tuple[Layout, Leaves | None] | None = None
+
+    def _capture(self, like: Spec | None = None) -> Captured:
+        return capture(self.out, store=self._store, is_destination=True, like=like)
 
     def check(self, spec: Spec) -> None:
         """Raises SpecMismatchError unless content of this structure fits; nothing is written."""
         if spec is self._fitting:
             return
         if spec.has_ragged:
-            self._captured = capture(self.out, store=self._store, is_destination=True, like=spec)
+            self._captured = self._capture(spec)
             self._placed = None
         self._check(spec)
         self._fitting = spec

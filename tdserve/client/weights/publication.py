@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from tensordict import TensorDict
 from torch import nn
 
 from tdserve.base.deadline import Deadline
@@ -20,7 +20,7 @@ from tdserve.client.transfers.write import write
 from tdserve.client.weights.lru_names import NewestNames
 from tdserve.rules.weights import check_metadata
 from tdserve.structure import codec
-from tdserve.structure.capture import Captured, capture
+from tdserve.structure.capture import Captured, capture, capture_module
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec
 from tdserve.structure.version_subset import convert_floats
@@ -151,8 +151,8 @@ class _PublishAttempt:
     def _fetch(self) -> Captured:
         """Captures the content, once."""
         if self._captured is None:
-            content = TensorDict.from_module(self._td) if isinstance(self._td, nn.Module) else self._td
-            captured = capture(content, store=self._name, allow_pickle=self._client.allow_pickle)
+            take: Callable[..., Captured] = capture_module if isinstance(self._td, nn.Module) else capture
+            captured = take(self._td, store=self._name, allow_pickle=self._client.allow_pickle)
             self._captured = _convert_dtype(captured, self._dtype)
             self._published.keep(self._name, self._td, self._dtype, self._captured.spec, announced=self._announced)
         return self._captured

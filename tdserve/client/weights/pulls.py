@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict
 from torch import nn
 
 from tdserve.base.deadline import Deadline
@@ -37,6 +36,7 @@ from tdserve.client.weights.relay_taking import LinkFailedError
 from tdserve.messages.content import read_layout
 from tdserve.messages.layout import Layout
 from tdserve.structure import codec
+from tdserve.structure.capture import Captured, capture_module
 from tdserve.structure.dtypes import WIRE
 from tdserve.structure.torch_types import FROM_TORCH
 from tdserve.structure.tree import Entry, Path, Spec, TensorLeaf, describe
@@ -332,8 +332,11 @@ class ModuleDestination(Destination):
     """
 
     def __init__(self, module: nn.Module, *, store: str) -> None:
-        super().__init__(TensorDict.from_module(module), store=store)
+        super().__init__(module, store=store)
         self._is_converted = False
+
+    def _capture(self, like: Spec | None = None) -> Captured:
+        return capture_module(self.out, store=self._store, is_destination=True)
 
     def _check(self, spec: Spec) -> None:
         """Raises an error that names the parameter or buffer as the module does."""

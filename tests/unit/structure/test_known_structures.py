@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictParams
 
 from tdserve.base.errors import InvalidSpecError, NotSupportedError
-from tdserve.structure.capture import capture
+from tdserve.structure.capture import capture, capture_module
 from tdserve.structure.captured import Captured
 from tdserve.structure.known_structures import MAX_KNOWN, KnownStructures
 from tdserve.structure.looks import MIN_LEAVES, Looks, look
@@ -164,3 +164,109 @@ def test_keep_when_the_tensordict_goes_then_so_do_its_tensors() -> None:
     del td
     gc.collect()
     assert leaf() is None
+
+
+class Net(torch.nn.Module):
+    """Parameters, buffers, an empty module, one that is there twice, and an entry that is None."""
+
+    def __init__(self, width: int = 2) -> None:
+        super().__init__()
+        shared = torch.nn.Linear(width, width, bias=False)
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(MIN_LEAVES)), torch.nn.ReLU())
+        self.first, self.second = shared, shared
+        self.norm = torch.nn.BatchNorm1d(width)
+        self.empty = torch.nn.ModuleDict({"inner": torch.nn.Identity()})
+        self.scale = torch.nn.Parameter(torch.ones(width))
+        self.register_buffer("mask", torch.ones(width, dtype=torch.bool))
+        self.register_parameter("absent", None)
+
+
+def check_as_tensordict(module: torch.nn.Module) -> None:
+    """Compares the capture of a module with that of its tensordict."""
+    for is_destination in (False, True):
+        found = capture_module(module, is_destination=is_destination)
+        expected = capture(TensorDict.from_module(module), is_exact=True)
+        check_same(found, expected)
+        for path, tensor in found.tensors.items():
+            assert tensor.data_ptr() == expected.tensors[path].data_ptr()
+
+
+def test_capture_module_when_captured_again_and_again_then_as_its_tensordict() -> None:
+    module = Net()
+    for _ in range(4):
+        check_as_tensordict(module)
+    check_as_tensordict(Net())
+    assert capture_module(module) is capture_module(module)
+
+
+MODULE_CHANGES: list[Callable[[Any], Any]] = [
+    lambda module: setattr(module, "scale", torch.nn.Parameter(torch.zeros(3))),
+    lambda module: setattr(module, "absent", torch.nn.Parameter(torch.zeros(1))),
+    lambda module: setattr(module, "mask", torch.ones(2)),
+    lambda module: setattr(module, "second", torch.nn.Linear(2, 2, bias=False)),
+    lambda module: setattr(module.empty, "inner", torch.nn.Linear(1, 1)),
+    lambda module: module.layers.append(torch.nn.Linear(2, 2)),
+    lambda module: delattr(module, "norm"),
+    lambda module: module.double(),
+    lambda module: module.half(),
+    lambda module: setattr(module.layers[3].weight, "data", torch.zeros(2, 2)),
+    lambda module: setattr(module, "td", TensorDictParams(TensorDict({"a": torch.zeros(2)}))),
+    lambda module: module.layers.__setitem__(
+        0, TensorDictParams(TensorDict({"b": torch.zeros(2), "a": torch.ones(2)}))
+    ),
+]
+
+
+@pytest.mark.parametrize("change", MODULE_CHANGES)
+def test_capture_module_when_the_module_was_changed_then_as_its_tensordict(change: Callable[[Any], Any]) -> None:
+    module = Net()
+    for _ in range(3):
+        capture_module(module)
+        capture_module(module, is_destination=True)
+    change(module)
+    check_as_tensordict(module)
+    check_as_tensordict(module)
+
+
+def test_capture_when_a_module_is_given_itself_then_refused_even_if_it_is_known() -> None:
+    module = Net()
+    for _ in range(3):
+        capture_module(module)
+    with pytest.raises(NotSupportedError, match="from_module"):
+        capture(module)
+
+
+def test_capture_module_when_it_goes_then_so_do_its_tensors() -> None:
+    module = Net()
+    leaf = weakref.ref(module.scale)
+    for _ in range(3):
+        capture_module(module)
+        capture_module(module, is_destination=True)
+    del module
+    gc.collect()
+    assert leaf() is None
+
+
+def test_capture_module_when_known_then_without_an_object_per_module() -> None:
+    module = torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in range(1_000)))
+    for _ in range(3):
+        capture_module(module)
+    gc.collect()
+    gc.disable()
+    begun: list[Any] = []
+    threshold = gc.get_threshold()
+    try:
+        before = gc.get_count()[0]
+        capture_module(module)
+        num_made = gc.get_count()[0] - before
+        gc.set_threshold(500, 100, 100)
+        gc.collect()
+        gc.callbacks.append(lambda phase, info: begun.append((phase, info)))
+        gc.enable()
+        capture_module(module)
+    finally:
+        gc.enable()
+        gc.set_threshold(*threshold)
+        gc.callbacks.pop()
+    assert num_made < 50
+    assert begun == []

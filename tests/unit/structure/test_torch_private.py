@@ -31,6 +31,9 @@ NAMES: list[tuple[Any, str]] = [
     (NESTED, "_offsets"),
     (NESTED, "_lengths"),
     (NESTED, "_ragged_idx"),
+    (torch.nn.Module(), "_parameters"),
+    (torch.nn.Module(), "_buffers"),
+    (torch.nn.Module(), "_modules"),
     (torch.nn.Buffer(torch.zeros(1)), "_is_buffer"),
     (FAKE_PARAMETER, "_is_param"),
 ]
