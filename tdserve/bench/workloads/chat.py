@@ -16,6 +16,7 @@ from tdserve.bench.figures import Scale
 from tdserve.bench.floors import MEMCPY, make_memcpy
 from tdserve.bench.measure import Pacing, Task, make_task
 from tdserve.bench.stage import Case, Stage
+from tdserve.bench.workload_data import check_equal
 from tdserve.bench.workloads.replay_rounds import NUM_BATCHES_UNDER_WAY, describe_window, make_extends, make_samples
 
 WORDS = ("the", "agent", "reads", "a", "page", "and", "answers", "café", "with", "numbers", "from", "two", "tables")
@@ -127,11 +128,11 @@ def _make_text(chance: random.Random, num_characters: int) -> str:
 
 
 def measure_chat(stage: Stage) -> Generator[Case]:
-    """Measures batches of 64 histories, written and sampled, and dialogues that are read by number."""
+    """Measures batches of 64 histories, written and sampled, and of dialogues, whose values are all decoded."""
     histories = make_histories(POOL_ROWS)
     pacing = Pacing(stage.sizes.round_s, min_ops=2 * NUM_EXTENDS_UNDER_WAY)  # enough for several to be under way
     yield from _measure_histories(stage, histories, pacing)
-    yield from _read_dialogues(stage, [make_dialogue(histories, number) for number in range(POOL_ROWS)], pacing)
+    yield from _measure_dialogues(stage, [make_dialogue(histories, number) for number in range(POOL_ROWS)], pacing)
 
 
 def _measure_histories(stage: Stage, histories: list[History], pacing: Pacing) -> Iterator[Case]:
@@ -171,10 +172,10 @@ def _measure_histories(stage: Stage, histories: list[History], pacing: Pacing) -
             yield Case(name, rate, samples, make_floors(is_read=True), pacing)
 
 
-def _read_dialogues(stage: Stage, dialogues: Sequence[Dialogue], pacing: Pacing) -> Iterator[Case]:
-    """Reads rows of a store with one dialogue and its number in each."""
+def _measure_dialogues(stage: Stage, dialogues: Sequence[Dialogue], pacing: Pacing) -> Iterator[Case]:
+    """Writes and reads rows with one dialogue and its number in each; what is read is decoded, every value of it."""
     like = TensorDict({"messages": NonTensorData(dialogues[0]), "number": torch.tensor(0)}, [])
-    batches = (
+    batches = [
         TensorDict(
             {
                 "messages": NonTensorStack(*dialogues[start : start + BATCH_ROWS]),
@@ -183,12 +184,15 @@ def _read_dialogues(stage: Stage, dialogues: Sequence[Dialogue], pacing: Pacing)
             [BATCH_ROWS],
         )
         for start in range(0, POOL_ROWS, BATCH_ROWS)
-    )
+    ]
     generator = torch.Generator().manual_seed(4)
+    rate = Scale("rows/s", BATCH_ROWS)
     with stage.open_replay(DIALOGUES, like, POOL_ROWS, batches) as replay:
 
         def read() -> list[tuple[int, Dialogue]]:
-            batch = replay[torch.randint(len(dialogues), (BATCH_ROWS,), generator=generator)]
+            return force(replay[torch.randint(len(dialogues), (BATCH_ROWS,), generator=generator)])
+
+        def force(batch: TensorDictBase) -> list[tuple[int, Dialogue]]:
             return list(zip(batch.get("number").tolist(), batch.get("messages").tolist(), strict=True))
 
         def check(read: list[tuple[int, Dialogue]]) -> None:
@@ -197,5 +201,17 @@ def _read_dialogues(stage: Stage, dialogues: Sequence[Dialogue], pacing: Pacing)
                     expected, actual = str(dialogues[number])[:200], str(found)[:200]
                     raise CorruptDataError(path="dialogues", expected=expected, actual=actual)
 
-        name = f"read {BATCH_ROWS} by number, every value forced"
-        yield Case(name, Scale("rows/s", BATCH_ROWS), make_task(read, check), pacing=pacing)
+        def check_written(index: torch.Tensor, batch: TensorDictBase) -> None:
+            found = replay[index]
+            check(force(found))
+            check_equal(found, batch.select("number"), what="dialogues read back")
+
+        for window in (1, NUM_EXTENDS_UNDER_WAY):
+            extends = make_extends(replay, cycle(batches), window, check_written)
+            yield Case(f"write {BATCH_ROWS} dialogues, {describe_window(window)}", rate, extends, pacing=pacing)
+        yield Case(f"read {BATCH_ROWS} dialogues by number", rate, make_task(read, check), pacing=pacing)
+        samples = make_samples(
+            replay, BATCH_ROWS, NUM_BATCHES_UNDER_WAY, lambda batch: check(force(batch)), after_each=force
+        )
+        name = f"sample {BATCH_ROWS} dialogues, {describe_window(NUM_BATCHES_UNDER_WAY)}"
+        yield Case(name, rate, samples, pacing=pacing)
