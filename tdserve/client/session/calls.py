@@ -285,7 +285,7 @@ class SessionClient:
         """Opens the client's session, in a thread of its own; one such thread runs at a time."""
         self.catalog.check_usable()
         self.catalog.connection.wait_ready(deadline.remaining_s or 0.0)
-        failure = self._session.nccl_failure if self._session is not None else ""
+        failure = self._session.device_failure if self._session is not None else ""
         if failure and self.transport == "auto":  # not retried
             self._gpu = self._gpu._replace(uuid="", why_not=failure)
         session = Session(

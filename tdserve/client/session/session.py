@@ -69,7 +69,7 @@ class Session:
         channel_transport: The transport of its content channel.
         device: The client's GPU, if content moves from GPU to GPU; "" over any other transport.
         why_not_channel: Why that is not the one asked for, or none between GPUs although a GPU was named; else "".
-        nccl_failure: Why the attempt to open a channel between GPUs failed.
+        device_failure: Why the attempt to open a channel from device to device failed.
         local: Its local end, if the client reads and writes the server's files itself.
         why_not_local: Why it has none, if the client asked for one; else "".
         groups: Receives the events of groups.
@@ -95,7 +95,7 @@ class Session:
         root: str | None = None,
         gpu: Gpu = NO_GPU,
     ) -> None:
-        self.device = self.why_not_channel = self.nccl_failure = ""
+        self.device = self.why_not_channel = self.device_failure = ""
         self.channel_transport = BASE_TRANSPORT
         self.local: LocalEnd | None = None
         self.why_not_local = ""
@@ -322,7 +322,7 @@ class Session:
 
     def _end_unformed(self, error: ConnectError) -> TDServeError:
         if self.device:
-            self.nccl_failure = str(error)
+            self.device_failure = str(error)
         reason = self._lost or make_channel_error(str(error.fields["reason"]), self.address, self.welcome.interface)
         self._on_lost(reason)  # first, so that waiting callers get the same error
         self.close()
