@@ -1,4 +1,4 @@
-"""What the figures were measured on: a figure without its machine means nothing."""
+"""The machine of the figures: without it they mean nothing."""
 
 from __future__ import annotations
 

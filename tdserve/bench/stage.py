@@ -1,4 +1,4 @@
-"""What a workload stands on: a server of its own, a client, the link of the gloo floor and a folder."""
+"""The stage of a workload: a server of its own, a client, the link of the gloo floor and a folder."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def find_lists(message: control_pb2.ClientMessage) -> Sequence[LongList]:
 
 
 def find_columns(extend: control_pb2.ExtendRequest) -> Sequence[control_pb2.RowColumn]:
-    """Returns what an extend says of its rows beside their content."""
+    """Returns the columns that an extend has beside the content of its rows."""
     names = ("priorities", "ends", "policy_versions")
     return [getattr(extend, name) for name in names if extend.HasField(name)]
 

@@ -38,7 +38,7 @@ MAX_ROOM_PUTS = 64
 pages; a change that needs more room is refused where the disk has none."""
 
 STEP_AFTER_LOSS = 1 << 40
-"""More entries than anybody puts between two syncs."""
+"""More entries than are put between two syncs."""
 
 
 class FoundEntries(NamedTuple):

@@ -15,7 +15,7 @@ Loss = control_pb2.GroupLoss
 
 
 class Losses:
-    """What one member knows about the others' leaving. Threads: not safe; the caller needs a lock.
+    """The losses of other members, as one member has learned of them. Threads: not safe; the caller needs a lock.
 
     Attributes:
         num_begun: Calls of all that this member has begun.

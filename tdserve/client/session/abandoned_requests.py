@@ -20,7 +20,7 @@ session. A lost connection is detected without this."""
 
 
 class Brings(Enum):
-    """What an abandoned request's answer brings."""
+    """The content of the late answer to an abandoned request."""
 
     NOTHING = 0
     CONTENT = 1  # over its channel, which a new one must replace

@@ -438,7 +438,7 @@ class Session:
             written = pending.write_in_place(accepted)
         except TDServeError as error:
             self._answer_failure(request, error)
-        except Exception:  # noqa: BLE001 (the outermost frame: what was written of it, nobody knows)
+        except Exception:  # noqa: BLE001 (outermost frame: it is unknown how much was written)
             _log.exception("content could not be written in place")
             self._lose(LocalProtocolError(reason="content could not be written in place; see the log"))
         else:

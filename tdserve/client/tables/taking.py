@@ -54,7 +54,7 @@ def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Dead
             asked = ask(client, session, request, query, num_rows, num_batches=1, deadline=deadline)
             rows = receive_sample(client, session, request, asked, query=query, deadline=deadline)
         except TDServeError:
-            session.cancel(request)  # they may have been granted, and then nobody knows which they are
+            session.cancel(request)  # they may have been granted in an answer that is lost
             raise
         if rows.num_torn:
             give_back(client, query, _name_rows(rows), GIVE_BACK_TIMEOUT_S)

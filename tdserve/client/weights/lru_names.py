@@ -1,4 +1,4 @@
-"""What a client remembers about stores by name: only about the last ones, since names come and go."""
+"""A cache by the name of a store. It keeps only the names that were used last, since names come and go."""
 
 from __future__ import annotations
 

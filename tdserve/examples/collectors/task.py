@@ -1,4 +1,4 @@
-"""What is learned: which of four actions pays for what is seen. And the stores that a run shares, by name."""
+"""The task, to learn which of four actions pays for an observation; and the names of the stores of a run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def collect(
 def make_report(
     collector: int = 0, *, num_rows: int = 0, num_versions: int = 0, seconds: float = 0.0, device: str = "cpu"
 ) -> TensorDict:
-    """What a collector says of itself: [1]."""
+    """Returns a report of a collector, of batch size [1]."""
     counts = {"collector": collector, "num_rows": num_rows, "num_versions": num_versions}
     numbers = {name: torch.tensor([count]) for name, count in counts.items()}
     return TensorDict({**numbers, "seconds": torch.tensor([seconds], dtype=torch.float64), "device": [device]}, [1])

@@ -1,4 +1,4 @@
-"""The learner: samples rows, improves the policy, publishes it, and tells how it goes."""
+"""The learner: samples rows, improves the policy, publishes it, and reports its progress."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class RunWatch:
 
     @property
     def progress(self) -> dict[str, float]:
-        """What each published policy tells of the run, for a learner that continues it."""
+        """The metadata of each published policy, for a learner that continues the run."""
         return self._begun._replace(seconds=self.seconds)._asdict()
 
     @property

@@ -331,7 +331,7 @@ class Claiming:
         table = entry.get_table()
         try:
             file = ClaimFile.open(_make_path(entry, record))
-        except TDServeError:  # nobody knows which rows were filled
+        except TDServeError:  # it is unknown which rows were filled
             self._wait_for_end(record.lock_name, partial(self._free, entry, record, unfilled))
             return
         for reservation in unfilled:

@@ -273,7 +273,7 @@ class Alterations:
 
     async def _finish_or_retry(self, entry: OpenedStore, restructured: Restructured) -> None:
         """Gives the store the files and values of its structure, while nobody can read it. If that fails, for example
-        for want of space, it is retried in the background: the alteration is decided, so readers wait."""
+        for lack of space, it is retried in the background: the alteration is decided, so readers wait."""
         generations, values = entry.generations, entry.get_generation_values()
         if generations is None:
             raise entry.make_kind_error("tensordict")
