@@ -50,6 +50,7 @@ class MappedStore:
         plans: Kept plans of reads, by expression.
         tables: Tables of a keyed store, with the environment that they belong to.
         structure: Number of the structure whose files are mapped.
+        used_at: Turn of the cache at which it was last asked for.
     """
 
     uid: str
@@ -62,6 +63,7 @@ class MappedStore:
     max_object_bytes: int = DEFAULT_MAX_OBJECT_BYTES
     read_only: str = ""
     structure: int = 0
+    used_at: int = 0
     tables: tuple[Objects, EntryTables] | None = None
     _objects: tuple[int, Objects] | None = None
     _writable_generations: Generations | None = None
@@ -197,17 +199,40 @@ class MappedStore:
         self._objects = self.tables = None  # closed when the last thread that reads them has finished
 
 
+MAX_MAPPED_STORES = 4096
+MAX_MAPPINGS = 16_384
+"""Limits of a cache: a quarter of the mappings that a process may have. One store of more leaves may exceed them."""
+
+KEPT_FRACTION = 0.75
+"""Fraction of the limits that is kept when one is exceeded, so that most stores are mapped without looking at all."""
+
+
 class OpenStores:
     """The cache of mapped stores. Threads: safe; the first thread that needs a store opens it.
+
+    If there are too many, those that were not asked for the longest are dropped; who uses one keeps it mapped.
 
     Args:
         writes_values: As in MappedStore.
         is_read_only: Whether tensors are mapped for reading only.
+        max_stores: Most stores.
+        max_mappings: Most mappings of leaves.
     """
 
-    def __init__(self, *, writes_values: bool, is_read_only: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        writes_values: bool,
+        is_read_only: bool = False,
+        max_stores: int = MAX_MAPPED_STORES,
+        max_mappings: int = MAX_MAPPINGS,
+    ) -> None:
         self._writes_values = writes_values
         self._is_read_only = is_read_only
+        self._max_stores = max_stores
+        self._max_mappings = max_mappings
+        self._num_mappings = 0
+        self._turn = 0
         self._lock = Lock()
         self._stores: dict[str, MappedStore] = {}
         self._readable: dict[str, MappedStore] = {}
@@ -233,7 +258,12 @@ class OpenStores:
 
     def find(self, uid: str) -> MappedStore | None:
         """Returns the store of this incarnation if it is already mapped."""
-        return self._stores.get(uid)
+        return self._note_use(self._stores.get(uid))
+
+    def _note_use(self, store: MappedStore | None) -> MappedStore | None:
+        if store is not None:
+            self._turn = store.used_at = self._turn + 1  # threads may take the same turn
+        return store
 
     def get(self, ref: worker_pb2.StoreRef, spec: Spec | None = None) -> MappedStore:
         """Returns the store of a reference, and maps it if necessary.
@@ -246,36 +276,59 @@ class OpenStores:
             StoreNotFoundError: It was deleted meanwhile.
             TransferAbortedError: It has another structure now.
         """
-        store = self._stores.get(ref.uid)
+        store = self.find(ref.uid)
         if store is not None and store.structure == ref.structure:
             return store
         spec = spec or self.get_spec(ref.fingerprint)
         with self._lock:
             store = self._stores.get(ref.uid)
             if store is None or store.structure != ref.structure:
-                store = self._stores[ref.uid] = self._open(ref, spec)
+                opened = self._open(ref, spec)
+                self._remove(ref.uid)
+                self._make_room(len(opened.leaves))
+                store = self._stores[ref.uid] = opened
+                self._num_mappings += len(store.leaves)
+            self._note_use(store)
             return store
+
+    def _make_room(self, num_mappings: int) -> None:
+        """Drops the stores that were not used for the longest, if there are too many for another one."""
+        if len(self._stores) < self._max_stores and self._num_mappings + num_mappings <= self._max_mappings:
+            return
+        for uid, _ in sorted(self._stores.items(), key=lambda item: item[1].used_at):
+            is_enough = self._num_mappings + num_mappings <= KEPT_FRACTION * self._max_mappings
+            if is_enough and len(self._stores) < KEPT_FRACTION * self._max_stores:
+                return
+            self._remove(uid)
+
+    def _remove(self, uid: str) -> MappedStore | None:
+        store = self._stores.pop(uid, None)
+        if store is not None:
+            self._num_mappings -= len(store.leaves)
+            if self._readable.get(store.name) is store:
+                del self._readable[store.name]
+        return store
 
     def remember_readable(self, store: MappedStore) -> None:
         """Remembers that control has let a client read this store: its name refers to this store, until its files show
         that it was deleted or altered."""
-        self._readable[store.name] = store
+        with self._lock:
+            if self._stores.get(store.uid) is store:  # else it was dropped meanwhile
+                self._readable[store.name] = store
 
     def find_readable(self, name: str) -> MappedStore | None:
         """Returns the tensordict store of a name if control has let a client read it and it has not been deleted or
         altered since."""
         store = self._readable.get(name)
         try:
-            return None if store is None or not store.is_current else store
+            return None if store is None or not store.is_current else self._note_use(store)
         except ClosedError:  # just dropped
             return None
 
     def drop(self, uid: str) -> None:
         """Drops a store that was deleted."""
         with self._lock:
-            store = self._stores.pop(uid, None)
-            if store is not None and self._readable.get(store.name) is store:
-                del self._readable[store.name]
+            store = self._remove(uid)
         if store is not None:
             store.close()
 
@@ -284,15 +337,14 @@ class OpenStores:
         with self._lock:
             for uid, store in list(self._stores.items()):
                 if store.generations.is_deleted:
-                    del self._stores[uid]
-                    if self._readable.get(store.name) is store:
-                        del self._readable[store.name]
+                    self._remove(uid)
 
     def close(self) -> None:
         """Drops all stores. Reads in other threads finish; mappings are released with their last reader."""
         with self._lock:
             self._stores = {}
             self._readable = {}
+            self._num_mappings = 0
 
     def _open(self, ref: worker_pb2.StoreRef, spec: Spec) -> MappedStore:
         folder = FilePath(ref.folder)

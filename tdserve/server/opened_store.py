@@ -58,6 +58,7 @@ class OpenedStore:
         writes: Rows that are being overwritten now, one set per write.
         unfilled: Rows that were claimed before a restart and not committed, with the record of their claim.
         keyed: State of a keyed store.
+        used_at: Turn of ``OpenedStores`` at which it was last asked for.
         synced_version: Of weights: the version that a loss of power would lead back to, whose file is kept as it is. 0:
             none.
     """
@@ -82,6 +83,7 @@ class OpenedStore:
     writes: list[RowSet] = field(default_factory=list)
     unfilled: list[tuple[ClaimRecord, list[Reservation]]] = field(default_factory=list)
     synced_version: int = 0
+    used_at: int = 0
 
     @property
     def name(self) -> str:

@@ -26,6 +26,7 @@ from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, Catalog, StoreRecord
 from tdserve.rules.weights import Versions
 from tdserve.server.garbage import Garbage
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.opened_stores import OpenedStores
 from tdserve.server.opening import Opener, TableOpening, list_dotted, make_files, make_stored_spec
 from tdserve.server.packed_stores import PackedStores
 from tdserve.server.recovery.process_watch import ProcessWatch
@@ -59,6 +60,7 @@ class Stores:
 
     Attributes:
         packed: Those that nobody has used yet.
+        opened: Those that are open.
         followers: By name of a weights store: names of the tables that follow its versions and have been used.
     """
 
@@ -76,7 +78,7 @@ class Stores:
         self._garbage = Garbage()
         self._opener = Opener(root, db, self.specs, self.unfinished_writes)
         self._opening: dict[str, TableOpening] = {}  # tables that a thread is opening
-        self._entries: dict[str, OpenedStore] = {}
+        self.opened = OpenedStores()
         self._loading: dict[int, set[str]] = {}  # by session, names of the stores that it fills for the first time
 
     def restore(self) -> None:
@@ -108,12 +110,12 @@ class Stores:
         Raises:
             CorruptDataError: Its files are damaged; other stores are not affected.
         """
-        entry = self._entries.get(name)
+        entry = self.opened.get(name)
         if entry is None and name in self.catalog:
             opening, record = self._opening.pop(name, None), self._unpack(self.catalog.get(name))
             is_open = opening is not None and opening.record.uid == record.uid
             entry = opening.get_entry() if is_open and opening else self._opener.open(record, checks=True)
-            self._entries[name] = entry
+            self.opened.put(entry)
             self._garbage.note_store()
         return None if entry is None or entry.record.loading else entry
 
@@ -125,7 +127,7 @@ class Stores:
 
     def is_long_to_open(self, name: str) -> bool:
         """Returns whether ``open_apart`` has something to do, so that ``find`` takes no time afterwards."""
-        return name not in self._entries and name in self.catalog and self._opener.is_long(self.catalog.get(name))
+        return self.opened.get(name) is None and name in self.catalog and self._opener.is_long(self.catalog.get(name))
 
     async def open_apart(self, name: str) -> None:
         """Opens a table of very many rows in a thread, if it has not been used since the start.
@@ -143,16 +145,12 @@ class Stores:
 
     def find_opened(self, record: StoreRecord) -> OpenedStore | None:
         """Returns the store of this incarnation, loading or not, if it has been used since the start."""
-        entry = self._entries.get(record.name)
+        entry = self.opened.get(record.name)
         return entry if entry is not None and entry.record.uid == record.uid else None
 
     def find_used(self, name: str) -> OpenedStore | None:
         """Returns the store of this name, if it has been used since the start."""
-        return self._entries.get(name)
-
-    def list_used(self) -> list[str]:
-        """Returns the names of the stores that have been used since the start."""
-        return list(self._entries)
+        return self.opened.get(name)
 
     def find_uid(self, uid: str) -> OpenedStore | None:
         """Returns the visible store of this incarnation."""
@@ -183,18 +181,18 @@ class Stores:
         return entry
 
     def _find_own_loading(self, name: str, session: int) -> OpenedStore | None:
-        entry = self._entries.get(name)
+        entry = self.opened.get(name)
         is_own = entry is not None and entry.record.loading and entry.owner_session == session
         return entry if is_own else None
 
     def find_unpublished(self, name: str) -> OpenedStore | None:
         """Returns the weights store of this name that is invisible before its first version; None if there is none."""
-        if name not in self._entries and self.catalog.is_taken(name):
+        if self.opened.get(name) is None and self.catalog.is_taken(name):
             record = self.catalog.get(name, with_loading=True)
             # One without a state is not from before a restart; its creation has just failed.
             if record.kind == "weights" and self.db.get("states", record.uid.encode()):
-                self._entries[name] = self._opener.open(record)
-        entry = self._entries.get(name)
+                self.opened.put(self._opener.open(record))
+        entry = self.opened.get(name)
         return entry if entry is not None and entry.record.loading and entry.versions is not None else None
 
     def is_loading(self, name: str, session: int, spec: Spec) -> bool:
@@ -284,7 +282,7 @@ class Stores:
             entry = await self._open_made(final)
             with self.db.begin_transaction() if begin is None else begin(entry) as txn:
                 txn.put("stores", name.encode(), final.to_bytes())
-            self._entries[name] = entry
+            self.opened.put(entry)
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             self.db.delete("stores", name.encode())
@@ -358,7 +356,7 @@ class Stores:
             followers.discard(entry.name)
             if not followers:
                 self.followers.pop(entry.table.settings.policy, None)
-        self._entries.pop(entry.name, None)
+        self.opened.pop(entry.name)
         self._disown(entry.name, entry.owner_session)
         if entry.generations is not None:
             entry.generations.mark_deleted()
@@ -383,7 +381,7 @@ class Stores:
         """Deletes, at once, a store that was never visible and holds next to nothing."""
         with self.db.begin_transaction(frees_room=True) as txn:
             self._decide_removal(record, txn)
-        entry = self._entries.pop(record.name, None)
+        entry = self.opened.pop(record.name)
         if entry is not None:
             self._disown(entry.name, entry.owner_session)
         self._remove(record)
@@ -393,7 +391,7 @@ class Stores:
     def list_loading(self, session: int) -> list[OpenedStore]:
         """Returns the stores that this session fills for the first time, without those whose files are being
         created."""
-        return [self._entries[name] for name in sorted(self._loading.get(session, ())) if name in self._entries]
+        return list(filter(None, map(self.opened.get, sorted(self._loading.get(session, ())))))
 
     def find_loader(self, name: str) -> int:
         """Returns the session that fills a store of this name for the first time; 0 if none does."""
@@ -421,7 +419,7 @@ class Stores:
         """Yields the keys of the structures that stores and versions have."""
         for known in self.catalog:
             # The entry of a store that is being created is newer than the catalog's record.
-            entry = self._entries.get(known.name)
+            entry = self.opened.get(known.name)
             for record in {known, known if entry is None else entry.record}:
                 yield from make_keys(record.fingerprint, record.order)
                 if record.kind == "weights":
@@ -437,7 +435,7 @@ class Stores:
 
     def get_versions(self, record: StoreRecord) -> Versions:
         """Returns the versions of a weights store, opened or not."""
-        entry = self._entries.get(record.name)
+        entry = self.opened.get(record.name)
         if entry is not None and entry.versions is not None:
             return entry.versions
         state = self.db.get("states", record.uid.encode())
@@ -456,7 +454,7 @@ class Stores:
             return False
         if entry is not None and entry.generations is not None and redo.repair(entry.generations.values):
             _log.warning("store %r: the last commit before the crash was completed", entry.name)
-            del self._entries[entry.name]  # its rules were restored from the old generations
+            self.opened.pop(entry.name)  # its rules were restored from the old generations
         return True
 
     async def _open_made(self, record: StoreRecord) -> OpenedStore:

@@ -176,9 +176,10 @@ class Syncing:
         """
         self._before()
         root, held = self._stores.root, list[tuple[OpenedStore, int]]()
+        closed = self._stores.opened.take_closed() if is_all else set[str]()
         try:
             stores, weights = [], []
-            async for record in self._iter_records(is_all=is_all, wanted=wanted):
+            async for record in self._iter_records(is_all=is_all, wanted=wanted, closed=closed):
                 if record.kind == "weights":
                     weights.append(self._describe_weights(record, held))
                 elif not record.adopted and (store := await self._store(record)) is not None:
@@ -188,6 +189,7 @@ class Syncing:
                 self._process = SyncProcess(root.lock_fd)
             failures = await asyncio.to_thread(work.run if self._process is None else partial(self._process.run, work))
         except BaseException as error:
+            self._stores.opened.put_back_closed(closed)
             for entry, number in held:
                 let_go(entry, number)
             if isinstance(error, PeerLostError):
@@ -200,16 +202,20 @@ class Syncing:
         for store in stores:
             if store.uid not in failures:
                 self._stores.packed.forget_synced(store.uid)
+        self._stores.opened.put_back_closed(closed.intersection(map(self._stores.catalog.find_name, failures)))
         return {
             uid: reason for uid, reason in failures.items() if self._stores.catalog.find_name(uid)
         }  # unless deleted
 
-    async def _iter_records(self, *, is_all: bool, wanted: AbstractSet[str]) -> AsyncIterator[StoreRecord]:
-        """Yields the stores of a pass, a few in each turn of the event loop."""
+    async def _iter_records(
+        self, *, is_all: bool, wanted: AbstractSet[str], closed: AbstractSet[str]
+    ) -> AsyncIterator[StoreRecord]:
+        """Yields the stores of a pass, a few in each turn of the event loop: all that were used since the last one."""
         is_first = is_all and not self._has_seen_all  # a killed server may have left any store unsynced
         catalog = self._stores.catalog
-        names = {catalog.find_name(uid) for uid in wanted} | set(self._stores.list_used() if is_all else ())
-        for number, record in enumerate(catalog if is_first else filter(None, map(catalog.find, filter(None, names)))):
+        opened = self._stores.opened.list_names() if is_all else ()
+        names = {*filter(None, map(catalog.find_name, wanted)), *opened, *closed}
+        for number, record in enumerate(catalog if is_first else filter(None, map(catalog.find, names))):
             if number % STORES_PER_TURN == 0:
                 await asyncio.sleep(0)
             if not (record.loading or record.packed):

@@ -94,6 +94,9 @@ class Overwrites:
 MIN_SPOOLED_BYTES = 32 * 1024
 """Fewer values are sent faster in the request than through a file."""
 
+MAX_KEPT_STORES = 512
+"""Most stores that stay mapped; with each new one all of them are asked whether they were deleted."""
+
 OVERWRITES_TIMEOUT_S = 5.0
 """Time for overwrites under way when their session is closed: a copy, and two messages with a running server."""
 
@@ -123,7 +126,7 @@ class LocalEnd:
         self._lock = lock
         self._spool = spool
         self._socket: SocketEnd | None = None
-        self._stores = OpenStores(writes_values=False, is_read_only=self.is_read_only)
+        self._stores = OpenStores(writes_values=False, is_read_only=self.is_read_only, max_stores=MAX_KEPT_STORES)
         self._claims: WeakSet[Filling] = WeakSet()
         self._claims_lock = Lock()
         self._is_over = False

@@ -235,3 +235,44 @@ def test_forget_specs_when_orders_still_wait_then_what_was_told_last_is_known(st
     stores.forget_specs()
     with pytest.raises(LocalProtocolError, match="has not received"):
         stores.get_spec(store.ref.fingerprint)
+
+
+def make_stores(folder: FilePath, num_stores: int, *, num_leaves: int = 1) -> list[StoredTensorDict]:
+    """Makes the files of several stores."""
+    td = TensorDict({str(number): torch.zeros(2) for number in range(num_leaves)}, [2])
+    return [StoredTensorDict(folder / str(number), td, uid=f"{number:032x}") for number in range(num_stores)]
+
+
+@pytest.mark.parametrize(("num_leaves", "max_stores", "max_mappings"), [(1, 4, 100), (3, 100, 12)])
+def test_get_when_many_are_mapped_then_those_not_used_for_long_are_dropped(
+    tmp_path: FilePath, num_leaves: int, max_stores: int, max_mappings: int
+) -> None:
+    stores = OpenStores(writes_values=False, max_stores=max_stores, max_mappings=max_mappings)
+    made = make_stores(tmp_path, 9, num_leaves=num_leaves)
+    first = stores.get(made[0].ref, made[0].spec)
+    stores.remember_readable(first)
+    for each in made[1:5]:
+        stores.get(each.ref, each.spec)
+        assert stores.find(first.uid) is first  # used again and again
+    left = [each for each in made if stores.find(each.ref.uid) is not None]
+    assert made[0] in left
+    assert len(left) <= 4
+    assert stores.find_readable(first.name) is first
+    for each in made[1:]:
+        stores.get(each.ref, each.spec)
+    assert stores.find(first.uid) is None
+    assert stores.find_readable(first.name) is None
+    assert first.is_current, "who uses it keeps it"
+    again = stores.get(made[0].ref, made[0].spec)
+    assert again is not first
+    assert again.leaves[("0",)].tolist() == [0.0, 0.0]
+    stores.remember_readable(first)  # a read that began before it was dropped
+    assert stores.find_readable(first.name) is None
+
+
+def test_get_when_one_store_has_more_leaves_than_the_limit_then_mapped_alone(tmp_path: FilePath) -> None:
+    stores = OpenStores(writes_values=False, max_mappings=4)
+    small, large = make_stores(tmp_path / "small", 1)[0], make_stores(tmp_path / "large", 2, num_leaves=5)[1]
+    stores.get(small.ref, small.spec)
+    assert len(stores.get(large.ref, large.spec).leaves) == 5
+    assert stores.find(small.ref.uid) is None

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import sys
+from collections.abc import Coroutine
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -149,3 +152,41 @@ def test_restore_when_content_of_a_store_that_is_gone_is_left_then_removed(world
     world.reopen()
     create(world, run)
     assert world.db.get("packed", b"gone") is None
+
+
+def count_calls(run: Loop, work: Coroutine[Any, Any, object]) -> int:
+    """Returns how many functions a piece of work calls."""
+    num_calls = 0
+
+    def count(_frame: object, event: str, _function: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        run(work)
+    finally:
+        sys.setprofile(None)
+    return num_calls
+
+
+def test_create_and_delete_when_there_are_thousands_then_as_much_work_as_beside_none(world: World, run: Loop) -> None:
+    session = world.session()
+
+    async def create(first: int, last: int) -> None:
+        for number in range(first, last):
+            asked = control_pb2.WriteRequest(store=f"s{number}", content=content_of(TD))
+            asked.new_store.CopyFrom(new_store(asked.store, TD))
+            await world.writes.create(session, number, asked)
+            world.answers.forget(session.client_id, control_pb2.Answered(below=number))
+
+    def measure(first: int) -> tuple[float, float]:
+        """Returns the usual number of calls of a creation and of a deletion."""
+        created = [count_calls(run, create(number, number + 1)) for number in range(first, first + 7)]
+        deleted = [count_calls(run, world.creation.delete(f"s{number}")) for number in range(first, first + 7)]
+        return median(created), median(deleted)
+
+    before = measure(1)
+    run(create(10, 3000))
+    after = measure(3000)
+    assert after == pytest.approx(before, rel=0.02)

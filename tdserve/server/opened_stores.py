@@ -1,0 +1,87 @@
+"""The stores that are open in the control process; those that nobody uses are closed when there are many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from weakref import WeakValueDictionary
+
+from tdserve.server.opened_store import OpenedStore
+
+MAX_OPENED_STORES = 1024
+"""Most tensordict stores that stay open without being used. Each takes a mapping and some ten kilobytes."""
+
+KEPT_FRACTION = 0.75
+"""Fraction of them that is kept when there are more, so that most stores are opened without looking at all."""
+
+
+class OpenedStores:
+    """The open stores by name.
+
+    A tensordict store is closed when very many others were used since, and opened again with its next use. One that a
+    request still holds is not closed, but found again, so that a store is never open twice.
+
+    Args:
+        max_stores: Most stores that stay open without being used.
+    """
+
+    def __init__(self, max_stores: int = MAX_OPENED_STORES) -> None:
+        self._max_stores = self._look_at = max_stores
+        self._kept: dict[str, OpenedStore] = {}
+        self._held: WeakValueDictionary[str, OpenedStore] = WeakValueDictionary()
+        self._closed: set[str] = set()
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, name: str) -> OpenedStore | None:
+        """Returns a store if it is open."""
+        entry = self._kept.get(name)
+        if entry is None:
+            entry = self._held.pop(name, None)
+            if entry is None:
+                return None
+            self._kept[name] = entry
+        self._turn = entry.used_at = self._turn + 1
+        return entry
+
+    def put(self, entry: OpenedStore) -> None:
+        """Adds a store that was just opened."""
+        if len(self._kept) >= self._look_at:
+            self._close_unused()
+        self._kept[entry.name] = entry
+        self._turn = entry.used_at = self._turn + 1
+
+    def pop(self, name: str) -> OpenedStore | None:
+        """Removes a store, open or not; returns it if it was open."""
+        entry, held = self._kept.pop(name, None), self._held.pop(name, None)
+        return entry or held
+
+    def list_names(self) -> list[str]:
+        """Returns the names of those that are open."""
+        return [*self._kept, *self._held]
+
+    def take_closed(self) -> set[str]:
+        """Returns the names of those that were closed since the last call, even if they are open again."""
+        closed, self._closed = self._closed, set()
+        return closed
+
+    def put_back_closed(self, names: Iterable[str]) -> None:
+        """Undoes ``take_closed``."""
+        self._closed.update(names)
+
+    def _close_unused(self) -> None:
+        unused = sorted(filter(_may_be_closed, self._kept.values()), key=lambda entry: entry.used_at)
+        num_closed = max(len(unused) - int(KEPT_FRACTION * self._max_stores), 0)
+        for entry in unused[:num_closed]:
+            del self._kept[entry.name]
+            self._held[entry.name] = entry
+            self._closed.add(entry.name)
+        # Tables, which are never closed, may be so many that it would look at all of them each time.
+        self._look_at = max(self._max_stores, len(self._kept) + self._max_stores // 4)
+
+
+def _may_be_closed(entry: OpenedStore) -> bool:
+    """Returns whether all that is known of a store is in its files and the catalog."""
+    is_used = entry.record.loading or entry.writes or entry.lost or entry.waiters.num_waiting
+    return entry.record.kind == "tensordict" and not is_used

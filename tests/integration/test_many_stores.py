@@ -1,0 +1,80 @@
+"""Very many small stores: few of them stay open or mapped, and a start and a crash keep them all."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tests.processes import wait_for
+
+pytestmark = pytest.mark.integration
+
+NUM_STORES = 1100
+"""More than a server and a local client keep open."""
+
+
+def make_item(number: int) -> TensorDict:
+    """Returns the content of a store."""
+    return TensorDict({"x": torch.full((8,), number)}, [])
+
+
+def count_mapped(pid: int | str, root: Path) -> int:
+    """Returns how many stores a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return len({line.split("/stores/")[1].split("/")[0] for line in lines if f"{root}/stores/" in line})
+
+
+def test_stores_when_there_are_very_many_then_few_stay_mapped_and_all_are_kept(tmp_path: Path) -> None:
+    names = [f"s{number:05d}" for number in range(NUM_STORES)]
+    with tdserve.Server(tmp_path, sync_interval_s=0) as server, server.client(transport="shm") as client:
+        for number, name in enumerate(names):
+            client.init_remote(make_item(number), name)
+        assert client.stores() == names
+        assert list((tmp_path / "stores").iterdir()) == [], "nobody has used them"
+        for number, name in enumerate(names):
+            assert client.from_remote_init(name)["x"].tolist() == [number] * 8
+        client.send(make_item(7), names[0])  # opened again
+        assert count_mapped(server.pid, tmp_path) <= 1024
+        assert count_mapped("self", tmp_path) <= 512
+    with tdserve.Server(tmp_path) as server, server.client() as client:
+        assert client.stores() == names
+        assert client.from_remote_init(names[0])["x"].tolist() == [7] * 8
+        assert client.from_remote_init(names[-1])["x"].tolist() == [NUM_STORES - 1] * 8
+        for name in names[100:]:
+            client.delete(name)
+        assert client.stores() == names[:100]
+        assert sorted(path.name for path in (tmp_path / "stores").iterdir()) == names[:100]
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_create_when_control_is_killed_then_each_store_is_whole_or_absent(tmp_path: Path, transport: Any) -> None:
+    made: list[int] = []
+    with tdserve.Server(tmp_path) as server, server.client(transport=transport, timeout_s=1.0) as client:
+
+        def create() -> None:
+            with suppress(tdserve.TDServeError):
+                for number in count():
+                    client.init_remote(make_item(number), f"s{number}")
+                    made.append(number)
+
+        creating = Thread(target=create, name="creating")
+        creating.start()
+        wait_for(lambda: len(made) > 100 or None, "a hundred stores")
+        os.kill(server.pid, signal.SIGKILL)
+        creating.join(60.0)
+        assert not creating.is_alive()
+    with tdserve.Server(tmp_path) as server, server.client(transport=transport) as client:
+        found = {int(name[1:]) for name in client.stores()}
+        assert set(made) <= found <= {*made, len(made)}
+        for number in found:
+            assert client.from_remote_init(f"s{number}")["x"].tolist() == [number] * 8
