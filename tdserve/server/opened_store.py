@@ -96,11 +96,15 @@ class OpenedStore:
             raise self.make_kind_error("replay")
         return self.table
 
-    def catch_up(self) -> None:
-        """Commits the rows that a local writer has filled by itself. A request does so before it looks at the table,
-        so that nobody sees less than the writer was promised."""
+    def catch_up(self, writer: bytes = b"") -> None:
+        """Commits the rows that local writers have filled by themselves. A request does so before it looks at the
+        table, so that nobody sees less than the writers were promised.
+
+        Args:
+            writer: Only those of the client with this id.
+        """
         if self.table is not None:
-            self.table.catch_up()
+            self.table.catch_up(writer)
 
     def get_versions(self) -> Versions:
         """Returns the rules of weights. Raises WrongStateError for another kind of store."""

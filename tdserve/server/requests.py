@@ -203,7 +203,8 @@ class Requests:
             place_lists(message, ahead)
             name = getattr(asked, "store", "")
             if (entry := self._stores.find_used(name)) is not None:
-                entry.catch_up()  # first: this may be a retry of an extend into claimed rows
+                # First: this may be a retry of an extend into claimed rows. A writer need not see what others write.
+                entry.catch_up(session.client_id if kind == "extend" else b"")
             if kind in _ONCE:
                 if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                     if kind in _WITH_CONTENT:

@@ -1,23 +1,48 @@
-"""The claim of a writer that takes the next rows of a ring by itself, as its table and its session use it."""
+"""The claim of a writer that takes rows of a ring by itself, as its table and its session use it."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from tdserve.messages.row_numbers import Rows
+
 
 class Claims(Protocol):
-    """Rows that one writer may claim. Nothing else changes their generations before the claim is taken back."""
+    """Rows that one writer may claim. Nothing else changes their generations before the claim is taken back.
+
+    A sole writer claims the next rows of the ring. Of several writers each has a block of rows that are promised to it,
+    and which others do not get.
+    """
 
     @property
     def num(self) -> int:
         """Number that distinguishes it from other claims of this writer."""
 
     @property
+    def client_id(self) -> bytes:
+        """Client of the writer."""
+
+    @property
+    def promised(self) -> Rows:
+        """Rows of a block that are not known to be claimed."""
+
+    @property
+    def is_block(self) -> bool:
+        """Whether its rows are promised, and it may go on while others write."""
+
+    @property
     def is_settled(self) -> bool:
         """Whether it is taken back, and all claimed rows are settled."""
 
-    def catch_up(self) -> None:
-        """Brings the table up to date with the writer: claimed rows leave all samples, filled rows become live."""
+    def catch_up(self) -> bool:
+        """Brings the table up to date with the writer: claimed rows leave all samples, filled rows become live.
+
+        Returns:
+            Whether all filled rows are live.
+        """
+
+    def listen(self) -> None:
+        """Makes the writer report every extend, because somebody waits for the table."""
 
     def check_committed(self) -> None:
         """Raises CapacityError if filled rows could not be made live at the last attempt."""

@@ -4,14 +4,15 @@ generations, except for rows that a local writer claims.
 The state of a row follows from its generation: 0: never written; even: live; odd: one of four states, which only this
 module distinguishes. An odd row is reserved by a writer, or *quarantined* from a silent one, or *held* while a part of
 it is written, or a *hole*: given up incomplete, invisible, and first in line for the next writer. A row is held for a
-little longer than it is odd: no writer gets it before and after. The lower 44 bits count commits and identify a row:
+little longer than it is odd: no writer gets it before and after. Rows that are live or were never used may be
+*promised*: the cursor has passed them, and only one writer may claim them. Once the promise has ended they are
+*overdue*: the next writer gets them behind the holes. The lower 44 bits count commits and identify a row:
 partial writes change only the bits above. They begin at another number in each table, so that rows of a deleted table
 are not taken for those of the next of its name.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -22,6 +23,7 @@ from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, Rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.live_rows import compact
 from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.rows_in_line import RowsInLine
 from tdserve.rules.replay.shared_numbers import SharedNumbers
 
 _PART_SHIFT = 44
@@ -46,6 +48,7 @@ class Ring:
 
     Attributes:
         num_left_held: How many rows were given up while they were held, ever.
+        num_promised: Rows that single writers may claim.
     """
 
     def __init__(
@@ -65,10 +68,11 @@ class Ring:
         self._generations: Rows = np.asarray(generations)  # the plain array of a memmap: indexing is twice as fast
         self._open: dict[int, Reservation] = {}
         self._quarantined: dict[int, Reservation] = {}
-        self._holes: deque[Rows] = deque()  # in pieces: giving rows up one by one must not copy the others
-        self._num_holes = 0
+        self._in_line = RowsInLine()
         self._is_held = np.zeros(capacity, np.bool_)
         self._num_held = 0
+        self._is_promised = np.zeros(capacity, np.bool_)
+        self.num_promised = 0
         self.num_left_held = 0
         self._num_live = 0
         self._num_reserved = 0
@@ -127,7 +131,9 @@ class Ring:
         is_odd[held] = False
         ring._is_held[held] = True
         ring._num_held = len(held)
-        ring._give_up(np.flatnonzero(is_odd).astype(np.int64, copy=False))
+        ring._in_line.add_holes(np.flatnonzero(is_odd).astype(np.int64, copy=False))
+        never_used = np.flatnonzero(generations[: ring.num_used] == 0).astype(np.int64, copy=False)
+        ring._in_line.add_overdue(never_used, generations[never_used])  # they were promised before the restart
         return ring
 
     def __len__(self) -> int:
@@ -137,7 +143,7 @@ class Ring:
     def __repr__(self) -> str:
         return (
             f"<Ring {self._num_live} of {self.capacity} live, {self._num_held} held, {self._num_reserved} reserved, "
-            f"{self._num_holes} holes, cursor {self.cursor}>"
+            f"{self.num_holes} holes, cursor {self.cursor}>"
         )
 
     @property
@@ -161,7 +167,7 @@ class Ring:
     @property
     def num_holes(self) -> int:
         """Number of rows that were given up, and that the next writer gets."""
-        return self._num_holes
+        return self._in_line.num_holes
 
     @property
     def num_free(self) -> int:
@@ -219,13 +225,13 @@ class Ring:
         return {"cursor": self.cursor, "inserts": self.inserts}
 
     def has_room(self, num_rows: int) -> bool:
-        """Returns whether a writer could have ``num_rows``, live ones included: others hold or fill the rest. Errors as
-        of :meth:`reserve`."""
+        """Returns whether a writer could have ``num_rows``, live ones included: others hold or fill the rest, or it is
+        promised to them. Errors as of :meth:`reserve`."""
         if num_rows < 1:
             raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} is not at least 1")
         if num_rows > self.capacity:
             raise TooLargeError(what="rows of one write", asked=num_rows, free=self.capacity)
-        return num_rows <= self.capacity - self._num_reserved - self._num_held
+        return num_rows <= self.capacity - self._num_reserved - self._num_held - self.num_promised
 
     def reserve(self, num_rows: int) -> Reservation | None:
         """Reserves rows for one writer and makes them invisible, before it may write a byte of them.
@@ -239,15 +245,25 @@ class Ring:
         """
         if not self.has_room(num_rows):
             return None
-        holes = self._take_holes(num_rows)
-        rows = self._advance(num_rows - len(holes)) if len(holes) < num_rows else NO_ROWS
+        holes = self._in_line.take_holes(num_rows)
+        overdue = self._in_line.take_overdue(num_rows - len(holes), self.get_names, self._is_taken)
+        evicted = self._hide_evicted(overdue)
+        rows = np.concatenate((holes, overdue)) if len(overdue) else holes
+        if len(rows) < num_rows:
+            following = self._advance(num_rows - len(rows))
+            evicted_too = self._hide_evicted(following)
+            evicted = np.concatenate((evicted, evicted_too)) if len(evicted) else evicted_too
+            rows = np.concatenate((rows, following)) if len(rows) else following
+        self._num_live -= len(evicted)
+        return self._register(rows, evicted)
+
+    def _hide_evicted(self, rows: Rows) -> Rows:
+        """Makes rows odd that were live or never used; returns those that were live."""
         where = compact(rows)
         before = self._generations[where]
         is_live = before > 0
-        evicted = rows if is_live.all() else rows[is_live]
         self._generations[where] = before + 1
-        self._num_live -= len(evicted)
-        return self._register(np.concatenate((holes, rows)) if len(holes) else rows, evicted)
+        return rows if is_live.all() else rows[is_live]
 
     def join(self, parts: Sequence[Reservation], rows: Rows) -> Reservation:
         """Joins several open reservations to one.
@@ -273,26 +289,27 @@ class Ring:
 
     def reserve_holes(self) -> Reservation | None:
         """Reserves all rows that were given up, to clean up after them; ``None`` if there are none."""
-        holes = self._take_holes(self._num_holes)
+        holes = self._in_line.take_holes(self.num_holes)
         return self._register(holes, NO_ROWS) if len(holes) else None
 
     def num_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
         """Returns how many rows from the cursor on, up to ``num_rows``, a writer may claim in order.
 
-        It is 0 if there are holes, which are filled first; otherwise the rows before the first held row.
+        It is 0 if there are holes or overdue rows, which are filled first; otherwise the rows before the first that is
+        reserved, held or promised.
 
         Args:
             num_promised: Rows that it may claim already, and may be claiming now.
         """
         num_rows = min(num_rows, self.capacity)
-        if num_rows <= num_promised or self._num_holes:
+        if num_rows <= num_promised or not self._in_line.is_empty:
             return num_promised
         num_free = num_promised
         for piece in self._find_slices_at_cursor(num_promised, num_rows):
-            is_held = self._generations[piece] & 1 | self._is_held[piece]
-            if np.count_nonzero(is_held):
-                return num_free + int(np.argmax(is_held))
-            num_free += len(is_held)
+            is_taken = self._is_taken(piece)
+            if np.count_nonzero(is_taken):
+                return num_free + int(np.argmax(is_taken))
+            num_free += len(is_taken)
         return num_free
 
     def get_next_rows(self, num_rows: int) -> Rows:
@@ -320,6 +337,40 @@ class Ring:
         self._num_live -= len(evicted)
         self._move_cursor((self.cursor + len(rows)) % self.capacity)
         return self._register(rows, evicted)
+
+    def promise(self, num_rows: int) -> Rows:
+        """Promises the next rows to one writer, and returns them. They stay live until it claims them.
+
+        Args:
+            num_rows: At most :meth:`num_claimable`.
+        """
+        rows = self.get_next_rows(num_rows)
+        self._is_promised[rows] = True
+        self.num_promised += num_rows
+        self._move_cursor((self.cursor + num_rows) % self.capacity)
+        return rows
+
+    def claim_promised(self, rows: Rows, evicted: Rows) -> Reservation:
+        """Reserves promised rows for the writer that has claimed them; arguments as of :meth:`claim`."""
+        self._generations[rows] |= 1
+        self._num_live -= len(evicted)
+        self._keep_promise(rows)
+        return self._register(rows, evicted)
+
+    def end_promise(self, rows: Rows) -> None:
+        """Ends the promise of rows that were not claimed, in their order in the ring. They are next in line."""
+        if not len(rows):
+            return
+        self._keep_promise(rows)
+        if (int(rows[-1]) + 1) % self.capacity == self.cursor:
+            self.cursor = int(rows[0])
+            self._shared.set_used(self.num_used)
+        else:
+            self._in_line.add_overdue(rows, self.get_names(rows))
+
+    def _keep_promise(self, rows: Rows) -> None:
+        self._is_promised[rows] = False
+        self.num_promised -= len(rows)
 
     def resume(self, reservation: Reservation) -> None:
         """Reopens rows that were quarantined since a restart: they were filled before it.
@@ -362,7 +413,7 @@ class Ring:
             WrongStateError: The reservation is not open. Nothing was changed.
         """
         self._close(reservation, "abort")
-        self._give_up(reservation.rows)
+        self._in_line.add_holes(reservation.rows)
 
     def quarantine(self, reservation: Reservation) -> None:
         """Quarantines the rows of a silent writer: it may still write, but not commit.
@@ -384,7 +435,7 @@ class Ring:
             raise WrongStateError(state="not quarantined", event=f"release of reservation {reservation.num}")
         del self._quarantined[reservation.num]
         self._num_reserved -= len(reservation)
-        self._give_up(reservation.rows)
+        self._in_line.add_holes(reservation.rows)
 
     def free(self, rows: Rows) -> None:
         """Gives up live or held rows, each named once, that were deleted or consumed. They become holes; held ones when
@@ -398,7 +449,7 @@ class Ring:
             self._num_reserved += len(held)
             self.num_left_held += len(held)
         self._num_live -= len(rows)
-        self._give_up(rows)
+        self._in_line.add_holes(rows)
 
     def hold(self, rows: Rows) -> None:
         """Holds live rows, each named once, a part of which is to be written: no writer gets them until
@@ -430,32 +481,11 @@ class Ring:
         if not is_held.all():
             given_up, rows = rows[~is_held], rows[is_held]
             self._num_reserved -= len(given_up)
-            self._give_up(given_up)
+            self._in_line.add_holes(given_up)
         self._is_held[rows] = False
         self._num_live += len(rows)
         self._num_held -= len(rows)
         return rows
-
-    def _give_up(self, rows: Rows) -> None:
-        if len(rows):
-            self._holes.append(rows)
-            self._num_holes += len(rows)
-
-    def _take_holes(self, num_rows: int) -> Rows:
-        """Takes up to ``num_rows`` holes, the oldest first."""
-        if not self._num_holes:
-            return NO_ROWS
-        found: list[Rows] = []
-        missing = min(num_rows, self._num_holes)
-        self._num_holes -= missing
-        while missing:
-            piece = self._holes.popleft()
-            if len(piece) > missing:
-                self._holes.appendleft(piece[missing:])
-                piece = piece[:missing]
-            found.append(piece)
-            missing -= len(piece)
-        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _register(self, rows: Rows, evicted: Rows) -> Reservation:
         reservation = Reservation(self._next_num, rows, evicted)
@@ -492,10 +522,14 @@ class Ring:
         self._move_cursor(start)
         return np.concatenate(found)
 
-    def _is_taken(self, piece: slice) -> NDArray[np.bool_]:
-        """Returns which rows of a piece of all rows no other writer may have."""
-        is_odd = (self._generations[piece] & 1).astype(np.bool_)
-        return is_odd | self._is_held[piece] if self._num_held else is_odd
+    def _is_taken(self, piece: slice | Rows) -> NDArray[np.bool_]:
+        """Returns which of some rows no other writer may have."""
+        is_taken = (self._generations[piece] & 1).astype(np.bool_)
+        if self._num_held:
+            is_taken |= self._is_held[piece]
+        if self.num_promised:
+            is_taken |= self._is_promised[piece]
+        return is_taken
 
     def _move_cursor(self, cursor: int) -> None:
         """Moves the cursor; it never returns to where it was, since there are never so many reserved rows, except at

@@ -30,21 +30,22 @@ class Table(TableState):
     # ------------------------------------------------------------ writing
 
     def reserve(self, num_rows: int) -> Reservation | None:
-        """Takes back all claims, and reserves rows for a writer; returns ``None`` if it must wait. The rows are out of
-        every sample from now on.
+        """Makes way, and reserves rows for a writer; returns ``None`` if it must wait. The rows are out of every sample
+        from now on.
 
         Raises:
             InvalidRequestError: ``num_rows`` is below 1, or more than the limiter could ever let in at once.
             TooLargeError: ``num_rows`` is above the capacity.
             WrongStateError: The table was closed.
         """
-        self.take_back_claims()
+        self.make_way(num_rows)
         return self.reserve_part(num_rows) if self._may_extend(num_rows) else None
 
     def begin_reserving(self, num_rows: int) -> bool:
-        """Takes back all claims, and returns whether a writer may have ``num_rows`` now. If so, it gets them by
-        :meth:`reserve_part`, and until :meth:`end_reserving` no other writer gets any. Errors as of :meth:`reserve`."""
-        self.take_back_claims()
+        """Makes way, and returns whether a writer may have ``num_rows`` now. If so, it gets them by
+        :meth:`reserve_part`, and until :meth:`end_reserving` no other writer gets more. Errors as of
+        :meth:`reserve`."""
+        self.make_way(num_rows)
         may_extend = self._may_extend(num_rows)
         self._is_reserving |= may_extend
         return may_extend

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import SelectionError
 from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, TREE_PIECE_ROWS, Rows
+from tdserve.rules.replay import promises
 from tdserve.rules.replay.claims import Claims
 from tdserve.rules.replay.columns import MakeColumn, RowColumns, make_in_memory
 from tdserve.rules.replay.conditional_selectors import ConditionalSelectors
@@ -50,7 +51,7 @@ class TableState:
         selectors: Decide which rows a sample may draw.
         is_closed: Whether the table accepts no more rows.
         num_coming: Rows whose commit is on record, and which are not visible yet.
-        claims: Claims of the writer that takes rows by itself; None if there is none.
+        claims: Claims of the writers that take rows by themselves.
         shared: Numbers that all processes share.
 
     Raises:
@@ -119,7 +120,7 @@ class TableState:
         self.settings = settings
         self.ring = ring
         self.columns = RowColumns(ring.capacity, make_column)
-        self.claims: Claims | None = None
+        self.claims: list[Claims] = []
         self.is_closed = bool(state.get("is_closed", False))
         self._is_reserving = False  # for one writer, in several turns: no other writer gets rows meanwhile
         self._is_drawing = False  # different rows for one sample, in several turns: no other sample gets such meanwhile
@@ -177,12 +178,17 @@ class TableState:
             reserved=self.ring.num_reserved,
         )
 
-    def catch_up(self) -> None:
-        """Commits the rows that a local writer has filled by itself."""
-        if self.claims is not None:
-            self.claims.catch_up()
-        else:  # its last claim is settled: what it has filled is committed
-            self.shared.note_committed(self.shared.read_mark())
+    def catch_up(self, writer: bytes = b"") -> None:
+        """Commits the rows that local writers have filled by themselves; with ``writer`` only those of this client."""
+        mark = self.shared.read_mark()  # claims that are settled have left nothing uncommitted
+        are_live = [claims.catch_up() for claims in tuple(self.claims) if not writer or claims.client_id == writer]
+        if all(are_live) and not writer:
+            self.shared.note_committed(mark)
+
+    def listen(self) -> None:
+        """Makes these writers report every extend, because somebody waits for the table."""
+        for claims in tuple(self.claims):
+            claims.listen()
 
     def list_live_rows(self) -> Rows:
         """Returns the numbers of the rows that may be read, sorted; including rows that are being written."""
@@ -276,21 +282,36 @@ class TableState:
     def remove(self, rows: Rows) -> None:
         """Removes live rows, each named once, from the table; the next writers get them. A write to one of them that is
         under way may finish."""
-        if self.claims is not None:
-            self.claims.take_back()
+        if self.claims:
+            self.take_back_claims()
             rows = self._live.select_members(rows)  # others were claimed at this moment
         self._leave(rows)
         self.ring.free(rows)
 
     def take_back_claims(self) -> None:
         """Ends the claims of writers: before generations change, or the rules of who may write."""
-        if self.claims is not None:
-            self.claims.take_back()
+        for claims in tuple(self.claims):
+            claims.take_back()
+
+    def make_way(self, num_rows: int) -> None:
+        """Prepares the table for another writer: takes back the claim of a sole writer, and promises too if the others
+        would leave no room."""
+        for claims in tuple(self.claims):
+            if not claims.is_block or promises.is_far_behind(self.ring, claims.promised):
+                claims.take_back()
+        if promises.must_end(self.ring, num_rows):
+            self.take_back_claims()
 
     def claim(self, num_rows: int) -> Reservation:
         """Like :meth:`Ring.claim`. The rows are left out of every sample from now on."""
         rows = self.ring.get_next_rows(num_rows)
-        reservation = self.ring.claim(rows, self._live.select_members(rows))
+        return self._leave_evicted(self.ring.claim(rows, self._live.select_members(rows)))
+
+    def claim_promised(self, rows: Rows) -> Reservation:
+        """Like :meth:`Ring.claim_promised`, and as :meth:`claim`."""
+        return self._leave_evicted(self.ring.claim_promised(rows, self._live.select_members(rows)))
+
+    def _leave_evicted(self, reservation: Reservation) -> Reservation:
         if len(reservation.evicted):
             self._leave(reservation.evicted)
         return reservation

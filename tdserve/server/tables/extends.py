@@ -61,14 +61,16 @@ class Extends:
         deadline = Deadline.after(asked.timeout_s)
         entry = self._stores.get(asked.store)
         table = entry.get_table()
-        if table.claims is not None:
-            table.claims.check_committed()  # this may be a retry of an extend that they have not committed yet
+        for claims in table.claims:
+            claims.check_committed()  # this may be a retry of an extend that they have not committed yet
         if asked.content.fingerprint != entry.spec.fingerprint:
             raise entry.make_older_store_error()
         if any(column.file for column in find_columns(asked)):
             coming = await asyncio.to_thread(decode_arrival, entry, session.client_id, asked)
         else:
             coming = decode_arrival(entry, session.client_id, asked)
+        if asked.wished_claim:
+            self._claiming.end_own(session, entry)
         made_by = MadeBy(self._stores, entry, coming)
         reservation = await reserve_rows(session, entry, asked.num_rows, deadline)
         if entry.lost:

@@ -125,11 +125,11 @@ def _iter_parts(entry: OpenedStore, path: Path, num_rows: int) -> Iterator[slice
 async def _end_claims(entry: OpenedStore, session: ClientSession) -> Table:
     """Returns the table once nobody has a claim: claimed rows bring no entry for a group."""
     deadline = Deadline.after(CLAIMS_TIMEOUT_S)
-    while (table := entry.get_table()).claims is not None:
+    while (table := entry.get_table()).claims:
         table.take_back_claims()
         await session.wait(
             entry.waiters,
-            lambda: True if entry.get_table().claims is None else None,
+            lambda: None if entry.get_table().claims else True,
             deadline,
             lambda: f"a writer that is filling rows of {entry.name!r}",
         )

@@ -1,9 +1,10 @@
 """Claims of local clients: rows that a client takes by itself, and whose content it records in its claim file.
 
-The rows are the next ones of the ring. Every access to the table reads the file first, so that nobody sees less than
-the client has been promised; the client's messages only say when to read it. Before anyone else changes which rows
-belong to whom, the claim is taken back: the client asks for rows again, like every other, and may ask for another
-claim.
+A sole writer gets the next rows of the ring, as many as it can use; of several writers each gets a block of rows.
+Every access to the table reads the files first, so that nobody sees less than the clients have been promised; the
+clients' messages only say when to read them. Before anyone else changes which rows belong to whom, the claim of a sole
+writer is taken back: it asks for rows again, like every other, and may ask for another claim. Blocks stay when others
+extend the table, and end when rows are removed or written in part.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from enum import Enum
 from functools import partial
 from itertools import count
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from tdserve.base.errors import CapacityError, LocalProtocolError, RemoteProtocolError, StoreNotFoundError, TDServeError
+from tdserve.messages.row_numbers import NO_ROWS, Rows
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
+from tdserve.rules.replay.promises import num_promisable
 from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.table import Table
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import ClaimRecord
@@ -31,6 +36,12 @@ from tdserve.store.claim_file import FOLDER, MAX_RECORDS, ClaimFile
 from tdserve.v1 import control_pb2
 
 _log = logging.getLogger("tdserve.server")
+
+NUM_REMEMBERED = 8
+"""Claims of a table in a row after which their writer counts as the only one."""
+
+MIN_BLOCK_EXTENDS = 4
+"""Smaller blocks are not worth their request."""
 
 
 class _ClaimState(Enum):
@@ -49,7 +60,7 @@ _NEXT_STATES = {
 
 
 class TableClaims:
-    """The claim of one client (``tdserve.rules.replay.claims.Claims``). A table has at most one.
+    """The claim of one client on one table (``tdserve.rules.replay.claims.Claims``).
 
     Args:
         claiming: The claims of all clients.
@@ -59,6 +70,7 @@ class TableClaims:
         session: Session of the client. It is ended if the file contradicts itself, which invalidates the file. None for
             a claim from before a restart.
         window: Rows that the client may be ahead.
+        promised: Rows of a block, in the order in which the client claims them; None for the next rows of the ring.
         unfilled: Rows that were claimed before a restart, one reservation per claim.
     """
 
@@ -71,6 +83,7 @@ class TableClaims:
         *,
         session: ClientSession | None = None,
         window: int = 0,
+        promised: Rows | None = None,
         unfilled: Sequence[Reservation] = (),
     ) -> None:
         self._stores = claiming.stores
@@ -82,34 +95,35 @@ class TableClaims:
         self._record = record
         self._session = session
         self._window = window
+        self.is_block = promised is not None
+        self.promised = NO_ROWS if promised is None else promised
         self._pending = deque(unfilled)  # claimed, and not known to be filled
         self._num_claimed = record.num_filled + sum(map(len, unfilled))
         self._state = _ClaimState.OPEN
         self._is_catching_up = False  # a commit wakes others, who catch up too
         self._failure: CapacityError | None = None
         self._last_request: int | None = None  # with an answer that the client may still ask for
-        self._table.claims = self
+        self._table.claims.append(self)
         self._active = claiming.active
         self._active.add(self)
-        entry.waiters.on_wait = self.listen
+        entry.waiters.on_wait = self._table.listen
         self._request_messages()
 
-    def catch_up(self) -> None:
+    def catch_up(self) -> bool:
         """Commits the rows that were filled, and takes claimed rows out of every sample."""
         if self._is_catching_up or self._state in (_ClaimState.BROKEN, _ClaimState.SETTLED):
-            return
+            return not self._is_catching_up
+        was_open = self._state is _ClaimState.OPEN
         self._is_catching_up = True
         self._failure = None
         try:
             # num_claimed is read first: every claim that it counts, but for the last, is filled, and num_written counts
             # its record.
-            mark = self._table.shared.read_mark()
             num_claimed, num_written = self._file.num_claimed, self._file.num_written
             if self._record.num_taken < num_written:
                 self._take_records(num_written)
             if num_claimed > self._num_claimed:
                 self._claim(num_claimed - self._num_claimed)
-            self._table.shared.note_committed(mark)
             self._request_messages()
         except CapacityError as error:  # the next call tries again
             self._failure = error
@@ -123,7 +137,11 @@ class TableClaims:
                 self._session.ended.set()
         finally:
             self._is_catching_up = False
+        if was_open and self._state is _ClaimState.ENDED:  # meanwhile: the client may have claimed more before
+            return self.catch_up()
+        self._end_promise()
         self._settle()
+        return self._failure is None
 
     def check_committed(self) -> None:
         """Raises CapacityError if rows that were filled could not be committed at the last attempt."""
@@ -144,6 +162,11 @@ class TableClaims:
         self._settle()
 
     @property
+    def client_id(self) -> bytes:
+        """Id of the client."""
+        return self._record.client_id
+
+    @property
     def num(self) -> int:
         """Number that distinguishes it from other claims of its client."""
         return self._record.num
@@ -160,12 +183,19 @@ class TableClaims:
             self._file.end()
         self._state = state
 
+    def _end_promise(self) -> None:
+        """Lets others have the rows of a block that the client will not claim any more."""
+        if self._state is _ClaimState.OPEN or self._failure is not None:  # it may have claimed more than is known here
+            return
+        self.promised, rows = NO_ROWS, self.promised
+        self._table.ring.end_promise(rows)
+
     def _settle(self) -> None:
         if self._pending or self._state in (_ClaimState.OPEN, _ClaimState.SETTLED):
             return
         self._enter(_ClaimState.SETTLED)
         self._active.discard(self)
-        self._table.claims = self._entry.waiters.on_wait = None
+        self._table.claims.remove(self)
         if not self._entry.waiters.is_deleted:
             self._stores.db.delete("pending", self._record.key)
         self._file.unlink()
@@ -177,7 +207,11 @@ class TableClaims:
         if self._num_claimed + num_rows > self._record.num_allowed:
             expected = f"claims of at most {self._record.num_allowed} rows"
             raise RemoteProtocolError(expected=expected, received=f"{self._num_claimed + num_rows}")
-        reservation = self._table.claim(num_rows)
+        if self.is_block:
+            reservation = self._table.claim_promised(self.promised[:num_rows])
+            self.promised = self.promised[num_rows:]
+        else:
+            reservation = self._table.claim(num_rows)
         self._num_claimed += num_rows
         self._pending.append(reservation)
         return reservation
@@ -212,9 +246,9 @@ class TableClaims:
         if len(reservation) != num_rows:
             raise RemoteProtocolError(expected=f"a record of {len(reservation)} rows", received=f"one of {num_rows}")
         num_allowed = self._record.num_allowed
-        if self._state is _ClaimState.OPEN:
-            promised = num_allowed - self._num_claimed
-            num_allowed = self._num_claimed + self._table.num_claimable(self._window, num_promised=promised)
+        if self._state is _ClaimState.OPEN and not self.is_block:
+            num_left = num_allowed - self._num_claimed
+            num_allowed = self._num_claimed + self._table.num_claimable(self._window, num_promised=num_left)
         num_filled = self._record.num_filled + num_rows
         record = replace(self._record, num_filled=num_filled, num_taken=num_taken, num_allowed=num_allowed)
         request, num_last = last
@@ -261,23 +295,35 @@ class Claiming:
         self.answers = answers
         self.traffic = traffic
         self._nums = count(1)
+        self._writers: WeakKeyDictionary[Table, deque[bytes]] = WeakKeyDictionary()  # clients that asked last
+
+    def end_own(self, session: ClientSession, entry: OpenedStore) -> None:
+        """Ends the claim of a client that asks for another one: it has used up the first, but for fewer rows than it
+        wants now, which are next in line."""
+        if (own := session.mover.claims.get(entry.record.uid)) is not None:
+            own.take_back()
 
     def offer(
         self, session: ClientSession, entry: OpenedStore, asked: control_pb2.ExtendRequest
     ) -> control_pb2.Claim | None:
         """Returns a claim for a client that has just extended a table; None if the client goes on asking for rows."""
         mover, table = session.mover, entry.get_table()
-        if not mover.lock_name or table.claims is not None or session.ended.is_set():
+        if not mover.lock_name or session.ended.is_set():
             return None
         if entry.spec.values or entry.group_keys or entry.lost or entry.record.read_only or entry.record.adopted:
             return None
         if entry.record.durability == "disk":  # its writes are answered one by one
             return None
-        window = min(asked.wished_claim, table.step_rows)  # rows found filled are committed in one turn
-        num_allowed = table.num_claimable(window)
-        if num_allowed < asked.num_rows:
-            return None
         uid, lock_name = entry.record.uid, mover.lock_name
+        if uid in mover.claims:  # it is still filling rows
+            return None
+        window = min(asked.wished_claim, table.step_rows)  # rows found filled are committed in one turn
+        is_block = self._note_writer(session, table)
+        if is_block:
+            window = num_promisable(table.ring, window) // asked.num_rows * asked.num_rows
+        num_allowed = table.num_claimable(window) if window else 0
+        if num_allowed < asked.num_rows * (MIN_BLOCK_EXTENDS if is_block else 1):
+            return None
         record = ClaimRecord(uid, lock_name, session.client_id, next(self._nums), table.ring.cursor, num_allowed)
         path = _make_path(entry, record)
         try:
@@ -286,10 +332,17 @@ class Claiming:
             _log.warning("rows of store %r cannot be claimed: %s", entry.name, error)
             return None
         record.save(self.stores.db)
-        mover.claims[uid] = TableClaims(self, entry, file, record, session=session, window=window)
+        promised = table.ring.promise(num_allowed) if is_block else None
+        mover.claims[uid] = TableClaims(self, entry, file, record, session=session, window=window, promised=promised)
         claim = control_pb2.Claim(first_row=record.first_row, uid=uid, num=record.num)
         claim.structure, claim.path = entry.record.structure, str(path.relative_to(self.stores.root.path))
         return claim
+
+    def _note_writer(self, session: ClientSession, table: Table) -> bool:
+        """Notes that a client asks for a claim; returns whether it gets a block, since it was not the only one."""
+        writers = self._writers.setdefault(table, deque(maxlen=NUM_REMEMBERED))
+        writers.append(session.client_id)
+        return any(writer != session.client_id for writer in (*writers, *(each.client_id for each in table.claims)))
 
     def on_claimed(self, session: ClientSession, claimed: control_pb2.Claimed) -> None:
         """Handles a client's report that it has filled rows, or will not fill them."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import SelectionError
-from tdserve.messages.row_numbers import Rows
+from tdserve.messages.row_numbers import NO_ROWS, Rows
 from tdserve.rules.replay.limiter import MinSize, SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
@@ -25,14 +25,20 @@ class Writer:
     """Claims of one writer, who claims two more rows just when they are taken back."""
 
     num = 1
+    client_id = b"writer"
+    is_block = False
+    promised = NO_ROWS
 
     def __init__(self, table: Table) -> None:
         self.table = table
         self.is_settled = False
-        table.claims = self
+        table.claims.append(self)
 
-    def catch_up(self) -> None:
+    def catch_up(self) -> bool:
         raise AssertionError("the table asks for the end of a claim, and is caught up by who uses it")
+
+    def listen(self) -> None:
+        raise AssertionError("nobody waits")
 
     def check_committed(self) -> None:
         return

@@ -9,25 +9,20 @@ import pytest
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError
-from tdserve.client.local.local_writes import Places, fill_rows
 from tdserve.messages.row_numbers import decode_rows, encode_rows
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.reservation import Reservation
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.tables import table_claims
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.table_claims import Claiming
-from tdserve.store.claim_file import ClaimFile
-from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
-from tests.unit.server.local_peer import LocalPeer, mapped
+from tests.unit.server.claimant import WINDOW, Claimant, live, num_reserved, plan, restarted, wish
+from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.replaying import create, extending, in_line, rows
 from tests.unit.server.world import Loop, World
-
-WINDOW = 8
 
 
 @pytest.fixture
@@ -56,80 +51,12 @@ def writer(claiming: Claiming, peer: LocalPeer, entry: OpenedStore, world: World
     return Claimant(claiming, peer, entry, world)
 
 
-class Claimant:
-    """A client that may claim rows.
-
-    Attributes:
-        first_row: First row of its claim.
-        file: Its claim file.
-    """
-
-    def __init__(self, claiming: Claiming, peer: LocalPeer, entry: OpenedStore, world: World) -> None:
-        claim = claiming.offer(peer.session, entry, wish(entry))
-        assert claim is not None
-        self.first_row = claim.first_row
-        self.file = ClaimFile.open(world.root.path / claim.path)
-        self._num = claim.num
-        self._claiming = claiming
-        self._peer = peer
-        self._entry = entry
-
-    def claim(self, num_rows: int) -> int:
-        """Claims rows to fill; returns the first one."""
-        first = self.file.claim(num_rows)
-        assert first is not None
-        return self.first_row + first
-
-    def extend(self, request: int, start: int, num_rows: int = 3) -> bool:
-        """Makes a whole extend; returns whether the server must be notified."""
-        begin = self.claim(num_rows)
-        self._entry.get_generation_values()[begin : begin + num_rows] |= 1
-        fill_rows(mapped(self._entry), Places(begin), [capture(rows(start, num_rows))])
-        return self.file.write(request, num_rows)
-
-    def tell(self, *, abandons: bool = False) -> None:
-        """Reports that it has filled rows, or that it will not."""
-        said = control_pb2.Claimed(uid=self._entry.record.uid, num=self._num, abandons=abandons)
-        self._claiming.on_claimed(self._peer.session, said)
-
-
-def wish(entry: OpenedStore, *, num_rows: int = 1, num_wished: int = WINDOW) -> control_pb2.ExtendRequest:
-    """Returns an extend request of a client that prefers to claim rows."""
-    return control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, wished_claim=num_wished)
-
-
-def plan(entry: OpenedStore, num_rows: int) -> Reservation:
-    """Reserves rows for another writer."""
-    reservation = entry.get_table().reserve(num_rows)
-    assert reservation is not None
-    return reservation
-
-
-def live(entry: OpenedStore) -> list[int]:
-    """Returns the rows that may be read."""
-    entry.catch_up()
-    return [int(row) for row in entry.get_table().list_live_rows()]
-
-
-def num_reserved(entry: OpenedStore) -> int:
-    """Returns the number of rows that a writer may be filling."""
-    entry.catch_up()
-    return int(entry.get_table().info()["num_reserved"])
-
-
 async def settled(entry: OpenedStore) -> None:
     """Waits until no row can be filled any more."""
     deadline = Deadline.after(20.0)
     while num_reserved(entry):
         assert not deadline.expired
         await entry.waiters.wait_for(lambda: None if num_reserved(entry) else True, deadline, lambda: "the proof")
-
-
-def restarted(world: World, name: str) -> OpenedStore:
-    """Opens a table as after a restart of the server."""
-    world.reopen()
-    Claiming(world.stores, world.answers, traffic=world.traffic).restore()
-    return world.stores.get(name)
 
 
 def test_offer_when_a_local_writer_wishes_then_so_many_rows_and_on_record(
@@ -140,10 +67,16 @@ def test_offer_when_a_local_writer_wishes_then_so_many_rows_and_on_record(
     assert writer.file.claim(WINDOW + 1) is None
 
 
-def test_offer_when_the_table_has_a_claim_then_none(
-    entry: OpenedStore, claiming: Claiming, peer: LocalPeer, writer: Claimant
+def test_offer_when_the_client_asks_for_rows_again_then_its_claim_is_over_and_it_gets_another(
+    world: World, entry: OpenedStore, claiming: Claiming, peer: LocalPeer, writer: Claimant
 ) -> None:
-    assert claiming.offer(peer.session, entry, wish(entry)) is None
+    writer.extend(1, 10)
+    claiming.end_own(peer.session, entry)
+    again = Claimant(claiming, peer, entry, world)
+    assert (writer.file.is_over, again.first_row) == (True, 3)
+    again.claim(1)
+    claiming.end_own(peer.session, entry)
+    assert claiming.offer(peer.session, entry, wish(entry)) is None, "it is still filling a row"
 
 
 def test_offer_when_the_client_cannot_write_here_then_none(
@@ -398,12 +331,12 @@ def test_offer_when_groups_are_just_being_learnt_then_no_claim_outlives_that(
     async def scenario() -> None:
         learning = asyncio.ensure_future(RuleKeys().learn_group(entry, ("g",), world.session()))
         while not learning.done():
-            if entry.get_table().claims is None:
+            if not entry.get_table().claims:
                 claiming.offer(peer.session, entry, wish(entry))
             await asyncio.sleep(0)
         await learning
 
     run(scenario())
     assert ("g",) in entry.known_groups
-    assert entry.get_table().claims is None
+    assert entry.get_table().claims == []
     assert claiming.offer(peer.session, entry, wish(entry)) is None

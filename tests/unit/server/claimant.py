@@ -1,0 +1,85 @@
+"""A local client that claims rows of a table, for the tests of the server's side."""
+
+from __future__ import annotations
+
+from tdserve.client.local.local_writes import Places, fill_rows
+from tdserve.rules.replay.reservation import Reservation
+from tdserve.server.opened_store import OpenedStore
+from tdserve.server.tables.table_claims import Claiming
+from tdserve.store.claim_file import ClaimFile
+from tdserve.structure.capture import capture
+from tdserve.v1 import control_pb2
+from tests.unit.server.local_peer import LocalPeer, mapped
+from tests.unit.server.replaying import rows
+from tests.unit.server.world import World
+
+WINDOW = 8
+"""Rows that a client wishes to claim."""
+
+
+class Claimant:
+    """A client that may claim rows.
+
+    Attributes:
+        first_row: First row of its claim.
+        file: Its claim file.
+    """
+
+    def __init__(self, claiming: Claiming, peer: LocalPeer, entry: OpenedStore, world: World) -> None:
+        claim = claiming.offer(peer.session, entry, wish(entry))
+        assert claim is not None
+        self.first_row = claim.first_row
+        self.file = ClaimFile.open(world.root.path / claim.path)
+        self._num = claim.num
+        self._claiming = claiming
+        self._peer = peer
+        self._entry = entry
+
+    def claim(self, num_rows: int) -> int:
+        """Claims rows to fill; returns the first one."""
+        first = self.file.claim(num_rows)
+        assert first is not None
+        return self.first_row + first
+
+    def extend(self, request: int, start: int, num_rows: int = 3) -> bool:
+        """Makes a whole extend; returns whether the server must be notified."""
+        begin = self.claim(num_rows)
+        self._entry.get_generation_values()[begin : begin + num_rows] |= 1
+        fill_rows(mapped(self._entry), Places(begin), [capture(rows(start, num_rows))])
+        return self.file.write(request, num_rows)
+
+    def tell(self, *, abandons: bool = False) -> None:
+        """Reports that it has filled rows, or that it will not."""
+        said = control_pb2.Claimed(uid=self._entry.record.uid, num=self._num, abandons=abandons)
+        self._claiming.on_claimed(self._peer.session, said)
+
+
+def wish(entry: OpenedStore, *, num_rows: int = 1, num_wished: int = WINDOW) -> control_pb2.ExtendRequest:
+    """Returns an extend request of a client that prefers to claim rows."""
+    return control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, wished_claim=num_wished)
+
+
+def plan(entry: OpenedStore, num_rows: int) -> Reservation:
+    """Reserves rows for another writer."""
+    reservation = entry.get_table().reserve(num_rows)
+    assert reservation is not None
+    return reservation
+
+
+def live(entry: OpenedStore) -> list[int]:
+    """Returns the rows that may be read."""
+    entry.catch_up()
+    return [int(row) for row in entry.get_table().list_live_rows()]
+
+
+def num_reserved(entry: OpenedStore) -> int:
+    """Returns the number of rows that a writer may be filling."""
+    entry.catch_up()
+    return int(entry.get_table().info()["num_reserved"])
+
+
+def restarted(world: World, name: str) -> OpenedStore:
+    """Opens a table as after a restart of the server."""
+    world.reopen()
+    Claiming(world.stores, world.answers, traffic=world.traffic).restore()
+    return world.stores.get(name)
