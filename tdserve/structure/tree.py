@@ -50,7 +50,8 @@ __all__ = [
 ]
 
 _MAX_KEPT_ROW_COUNTS = 256
-"""Specs cached by ``with_rows``: callers use few batch sizes, and an adversary must not fill the memory."""
+"""Specs cached by ``with_rows`` and by ``with_per_row``: callers use few batch sizes and mixtures, and an adversary
+must not fill the memory."""
 
 
 _MAX_KEPT_SELECTIONS = 1024
@@ -279,14 +280,22 @@ class Spec:
     def with_per_row(self, is_per_row: Mapping[Path, bool]) -> Spec:
         """Returns this spec with one value per row, or one for all, in the named non-tensor leaves.
 
-        Others are unchanged.
+        Others are unchanged. Cached, since every read of a store may need it.
         """
-        changed: dict[Path, Entry] = {
-            path: leaf._replace(per_row=not leaf.per_row)
-            for path, leaf in self.values
-            if leaf.ragged is None and is_per_row.get(path, leaf.per_row) != leaf.per_row
-        }
-        return Spec(replace_entries(self.root, changed)) if changed else self
+        kept: dict[frozenset[tuple[Path, bool]], Spec] = self.memo.setdefault("per row", {})
+        wanted = frozenset(is_per_row.items())
+        spec = kept.get(wanted)
+        if spec is None:
+            changed: dict[Path, Entry] = {
+                path: leaf._replace(per_row=not leaf.per_row)
+                for path, leaf in self.values
+                if leaf.ragged is None and is_per_row.get(path, leaf.per_row) != leaf.per_row
+            }
+            spec = Spec(replace_entries(self.root, changed)) if changed else self
+            if len(kept) >= _MAX_KEPT_ROW_COUNTS:
+                kept.clear()
+            kept[wanted] = spec
+        return spec
 
     def _list_children(self, path: Path, node: Node) -> dict[str, tuple[int, Entry]]:
         """Returns the entries of the node at ``path`` by key, with their positions.

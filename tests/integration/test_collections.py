@@ -1,4 +1,4 @@
-"""Garbage collections that begin inside of calls: none is set off by tensors that are new each time."""
+"""Garbage collections that begin inside of calls: none is set off by tensors that are new each time, or by values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.base.config import TransportName
@@ -104,6 +104,27 @@ def test_publish_and_latest_when_of_a_module_of_many_then_not_even_a_collection_
             client.latest(name, into=into)
         assert begun == [] or number <= 3, "its tensors are remembered when they come again"
         assert filled.tolist() == [number, number]
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_reads_when_values_are_decoded_then_nothing_is_left_for_the_collector(
+    client: tdserve.Client, transport: str
+) -> None:
+    like = TensorDict({"messages": NonTensorData([{"role": "user"}]), "number": torch.tensor(0)}, [])
+    replay = client.create_replay(f"values-{transport}", like=like, capacity=64)
+    messages = [[{"role": "user", "content": str(number)}] for number in range(64)]
+    replay.extend(TensorDict({"messages": NonTensorStack(*messages), "number": torch.arange(64)}, [64]))
+    for _ in range(3):
+        assert replay[torch.arange(64)].get("messages").tolist() == messages
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            assert replay[torch.arange(64)].get("messages").tolist() == messages
+        num_left = gc.collect()
+    finally:
+        gc.enable()
+    assert num_left < 10, "less than one object of each read"
 
 
 @pytest.mark.full

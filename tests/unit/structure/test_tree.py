@@ -256,6 +256,14 @@ def test_with_rows_when_something_is_ragged_then_its_elements_stay() -> None:
     assert spec.with_per_row({("t",): False}) is spec
 
 
+def test_with_per_row_when_asked_again_then_the_same_spec() -> None:
+    spec = with_entry("a", ValueLeaf((3,), True))
+    changed_spec = spec.with_per_row({("a",): False})
+    assert changed_spec.find(("a",)) == ValueLeaf((3,), False)
+    assert spec.with_per_row({("a",): False}) is changed_spec
+    assert spec.with_per_row({("a",): True}) is spec
+
+
 @pytest.mark.parametrize(
     ("expected", "actual"),
     [
