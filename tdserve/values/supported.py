@@ -6,7 +6,7 @@ A value of any other type is refused, subclasses too: to restore it as something
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 from typing import Any
 
@@ -42,6 +42,8 @@ _MANY, _DEEP = 1000, 8
 """Above this number of containers on a level, or below this level, repeated containers are checked once: a list that
 contains itself would otherwise grow without bound."""
 
+_IterContent = Callable[[Collection[Any]], Iterator[Any]]
+
 _FEW_DICTS = 8
 """A set of all their keys takes no less time than looking at the keys of so few."""
 
@@ -68,22 +70,23 @@ def check_values(values: Collection[Any], *, key: str = "") -> None:
         held = [value for value in level if type(value) in _CONTAINERS] if kinds - _CONTAINERS else level
         if len(held) > _MANY or depth > _DEEP:
             held = list({id(value): value for value in held}.values())
-        content: list[Any] = [*held] if dict not in kinds else _split_dicts(held)
-        kinds = set(map(type, chain.from_iterable(content)))
-        level = [] if ATOMS.issuperset(kinds) else list(chain.from_iterable(content))
+        content: _IterContent = _iter_content if dict in kinds else chain.from_iterable
+        kinds = set(map(type, content(held)))
+        level = [] if ATOMS.issuperset(kinds) else list(content(held))
     raise _make_refusal(f"the value at key {key!r}", "its containers are nested too deep")
 
 
-def _split_dicts(held: Collection[Any]) -> list[Any]:
-    """Returns containers that hold the same values, with keys and values of dicts apart.
+def _iter_content(held: Collection[Any]) -> Iterator[Any]:
+    """Yields what containers hold, keys of dicts included.
 
-    Many dicts mostly have the same keys: each is returned once. Where equal keys differ in type, the type that is not
-    returned is checked when it is encoded.
+    Many dicts mostly have the same keys: each is yielded once. Where equal keys differ in type, the type that is left
+    out is checked when it is encoded.
     """
     dicts = [value for value in held if type(value) is dict]
     others = [value for value in held if type(value) is not dict] if len(dicts) < len(held) else []
     keys = [set[Any]().union(*dicts)] if len(dicts) > _FEW_DICTS else dicts
-    return [*keys, *map(dict.values, dicts), *others]
+    # One view of values after the other: hundreds that live together wake the garbage collector.
+    return chain(chain.from_iterable(keys), chain.from_iterable(map(dict.values, dicts)), chain.from_iterable(others))
 
 
 def check_other(value: Any, key: str) -> None:
