@@ -58,8 +58,17 @@ MAX_PACKED_LEAVES = 64
 Making its files then takes a few milliseconds at most."""
 
 
+MAX_PACKED_ZEROS_BYTES = 64 * 1024
+"""The same limit for a new store of zeros, or a table without rows, whose content takes no place in the catalog."""
+
+
+def may_be_packed_as_zeros(stored: Spec) -> bool:
+    """Returns whether a new store or table of this structure, rows included, needs no files before it is used."""
+    return len(stored.tensors) <= MAX_PACKED_LEAVES and stored.nbytes <= MAX_PACKED_ZEROS_BYTES
+
+
 def may_be_packed(spec: Spec) -> bool:
-    """Returns whether a new tensordict store of this structure needs no files before it is used."""
+    """Returns whether a new tensordict store of this structure, with content, needs no files before it is used."""
     if spec.values or len(spec.tensors) > MAX_PACKED_LEAVES:
         return False
     return sum(write_layout(spec).message_nbytes) <= MAX_PACKED_BYTES

@@ -281,8 +281,8 @@ class ControlProcess:
         with self._services.held.admit_unary(must_wait=request.name not in self._services.stores.catalog):
             stores, deadline = self._services.stores, Deadline.after(request.timeout_s)
             record = await stores.wait_visible(request.name, deadline)
-            if record.packed:
-                return descriptions.describe_packed(stores, record, with_spec=not request.without_spec)
+            if record.packed and request.without_spec:  # else its files may be wanted, whose path is in there
+                return descriptions.describe_packed(stores, record, with_spec=False)
             entry = await stores.wait(request.name, deadline)
         entry.catch_up()
         return descriptions.describe(stores, entry, with_spec=not request.without_spec)

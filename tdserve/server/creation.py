@@ -19,6 +19,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.base.ids import check_store_name
+from tdserve.messages.content import may_be_packed_as_zeros
 from tdserve.rules.catalog import (
     OTHER_STRUCTURE,
     StoreKind,
@@ -31,6 +32,7 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.server import descriptions, inline_tasks
 from tdserve.server.keyed_stores import make_keyed_record
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.opening import make_stored_spec
 from tdserve.server.stores import Stores
 from tdserve.server.tables.policies import check_policy, wake_followers
 from tdserve.store.catalog_db import Transaction
@@ -141,6 +143,14 @@ class Creation:
             await self._make_way(name, request.replaces_empty_uid)
         await self._stores.open_apart(name)
         existing = find_or_refuse(self._stores, wanted, spec, exists_ok=request.exists_ok)
+        if existing is None and may_be_made_later(wanted, spec) and not self._stores.catalog.is_taken(name):
+            packed = self._stores.make_packed(wanted, spec)
+            description = descriptions.describe_packed(self._stores, packed, with_spec=False)
+            made_later = control_pb2.CreateStoreResponse(description=description, created=True)
+            done = control_pb2.Done(created_store=made_later)
+            with self._stores.db.begin_transaction() if record is None else record(done) as txn:
+                self._stores.pack(packed, None, txn)
+            return made_later
         if existing is None:
 
             def begin(entry: OpenedStore) -> AbstractContextManager[Transaction]:
@@ -204,6 +214,14 @@ class Creation:
         """Deletes the stores that a session, which has ended, has not finished filling."""
         for entry in self._stores.list_loading(session):
             await self._stores.delete(entry)
+
+
+def may_be_made_later(wanted: StoreRecord, spec: Spec) -> bool:
+    """Returns whether the files of a store of zeros, or of a table, may wait for its first use. Those of a table with a
+    policy may not: its description needs its rules."""
+    if wanted.kind == "replay" and Settings.from_json(wanted.settings).policy:
+        return False
+    return wanted.kind in ("tensordict", "replay") and may_be_packed_as_zeros(make_stored_spec(wanted, spec))
 
 
 def find_or_refuse(stores: Stores, wanted: StoreRecord, spec: Spec, *, exists_ok: bool) -> OpenedStore | None:

@@ -6,9 +6,9 @@ import time
 
 from tdserve.base.deadline import Deadline
 from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.replay.settings import Settings
 from tdserve.server.keyed_stores import count_entries
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.packed_stores import PACKED_VERSION
 from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import make_counts, num_lost
@@ -62,7 +62,10 @@ def describe_packed(stores: Stores, record: StoreRecord, *, with_spec: bool = Tr
     """Returns the description of a store that nobody has used."""
     spec = stores.specs.get(record.fingerprint, record.order)
     description = _describe_record(record, spec, with_spec=with_spec)
-    description.num_rows, description.nbytes, description.version = record.num_rows, record.nbytes, PACKED_VERSION
+    description.nbytes, description.version = record.nbytes, stores.packed.get_version(record)
+    description.num_rows = 0 if record.kind == "replay" else record.num_rows
+    if record.kind == "replay":
+        description.min_size = getattr(Settings.from_json(record.settings).limiter, "min_size", 0)
     return description
 
 

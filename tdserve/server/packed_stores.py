@@ -12,14 +12,17 @@ import shutil
 from tdserve.base.errors import CorruptDataError
 from tdserve.messages.content import write_layout
 from tdserve.rules.catalog import Catalog, StoreRecord
-from tdserve.server.opening import make_files
+from tdserve.server.opening import make_files, make_stored_spec
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.store.root import Root
 from tdserve.structure.tree import Path, Spec
 
 PACKED_VERSION = 1
-"""Content version of a packed store: that of its first content."""
+"""Content version of a packed store that has content."""
+
+_WITHOUT_CONTENT, _WITH_CONTENT = b"\0", b"\1"
+"""What is kept of a store of zeros, and in front of the content of another."""
 
 
 class PackedStores:
@@ -46,10 +49,14 @@ class PackedStores:
             elif not catalog.get(name, with_loading=True).packed:
                 self._unpacked.add(key.decode())
 
-    def put(self, record: StoreRecord, content: bytes, txn: Transaction) -> None:
-        """Records a store and its content, as messages of the layout of a write."""
+    def put(self, record: StoreRecord, content: bytes | None, txn: Transaction) -> None:
+        """Records a store and its content, as messages of the layout of a write; None for zeros."""
         txn.put("stores", record.name.encode(), record.to_bytes())
-        txn.put("packed", record.uid.encode(), content)
+        txn.put("packed", record.uid.encode(), _WITHOUT_CONTENT if content is None else _WITH_CONTENT + content)
+
+    def get_version(self, record: StoreRecord) -> int:
+        """Returns the content version of a packed store."""
+        return PACKED_VERSION if has_content(self._db, record) else 0
 
     def delete(self, record: StoreRecord, txn: Transaction) -> None:
         """Deletes what is recorded of a store."""
@@ -67,11 +74,13 @@ class PackedStores:
         content = self._db.get("packed", record.uid.encode())
         if content is None:
             raise CorruptDataError(path="catalog", expected=f"the content of store {record.name!r}", actual="none")
-        folder, spec = self._root.store_folder(record.name), self._specs.get(record.fingerprint, record.order)
+        folder = self._root.store_folder(record.name)
+        stored = make_stored_spec(record, self._specs.get(record.fingerprint, record.order))
+        contents = _split(content[1:], stored) if content[:1] == _WITH_CONTENT else None
         self._remove_files(record)
         unpacked = record.with_files()
         try:
-            make_files(folder, spec, record, contents=_split(content, spec))
+            make_files(folder, stored, record, contents=contents)
             with self._db.begin_transaction(is_decided=True) as txn:  # no later change is on record without this one
                 txn.put("stores", record.name.encode(), unpacked.to_bytes())
         except BaseException:
@@ -91,6 +100,11 @@ class PackedStores:
         folder = self._root.store_folder(record.name)
         if folder.exists():
             shutil.rmtree(folder)
+
+
+def has_content(db: CatalogDB, record: StoreRecord) -> bool:
+    """Returns whether the catalog has the first content of a store; what it has of a store of zeros does not count."""
+    return (db.get("packed", record.uid.encode()) or b"")[:1] == _WITH_CONTENT
 
 
 def _split(content: bytes, spec: Spec) -> dict[Path, bytes]:

@@ -23,6 +23,7 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.ring import NAME_MASK
 from tdserve.rules.weights import STEP_AFTER_LOSS
 from tdserve.server.opening import FILLED, make_stored_spec
+from tdserve.server.packed_stores import has_content
 from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.specs import Specs
@@ -115,7 +116,8 @@ def _is_packed(db: CatalogDB, specs: Specs, folder: Path, record: StoreRecord) -
     stored = make_stored_spec(record, specs.get(record.fingerprint, record.order))
     try:
         store = SyncedStore.from_spec(stored, uid=record.uid, folder=str(folder), structure=record.structure)
-        return int(Watermark.open(store, makes=False).generations.max()) <= FILLED
+        first = FILLED if has_content(db, record) else 0
+        return int(Watermark.open(store, makes=False).generations.max()) <= first
     except TDServeError:  # no pass has covered its files
         return True
 

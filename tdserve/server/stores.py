@@ -296,26 +296,29 @@ class Stores:
             self._show(entry)
         return entry
 
-    def pack(self, record: StoreRecord, spec: Spec, content: bytes, txn: Transaction) -> None:
-        """Creates a visible store whose files are made when it is first used, as part of a transaction.
+    def make_packed(self, record: StoreRecord, spec: Spec) -> StoreRecord:
+        """Returns the record of a new store whose files are made when it is first used; ``pack`` creates it.
 
         Args:
-            record: As for ``create``, of a tensordict store.
-            spec: Its structure, for which ``may_be_packed`` is true.
-            content: Its content, as messages of the layout of a write.
+            record: As for ``create``, of a tensordict store or a table.
+            spec: As for ``create``.
 
         Raises:
             StoreExistsError: The name is taken.
         """
         self.catalog.check_free(record.name)
-        order, extra = self.specs.learn(spec), tuple(list_dotted(find_extra_paths(spec)))
-        packed = replace(_complete(record, spec, loading=False), packed=True, order=order, extra=extra)
-        self.packed.put(packed, content, txn)
+        stored = make_stored_spec(record, spec)
+        order, extra = self.specs.learn(spec), tuple(list_dotted(find_extra_paths(stored)))
+        return replace(_complete(record, stored, loading=False), packed=True, order=order, extra=extra)
+
+    def pack(self, record: StoreRecord, content: bytes | None, txn: Transaction) -> None:
+        """Creates a store without files as part of a transaction; ``content`` as for ``PackedStores.put``."""
+        self.packed.put(record, content, txn)
 
         def show() -> None:
-            self.catalog.add(packed)
+            self.catalog.add(record)
             self._garbage.note_store()
-            self._wake(packed.name)
+            self._wake(record.name)
 
         txn.show(show)
 

@@ -68,6 +68,7 @@ def test_table_when_its_first_values_find_a_full_disk_then_refused_and_no_worker
     like = TensorDict({"number": torch.tensor(0), "text": ""}, [])
     with tdserve.Server(disk / "root") as server, server.client(transport="gloo", timeout_s=60.0) as client:
         table = client.create_replay("texts", like=like, capacity=1000)
+        assert len(table) == 0  # the first use makes its files
         fill(disk)
         row = TensorDict({"number": torch.tensor([1]), "text": NonTensorStack("z" * 2000)}, [1])
         with pytest.raises(tdserve.CapacityError):

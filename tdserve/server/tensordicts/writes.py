@@ -110,7 +110,7 @@ class Writes:
             check_inline(asked.content, write_layout(spec))
             done = control_pb2.Done(version=PACKED_VERSION)
             with self._answers.begin_transaction(session.client_id, request, done.SerializeToString()) as txn:
-                self._stores.pack(wanted, spec, asked.content.inline, txn)
+                self._stores.pack(self._stores.make_packed(wanted, spec), asked.content.inline, txn)
             return done
         entry = entry or await self._creation.begin_filling(session.number, wanted, spec)
         entry.is_filling = True

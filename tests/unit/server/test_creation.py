@@ -18,6 +18,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES
+from tdserve.server import descriptions
 from tdserve.server.creation import MAX_CAPACITY_ROWS, Creation
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.worker_spec_cache import WorkerSpecCache
@@ -41,7 +42,9 @@ def test_create_when_of_any_kind_then_described(world: World, run: Loop, kind: A
     answer = run(world.creation.create(make_request(kind=kind, capacity=10)))
     assert answer.created
     assert (answer.description.kind, answer.description.num_rows) == (kind, num_rows)
+    entry = world.stores.get("x")  # makes the files, if it needed none until now
     assert list((world.root.path / answer.description.path).iterdir())
+    assert descriptions.describe(world.stores, entry, with_spec=False) == answer.description
 
 
 def test_create_when_an_attempt_before_has_only_made_way_then_made(world: World, run: Loop) -> None:

@@ -108,7 +108,7 @@ def test_recover_when_the_catalog_has_its_first_content_then_that_counts_until_a
         spec = capture(TensorDict({"x": torch.zeros(3)}, [3]), store="s").spec
         stores.append(SyncedStore.from_spec(spec, uid=UID, folder=str(folder), structure=0))
     with CatalogDB(root.catalog_folder) as db:
-        db.put("packed", UID.encode(), b"content")
+        db.put("packed", UID.encode(), b"\1content")
         db.delete("stores", b"later")
         db.delete("pending", b"journal:of something")
         assert Pass(str(root.catalog_folder), str(root.synced_folder), stores).run() == {}
