@@ -21,7 +21,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.messages.layout import Layout
-from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, explain_read_only
+from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, explain_read_only, make_identity
 from tdserve.rules.replay.shared_numbers import SharedNumbers
 from tdserve.store import object_folders
 from tdserve.store.adopted import Adopted
@@ -74,6 +74,11 @@ class MappedStore:
     def name(self) -> str:
         """Name of the store and of its folder."""
         return self.folder.name
+
+    @cached_property
+    def identity(self) -> str:
+        """Names the store and the structure that is mapped, as ``OpenedStore.identity`` does."""
+        return make_identity(self.uid, self.structure)
 
     @property
     def is_current(self) -> bool:

@@ -370,6 +370,11 @@ def _name_settings(text: str) -> dict[str, str]:
     return found
 
 
+def make_identity(uid: str, structure: int) -> str:
+    """Returns a text that names an incarnation of a store and one of the structures that it has had."""
+    return f"{uid}.{structure}"
+
+
 def explain_read_only(adopted: str) -> str:
     """Returns the reason of a ReadOnlyError for an adopted folder."""
     return f"it was adopted with read_only=True from {adopted}; delete it and adopt it again to write"

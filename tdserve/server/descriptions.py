@@ -83,6 +83,7 @@ def _describe_record(record: StoreRecord, spec: Spec, *, with_spec: bool) -> con
         settings=record.settings,
         share_non_tensor=record.share_non_tensor,
         max_object_bytes=record.max_object_bytes,
+        structure=record.structure,
         durability=record.durability,
         adopted=record.adopted,
         read_only=record.read_only,

@@ -19,7 +19,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.messages.row_sets import RowSet
-from tdserve.rules.catalog import StoreRecord, explain_read_only
+from tdserve.rules.catalog import StoreRecord, explain_read_only, make_identity
 from tdserve.rules.kv.keyed_state import KeyedState
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.table import Table
@@ -89,6 +89,11 @@ class OpenedStore:
     def name(self) -> str:
         """Name of the store."""
         return self.record.name
+
+    @property
+    def identity(self) -> str:
+        """Names the store and the structure that it has now."""
+        return make_identity(self.record.uid, self.record.structure)
 
     def get_table(self) -> Table:
         """Returns a table's rules. Raises WrongStateError for another kind of store."""

@@ -89,7 +89,7 @@ class SmallReads:
                 return self._answer_get(message.request, message.get)
             asked = message.sample if kind == "sample" else message.read if kind == "read" else None
             store = None if asked is None else self._stores.find_readable(asked.store)
-            if asked is None or store is None or asked.fingerprint != store.spec.fingerprint:
+            if asked is None or store is None or not _is_meant(asked, store):
                 return None
             if asked.message_nbytes and message.channel != channel_number:
                 return None
@@ -106,7 +106,8 @@ class SmallReads:
             return None
         plan = plan_read(store, asked)
         expected, nbytes = tuple(asked.message_nbytes), sum(plan.layout.message_nbytes)
-        if plan.spec.values or nbytes > (MAX_SENT_BYTES if expected else self._inline_bytes):
+        paths = [path for path, _ in plan.spec.values]
+        if (paths and expected) or nbytes > (MAX_SENT_BYTES if expected else self._inline_bytes):
             return None
         # The first of several messages would be sent before it is known whether its rows stay unchanged.
         if expected and (send is None or expected != plan.layout.message_nbytes or len(expected) > 1):
@@ -120,13 +121,17 @@ class SmallReads:
             send(make_tag(request), plan.layout.messages, source)
             self._count_sent(nbytes)
             return SENT
-        inline = pack(plan.layout.messages, source)
+        values = read_values(store, paths, plan.elements) if paths else b""
+        inline = pack(plan.layout.messages, source)  # behind the values: its end tells whether anything was written
         if not store.is_current:
             return None
-        self._count_inline(len(inline))
-        accepted = control_pb2.Accepted(fingerprint=asked.fingerprint, version=version)
+        accepted = control_pb2.Accepted(fingerprint=asked.fingerprint, version=version, values=values)
         done = control_pb2.Done(inline=inline, accepted=accepted)
-        return control_pb2.ServerMessage(request=request, done=done).SerializeToString()
+        answer = control_pb2.ServerMessage(request=request, done=done).SerializeToString()
+        if len(answer) > MAIL_BYTES:
+            return None
+        self._count_inline(len(inline))
+        return answer
 
     def _answer_rows(
         self,
@@ -206,3 +211,10 @@ class SmallReads:
             return None
         self._count_inline(nbytes)
         return answer
+
+
+def _is_meant(asked: control_pb2.ReadRequest | control_pb2.SampleRequest, store: MappedStore) -> bool:
+    """Returns whether the client knows the structure of this store."""
+    if isinstance(asked, control_pb2.ReadRequest) and asked.identity:
+        return asked.identity == store.identity
+    return asked.fingerprint == store.spec.fingerprint

@@ -185,3 +185,77 @@ def test_reads_when_writers_overwrite_all_the_time_then_every_row_is_whole(
             is_over.set()
         for each in writing:
             each.result()
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+@pytest.mark.parametrize("text", [False, True])
+def test_get_by_name_when_control_stands_still_then_goes_on(
+    fresh_server: FreshServer, transport: str, text: bool
+) -> None:
+    server = fresh_server()
+    with server.client(transport=transport, timeout_s=1.0) as client:
+        client.init_remote(make_rows(1, 2, text=text), "s")
+
+        def goes_alone() -> bool:
+            client.from_remote_init("s")
+            with stopped(server), suppress(tdserve.DeadlineExceededError):
+                return read_numbers(client.from_remote_init("s")) == [1, 2]
+            return False
+
+        wait_for(goes_alone, "a read without control")
+        client.send(make_rows(3, 4, text=text), "s")
+        with stopped(server):
+            assert read_numbers(client.from_remote_init("s")) == [3, 4]
+
+
+def test_get_by_name_when_the_store_was_made_again_then_as_it_is_now(client: tdserve.Client, name: str) -> None:
+    """In all that its fingerprint leaves out, too."""
+    td = TensorDict({"a": torch.ones(2), "b": torch.zeros(2)}, [2], names=["time"])
+    client.init_remote(td, name)
+    for _ in range(2):
+        assert client.from_remote_init(name).names == ["time"]
+    client.delete(name)
+    client.init_remote(TensorDict({"b": torch.ones(2), "a": torch.zeros(2)}, [2]), name)
+    for _ in range(2):
+        found = client.from_remote_init(name)
+        assert (list(found.keys()), found.names) == (["b", "a"], [None])
+        assert found["b"].tolist() == [1, 1]
+
+
+def test_get_by_name_when_keys_were_added_then_has_them(client: tdserve.Client, name: str) -> None:
+    client.init_remote(make_rows(1, 2), name)
+    client.from_remote_init(name)
+    client[name].update({"more": torch.ones(2)})
+    assert client.from_remote_init(name)["more"].tolist() == [1, 1]
+
+
+def test_get_by_name_when_the_store_is_gone_then_waits_for_the_next(client: tdserve.Client, name: str) -> None:
+    client.init_remote(make_rows(1, 2), name)
+    client.from_remote_init(name)
+    client.delete(name)
+    with pytest.raises(tdserve.StoreNotFoundError):
+        client.from_remote_init(name, timeout_s=0)
+    with ThreadPoolExecutor(1) as thread:
+        waits = thread.submit(client.from_remote_init, name)
+        client.init_remote(make_rows(5, 6), name)
+        assert read_numbers(waits.result(20.0)) == [5, 6]
+
+
+def test_send_when_the_store_was_made_again_then_goes_to_it_if_it_fits(client: tdserve.Client, name: str) -> None:
+    client.init_remote(make_rows(1, 2), name)
+    client.send(make_rows(3, 4), name)
+    client.delete(name)
+    with pytest.raises(tdserve.StoreNotFoundError):
+        client.send(make_rows(3, 4), name)
+    client.init_remote(make_rows(1, 2), name)
+    client.send(make_rows(5, 6), name)
+    assert read_numbers(client.from_remote_init(name)) == [5, 6]
+    client.delete(name)
+    client.init_remote(make_rows(1, 2, 3), name)
+    with pytest.raises(tdserve.SpecMismatchError):
+        client.send(make_rows(5, 6), name)
+    client.delete(name)
+    client.create_replay(name, make_rows(0)[0], 2).extend(make_rows(1, 2))
+    with pytest.raises(tdserve.WrongStateError):
+        client.send(make_rows(5, 6), name)
+    assert read_numbers(client.replay(name)[:]) == [1, 2]

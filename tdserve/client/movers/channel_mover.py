@@ -94,7 +94,9 @@ class ChannelMover(ClientMover):
     def read_known(self, wanted: WantedSelection, stored: Spec, request: int, deadline: Deadline) -> Content | None:
         """Requests the content and waits for it, without an answer before it, which saves two messages."""
         session = self._session
-        if wanted.destination is not None or not may_expect(deadline) or session.is_renewing:
+        if wanted.known is not None or wanted.destination is not None or not may_expect(deadline):
+            return None  # what a fingerprint leaves out may have changed, or the content goes elsewhere
+        if session.is_renewing:
             return None
         chosen = select_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
         if chosen.values:

@@ -148,7 +148,9 @@ class MappedMover(ClientMover):
     def read_known(self, wanted: WantedSelection, stored: Spec, request: int, deadline: Deadline) -> Content | None:
         """Copies the selection without a request."""
         store = self._local.find_known(wanted.name, stored)
-        return None if store is None else self._copy_selection(store, wanted)
+        if store is None or (wanted.known is not None and store.identity != wanted.known.identity):
+            return None
+        return self._copy_selection(store, wanted)
 
     def take_selection(self, reply: Reply, wanted: WantedSelection, stored: Spec) -> Content:
         """Copies a selection; repeats that while it is being written. The next read needs no answer."""

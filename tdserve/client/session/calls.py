@@ -24,6 +24,7 @@ from tdserve.base.errors import (
 from tdserve.client.content.gpu import find_gpu
 from tdserve.client.session.catalog_client import CatalogClient, check_wait_s
 from tdserve.client.session.client_mover import ClientMover
+from tdserve.client.session.known_stores import KnownStores
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
 from tdserve.client.session.timeouts import compute_min_channel_s
@@ -83,6 +84,7 @@ class SessionClient:
         catalog: For calls that need no session.
         requests: Numbers of its requests.
         senders: Of open writers on this client, which closes them before it ends.
+        known_stores: Stores that were read by name.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class SessionClient:
         self._root = root
         self.pool = BufferPool()
         self.senders: WeakSet[Sender] = WeakSet()
+        self.known_stores = KnownStores()
         self._lock = Lock()
         self._opening: Opening | None = None
         self._session: Session | None = None

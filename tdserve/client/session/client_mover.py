@@ -12,6 +12,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.local.row_claim import RowClaim
+from tdserve.client.session.known_stores import KnownStore
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import OnAnnounced, Reply
 from tdserve.data.opened import MappedStore
@@ -43,7 +44,8 @@ class WantedRows:
 
 @dataclass(frozen=True)
 class WantedSelection:
-    """The part of a tensordict store that is read; attributes as the arguments of ``read_selection``."""
+    """The part of a tensordict store that is read; attributes as the arguments of ``read_selection``, and what the
+    client knows of a store whose structure was not given."""
 
     name: str
     selection: Selection
@@ -53,6 +55,7 @@ class WantedSelection:
     destination: Destination | None
     device: Any
     allow_pickle: bool | None
+    known: KnownStore | None = None
 
     def request(self, deadline: Deadline) -> control_pb2.ReadRequest:
         """Makes the request for it."""
@@ -61,6 +64,7 @@ class WantedSelection:
             selection=self.selection.to_message(),
             keys=[content_pb2.Path(parts=path) for path in self.keys],
             fingerprint=self.spec.fingerprint if self.spec is not None else b"",
+            identity=self.known.identity if self.known is not None else "",
             newer_than=None if self.newer_than is None or self.newer_than < 0 else self.newer_than,
             timeout_s=deadline.remaining_s,
         )

@@ -86,6 +86,7 @@ class StoreDescription:
         adopted: The user's folder that contains its tensors; "" if they are in the store's own.
         read_only: Whether every write is refused.
         num_waiting: Calls of clients that are waiting for it: for rows, for room, for a version.
+        structure: How often its structure has changed.
     """
 
     name: str
@@ -121,6 +122,7 @@ class StoreDescription:
     adopted: str = ""
     read_only: bool = False
     num_waiting: int = 0
+    structure: int = 0
 
     @property
     def rows(self) -> int:
@@ -216,6 +218,7 @@ def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
         share_non_tensor=message.share_non_tensor,
         max_object_bytes=message.max_object_bytes,
         durability=message.durability,
+        structure=message.structure,
         policy=json.loads(message.settings).get("policy", "") if message.settings else "",
         newest_policy_version=message.newest_policy_version,
         lag_min=lags.min if lags is not None else None,

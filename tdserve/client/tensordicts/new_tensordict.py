@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import StoreExistsError, StructureChangedError
+from tdserve.base.errors import SpecMismatchError, StoreExistsError, StructureChangedError
 from tdserve.base.ids import check_store_name
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import check_storage
+from tdserve.client.session.known_stores import KnownStore
 from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tensordicts.memmap_arguments import check_sizes
 from tdserve.client.tensordicts.reading import open_store
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.selection.selection import EVERYTHING
+from tdserve.rules.catalog import make_identity
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.declaring import Declared, declare_ragged, list_declared_paths, make_first_values, make_zeros
 from tdserve.structure.fake_tensors import to_meta_capture, to_structure_capture
@@ -129,16 +131,30 @@ def replace_content(client: SessionClient, name: str, captured: Captured, td: An
         captured: The content, captured without knowing the store.
         td: The tensordict that it was captured from.
     """
+    known = client.known_stores.find(name)
+    if known is not None:
+        try:
+            return _replace_known(client, name, known, captured, td, deadline)
+        except SpecMismatchError:  # it may be another store now
+            client.known_stores.forget(name)
     while True:
         try:
-            return _replace_known(client, name, captured, td, deadline)
+            found = client.catalog.describe_existing(name, deadline)
+            stored = open_store(client, found, "send()").spec
+            known = KnownStore(make_identity(found.uid, found.structure), stored, found.share_non_tensor)
+            client.known_stores.learn(name, known)
+            return _replace_known(client, name, known, captured, td, deadline)
         except StructureChangedError:  # the structure has changed since it was requested
             deadline.raise_if_expired(f"a write to {name!r}, whose keys others keep changing")
 
 
-def _replace_known(client: SessionClient, name: str, captured: Captured, td: Any, deadline: Deadline) -> int:
-    stored = open_store(client, client.catalog.describe_existing(name, deadline), "send()").spec
+def _replace_known(
+    client: SessionClient, name: str, known: KnownStore, captured: Captured, td: Any, deadline: Deadline
+) -> int:
+    stored = known.spec
     if stored.has_ragged or captured.spec.has_ragged:
         captured = capture(td, store=name, allow_pickle=client.allow_pickle, like=stored, is_exact=True)
     check_matches(stored, captured.spec, store=name)
-    return write_selection(client, name, EVERYTHING, captured, stored=stored, deadline=deadline)
+    return write_selection(
+        client, name, EVERYTHING, captured, stored=stored, identity=known.identity, deadline=deadline
+    )

@@ -13,6 +13,7 @@ from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.client_mover import WantedSelection
+from tdserve.client.session.known_stores import KnownStore
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
@@ -42,30 +43,33 @@ def read_selection(
         allow_pickle: Whether pickled values are unpickled; None: as set for the client.
     """
     check_real("reading a store")
-    wanted = WantedSelection(name, selection, tuple(keys), spec, newer_than, destination, device, allow_pickle)
+    known = client.known_stores.find(name) if spec is None else None
+    wanted = WantedSelection(name, selection, tuple(keys), spec, newer_than, destination, device, allow_pickle, known)
     return client.call(partial(_attempt, client, wanted), deadline)
 
 
 def _attempt(
     client: SessionClient, wanted: WantedSelection, session: Session, request: int, deadline: Deadline
 ) -> Content | None:
-    spec = wanted.spec
+    spec = wanted.spec if wanted.known is None else wanted.known.spec
     if spec is not None and wanted.newer_than is None:
         content = session.mover.read_known(wanted, spec, request, deadline)
         if content is not None:
-            return content
+            return content if wanted.known is None else replace(content, stored=spec)
     pending = session.send(request, read=wanted.request(deadline))
-    warn = partial(client.catalog.missing_names.warn, wanted.name) if spec is None else None
+    warn = partial(client.catalog.missing_names.warn, wanted.name) if wanted.spec is None else None
     answer = pending.wait(compute_answer_timeout_s(deadline), f"a read of {wanted.name!r}", on_slow=warn)
     if answer.HasField("done") and answer.done.nothing_newer:
         return None
     reply = Reply(request, pending, answer, deadline)
     accepted = reply.accepted
     stored = codec.decode(accepted.spec) if accepted.HasField("spec") else spec
+    if accepted.identity and stored is not None:
+        client.known_stores.learn(wanted.name, KnownStore(accepted.identity, stored))
     if stored is None:
         raise RemoteProtocolError(expected=f"the structure of {wanted.name!r}", received="none")
     content = session.mover.take_selection(reply, wanted, stored)
-    return content if stored is spec else replace(content, stored=stored)
+    return content if stored is wanted.spec else replace(content, stored=stored)
 
 
 def require_content(content: Content | None) -> Content:

@@ -333,6 +333,7 @@ def write_selection(
     *,
     keys: Sequence[Path] = (),
     stored: Spec,
+    identity: str = "",
     new_store: control_pb2.CreateStoreRequest | None = None,
     generations: bytes = b"",
     deadline: Deadline,
@@ -341,6 +342,7 @@ def write_selection(
 
     Args:
         stored: The store's whole structure, as this client last read it.
+        identity: The store and structure that are meant; by default any store of this name and fingerprint.
         generations: Generations of a replay's rows: nothing is written if one was overwritten since.
         new_store: Creates the store, which is invisible before this write is committed.
     """
@@ -359,6 +361,7 @@ def write_selection(
                 keys=[content_pb2.Path(parts=path) for path in keys],
                 content=outgoing.message,
                 timeout_s=deadline.remaining_s,
+                identity=identity,
                 new_store=new_store,
                 generations=generations,
             )

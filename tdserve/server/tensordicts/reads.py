@@ -55,8 +55,9 @@ class Reads:
             entry.lost.check(rows, store=entry.name)
         fingerprint = entry.spec.fingerprint
         accepted = control_pb2.Accepted(fingerprint=fingerprint, version=entry.content_version)
-        if asked.fingerprint != fingerprint:
+        if asked.fingerprint != fingerprint and asked.identity != entry.identity:
             accepted.spec.CopyFrom(get_message(entry.spec))
+            accepted.identity = entry.identity
         return await session.mover.get_selection(request, entry, asked, accepted)
 
     async def _wait_for_retries(

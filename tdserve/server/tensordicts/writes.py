@@ -153,6 +153,9 @@ class Writes:
             PeerLostError: The client or its worker was lost before all content had arrived; nothing was written.
         """
         entry = self._stores.get(asked.store)
+        if asked.identity and asked.identity != entry.identity:
+            expected, actual = "the store that was there", "another one, or with other keys; it was not written"
+            raise StructureChangedError(store=entry.name, key="", expected=expected, actual=actual)
         if entry.generations is None:
             raise entry.make_kind_error("tensordict or replay")
         entry.check_writable()

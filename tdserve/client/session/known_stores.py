@@ -1,0 +1,50 @@
+"""Structures of stores that a client has read by name: the next read need not bring them."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import NamedTuple
+
+from tdserve.structure.tree import Spec
+
+MAX_KNOWN = 1024
+"""Stores that a client remembers; the structure of a small one takes a few kilobytes."""
+
+
+class KnownStore(NamedTuple):
+    """A store as it was when it was read last.
+
+    Attributes:
+        identity: Its incarnation and the number of its structure. While the server names the same, the structure is the
+            same in all that its fingerprint leaves out too, such as the order of keys.
+        spec: Its structure.
+        shares_non_tensor: Whether it shares its non-tensor leaves; None if nobody has asked for that.
+    """
+
+    identity: str
+    spec: Spec
+    shares_non_tensor: bool | None = None
+
+
+class KnownStores:
+    """Stores by name. Threads: safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._stores: dict[str, KnownStore] = {}
+
+    def find(self, name: str) -> KnownStore | None:
+        """Returns a store that was read before, which may be another one now."""
+        return self._stores.get(name)
+
+    def forget(self, name: str) -> None:
+        """Forgets a store that is another one now."""
+        with self._lock:
+            self._stores.pop(name, None)
+
+    def learn(self, name: str, store: KnownStore) -> None:
+        """Remembers a store that was read, instead of the one that was read first if there are too many."""
+        with self._lock:
+            if name not in self._stores and len(self._stores) >= MAX_KNOWN:
+                del self._stores[next(iter(self._stores))]
+            self._stores[name] = store
