@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ import pytest
 from tdserve.base.errors import ServerBusyError
 from tdserve.base.machine import count_descriptors, get_descriptor_limit
 from tdserve.server.sessions import admission
-from tdserve.server.sessions.admission import MIN_KEPT, check_room, count_kept_descriptors
+from tdserve.server.sessions.admission import check_room, count_kept_descriptors
 
 WORKER = cast(Any, SimpleNamespace(number=3, pid=None))
 """A worker whose descriptors are those of this process."""
@@ -20,8 +21,9 @@ def sessions(num: int, *, worker: Any = WORKER) -> Any:
 
 
 def set_limit(monkeypatch: pytest.MonkeyPatch, num_free: int) -> int:
-    """Sets a limit that leaves so many descriptors."""
-    limit = count_descriptors() + MIN_KEPT + num_free
+    """Sets a limit that leaves so many descriptors, however many tests before have left open in this process."""
+    num_used = count_descriptors()
+    limit = next(each for each in count(num_used) if each - count_kept_descriptors(each) == num_used + num_free)
     monkeypatch.setattr(admission, "get_descriptor_limit", lambda: limit)
     return limit
 
