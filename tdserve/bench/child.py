@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,14 +91,34 @@ class Child:
         self.send(message)
         return self.recv()
 
+    def hang_up(self) -> None:
+        """Closes the pipe, so that the process ends. Idempotent."""
+        self._pipe.close()
+
     def close(self) -> None:
         """Closes the pipe and waits for the end of the process; kills it if it does not end."""
-        self._pipe.close()
+        self.hang_up()
         try:
             self._process.wait(timeout=EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+@contextmanager
+def open_children(num: int, work: Callable[..., None], *arguments: object) -> Iterator[list[Child]]:
+    """Starts processes that all run the same function, and ends them together.
+
+    Args:
+        num: The number of processes.
+        work: The function, as for ``Child``.
+        arguments: Further arguments of it.
+    """
+    with ExitStack() as stack:
+        children = [stack.enter_context(closing(Child(work, *arguments))) for _ in range(num)]
+        for child in children:
+            stack.callback(child.hang_up)  # each takes a while to end: all do so at once
+        yield children
 
 
 def run_child() -> None:

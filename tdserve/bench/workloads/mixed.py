@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, closing
 
 from tdserve.base.config import TransportName
-from tdserve.bench.child import Child, Pipe
+from tdserve.bench.child import Pipe, open_children
 from tdserve.bench.figures import Scale
 from tdserve.bench.measure import Pacing, Round, Task, time_round
 from tdserve.bench.stage import Case, Stage
@@ -33,8 +33,7 @@ def measure_mixed(stage: Stage) -> Generator[Case]:
     written: deque[Round] = deque()
     with ExitStack() as stack:
         replay = stack.enter_context(stage.open_replay(STORE, pool.rows[0], stage.sizes.replay_rows))
-        arguments = (write_rows, stage.address, stage.wire, STORE)
-        writers = [stack.enter_context(closing(Child(*arguments))) for _ in range(NUM_WRITERS)]
+        writers = stack.enter_context(open_children(NUM_WRITERS, write_rows, stage.address, stage.wire, STORE))
         for writer in writers:
             writer.recv()  # it has written
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import CorruptDataError, PeerLostError
-from tdserve.bench.child import Child, Pipe
+from tdserve.bench.child import Child, Pipe, open_children
 
 
 def double(pipe: Pipe, first: int) -> None:
@@ -39,3 +39,18 @@ def test_child_when_closed_then_neither_sends_nor_receives() -> None:
     for use in (child.recv, lambda: child.send(1)):
         with pytest.raises(PeerLostError):
             use()
+
+
+def test_children_when_work_with_them_fails_then_none_is_left() -> None:
+    pids: list[int] = []
+
+    def work() -> None:
+        with open_children(2, double, 7) as children:
+            pids.extend(child.pid for child in children)
+            assert [child.recv() for child in children] == [7, 7]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert len(set(pids)) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
