@@ -18,6 +18,7 @@ WORKLOAD_NAMES = (
     "dataset",
     "kv",
     "creation",
+    "clients",
 )
 
 WIRES = ("gloo", "shm")
@@ -36,6 +37,8 @@ class BenchOptions:
         repeats: Rounds of every floor and every subject; they alternate. ``None`` means 5, or 2 when quick.
         quick: Small sizes and short rounds, to see that everything works. Targets are not judged.
         json_path: The file for all figures, each round included; ``None`` writes none.
+        num_clients: The most processes of the workload ``clients``, which begins with one and doubles them. ``None``
+            means 8, or 2 when quick.
         parent: The folder that holds the server's root and the files of the local floors while the run lasts. ``None``
             means the temporary folder of the system; there, both sides get the same file system.
     """
@@ -45,6 +48,7 @@ class BenchOptions:
     repeats: int | None = None
     quick: bool = False
     json_path: Path | None = None
+    num_clients: int | None = None
     parent: Path | None = None
 
     @property
@@ -75,10 +79,12 @@ class WorkloadSizes:
     num_many_stores: int = 5_000
     memcpy_nbytes: int = 256 * MIB
     mixed_s: float = 10.0
+    num_clients: int = 8
+    clients_s: float = 3.0
 
 
 FULL = WorkloadSizes()
-"""About a hundred seconds in all on two cores: long enough for a p99, short enough for a coffee."""
+"""A few minutes in all on two cores: long enough for a p99, short enough for a coffee."""
 
 QUICK = WorkloadSizes(
     round_s=0.02,
@@ -93,5 +99,7 @@ QUICK = WorkloadSizes(
     num_many_stores=50,
     memcpy_nbytes=32 * MIB,
     mixed_s=0.4,
+    num_clients=2,
+    clients_s=0.2,
 )
 """Only enough to see that everything works."""

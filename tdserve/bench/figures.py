@@ -11,7 +11,7 @@ import numpy as np
 
 from tdserve.bench.measure import Round
 
-Unit = Literal["us", "ms", "rows/s", "GB/s"]
+Unit = Literal["us", "ms", "rows/s", "GB/s", "calls/s"]
 
 PER_SECOND: dict[Unit, float] = {"us": 1e6, "ms": 1e3}
 """The units of time. The others are rates: more is better."""
@@ -54,6 +54,7 @@ class Figure:
         rounds: The value of each round, in order.
         floors: Gloo first, the fastest way of it before others: a target that names no floor means the first one.
         targets: Empty where the plan asks nothing.
+        details: Further values by name, each the median over the rounds that have it.
     """
 
     workload: str
@@ -66,6 +67,7 @@ class Figure:
     rounds: tuple[float, ...]
     floors: tuple[FloorFigure, ...]
     targets: tuple[Target, ...]
+    details: Mapping[str, float]
 
     @property
     def is_met(self) -> bool | None:
@@ -96,7 +98,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Scale:
-    """How rounds become a figure: a time in ``us`` or ``ms``, or a rate of ``amount`` rows or GB per operation."""
+    """How rounds become a figure: a time in ``us`` or ``ms``, or a rate, of ``amount`` for each operation."""
 
     unit: Unit
     amount: float = 1.0
@@ -154,4 +156,10 @@ def make_figure(
         rounds=rounds,
         floors=tuple(sorted(found, key=lambda floor: -floor.median if floor.name.startswith("gloo") else 0.0)),
         targets=tuple(target for target in targets if target.floor in ("", *floors)),
+        details=_take_medians([each.details for each in subject]),
     )
+
+
+def _take_medians(series: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for values in series for name in values)
+    return {name: median(values[name] for values in series if name in values) for name in names}

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -31,11 +31,13 @@ class Round:
         op_s: Seconds of each operation.
         elapsed_s: Seconds of all operations together, with the wait at the end.
         last: What the last operation returned. It is dropped after the check.
+        details: Further values by name.
     """
 
     op_s: tuple[float, ...]
     elapsed_s: float
     last: Any = None
+    details: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def median_s(self) -> float:
@@ -140,5 +142,5 @@ def alternate(tasks: Mapping[str, Task], num_rounds: int, pacing: Pacing) -> dic
             if task.check is not None:
                 task.check(done.last)
             if turn > 0:
-                rounds[name].append(Round(done.op_s, done.elapsed_s))
+                rounds[name].append(replace(done, last=None))
     return rounds

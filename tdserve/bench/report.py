@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
+from rich.bar import Bar
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from tdserve.base.errors import InvalidRequestError
@@ -19,6 +21,11 @@ from tdserve.cli.render import print_whole
 NOTE = (
     "reached: 100% is as fast as that floor, measured in turn with it; a target in % means the floor in its line\n"
     "p99/op: over all single operations; in a pipeline, of the gaps between two completions"
+)
+
+DETAILS_NOTE = (
+    "CPU: microseconds of a process for one call\n"
+    "calculated, not measured: the calls per second for which control, the workers or all cores would suffice"
 )
 
 COLUMNS = {
@@ -35,14 +42,17 @@ COLUMNS = {
 OWN = ("measured", "median", "p99/op")
 """The columns that every table has."""
 
+BAR_COLUMNS = 40
+"""The length of the longest bar of a plot."""
+
 
 def show_machine(console: Console, machine: Mapping[str, Fact]) -> None:
     """Prints what machine the figures were measured on."""
     console.print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in machine.items()), style="dim")
 
 
-def show_figures(console: Console, figures: Iterable[Figure], *, title: str, is_judged: bool) -> None:
-    """Prints one table, without the columns of floors or targets where there are none.
+def show_figures(console: Console, figures: Sequence[Figure], *, title: str, is_judged: bool) -> None:
+    """Prints one table, without the columns of floors or targets where there are none, and plots rates of calls.
 
     Args:
         console: Where to print.
@@ -50,21 +60,29 @@ def show_figures(console: Console, figures: Iterable[Figure], *, title: str, is_
         title: Stands above the table.
         is_judged: Whether targets are compared; with quick sizes that would mean nothing.
     """
-    lines = [line for figure in figures for line in _make_lines(figure, is_judged)]
+    richest_first = sorted(figures, key=lambda figure: -len(figure.details))
+    details = list(dict.fromkeys(name for figure in richest_first for name in figure.details))
+    lines = [line for figure in figures for line in _make_lines(figure, details, is_judged)]
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     shown = [number for number, heading in enumerate(COLUMNS) if heading in OWN or any(line[number] for line in lines)]
     for number in shown:
         heading, min_width = list(COLUMNS.items())[number]
         is_number = min_width is None
         table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number, min_width=min_width)
+    for name in details:
+        table.add_column(name, justify="right")
     for line in lines:
-        table.add_row(*(line[number] for number in shown))
+        table.add_row(*(line[number] for number in shown), *line[len(COLUMNS) :])
     print_whole(console, table)
+    _plot_rates(console, figures)
     console.print()
 
 
-def _make_lines(figure: Figure, is_judged: bool) -> Iterator[list[Text]]:
-    """Yields a line for each floor, the cells in the order of the columns. Only the first line names the figure."""
+def _make_lines(figure: Figure, details: Sequence[str], is_judged: bool) -> Iterator[list[Text]]:
+    """Yields a line for each floor, the cells in the order of the columns, then those of the details.
+
+    Only the first line names the figure.
+    """
     for floor in figure.floors or (None,):
         is_first = floor is None or floor is figure.floors[0]
         name, median, p99 = ("", "", "")
@@ -75,14 +93,32 @@ def _make_lines(figure: Figure, is_judged: bool) -> Iterator[list[Text]]:
         if floor is not None:
             beside = (f"{floor.ratio:.0%}", floor.name, _format_amount(floor.median, figure.unit))
         cells = [Text(cell, style="" if is_first else "dim") for cell in (name, median, *beside, p99)]
-        yield [*cells, _format_verdicts(figure, floor, is_first, is_judged)]
+        values = [figure.details.get(name) if is_first else None for name in details]
+        numbers = [Text("" if value is None else f"{value:,.0f}") for value in values]
+        yield [*cells, _format_verdicts(figure, floor, is_first, is_judged), *numbers]
 
 
-def show_summary(console: Console, figures: Iterable[Figure], *, is_judged: bool, seconds: float) -> None:
+def _plot_rates(console: Console, figures: Sequence[Figure]) -> None:
+    """Prints a bar for each rate of calls; those whose names differ only behind the comma have one scale."""
+    rates = [figure for figure in figures if figure.unit == "calls/s"]
+    for _, group in groupby(rates, lambda figure: figure.name.rpartition(",")[0]):
+        alike = list(group)
+        most = max(figure.median for figure in alike)
+        plot = Table.grid(Column(no_wrap=True), padding=(0, 1))
+        for figure in alike:
+            bar = Bar(most, 0, figure.median, width=BAR_COLUMNS)
+            plot.add_row(figure.name, bar, _format_amount(figure.median, figure.unit))
+        console.print()
+        console.print(plot)
+
+
+def show_summary(console: Console, figures: Sequence[Figure], *, is_judged: bool, seconds: float) -> None:
     """Prints how many targets are reached, and which ones are not."""
     judged = [(figure, target) for figure in figures for target in figure.targets]
     missed = [(figure, target) for figure, target in judged if not figure.meets(target)]
     console.print(NOTE, style="dim")
+    if any(figure.details for figure in figures):
+        console.print(DETAILS_NOTE, style="dim")
     if is_judged:
         console.print(f"targets met: {len(judged) - len(missed)} of {len(judged)}; took {seconds:.0f} s")
         for figure, target in missed:
@@ -109,6 +145,7 @@ def write_json(
             "transport": options.transport,
             "rounds": options.num_rounds,
             "quick": options.quick,
+            "clients": options.num_clients,
         },
         "seconds": seconds,
         "figures": [figure.to_json() for figure in figures],

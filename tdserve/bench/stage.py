@@ -54,6 +54,7 @@ class Stage:
         wire: The transport under test, as both ends agreed on it: with ``auto`` that is known only now. It decides
             which floors are measured and which targets are meant.
         address: The server's address, for further clients.
+        server_pid: The process id of the server's control process.
         link: To the process of the gloo floor.
         folder: For local memory-mapped tensordicts, on the server's file system.
         options: What the run was asked for.
@@ -63,6 +64,7 @@ class Stage:
     client: Client
     wire: TransportName
     address: str
+    server_pid: int
     link: FloorLink
     folder: Path
     options: BenchOptions
@@ -107,4 +109,5 @@ def open_stage(options: BenchOptions) -> Iterator[Stage]:
         if wire not in WIRES:
             reason = f"only {' and '.join(WIRES)} have floors"
             raise NotSupportedError(feature=f"a benchmark over {wire!r}", reason=reason)
-        yield Stage(client, wire, server.address, link, folder, options, QUICK if options.quick else FULL)
+        sizes = QUICK if options.quick else FULL
+        yield Stage(client, wire, server.address, server.pid, link, folder, options, sizes)

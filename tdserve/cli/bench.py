@@ -21,6 +21,7 @@ from tdserve.bench.bench_options import WORKLOAD_NAMES, BenchOptions
     help="How content travels; floors and targets are those of gloo or of shm.",
 )
 @click.option("--repeats", type=click.IntRange(min=1), help="Rounds of every floor and subject.")
+@click.option("--clients", "num_clients", type=click.IntRange(min=1), help="Most processes for `clients`: 8.")
 @click.option("--quick", is_flag=True, help="Small sizes, to see that everything works.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="File for the figures.")
 @click.option("--root", "parent", type=click.Path(path_type=Path), help="Folder for the data of the run.")

@@ -84,6 +84,12 @@ def test_figure_when_one_round_is_disturbed_then_its_medians_are_those_of_the_ot
     assert (figure.median, figure.op_median_ms, figure.op_p99_ms) == (1.0, 1e3, 50e3)
 
 
+def test_figure_when_rounds_have_details_then_has_the_median_of_those_that_have_one() -> None:
+    details: list[dict[str, float]] = [{"a": 1.0}, {"a": 9.0, "b": 4.0}, {"a": 2.0, "b": 6.0}]
+    subject = [Round((1.0,), 1.0, details=each) for each in details]
+    assert make_figure("w", "n", Scale("us"), subject=subject, floors={}).details == {"a": 2.0, "b": 5.0}
+
+
 def test_p99_when_there_are_a_hundred_operations_then_is_the_second_largest() -> None:
     subject = [Round(tuple(float(i) for i in range(100, 0, -1)), 1.0)]
     assert make_figure("w", "n", Scale("ms"), subject=subject, floors={}).op_p99_ms == 99e3

@@ -47,3 +47,8 @@ def test_alternate_when_run_then_floors_and_subject_take_turns_and_the_first_tur
     found = alternate({"floor": task("floor"), "own": task("own")}, 2, Pacing(0.0))
     assert events == ["floor", "check floor", "own", "check own"] * 3
     assert [each.op_s for each in found["own"]] == [(7.0,), (11.0,)]
+
+
+def test_alternate_when_a_round_has_details_then_keeps_them_and_drops_what_was_checked() -> None:
+    task = Task(lambda _: Round((1.0,), 1.0, last="checked", details={"part": 2.0}))
+    assert alternate({"subject": task}, 1, Pacing(0.0)) == {"subject": [Round((1.0,), 1.0, details={"part": 2.0})]}

@@ -89,6 +89,25 @@ def test_table_when_it_goes_into_a_pipe_then_every_column_is_there_and_no_line_i
     ]  # fmt: skip
 
 
+def test_table_when_figures_have_details_then_each_has_a_column_and_rates_of_calls_have_bars_to_scale() -> None:
+    rounds = {
+        "read, 1 client": Round((0.01,), 0.01, details={"control CPU": 12.0}),
+        "read, 2 clients": Round((0.02,), 0.02, details={"samples/s": 5.0, "control CPU": 1_234.0}),
+        "write, 1 client": Round((1.0,), 1.0),
+    }
+    scale = Scale("calls/s")
+    text = shown(*(make_figure("w", name, scale, subject=[each], floors={}) for name, each in rounds.items()))
+    table = [[cell.strip() for cell in line.split("│")] for line in text.splitlines() if "│" in line]
+    assert table == [
+        ["read, 1 client", "100 calls/s", "10 ms", "", "12"],
+        ["read, 2 clients", "50 calls/s", "20 ms", "5", "1,234"],
+        ["write, 1 client", "1 calls/s", "1000 ms", "", ""],
+    ]
+    bars = [line.count("█") for line in text.splitlines() if "█" in line]
+    assert bars == [40, 20, 40]
+    assert "calculated, not measured" in text
+
+
 def test_machine_when_shown_then_every_fact_stands_there() -> None:
     console = Console(file=io.StringIO(), width=120)
     show_machine(console, {"cores": 2, "memory_gib": 23.5})

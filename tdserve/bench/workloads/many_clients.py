@@ -1,0 +1,137 @@
+"""Many clients at once: 1, 2, 4 and more processes sample, extend, or half of them each. Whose CPU does a call cost?"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from tdserve.base.config import TransportName
+from tdserve.bench.child import Child, Pipe, open_children
+from tdserve.bench.figures import Scale
+from tdserve.bench.measure import Pacing, Round, Task
+from tdserve.bench.stage import Case, Stage
+from tdserve.bench.workload_data import make_transitions
+from tdserve.bench.workloads.replay_rounds import make_extends, make_samples
+from tdserve.bench.workloads.replays import open_filled
+from tdserve.client.client import connect
+
+POOL_ROWS = 4_096
+SAMPLE_ROWS = 256
+EXTEND_ROWS = 64
+
+STORE = "clients"
+
+ROLES = {
+    f"sample {SAMPLE_ROWS}": ("samples",),
+    f"extend {EXTEND_ROWS}": ("extends",),
+    "sample and extend": ("samples", "extends"),
+}
+"""The names of the figures, and what the clients do in turn."""
+
+LEAST_CPU_US = 10.0
+"""A process that spends less on a call limits nothing: control has no part in most samples, over shm no worker has."""
+
+
+def measure_many_clients(stage: Stage) -> Generator[Case]:
+    """Measures calls per second, each client waiting for its own, and the CPU of all processes for a call."""
+    num_doublings = (stage.options.num_clients or stage.sizes.num_clients).bit_length()
+    pacing = Pacing(stage.sizes.clients_s / stage.options.num_rounds)
+    workers = [worker["pid"] for worker in stage.client.stats()["workers"]]
+    servers = {"control": [stage.server_pid], "workers": workers}
+    with (
+        open_filled(stage, STORE, make_transitions(POOL_ROWS), stage.sizes.replay_rows),
+        open_children(1 << num_doublings - 1, work_as_client, stage.address, stage.wire, STORE) as children,
+    ):
+        for name, roles in ROLES.items():
+            for num in (1 << power for power in range(len(roles) - 1, num_doublings)):
+                clients = {child: roles[number % len(roles)] for number, child in enumerate(children[:num])}
+                _ask_all(clients, clients.values())
+                task = Task(partial(run_together, clients, servers))
+                yield Case(f"{name}, {num} client{'s'[: num - 1]}", Scale("calls/s"), task, pacing=pacing)
+                _ask_all(clients, [None] * num)
+
+
+def run_together(clients: Mapping[Child, str], servers: Mapping[str, Sequence[int]], pacing: Pacing) -> Round:
+    """Lets clients work at the same time. Their last samples are checked when the clock has stopped.
+
+    Args:
+        clients: They are connected; with each, what it does.
+        servers: The ids of the server's processes, by the part that they play.
+        pacing: How long.
+    """
+    pids = {**servers, "client": [client.pid for client in clients]}
+    before_s, started = _read_cpu_s(pids), time.perf_counter()
+    rounds: list[Round] = _ask_all(clients, [pacing] * len(clients))
+    elapsed_s = time.perf_counter() - started
+    cpu_s = {part: after_s - before_s[part] for part, after_s in _read_cpu_s(pids).items()}
+    for client in clients:
+        client.recv()
+    op_s = tuple(seconds for each in rounds for seconds in each.op_s)
+    num_calls = dict.fromkeys(clients.values(), 0)
+    for role, each in zip(clients.values(), rounds, strict=True):
+        num_calls[role] += len(each.op_s)
+    rates = {f"{role}/s": num / elapsed_s for role, num in num_calls.items()} if len(num_calls) > 1 else {}
+    cpu_us = {part: spent_s * 1e6 / len(op_s) for part, spent_s in cpu_s.items()}
+    available = {"control": 1, "workers": len(servers["workers"]), "cores": len(os.sched_getaffinity(0))}
+    return Round(op_s, elapsed_s, details={**rates, **describe_cpu(cpu_us, available)})
+
+
+def describe_cpu(cpu_us: Mapping[str, float], available: Mapping[str, int]) -> dict[str, float]:
+    """Returns the CPU that a call costs, and the rates that it allows. These are calculated.
+
+    If the least of them is that of the workers, more workers would help; if that of the cores, more cores; if that of
+    control, neither. If all are far above what was measured, the clients wait for something else than CPU.
+
+    Args:
+        cpu_us: Microseconds for a call, by the part that processes play.
+        available: The number of processes that share the work of a part; as "cores", of those that can run at once.
+    """
+    spent_us = {**cpu_us, "cores": sum(cpu_us.values())}
+    rates = {part: num * 1e6 / spent_us[part] for part, num in available.items() if spent_us[part] >= LEAST_CPU_US}
+    return {
+        **{f"{part} CPU": spent for part, spent in cpu_us.items()},
+        **{f"calculated: {part}": rate for part, rate in rates.items()},
+    }
+
+
+def _ask_all(clients: Iterable[Child], orders: Iterable[object]) -> list[Round]:
+    """Sends each client its order, then waits for all answers."""
+    for client, order in zip(clients, orders, strict=True):
+        client.send(order)
+    return [client.recv() for client in clients]
+
+
+def _read_cpu_s(pids: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    """Returns the seconds of CPU that processes have had, by part.
+
+    Each process has a clock of that, whose number the kernel derives from the process id. /proc has only hundredths.
+    """
+    return {part: sum(time.clock_gettime(~pid << 3 | 2) for pid in found) for part, found in pids.items()}
+
+
+def work_as_client(pipe: Pipe, address: str, transport: TransportName, store: str) -> None:
+    """Is a client: connects when told what to do, does that for as long as each order says, and then disconnects.
+
+    Answers each order with the round, and again when the last sample was compared with what was written.
+    """
+    pool = make_transitions(POOL_ROWS)
+    batches = pool.iter_batches(EXTEND_ROWS)
+    while True:
+        role = pipe.recv()
+        with connect(address, transport=transport) as client:
+            replay = client.replay(store)
+            if role == "samples":
+                task = make_samples(replay, SAMPLE_ROWS, 1, pool.check)
+            else:
+                task = make_extends(replay, batches, 1, lambda index, batch: None)
+            pipe.send(None)
+            while (pacing := pipe.recv()) is not None:
+                done = task.run_round(pacing)
+                pipe.send(replace(done, last=None))
+                if task.check is not None:
+                    task.check(done.last)
+                pipe.send(None)
+        pipe.send(None)
