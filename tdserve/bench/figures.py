@@ -21,13 +21,14 @@ PER_SECOND: dict[Unit, float] = {"us": 1e6, "ms": 1e3}
 class Target:
     """A target of a figure.
 
-    ``at least`` and ``below`` bound the figure in its own unit. ``of floor`` is the least ratio to the floor with the
-    name ``floor``, or to the first floor where that is empty.
+    ``at least`` and ``below`` bound the figure in its own unit, or its detail with the name ``detail``. ``of floor`` is
+    the least ratio to the floor with the name ``floor``, or to the first floor where that is empty.
     """
 
     kind: Literal["at least", "below", "of floor"]
     bound: float
     floor: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class Figure:
         floor = self.find_floor(target)
         if floor is not None:
             return floor.ratio >= target.bound
-        return self.median < target.bound if target.kind == "below" else self.median >= target.bound
+        value = self.details[target.detail] if target.detail else self.median
+        return value < target.bound if target.kind == "below" else value >= target.bound
 
     def find_floor(self, target: Target) -> FloorFigure | None:
         """Returns the floor that a target means; ``None`` for a target that bounds the figure itself."""

@@ -191,4 +191,6 @@ def _format_bound(target: Target, unit: str) -> str:
     """Returns the bound without the unit of a rate: the figure itself names it, and lines stay short."""
     if target.kind == "of floor":
         return f">= {target.bound:.0%}"
+    if target.detail:
+        return f"{target.detail} {'<' if target.kind == 'below' else '>='} {target.bound:,.0f}"
     return f"< {_format_amount(target.bound, unit)}" if target.kind == "below" else f">= {target.bound:,.0f}"

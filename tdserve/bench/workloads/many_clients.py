@@ -45,6 +45,8 @@ def measure_many_clients(stage: Stage) -> Generator[Case]:
         open_filled(stage, STORE, make_transitions(POOL_ROWS), stage.sizes.replay_rows),
         open_children(1 << num_doublings - 1, work_as_client, stage.address, stage.wire, STORE) as children,
     ):
+        for child in children:
+            child.recv()  # until none of them starts any more
         for name, roles in ROLES.items():
             for num in (1 << power for power in range(len(roles) - 1, num_doublings)):
                 clients = {child: roles[number % len(roles)] for number, child in enumerate(children[:num])}
@@ -115,10 +117,12 @@ def _read_cpu_s(pids: Mapping[str, Sequence[int]]) -> dict[str, float]:
 def work_as_client(pipe: Pipe, address: str, transport: TransportName, store: str) -> None:
     """Is a client: connects when told what to do, does that for as long as each order says, and then disconnects.
 
-    Answers each order with the round, and again when the last sample was compared with what was written.
+    Answers when it has started, then each order with the round, and again when the last sample was compared with what
+    was written.
     """
     pool = make_transitions(POOL_ROWS)
     batches = pool.iter_batches(EXTEND_ROWS)
+    pipe.send(None)
     while True:
         role = pipe.recv()
         with connect(address, transport=transport) as client:

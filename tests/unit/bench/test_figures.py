@@ -90,6 +90,20 @@ def test_figure_when_rounds_have_details_then_has_the_median_of_those_that_have_
     assert make_figure("w", "n", Scale("us"), subject=subject, floors={}).details == {"a": 2.0, "b": 5.0}
 
 
+@pytest.mark.parametrize(
+    ("target", "is_met"),
+    [
+        (Target("below", 5.0, detail="a"), True),
+        (Target("below", 4.0, detail="a"), False),
+        (Target("at least", 4.0, detail="a"), True),
+        (Target("at least", 5.0, detail="a"), False),
+    ],
+)
+def test_target_when_it_names_a_detail_then_bounds_that_and_not_the_figure(target: Target, is_met: bool) -> None:
+    subject = [Round((4.5,), 4.5, details={"a": 4.0})]
+    assert make_figure("w", "n", Scale("ms"), subject=subject, floors={}).meets(target) is is_met
+
+
 def test_p99_when_there_are_a_hundred_operations_then_is_the_second_largest() -> None:
     subject = [Round(tuple(float(i) for i in range(100, 0, -1)), 1.0)]
     assert make_figure("w", "n", Scale("ms"), subject=subject, floors={}).op_p99_ms == 99e3
@@ -109,7 +123,7 @@ def test_figure_when_turned_to_json_then_holds_every_round_and_the_verdict() -> 
     assert found["rounds"] == [2000.0] * 3
     assert found["floors"] == [{"name": "f", "median": 500.0, "ratio": 0.25, "rounds": [500.0] * 3}]
     assert found["targets"] == [
-        {"kind": "of floor", "bound": 0.2, "floor": "f", "met": True},
-        {"kind": "below", "bound": 1.0, "floor": None, "met": False},
+        {"kind": "of floor", "bound": 0.2, "floor": "f", "detail": "", "met": True},
+        {"kind": "below", "bound": 1.0, "floor": None, "detail": "", "met": False},
     ]
     assert found["met"] is False

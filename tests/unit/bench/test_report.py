@@ -96,12 +96,19 @@ def test_table_when_figures_have_details_then_each_has_a_column_and_rates_of_cal
         "write, 1 client": Round((1.0,), 1.0),
     }
     scale = Scale("calls/s")
-    text = shown(*(make_figure("w", name, scale, subject=[each], floors={}) for name, each in rounds.items()))
+    targets = [Target("below", 80.0, detail="control CPU")]
+    text = shown(
+        *(
+            make_figure("w", name, scale, subject=[each], floors={}, targets=targets if each.details else ())
+            for name, each in rounds.items()
+        )
+    )
+    assert "not met: w: read, 2 clients: control CPU < 80" in text
     table = [[cell.strip() for cell in line.split("│")] for line in text.splitlines() if "│" in line]
     assert table == [
-        ["read, 1 client", "100 calls/s", "10 ms", "", "12"],
-        ["read, 2 clients", "50 calls/s", "20 ms", "5", "1,234"],
-        ["write, 1 client", "1 calls/s", "1000 ms", "", ""],
+        ["read, 1 client", "100 calls/s", "10 ms", "control CPU < 80 met", "", "12"],
+        ["read, 2 clients", "50 calls/s", "20 ms", "control CPU < 80 not met", "5", "1,234"],
+        ["write, 1 client", "1 calls/s", "1000 ms", "", "", ""],
     ]
     bars = [line.count("█") for line in text.splitlines() if "█" in line]
     assert bars == [40, 20, 40]

@@ -13,6 +13,9 @@ SAMPLED = [
 ]
 
 
+CPU_BOUNDS = [Target("below", 80.0, detail="control CPU"), Target("below", 200.0, detail="workers CPU")]
+
+
 @pytest.mark.parametrize(
     ("wire", "workload", "name", "targets"),
     [
@@ -22,6 +25,7 @@ SAMPLED = [
         ("gloo", "weights", "4 MiB in 100: latest(out=)", [Target("of floor", 0.85)]),
         ("gloo", "weights", "64 MiB in 2000: latest(out=)", [Target("of floor", 0.6)]),
         ("gloo", "weights", "64 MiB in 2000: latest()", []),
+        ("gloo", "clients", "extend 64, 8 clients", CPU_BOUNDS),
         (
             "shm",
             "weights",
