@@ -9,9 +9,6 @@ MAX_PROMISED_PART = 32
 """Promised rows are at most this part of the ring together: a row that fills what a promise has left lives shorter than
 a full round, as one that fills a hole."""
 
-NUM_SHARES = 8
-"""One promise has at most this part of them."""
-
 MAX_BEHIND_PART = 16
 """The cursor is ahead of a promise by at most this part of the ring."""
 
@@ -23,13 +20,13 @@ def must_end(ring: Ring, num_rows: int) -> bool:
     return ring.num_promised > 0 and (is_early or not ring.has_room(num_rows))
 
 
-def num_promisable(ring: Ring, num_rows: int) -> int:
-    """Returns how many rows, up to ``num_rows``, may be promised to one more writer. Promised rows are few, and in the
-    first round none lies behind the end of the ring."""
+def num_promisable(ring: Ring, num_rows: int, *, num_writers: int) -> int:
+    """Returns how many rows, up to ``num_rows``, may be promised to one of several writers. Promised rows are few, with
+    a share for one writer more, and in the first round none lies behind the end of the ring."""
     if _is_in_first_round(ring):
         num_rows = 0 if _has_gone_round(ring) else min(num_rows, ring.capacity - ring.cursor)
     max_promised = ring.capacity // MAX_PROMISED_PART
-    return min(num_rows, max_promised // NUM_SHARES, max(max_promised - ring.num_promised, 0))
+    return min(num_rows, max_promised // (num_writers + 1), max(max_promised - ring.num_promised, 0))
 
 
 def is_far_behind(ring: Ring, rows: Rows) -> bool:

@@ -318,9 +318,10 @@ class Claiming:
         if uid in mover.claims:  # it is still filling rows
             return None
         window = min(asked.wished_claim, table.step_rows)  # rows found filled are committed in one turn
-        is_block = self._note_writer(session, table)
+        num_writers = self._count_writers(session, table)
+        is_block = num_writers > 1
         if is_block:
-            window = num_promisable(table.ring, window) // asked.num_rows * asked.num_rows
+            window = num_promisable(table.ring, window, num_writers=num_writers) // asked.num_rows * asked.num_rows
         num_allowed = table.num_claimable(window) if window else 0
         if num_allowed < asked.num_rows * (MIN_BLOCK_EXTENDS if is_block else 1):
             return None
@@ -338,11 +339,11 @@ class Claiming:
         claim.structure, claim.path = entry.record.structure, str(path.relative_to(self.stores.root.path))
         return claim
 
-    def _note_writer(self, session: ClientSession, table: Table) -> bool:
-        """Notes that a client asks for a claim; returns whether it gets a block, since it was not the only one."""
+    def _count_writers(self, session: ClientSession, table: Table) -> int:
+        """Notes that a client asks for a claim; returns how many clients have done so lately, or have one."""
         writers = self._writers.setdefault(table, deque(maxlen=NUM_REMEMBERED))
         writers.append(session.client_id)
-        return any(writer != session.client_id for writer in (*writers, *(each.client_id for each in table.claims)))
+        return len({*writers, *(each.client_id for each in table.claims)})
 
     def on_claimed(self, session: ClientSession, claimed: control_pb2.Claimed) -> None:
         """Handles a client's report that it has filled rows, or will not fill them."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.promises import MAX_BEHIND_PART, MAX_PROMISED_PART, NUM_SHARES
+from tdserve.rules.replay.promises import MAX_BEHIND_PART, MAX_PROMISED_PART
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.tables.table_claims import NUM_REMEMBERED, Claiming
@@ -16,7 +16,7 @@ from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.replaying import create
 from tests.unit.server.world import Loop, World
 
-CAPACITY = WINDOW * NUM_SHARES * MAX_PROMISED_PART
+CAPACITY = 8 * WINDOW * MAX_PROMISED_PART
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_offer_when_one_writer_is_left_then_it_is_the_sole_one_again(
 def test_offer_when_the_table_is_small_then_no_block(
     world: World, run: Loop, claiming: Claiming, peers: list[LocalPeer]
 ) -> None:
-    entry = create(world, run, 20 * MAX_PROMISED_PART * NUM_SHARES // 8)
+    entry = create(world, run, 11 * MAX_PROMISED_PART)
     Claimant(claiming, peers[0], entry, world)
     entry.get_table().commit(plan(entry, 1))
     sizes = []
