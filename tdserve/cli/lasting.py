@@ -41,6 +41,10 @@ def lasting(command: Callable[..., int]) -> Callable[..., int]:
         end_on_sigterm()
         try:
             return command(**settings)
+        except RuntimeError as error:  # Python 3.11 wraps what is raised while a class is being made, as by an import
+            if isinstance(error.__cause__, SystemExit):
+                raise error.__cause__ from None
+            raise
         except TDServeError as error:
             # Nothing is left to unwind, and 0 would be no failure.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(FAILED))

@@ -190,7 +190,12 @@ def test_serve_when_a_transfer_is_under_way_then_drains_first_and_a_second_signa
 def test_serve_when_it_is_process_one_then_signals_end_it_too(tmp_path: Path) -> None:
     prefix = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     with Foreground(tmp_path, prefix=prefix) as server:
-        (first,) = children_of(server.process.pid)
+
+        def find_first() -> int | None:
+            children = children_of(server.process.pid)
+            return children[0] if len(children) == 1 else None
+
+        first = wait_for(find_first, "the one process that unshare has forked")
         assert f"NSpid:\t{first}\t1" in Path(f"/proc/{first}/status").read_text()
         with tdserve.connect(server.address) as client:
             client.publish("p", TensorDict({"x": torch.zeros(100_000)}, []))

@@ -317,6 +317,9 @@ class Claiming:
         uid, lock_name = entry.record.uid, mover.lock_name
         if uid in mover.claims:  # it is still filling rows
             return None
+        for claims in tuple(table.claims):
+            if not claims.is_block:  # of a writer that has come since rows were reserved: it takes the same next rows
+                claims.take_back()
         window = min(asked.wished_claim, table.step_rows)  # rows found filled are committed in one turn
         num_writers = self._count_writers(session, table)
         is_block = num_writers > 1

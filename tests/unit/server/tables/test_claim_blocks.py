@@ -61,6 +61,30 @@ def test_offer_when_there_are_several_writers_then_each_gets_a_block_and_all_go_
     assert not any(writer.file.is_over for writer in writers)
 
 
+def test_offer_when_another_became_the_sole_writer_meanwhile_then_their_rows_differ(
+    world: World, entry: OpenedStore, claiming: Claiming, peers: list[LocalPeer]
+) -> None:
+    entry.get_table().commit(plan(entry, 1))  # the extend of the first one, which has yet to ask for a claim
+    sole = Claimant(claiming, peers[1], entry, world)
+    sole.extend(1, 10)
+    sole.claim(2)
+    block = Claimant(claiming, peers[0], entry, world)
+    assert sole.file.is_over
+    assert block.first_row == 6, "behind what the other has claimed"
+    block.extend(1, 20)
+    assert live(entry) == [0, 1, 2, 3, 6, 7, 8]
+
+
+def test_offer_when_the_same_client_comes_over_another_session_then_its_older_claim_is_over(
+    world: World, entry: OpenedStore, claiming: Claiming, peers: list[LocalPeer]
+) -> None:
+    older = Claimant(claiming, peers[0], entry, world)
+    older.extend(1, 10)
+    peers[1].session.hello.client_id = peers[0].session.client_id
+    newer = Claimant(claiming, peers[1], entry, world)
+    assert (older.file.is_over, newer.first_row) == (True, 3)
+
+
 def test_extend_when_a_third_one_asks_for_rows_then_the_blocks_stay_and_it_gets_the_rows_behind(
     entry: OpenedStore, writers: list[Claimant]
 ) -> None:
