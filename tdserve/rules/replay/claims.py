@@ -31,6 +31,10 @@ class Claims(Protocol):
         """Whether its rows are promised, and it may go on while others write."""
 
     @property
+    def has_failed(self) -> bool:
+        """Whether filled rows could not be made live at the last attempt."""
+
+    @property
     def is_settled(self) -> bool:
         """Whether it is taken back, and all claimed rows are settled."""
 

@@ -143,6 +143,11 @@ class TableClaims:
         self._settle()
         return self._failure is None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether rows that were filled could not be committed at the last attempt."""
+        return self._failure is not None
+
     def check_committed(self) -> None:
         """Raises CapacityError if rows that were filled could not be committed at the last attempt."""
         if self._failure is not None:
@@ -320,6 +325,8 @@ class Claiming:
         for claims in tuple(table.claims):
             if not claims.is_block:  # of a writer that has come since rows were reserved: it takes the same next rows
                 claims.take_back()
+        if any(claims.has_failed for claims in table.claims):  # then it is not known which rows are claimed
+            return None
         window = min(asked.wished_claim, table.step_rows)  # rows found filled are committed in one turn
         num_writers = self._count_writers(session, table)
         is_block = num_writers > 1

@@ -26,7 +26,7 @@ class Writer:
 
     num = 1
     client_id = b"writer"
-    is_block = False
+    is_block = has_failed = False
     promised = NO_ROWS
 
     def __init__(self, table: Table) -> None:
