@@ -8,7 +8,10 @@ from typing import NamedTuple
 from tdserve.structure.tree import Spec
 
 MAX_KNOWN = 1024
-"""Stores that a client remembers; the structure of a small one takes a few kilobytes."""
+"""Stores that a client remembers."""
+
+MAX_LEAVES = 100_000
+"""Leaves that these have together; each takes about half a kilobyte. One store may have more."""
 
 
 class KnownStore(NamedTuple):
@@ -32,6 +35,7 @@ class KnownStores:
     def __init__(self) -> None:
         self._lock = Lock()
         self._stores: dict[str, KnownStore] = {}
+        self._num_leaves = 0
 
     def find(self, name: str) -> KnownStore | None:
         """Returns a store that was read before, which may be another one now."""
@@ -40,11 +44,22 @@ class KnownStores:
     def forget(self, name: str) -> None:
         """Forgets a store that is another one now."""
         with self._lock:
-            self._stores.pop(name, None)
+            self._drop(name)
 
     def learn(self, name: str, store: KnownStore) -> None:
-        """Remembers a store that was read, instead of the one that was read first if there are too many."""
+        """Remembers a store that was read; forgets those that were read first if there are too many."""
+        num_leaves = _count_leaves(store)
         with self._lock:
-            if name not in self._stores and len(self._stores) >= MAX_KNOWN:
-                del self._stores[next(iter(self._stores))]
+            self._drop(name)
+            while self._stores and (len(self._stores) >= MAX_KNOWN or self._num_leaves + num_leaves > MAX_LEAVES):
+                self._drop(next(iter(self._stores)))
             self._stores[name] = store
+            self._num_leaves += num_leaves
+
+    def _drop(self, name: str) -> None:
+        if (store := self._stores.pop(name, None)) is not None:
+            self._num_leaves -= _count_leaves(store)
+
+
+def _count_leaves(store: KnownStore) -> int:
+    return len(store.spec.tensors) + len(store.spec.values)

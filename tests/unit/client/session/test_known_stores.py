@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import torch
 from tensordict import TensorDict
 
-from tdserve.client.session.known_stores import MAX_KNOWN, KnownStore, KnownStores
+from tdserve.client.session.known_stores import MAX_KNOWN, MAX_LEAVES, KnownStore, KnownStores
 from tdserve.structure.capture import capture
 
 STORE = KnownStore("uid.0", capture(TensorDict({}, [])).spec)
@@ -24,3 +25,15 @@ def test_learn_when_there_are_too_many_then_the_first_one_goes() -> None:
     for number in range(MAX_KNOWN + 1):
         stores.learn(f"s{number}", STORE)
     assert [stores.find(name) is None for name in ("s0", "s1", f"s{MAX_KNOWN}")] == [True, False, False]
+
+
+def test_learn_when_large_ones_have_too_many_leaves_then_the_first_ones_go() -> None:
+    num_leaves = 1000
+    td = TensorDict({str(number): torch.zeros(0) for number in range(num_leaves)}, [])
+    large = KnownStore("uid.0", capture(td).spec)
+    stores = KnownStores()
+    num_kept = MAX_LEAVES // num_leaves
+    for number in range(num_kept + 2):
+        stores.learn(f"s{number}", large)
+        stores.learn(f"s{number}", large)
+    assert [stores.find(f"s{number}") is None for number in (0, 1, 2, num_kept + 1)] == [True, True, False, False]
