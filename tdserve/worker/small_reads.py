@@ -162,9 +162,11 @@ class SmallReads:
             if len(answer) > MAIL_BYTES:
                 return None
             self._count_inline(nbytes)
+            self._count_drawn(asked, store)
         elif send is None or len(layout.messages) > 1 or len(values) > MAX_SENT_VALUES_BYTES:
             return None  # the first of several messages would be sent before it is known whether the others can be
         else:
+            self._count_drawn(asked, store)  # first: the client may ask for the count as soon as it has the rows
             send(make_tag(request), layout.messages, source)
             if values:
                 send(make_tag(request), cut_values(len(values)), BytesEnd(values))
@@ -172,9 +174,11 @@ class SmallReads:
             if not expected:
                 accepted.values_nbytes, accepted.channel = len(values), channel_number
                 answer = control_pb2.ServerMessage(request=request, accepted=accepted).SerializeToString()
-        if isinstance(asked, control_pb2.SampleRequest) and not asked.replaces_torn:
-            self._own_reads.count_drawn(store, num_rows)
         return answer
+
+    def _count_drawn(self, asked: control_pb2.ReadRequest | control_pb2.SampleRequest, store: MappedStore) -> None:
+        if isinstance(asked, control_pb2.SampleRequest) and not asked.replaces_torn:
+            self._own_reads.count_drawn(store, asked.num_rows * max(asked.num_batches, 1))
 
     def _find_rows(
         self, asked: control_pb2.ReadRequest | control_pb2.SampleRequest, store: MappedStore
