@@ -50,6 +50,7 @@ class MappedStore:
         plans: Kept plans of reads, by expression.
         tables: Tables of a keyed store, with the environment that they belong to.
         structure: Number of the structure whose files are mapped.
+        row_values_nbytes: Size of the non-tensor values of a row, as of the last rows that were read.
         used_at: Turn of the cache at which it was last asked for.
     """
 
@@ -63,6 +64,7 @@ class MappedStore:
     max_object_bytes: int = DEFAULT_MAX_OBJECT_BYTES
     read_only: str = ""
     structure: int = 0
+    row_values_nbytes: int = 0
     used_at: int = 0
     tables: tuple[Objects, EntryTables] | None = None
     _objects: tuple[int, Objects] | None = None

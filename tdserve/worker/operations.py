@@ -114,6 +114,7 @@ def send_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     layout = make_rows_layout(store.spec, len(rows), tuple(added))
     elements = spread(rows, math.prod(store.spec.batch_size[1:]))
     values = read_values(store, [path for path, _ in store.spec.values], elements)
+    store.row_values_nbytes = len(values) // max(len(rows), 1)
     source = make_rows_source(store, layout, rows, expected, added)
     return send_read(lane, order, layout, source, values=values, inline=wanted.inline, sends_values=wanted.sends_values)
 

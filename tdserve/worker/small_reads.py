@@ -150,7 +150,10 @@ class SmallReads:
         nbytes, expected = sum(layout.message_nbytes), tuple(asked.message_nbytes)
         if nbytes > MAX_SENT_BYTES or (expected and (paths or expected != layout.message_nbytes)):
             return None
+        if num_rows * store.row_values_nbytes > MAX_SENT_VALUES_BYTES:  # they would be read in vain
+            return None
         values = read_values(store, paths, spread(found.rows, math.prod(store.spec.batch_size[1:]))) if paths else b""
+        store.row_values_nbytes = len(values) // num_rows
         source = make_rows_source(store, layout, found.rows, found.generations, {})
         if not store.is_current:
             return None
