@@ -324,7 +324,7 @@ class OpenStores:
                 self._readable[store.name] = store
 
     def find_readable(self, name: str) -> MappedStore | None:
-        """Returns the tensordict store of a name if control has let a client read it and it has not been deleted or
+        """Returns the store of a name, of any kind, if control has let a client read it and it has not been deleted or
         altered since."""
         store = self._readable.get(name)
         try:

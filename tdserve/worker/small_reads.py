@@ -126,12 +126,7 @@ class SmallReads:
         if not store.is_current:
             return None
         accepted = control_pb2.Accepted(fingerprint=asked.fingerprint, version=version, values=values)
-        done = control_pb2.Done(inline=inline, accepted=accepted)
-        answer = control_pb2.ServerMessage(request=request, done=done).SerializeToString()
-        if len(answer) > MAIL_BYTES:
-            return None
-        self._count_inline(len(inline))
-        return answer
+        return self._make_mail(request, control_pb2.Done(inline=inline, accepted=accepted), len(inline))
 
     def _answer_rows(
         self,
@@ -157,27 +152,25 @@ class SmallReads:
         source = make_rows_source(store, layout, found.rows, found.generations, {})
         if not store.is_current:
             return None
-        accepted, answer = control_pb2.Accepted(num_rows=num_rows), SENT
+        accepted = control_pb2.Accepted(num_rows=num_rows)
         if not expected and nbytes + len(values) <= self._inline_bytes:
             accepted.values = values
             done = control_pb2.Done(inline=pack(layout.messages, source), accepted=accepted)
-            answer = control_pb2.ServerMessage(request=request, done=done).SerializeToString()
-            if len(answer) > MAIL_BYTES:
-                return None
-            self._count_inline(nbytes)
-            self._count_drawn(asked, store)
-        elif send is None or len(layout.messages) > 1 or len(values) > MAX_SENT_VALUES_BYTES:
+            answer = self._make_mail(request, done, nbytes)
+            if answer is not None:
+                self._count_drawn(asked, store)
+            return answer
+        if send is None or len(layout.messages) > 1 or len(values) > MAX_SENT_VALUES_BYTES:
             return None  # the first of several messages would be sent before it is known whether the others can be
-        else:
-            self._count_drawn(asked, store)  # first: the client may ask for the count as soon as it has the rows
-            send(make_tag(request), layout.messages, source)
-            if values:
-                send(make_tag(request), cut_values(len(values)), BytesEnd(values))
-            self._count_sent(nbytes + len(values))
-            if not expected:
-                accepted.values_nbytes, accepted.channel = len(values), channel_number
-                answer = control_pb2.ServerMessage(request=request, accepted=accepted).SerializeToString()
-        return answer
+        self._count_drawn(asked, store)  # first: the client may ask for the count as soon as it has the rows
+        send(make_tag(request), layout.messages, source)
+        if values:
+            send(make_tag(request), cut_values(len(values)), BytesEnd(values))
+        self._count_sent(nbytes + len(values))
+        if expected:
+            return SENT
+        accepted.values_nbytes, accepted.channel = len(values), channel_number
+        return control_pb2.ServerMessage(request=request, accepted=accepted).SerializeToString()
 
     def _count_drawn(self, asked: control_pb2.ReadRequest | control_pb2.SampleRequest, store: MappedStore) -> None:
         if isinstance(asked, control_pb2.SampleRequest) and not asked.replaces_torn:
@@ -192,10 +185,15 @@ class SmallReads:
         is_small = asked.is_plain and num_rows * max(store.row_nbytes, 1) <= MAX_SENT_BYTES
         return self._own_reads.draw(store, num_rows) if is_small else None
 
-    def _count_inline(self, nbytes: int) -> None:
+    def _make_mail(self, request: int, done: control_pb2.Done, nbytes: int) -> bytes | None:
+        """Returns the answer with content of so many bytes, and counts it; None if it does not fit into mail."""
+        answer = control_pb2.ServerMessage(request=request, done=done).SerializeToString()
+        if len(answer) > MAIL_BYTES:
+            return None
         with self._lock:
             self._counts.num_inline += 1
             self._counts.nbytes_inline += nbytes
+        return answer
 
     def _count_sent(self, nbytes: int) -> None:
         with self._lock:
@@ -212,12 +210,7 @@ class SmallReads:
         if 0 in found.versions or nbytes > self._inline_bytes or not store.is_current:
             return None
         accepted = control_pb2.Accepted(values=encode_entries(found, asks_versions=False))
-        message = control_pb2.ServerMessage(request=request, done=control_pb2.Done(accepted=accepted))
-        answer = message.SerializeToString()
-        if len(answer) > MAIL_BYTES:
-            return None
-        self._count_inline(nbytes)
-        return answer
+        return self._make_mail(request, control_pb2.Done(accepted=accepted), nbytes)
 
 
 def _is_meant(asked: control_pb2.ReadRequest | control_pb2.SampleRequest, store: MappedStore) -> bool:

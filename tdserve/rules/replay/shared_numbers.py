@@ -15,8 +15,8 @@ number  writer   meaning
 16..    readers  rows that they have drawn by themselves, one number per reader
 ======  =======  ===================================================================
 
-Control changes its numbers before the generations that they describe. A reader therefore never draws a row that it may
-not have; at worst it asks control in vain.
+Whether a row is live only its generation tells. So a number that is a moment old makes no reader draw a row that it may
+not have; at worst the reader asks control in vain.
 """
 
 from __future__ import annotations
