@@ -242,8 +242,10 @@ class LocalEnd:
         drop_unlinked()
 
     def remember_readable(self, store: MappedStore) -> None:
-        """Remembers that the server lets this client read a store: until it is deleted, its name means this one."""
-        self._stores.remember_readable(store)
+        """Remembers that the server lets this client read a store: until it is deleted, its name means this one. Does
+        nothing if the store has values and this client cannot read them."""
+        if not (self.lacks_values and store.spec.values):
+            self._stores.remember_readable(store)
 
     def spool(self, values: Sequence[Buffer]) -> tuple[int, int] | None:
         """Puts values, given in parts, where the worker reads them; None if they are few, and go into the request.

@@ -103,8 +103,7 @@ class MappedMover(ClientMover):
             found = FoundRows(rows, decode_repeats(accepted.generations, len(rows)))
             added = {each.name: each.content for each in accepted.added}
             content = self._copy_rows(store, found, wanted, added=added, accepted=accepted)
-            if not self._local.lacks_values or not stored.values:
-                self._local.remember_readable(store)
+            self._local.remember_readable(store)
         except TDServeError as error:
             if accepted.wants_written:
                 self._session.answer(reply.request, control_pb2.Written(failure=encode_failure(error)))
@@ -154,10 +153,9 @@ class MappedMover(ClientMover):
 
     def take_selection(self, reply: Reply, wanted: WantedSelection, stored: Spec) -> Content:
         """Copies a selection; repeats that while it is being written. The next read needs no answer."""
-        local, accepted = self._local, reply.accepted
+        accepted = reply.accepted
         store = self.open_mapped(wanted.name, stored, accepted)
-        if not local.lacks_values or not stored.values:
-            local.remember_readable(store)
+        self._local.remember_readable(store)
         for _ in range(MAX_TRIES):
             content = self._copy_selection(store, wanted, accepted)
             if content is not None:
@@ -198,8 +196,7 @@ class MappedMover(ClientMover):
         if reply.accepted.values:
             return decode_entries(reply.accepted.values)
         store = self.open_mapped(name, stored, reply.accepted)
-        if not self._local.lacks_values:
-            self._local.remember_readable(store)
+        self._local.remember_readable(store)
         found = find_entries(store, keys)
         store.check_current()
         return found
