@@ -19,7 +19,7 @@ from tdserve.store.environments import DATA_FILE as CATALOG_FILE, find_damage
 from tdserve.store.faults import convert_os_errors, free_bytes
 from tdserve.store.files import sync_file
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Version of the whole folder layout. Any other version is refused."""
 
 ORPHANS_TIMEOUT_S = 10.0

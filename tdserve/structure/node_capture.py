@@ -245,17 +245,18 @@ class NodeReader(LeafReader):
         parts = [self._capture_part(element, path, ()) for element in held] if parts is None else parts
         rows = [part.root for part in parts]
         elements = [*map(Element.from_part, held, parts)]
+        is_lock_implied = self._is_lock_implied(is_locked, path)
+        if is_lock_implied:
+            elements = [element.remove_locks() for element in elements]
         if members and 0 in batch_size:
             num_around = len(batch_size) - (td.stack_dim < len(batch_size))
             rows = [rebatch(member, num_around, (), None) for member in members]
             stack_dim = None if td.stack_dim < len(batch_size) else td.stack_dim - len(batch_size)
         elif stack_dim is not None:
-            elements = [Element(td, rows=tuple(elements), is_locked=is_locked)]
+            elements = [Element.from_rows(td, elements, path, is_locked=is_locked and not is_lock_implied)]
         inner, entries = summarise(rows, batch_size, stack_dim)
         if not rows and path in self.packed:
             inner = tuple(td.batch_size[len(batch_size) :])
-        if self._is_lock_implied(is_locked, path):
-            elements = [element.remove_locks() for element in elements]
         self.values[path] = nest_list(elements, batch_size) if batch_size else elements[0]
         names = _get_names(td)
         names = None if names is None else names[: len(batch_size)]

@@ -11,7 +11,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Typ
 
 from tdserve.structure.changes import set_locks
 from tdserve.structure.instances import find_content, make_instance
-from tdserve.structure.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
+from tdserve.structure.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Jagged, Pieces, split_jagged
 from tdserve.structure.stacks.common_structure import CapturedPart
 from tdserve.structure.stacks.row_structure import Note
@@ -29,17 +29,14 @@ class Element(NamedTuple):
 
     Attributes:
         entry: The element itself.
-        tree: Its structure and leaves; None if it has ``rows``, or is an entry of a leaf that is captured later.
-        rows: Of a lazy stack whose rows differ.
-        is_locked: Of a stack with ``rows``: whether it is locked as a whole.
+        tree: Its structure and leaves; None if it is an entry of a leaf that is captured later.
         note: Its member, if it has a note of that.
-        is_entry: Whether ``tree`` is that of a tensordict around a tensor or non-tensor entry.
+        is_entry: Whether it is a tensor or a non-tensor entry: ``tree`` is that of a tensordict around it, or of a
+            stack of such entries.
     """
 
     entry: Any
     tree: CapturedPart | None = None
-    rows: tuple[Element, ...] | None = None
-    is_locked: bool = False
     note: Note | None = None
     is_entry: bool = False
 
@@ -49,16 +46,27 @@ class Element(NamedTuple):
         root = part.root
         if root.inner is None or root.tensorclass is not None:
             return Element(entry, part)
-        found: Element = part.values[part.at]
-        return found._replace(is_locked=root.is_locked)
+        stack: Element = part.values[part.at]
+        return stack._set_root(stack.tree.root._replace(is_locked=root.is_locked)) if stack.tree is not None else stack
+
+    @staticmethod
+    def from_rows(
+        stack: LazyStackedTensorDict, rows: list[Element], path: Path = (), *, is_locked: bool = False
+    ) -> Element:
+        """Makes an element of a stack whose rows differ: a packed node that the rows are the elements of."""
+        dim = stack.stack_dim
+        name = stack.names[dim]
+        names = None if name is None else (name,)
+        inner = (-1,) * (len(stack.batch_size) - 1)
+        root = Node((len(rows),), names, None, None, (), stack_dim=dim, inner=inner, is_locked=is_locked)
+        return Element(stack, CapturedPart(root, {}, {path: rows}, path))
 
     def remove_locks(self) -> Element:
         """Returns this element unlocked, where its lock is recorded elsewhere."""
-        if self.rows is not None:
-            return self._replace(rows=tuple(row.remove_locks() for row in self.rows), is_locked=False)
-        if self.tree is None:
-            return self
-        return self._replace(tree=self.tree._replace(root=set_locks(self.tree.root, False)))
+        return self if self.tree is None else self._set_root(set_locks(self.tree.root, False))
+
+    def _set_root(self, root: Node) -> Element:
+        return self if self.tree is None else self._replace(tree=self.tree._replace(root=root))
 
 
 def unwrap(elements: Any) -> Any:

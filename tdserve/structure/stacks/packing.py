@@ -1,14 +1,14 @@
 """Converts elements of packed nodes and leaves to plain values, and back: the stored form of one element.
 
-An element is stored like everything else: as its structure and its leaves. Only a lazy stack whose rows differ has no
-single structure; it is stored as its rows. The structure describes only what the tensors of elements have in common, so
-that many elements have the same one: each tensor's shape is stored with its bytes.
+An element is stored like everything else: as its structure and its leaves. The structure describes only what the
+tensors of elements have in common, so that many elements have the same one: each tensor's shape is stored with its
+bytes. The structure of a lazy stack whose rows differ is a packed node; its only leaf is the list of its rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,10 +29,11 @@ from tdserve.structure.stacks.row_structure import read_note
 from tdserve.structure.tensordict_private import entries_of, new_tensordict
 from tdserve.structure.tree import Spec
 
-_TREE, _ENTRY, _STACK, _VALUE_STACK, _NOTED = range(5)
-
 _KEY = ""
 """Key of an entry of a leaf, in the tensordict that it is stored in."""
+
+_CONTENT = 2
+"""Position of the structure in a packed element."""
 
 _MAX_ROWS = 1 << 20
 """A structure may claim more rows only if there is a byte or a value for each: they are built one by one."""
@@ -50,10 +51,20 @@ def pack(entry: Any) -> list[Any]:
     Raises:
         NotSupportedError: It contains something that cannot be sent.
     """
-    if type(entry) is not Element:
-        return _pack(_take_apart(entry, is_exact=False))
-    plain = _pack(entry)
-    return plain if entry.note is None else [_NOTED, entry.note.position, codec.to_content(entry.note.spec), plain]
+    element = entry if type(entry) is Element else _take_apart(entry, is_exact=False)
+    part = element.tree
+    if part is None:
+        return pack(_take_apart(element.entry, is_exact=True)._replace(note=element.note))
+    spec, content = _encode_spec(_find_common(part.root))
+    tensor_paths, value_paths = _find_leaf_paths(spec, part.at)
+    tensors: list[Any] = []
+    for path in tensor_paths:
+        tensors += encode_tensor(part.tensors[path])
+    values = [_pack_value(part.values[path], leaf) for path, (_, leaf) in zip(value_paths, spec.values, strict=True)]
+    if _has_rows(spec):  # which are not in a list of their own: each level counts in how deep values nest
+        (values,) = values
+    note = None if element.note is None else [element.note.position, codec.to_content(element.note.spec)]
+    return [element.is_entry, note, content, tensors, *values]
 
 
 def unpack(value: Any) -> Any:
@@ -66,10 +77,8 @@ def unpack(value: Any) -> Any:
         NotSupportedError: A tensorclass is not known in this process.
     """
     try:
-        if value[0] == _NOTED:
-            _, position, content, plain = value
-            return Element(_read(plain), note=read_note(content, position))
-        return _read(value)
+        found = _read(*value)
+        return found if value[1] is None else Element(found, note=read_note(*value[1]))
     except InvalidSpecError as error:
         raise RemoteProtocolError(expected="the structure of an element", received=str(error)) from None
     except TDServeError:
@@ -78,56 +87,29 @@ def unpack(value: Any) -> Any:
         raise RemoteProtocolError(expected="an entry of a tensordict", received=f"{error!r}"[:200]) from None
 
 
-def _pack(element: Element) -> list[Any]:
-    if element.rows is None and element.tree is None:
-        element = _take_apart(element.entry, is_exact=True)
-    if element.tree is not None:
-        return _pack_tree(element.tree, _ENTRY if element.is_entry else _TREE)
-    rows = _pack_rows(element.rows or ())
-    stack = element.entry
-    if isinstance(stack, NonTensorStack):
-        return [_VALUE_STACK, stack.stack_dim, *rows]
-    return [_STACK, stack.stack_dim, stack.names[stack.stack_dim], element.is_locked, *rows]
-
-
-def _pack_rows(rows: Sequence[Element]) -> list[list[Any]]:
-    """Packs each row; None replaces a structure that equals the one of the row before."""
-    found = []
-    structure = None
-    for row in rows:
-        plain = _pack(row)
-        if plain[0] is _TREE and plain[1] is structure:
-            plain[1] = None
-        else:
-            structure = plain[1]
-        found.append(plain)
-    return found
-
-
-def _pack_tree(part: CapturedPart, kind: int) -> list[Any]:
-    spec, content = _encode_spec(_find_common(part.root))
-    tensor_paths, value_paths = _find_leaf_paths(spec, part.at)
-    tensors: list[Any] = []
-    for path in tensor_paths:
-        tensors += encode_tensor(part.tensors[path])
-    values = [_pack_value(part.values[path], leaf) for path, (_, leaf) in zip(value_paths, spec.values, strict=True)]
-    return [kind, content, tensors, *values]
-
-
 def _pack_value(value: Any, leaf: ValueLeaf) -> Any:
     if leaf.is_unbatched or not (leaf.per_row or leaf.ragged):
         return value
     elements = flatten_elements(value, len(leaf.batch_size))
     if leaf.ragged is None:
         return elements if leaf.batch_size else value
-    found = [*map(pack, elements)] if leaf.ragged == PACKED else Pieces.from_tensors(elements, leaf.ragged).to_blobs()
+    found = _pack_all(elements) if leaf.ragged == PACKED else Pieces.from_tensors(elements, leaf.ragged).to_blobs()
     return found if leaf.batch_size else found[0]
+
+
+def _pack_all(elements: Sequence[Any]) -> list[Any]:
+    """Packs elements; None replaces a structure that equals the one before it."""
+    found = [*map(pack, elements)]
+    for plain, before in zip(found[:0:-1], found[-2::-1], strict=True):
+        if plain[_CONTENT] is before[_CONTENT]:
+            plain[_CONTENT] = None
+    return found
 
 
 def _take_apart(entry: Any, *, is_exact: bool) -> Element:
     """Captures an entry of a leaf; one that was read before is captured already."""
     if isinstance(entry, NonTensorStack) and -1 in entry.batch_size:
-        return Element(entry, rows=tuple(Element(row) for row in entry.tensordicts))
+        return Element.from_rows(entry, [Element(row) for row in entry.tensordicts])._replace(is_entry=True)
     batch_size = _find_batch_around(entry)
     held = entry if batch_size is None else new_tensordict({_KEY: entry}, batch_size=torch.Size(batch_size))
     reader = NodeReader("", False, checks=False, encodes=False, is_exact=is_exact)
@@ -175,11 +157,7 @@ def _find_leaf_paths(spec: Spec, at: Path) -> tuple[list[Path], list[Path]]:
     return found
 
 
-def _read(value: Any) -> Any:
-    return _READERS[value[0]](*value[1:])
-
-
-def _read_tree(content: bytes, tensors: Sequence[Any], *values: Any) -> Any:
+def _read(is_entry: bool, note: Any, content: bytes, tensors: Sequence[Any], *values: Any) -> Any:
     spec = codec.from_content(content)
     num_rows = spec.memoize("num rows", lambda: _num_rows(spec.root))
     if num_rows > _MAX_ROWS + sum(map(len, tensors[1::2])) + sum(map(_num_held, values)):
@@ -189,8 +167,34 @@ def _read_tree(content: bytes, tensors: Sequence[Any], *values: Any) -> Any:
         if tuple(shape[: len(leaf.shape)]) != leaf.shape:
             raise _make_damage_error("tensors of its batch size")
         found[path] = decode_tensor(leaf.dtype, shape, data)
+    if _has_rows(spec):
+        return _stack(spec.root, _read_value([*values], spec.values[0][1]), is_entry)
     held = {path: _read_value(value, leaf) for (path, leaf), value in zip(spec.values, values, strict=True)}
-    return build(spec, found, held)
+    td = build(spec, found, held)
+    return entries_of(td)[_KEY] if is_entry else td
+
+
+def _has_rows(spec: Spec) -> bool:
+    """Returns whether it is the structure of a stack whose rows differ."""
+    return spec.root.inner is not None and bool(spec.batch_size)
+
+
+def _stack(root: Node, rows: Sequence[Any], is_entry: bool) -> Any:
+    make: Any = NonTensorStack if is_entry else LazyStackedTensorDict
+    stack = make(*rows, stack_dim=root.stack_dim, stack_dim_name=root.names and root.names[0])
+    return stack.lock_() if root.is_locked else stack
+
+
+def _read_all(records: Sequence[Any]) -> list[Any]:
+    """Reverses ``_pack_all``."""
+    found = []
+    structure = b""
+    for is_entry, note, content, *leaves in records:
+        if note is not None:
+            raise _make_damage_error("no note inside of an element")
+        structure = structure if content is None else content
+        found.append(_read(is_entry, note, structure, *leaves))
+    return found
 
 
 def _read_value(value: Any, leaf: ValueLeaf) -> Any:
@@ -202,34 +206,10 @@ def _read_value(value: Any, leaf: ValueLeaf) -> Any:
         raise _make_damage_error("a value for each of its rows")
     elements: Any = value
     if leaf.ragged is not None:
-        elements = [*map(_read, value)] if leaf.ragged == PACKED else Pieces.from_blobs(value, leaf.ragged)
+        elements = _read_all(value) if leaf.ragged == PACKED else Pieces.from_blobs(value, leaf.ragged)
     if not leaf.batch_size:
         return elements[0]
     return elements if len(leaf.batch_size) == 1 else nest_list(list(elements), leaf.batch_size)
-
-
-def _read_entry(content: bytes, tensors: Sequence[Any], *values: Any) -> Any:
-    return entries_of(_read_tree(content, tensors, *values))[_KEY]
-
-
-def _read_stack(stack_dim: int, name: str | None, is_locked: bool, *rows: Any) -> Any:
-    stack = LazyStackedTensorDict(*_read_rows(rows), stack_dim=stack_dim, stack_dim_name=name)
-    return stack.lock_() if is_locked else stack
-
-
-def _read_value_stack(stack_dim: int, *rows: Any) -> Any:
-    return NonTensorStack(*_read_rows(rows), stack_dim=stack_dim)
-
-
-def _read_rows(rows: Sequence[Any]) -> list[Any]:
-    found = []
-    structure = None
-    for row in rows:
-        if row[0] == _TREE and row[1] is None:
-            row = [_TREE, structure, *row[2:]]
-        structure = row[1]
-        found.append(_read(row))
-    return found
 
 
 def _num_rows(node: Node) -> int:
@@ -246,6 +226,3 @@ def _num_held(value: Any) -> int:
 
 def _make_damage_error(expected: str) -> RemoteProtocolError:
     return RemoteProtocolError(expected=expected, received="something else")
-
-
-_READERS: tuple[Callable[..., Any], ...] = (_read_tree, _read_entry, _read_stack, _read_value_stack)

@@ -86,7 +86,7 @@ def find_structure(
     return None if part is None else Spec(part)
 
 
-def read_note(content: bytes, position: int) -> Note:
+def read_note(position: int, content: bytes) -> Note:
     """Decodes the note of an element; elements with equal notes get the same structure.
 
     Raises:

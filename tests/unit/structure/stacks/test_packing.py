@@ -33,6 +33,8 @@ unbatched_tensor: Any = UnbatchedTensor
 
 PLAIN = pack(TensorDict({"x": torch.ones(2, 2)}, [2]))
 
+STACK = pack(lazy_stack([TensorDict({"x": torch.ones(2)}), TensorDict({"y": torch.ones(2)})]))
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_unpack_when_it_was_packed_and_sent_then_equal(case: str) -> None:
@@ -58,11 +60,11 @@ def test_pack_when_it_cannot_travel_then_says_so(entry: Any) -> None:
 
 
 def test_unpack_when_tensorclass_is_unknown_then_names_it() -> None:
-    kind, structure, *leaves = pack(turns(2))
+    is_entry, note, structure, *leaves = pack(turns(2))
     message = spec_pb2.Spec.FromString(structure)
     message.root.tensorclass = "nowhere.Turns"
     with pytest.raises(NotSupportedError, match=r"nowhere\.Turns.*import module nowhere"):
-        unpack((kind, message.SerializeToString(), *leaves))
+        unpack((is_entry, note, message.SerializeToString(), *leaves))
 
 
 @pytest.mark.parametrize(
@@ -73,17 +75,18 @@ def test_unpack_when_tensorclass_is_unknown_then_names_it() -> None:
         (),
         (99,),
         (-1,),
-        (0, b"", []),
-        (0, None, []),
-        (0, PLAIN[1], []),
-        (0, PLAIN[1], [(3, 2), b"1234"]),
-        (0, PLAIN[1], [(3,), b"1234"]),
-        (0, PLAIN[1], [(2, 2), b"1234" * 4], 1),
-        (1, PLAIN[1], *PLAIN[2:]),
-        (2, 0, None, False, ("x",)),
-        (2, 0, None, False, (0, None, *PLAIN[2:])),
-        (2, 7, None, False, PLAIN, PLAIN),
-        (4, 0, b"", PLAIN),
+        (False, None, b"", []),
+        (False, None, None, []),
+        (False, None, PLAIN[2], []),
+        (False, None, PLAIN[2], [(3, 2), b"1234"]),
+        (False, None, PLAIN[2], [(3,), b"1234"]),
+        (False, None, PLAIN[2], [(2, 2), b"1234" * 4], 1),
+        (True, None, *PLAIN[2:]),
+        STACK[:5],
+        (*STACK[:4], "x", "y"),
+        (*STACK[:4], (False, None, None, *PLAIN[3:]), PLAIN),
+        (False, (0, b""), *PLAIN[2:]),
+        (False, 0, *PLAIN[2:]),
     ],
 )
 def test_unpack_when_value_is_no_entry_then_refuses(value: Any) -> None:
@@ -131,7 +134,7 @@ def test_unpack_when_an_element_tells_what_it_is_of_then_that_comes_with_it() ->
     assert has_notes([found])
     assert unwrap([found]) == [found.entry]
     with pytest.raises(RemoteProtocolError):
-        unpack((packed[0], *packed[1:3], packed))  # it stands for a whole element
+        unpack((*STACK[:4], packed, PLAIN))  # it stands for a whole element
 
 
 def test_unpack_when_an_unbatched_tensor_is_beside_rows_then_its_shape_is_its_own() -> None:
@@ -152,7 +155,7 @@ def test_unpack_when_a_structure_tells_of_more_rows_than_there_are_then_refused_
     for batch_size in ([1 << 40], [1 << 40, 0]):
         node = spec_pb2.Node(batch_size=batch_size, stack_dim=0)
         with pytest.raises(RemoteProtocolError, match="no more rows"):
-            unpack((0, spec_pb2.Spec(root=node).SerializeToString(), []))
+            unpack((False, None, spec_pb2.Spec(root=node).SerializeToString(), []))
 
 
 def test_pack_when_what_it_holds_was_on_a_device_then_no_structure_tells_of_that() -> None:
@@ -166,12 +169,12 @@ def test_pack_when_what_it_holds_was_on_a_device_then_no_structure_tells_of_that
             CapturedPart(root, {}, {("s",): [Element(None, CapturedPart(member, {("x",): torch.ones(2, 3)}, {}))] * 2}),
         )
     )
-    for _, structure, *_ in (packed, *rows):
+    for _, _, structure, *_ in (packed, *rows):
         assert b"cuda" not in structure
 
 
 def test_pack_when_rows_of_a_stack_have_one_structure_then_it_is_there_once() -> None:
     stack: Any = LazyStackedTensorDict(*[turns(1) for _ in range(3)])
     rows = pack(stack)[4:]
-    assert [row[1] is None for row in rows] == [False, True, True]
+    assert [row[2] is None for row in rows] == [False, True, True]
     assert [row.role for row in unpack(pack(stack)).tensordicts] == [["turn 0"]] * 3

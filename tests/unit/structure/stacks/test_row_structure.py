@@ -110,7 +110,7 @@ def test_find_structure_when_each_element_has_a_row_of_every_member_then_that_on
 
 
 def test_note_when_held_as_bytes_then_comes_back_with_one_structure_for_all() -> None:
-    one, other = (read_note(codec.to_content(SPEC), position) for position in (0, 5))
+    one, other = (read_note(position, codec.to_content(SPEC)) for position in (0, 5))
     assert (one, other) == (WHOLE[0], WHOLE[5])
     assert one.spec is other.spec
 
@@ -127,4 +127,4 @@ def test_note_when_held_as_bytes_then_comes_back_with_one_structure_for_all() ->
 )
 def test_note_when_it_is_none_then_refused(content: Any, position: Any) -> None:
     with pytest.raises(RemoteProtocolError):
-        read_note(content, position)
+        read_note(position, content)
