@@ -64,6 +64,12 @@ def rebatch(
     )
 
 
+def rename_dims(node: Node, batch_size: tuple[int, ...], names: DimNames) -> Node:
+    """Returns the tree with other names of its first dimensions, which have these sizes."""
+    every = tuple(range(len(batch_size)))
+    return rebatch(node, len(every), batch_size, names, every, tuple(map(range, batch_size)), is_whole=True)
+
+
 def _rebatch_members(
     node: Node,
     num_dims: int,

@@ -36,7 +36,7 @@ from tdserve.structure.nodes import (
     Params,
     Path,
 )
-from tdserve.structure.stacks.annotation import annotate
+from tdserve.structure.stacks.annotation import annotate, find_shared_values, needs_note, num_levels
 from tdserve.structure.stacks.common_structure import CapturedPart, join_parts, summarise
 from tdserve.structure.stacks.elements import (
     Element,
@@ -46,7 +46,6 @@ from tdserve.structure.stacks.elements import (
     nest_list,
     split_elements,
 )
-from tdserve.structure.stacks.row_structure import find_shared_values, needs_note, num_levels
 from tdserve.structure.state import read_params
 from tdserve.structure.tensordict_private import (
     content_of,

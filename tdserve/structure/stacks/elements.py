@@ -14,7 +14,6 @@ from tdserve.structure.instances import find_content, make_instance
 from tdserve.structure.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Jagged, Pieces, split_jagged
 from tdserve.structure.stacks.common_structure import CapturedPart
-from tdserve.structure.stacks.row_structure import Note
 from tdserve.structure.tensordict_private import get_fields, make_value, new_tensordict, stored_fields
 from tdserve.structure.torch_types import from_torch
 from tdserve.structure.tree import Path, Spec
@@ -22,6 +21,20 @@ from tdserve.values.supported import ATOMS
 from tdserve.values.value_codec import is_same
 
 _AS_THEY_ARE = ATOMS | {dict, list, tuple}
+
+
+class Note(NamedTuple):
+    """The structure of the member that an element is of, if its packed node may describe another one.
+
+    Attributes:
+        spec: Its root is a packed node over the elements that were written together, without entries. ``members`` are
+            the tensordicts that they came from: a single one with the ``stack_dim`` -1, else those of which each
+            element has a row.
+        position: Of this element among them, in C order.
+    """
+
+    spec: Spec
+    position: int
 
 
 class Element(NamedTuple):

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tdserve.base.errors import TDServeError
 from tdserve.structure.capture import capture_as
 from tdserve.structure.captured import Captured
-from tdserve.structure.nodes import PACKED, DimNames, Form, Path, ValueLeaf
-from tdserve.structure.stacks.elements import Element, flatten_elements, nest_list, unbind, unwrap
+from tdserve.structure.changes import rebatch, rename_dims
+from tdserve.structure.nodes import PACKED, DimNames, Form, Node, Path, ValueLeaf
+from tdserve.structure.stacks.elements import Element, Note, flatten_elements, nest_list, unbind, unwrap
 from tdserve.structure.stacks.restacking import group_parts
-from tdserve.structure.stacks.row_structure import find_structure
 from tdserve.structure.torch_types import to_indexable, to_torch
 from tdserve.structure.tree import Spec, check_matches
 from tdserve.values.value_codec import is_same
@@ -55,6 +57,75 @@ def gather(
         structures = [spec for spec in (noted[number], *known[number : number + 1]) if spec is not None]
         found.append(_gather_member(structures, column, around))
     return found
+
+
+def find_structure(
+    notes: Sequence[Note | None], sizes: tuple[int, ...], names: DimNames, *, number: int = 0, behind: int = -1
+) -> Spec | None:
+    """Returns the structure of the member that elements belong to; None if they disagree, or have no notes.
+
+    An element that was written into a member on its own has no note, and need not have changed its structure.
+
+    Args:
+        notes: Of the elements of one member, in C order.
+        sizes: Of the dimensions that number them.
+        names: Of these dimensions.
+        number: Of the member.
+        behind: Dimension of each element that numbers the members; -1: none of them.
+    """
+    given = [note for note in notes if note is not None]
+    if not given or any(note.spec != given[0].spec for note in given):
+        return None
+    spec = given[0].spec
+    root = spec.root
+    noted_dim = -1 if root.stack_dim is None else root.stack_dim
+    if number >= len(root.members) or behind != (noted_dim - len(root.batch_size) if noted_dim >= 0 else -1):
+        return None
+    if sizes == root.batch_size and all(note is None or note.position == place for place, note in enumerate(notes)):
+        found: Spec = spec.memoize(
+            ("member", number, names), lambda: Spec(rename_dims(root.members[number], sizes, names))
+        )
+        return found
+    if len(given) < len(notes):
+        return None
+    part = _select_part(root.members[number], root.batch_size, [note.position for note in given], sizes, names)
+    return None if part is None else Spec(part)
+
+
+def _select_part(
+    member: Node, batch_size: tuple[int, ...], positions: list[int], sizes: tuple[int, ...], names: DimNames
+) -> Node | None:
+    """Returns the part of a member with some of its elements; None if they were not selected dimension by dimension."""
+    columns = [column.reshape(sizes) for column in np.unravel_index(positions, batch_size)]
+    place = max(len(sizes) - len(batch_size), 0)  # new dimensions are in front
+    if any(size > 1 for size in sizes[:place]):
+        return None
+    moved: list[int | None] = []
+    taken: list[Sequence[int]] = []
+    for left, column in zip(range(len(columns), 0, -1), columns, strict=True):
+        if left > len(sizes) - place and (column == column.flat[0]).all():
+            moved.append(None)
+            taken.append((int(column.flat[0]),))
+            continue
+        along = _find_along(column, place)
+        if along is None:
+            return None
+        moved.append(place)
+        taken.append(along)
+        place += 1
+    return rebatch(member, len(batch_size), sizes, names, tuple(moved), tuple(taken))
+
+
+def _find_along(column: NDArray[np.int64], dim: int) -> Sequence[int] | None:
+    """Returns the numbers along a dimension; None if others matter too, or there is no such dimension."""
+    if dim >= column.ndim:
+        return None
+    first = column[tuple(slice(None) if at == dim else slice(1) for at in range(column.ndim))]
+    if (column != first).any():
+        return None
+    numbers: list[int] = first.reshape(-1).tolist()
+    run = range(numbers[0], numbers[0] + len(numbers))
+    return run if numbers == list(run) else tuple(numbers)
 
 
 class _Other(Exception):  # noqa: N818 - control flow, not an error

@@ -24,8 +24,7 @@ from tdserve.structure.node_capture import NodeReader
 from tdserve.structure.nodes import PACKED, Entry, Node, Path, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Pieces, decode_tensor, encode_tensor
 from tdserve.structure.stacks.common_structure import CapturedPart
-from tdserve.structure.stacks.elements import Element, flatten_elements, nest_list
-from tdserve.structure.stacks.row_structure import read_note
+from tdserve.structure.stacks.elements import Element, Note, flatten_elements, nest_list
 from tdserve.structure.tensordict_private import entries_of, new_tensordict
 from tdserve.structure.tree import Spec
 
@@ -78,7 +77,7 @@ def unpack(value: Any) -> Any:
     """
     try:
         found = _read(*value)
-        return found if value[1] is None else Element(found, note=read_note(*value[1]))
+        return found if value[1] is None else Element(found, note=_read_note(*value[1]))
     except InvalidSpecError as error:
         raise RemoteProtocolError(expected="the structure of an element", received=str(error)) from None
     except TDServeError:
@@ -172,6 +171,17 @@ def _read(is_entry: bool, note: Any, content: bytes, tensors: Sequence[Any], *va
     held = {path: _read_value(value, leaf) for (path, leaf), value in zip(spec.values, values, strict=True)}
     td = build(spec, found, held)
     return entries_of(td)[_KEY] if is_entry else td
+
+
+def _read_note(position: int, content: bytes) -> Note:
+    """Decodes the note of an element; elements with equal notes get the same structure."""
+    spec = codec.from_content(content)
+    root = spec.root
+    is_around = root.stack_dim is not None and 0 <= root.stack_dim < len(root.batch_size)
+    is_in = type(position) is int and 0 <= position < math.prod(spec.batch_size)
+    if not root.members or not root.batch_size or is_around or not is_in:
+        raise _make_damage_error("what an element was written with")
+    return Note(spec, position)
 
 
 def _has_rows(spec: Spec) -> bool:

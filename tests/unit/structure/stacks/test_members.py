@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.structure.nodes import PACKED, Entry, Form, Node, Params, Ragged, TensorKind, TensorLeaf, ValueLeaf
-from tdserve.structure.stacks.row_structure import find_shared_values, is_same, needs_note, num_levels
+from tdserve.structure.stacks.annotation import find_shared_values, is_same, needs_note, num_levels
 
 PLAIN: tuple[tuple[str, Entry], ...] = (("x", TensorLeaf("float32", (2, 3))), ("v", ValueLeaf((2,), False)))
 MEMBER = Node((2,), ("a",), "cpu", "module.Class", PLAIN)

@@ -21,10 +21,10 @@ from tensordict.nn import TensorDictParams
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import Node, TensorLeaf
+from tdserve.structure.stacks.annotation import make_spec
 from tdserve.structure.stacks.common_structure import CapturedPart
-from tdserve.structure.stacks.elements import Element, has_notes, unwrap
+from tdserve.structure.stacks.elements import Element, Note, has_notes, unwrap
 from tdserve.structure.stacks.packing import pack, unpack
-from tdserve.structure.stacks.row_structure import Note, make_spec
 from tdserve.v1 import spec_pb2
 from tdserve.values.value_codec import decode_bytes, encode_bytes
 from tests.ragged import CASES, check_same, turns

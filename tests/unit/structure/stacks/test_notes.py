@@ -4,11 +4,15 @@ import itertools
 from typing import Any
 
 import pytest
+from tensordict import TensorDict
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.structure import codec
 from tdserve.structure.nodes import Form, Node, Ragged, TensorKind, TensorLeaf, ValueLeaf
-from tdserve.structure.stacks.row_structure import Note, find_structure, make_spec, read_note
+from tdserve.structure.stacks.annotation import make_spec
+from tdserve.structure.stacks.elements import Note
+from tdserve.structure.stacks.gathering import find_structure
+from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Spec
 
 JAGGED = ValueLeaf((2, 3), True, Ragged(Form.JAGGED, "int8", (-1,)))
@@ -18,6 +22,10 @@ SPEC = make_spec([MEMBER], (2, 3))
 WHOLE = [Note(SPEC, position) for position in range(6)]
 NAMELESS = (None, None)
 AROUND = Node((2, 3), None, None, None, (), stack_dim=0, inner=(), members=(Node((3,), None, None, None, ()),) * 2)
+
+
+IS_ENTRY, _, *LEAVES = pack(TensorDict({}))
+"""A record; between these two lies its note."""
 
 
 def at(*places: tuple[int, int]) -> list[Note | None]:
@@ -110,7 +118,7 @@ def test_find_structure_when_each_element_has_a_row_of_every_member_then_that_on
 
 
 def test_note_when_held_as_bytes_then_comes_back_with_one_structure_for_all() -> None:
-    one, other = (read_note(position, codec.to_content(SPEC)) for position in (0, 5))
+    one, other = (unpack([IS_ENTRY, [position, codec.to_content(SPEC)], *LEAVES]).note for position in (0, 5))
     assert (one, other) == (WHOLE[0], WHOLE[5])
     assert one.spec is other.spec
 
@@ -127,4 +135,4 @@ def test_note_when_held_as_bytes_then_comes_back_with_one_structure_for_all() ->
 )
 def test_note_when_it_is_none_then_refused(content: Any, position: Any) -> None:
     with pytest.raises(RemoteProtocolError):
-        read_note(position, content)
+        unpack([IS_ENTRY, [position, content], *LEAVES])
