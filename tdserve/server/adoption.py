@@ -21,7 +21,7 @@ from tdserve.base.errors import (
     TooLargeError,
 )
 from tdserve.base.ids import check_store_name
-from tdserve.messages.value_columns import Buffer, encode_common_column, encode_row_column, measure_sizes
+from tdserve.messages.value_columns import Buffer, encode_column, measure_sizes
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server import inline_tasks
 from tdserve.server.creation import CREATION_TIMEOUT_S
@@ -190,11 +190,7 @@ def encode_values(found: FoundFolder) -> bytes:
     parts: list[Buffer] = []
     for path, leaf in found.spec.values:
         blobs = _encode_value(found, path, leaf)
-        parts += (
-            encode_row_column(measure_sizes(blobs), [b"".join(blobs)])
-            if leaf.per_row
-            else encode_common_column(blobs[0])
-        )
+        parts += encode_column(leaf.per_row, measure_sizes(blobs), blobs)
     nbytes = sum(map(len, parts))
     if nbytes > MAX_META_BYTES:
         raise TooLargeError(what=f"the values of {found.path} in one message", asked=nbytes, free=MAX_META_BYTES)

@@ -255,7 +255,7 @@ def _split(blobs: Sequence[bytes], ragged: Ragged) -> JoinedValues:
     """Joins the elements, with their shapes as heads."""
     header = 8 * len(ragged.shape)
     if isinstance(blobs, JoinedValues):
-        if len(blobs.heads) == header * len(blobs):
+        if blobs.heads and len(blobs.heads) == header * len(blobs):
             return blobs
         each: list[Any] = list(blobs) if blobs.heads else blobs.get_views()
     else:

@@ -259,24 +259,6 @@ class Content(_message.Message):
     is_bundled: bool
     def __init__(self, fingerprint: _Optional[bytes] = ..., nbytes: _Optional[int] = ..., values: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., inline: _Optional[bytes] = ..., spool_offset: _Optional[int] = ..., spool_nbytes: _Optional[int] = ..., values_nbytes: _Optional[int] = ..., is_bundled: bool = ...) -> None: ...
 
-class ValueBlock(_message.Message):
-    __slots__ = ("columns",)
-    COLUMNS_FIELD_NUMBER: _ClassVar[int]
-    columns: _containers.RepeatedCompositeFieldContainer[ValueColumn]
-    def __init__(self, columns: _Optional[_Iterable[_Union[ValueColumn, _Mapping]]] = ...) -> None: ...
-
-class ValueColumn(_message.Message):
-    __slots__ = ("values", "per_row", "sizes", "joined")
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    PER_ROW_FIELD_NUMBER: _ClassVar[int]
-    SIZES_FIELD_NUMBER: _ClassVar[int]
-    JOINED_FIELD_NUMBER: _ClassVar[int]
-    values: _containers.RepeatedScalarFieldContainer[bytes]
-    per_row: bool
-    sizes: _containers.RepeatedScalarFieldContainer[int]
-    joined: bytes
-    def __init__(self, values: _Optional[_Iterable[bytes]] = ..., per_row: bool = ..., sizes: _Optional[_Iterable[int]] = ..., joined: _Optional[bytes] = ...) -> None: ...
-
 class ReadRequest(_message.Message):
     __slots__ = ("store", "selection", "keys", "fingerprint", "newer_than", "timeout_s", "message_nbytes", "identity")
     STORE_FIELD_NUMBER: _ClassVar[int]

@@ -15,8 +15,7 @@ from tdserve.messages.value_columns import (
     Buffer,
     JoinedValues,
     decode_block,
-    encode_common_column,
-    encode_row_column,
+    encode_column,
     measure_sizes,
 )
 from tdserve.structure.captured import EncodedValues
@@ -74,11 +73,10 @@ def encode_parts(
             raise TooLargeError(what=f"the values of one write to {store!r}", asked=nbytes, free=MAX_VALUES_BYTES)
         columns.append(column)
     if is_bundled:
-        return encode_row_column(*bundle(columns))
+        return encode_column(True, *bundle(columns))
     parts: list[Buffer] = []
     for (_, leaf), column in zip(spec.values, columns, strict=True):
-        content = column.get_parts()
-        parts += encode_row_column(column.sizes, content) if leaf.per_row else encode_common_column(b"".join(content))
+        parts += encode_column(leaf.per_row, column.sizes, column.get_parts())
     return parts
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tdserve.messages.content import decode_paths
 from tdserve.messages.row_numbers import encode_rows, spread
+from tdserve.messages.value_columns import ValueColumn, encode_block
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.mover import RowsToFill
 from tdserve.server.staging_names import StagingNames
@@ -75,7 +76,4 @@ def make_put_values(rows: RowsToFill) -> worker_pb2.PutValues:
 
 def _make_empty_block(lacking: Sequence[Path]) -> bytes:
     """Returns a block with None for each path: a reused row must not show its previous values."""
-    block = control_pb2.ValueBlock()
-    for _ in lacking:
-        block.columns.add(values=[NONE])
-    return block.SerializeToString()
+    return encode_block([ValueColumn(False, [NONE])] * len(lacking))

@@ -17,7 +17,7 @@ from tdserve.messages.value_columns import JoinedValues, ValueColumn, decode_blo
 from tdserve.store.objects import ObjectColumn
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
-from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+from tdserve.v1 import content_pb2, worker_pb2
 from tests.unit.worker.peer import StoredTensorDict
 
 PATH = ("v",)
@@ -34,9 +34,8 @@ def opened(tmp_path: Path) -> MappedStore:
 
 def put(store: MappedStore, values: list[bytes], *elements: int, per_row: bool = False, keys: Any = (PATH,)) -> None:
     """Writes values of the elements, of everything without any."""
-    block = control_pb2.ValueBlock(columns=[control_pb2.ValueColumn(values=values, per_row=per_row)])
     order = worker_pb2.PutValues(
-        values=block.SerializeToString(),
+        values=encode_block([ValueColumn(per_row, values)]),
         keys=[content_pb2.Path(parts=key) for key in keys],
     )
     if elements:

@@ -1,6 +1,8 @@
-"""Columns of serialised values: the bytes that protobuf has for them, and what hostile bytes lead to."""
+"""Columns of serialised values: their bytes, and what hostile bytes lead to."""
 
 from __future__ import annotations
+
+import struct
 
 import numpy as np
 import pytest
@@ -13,13 +15,12 @@ from tdserve.messages.value_columns import (
     ValueColumn,
     decode_block,
     encode_block,
-    encode_row_column,
+    encode_column,
     join,
     join_blocks,
     measure_sizes,
     split_rows,
 )
-from tdserve.v1 import control_pb2
 
 VALUES = [b"", b"a", b"bc" * 700, b"", b"d" * 200]
 
@@ -34,27 +35,19 @@ columns = st.lists(
 
 @given(columns)
 @example([ValueColumn(True, [b"x" * 70_000] * 3), ValueColumn(True, [b""] * 200)])
-def test_block_when_encoded_then_protobuf_reads_it_and_so_do_we(expected: list[ValueColumn]) -> None:
+def test_block_when_encoded_then_read_as_it_was(expected: list[ValueColumn]) -> None:
     content = encode_block(expected)
-    block = control_pb2.ValueBlock.FromString(content)
-    assert block.SerializeToString() == content
-    for (per_row, values), column in zip(expected, block.columns, strict=True):
-        if per_row:
-            assert (list(column.sizes), column.joined) == ([len(value) for value in values], b"".join(values))
-        else:
-            assert list(column.values) == values
     assert [(per_row, list(values)) for per_row, values in decode_block(content)] == expected
     assert encode_block(decode_block(content)) == content
     twice = decode_block(content + content)
     assert [(per_row, list(values)) for per_row, values in twice] == expected * 2
 
 
-@given(columns)
-def test_block_when_written_value_by_value_then_read_as_well(expected: list[ValueColumn]) -> None:
-    block = control_pb2.ValueBlock(
-        columns=[control_pb2.ValueColumn(values=values, per_row=per_row) for per_row, values in expected]
-    )
-    assert [(per_row, list(values)) for per_row, values in decode_block(block.SerializeToString())] == expected
+def test_block_when_encoded_then_as_the_protocol_book_says() -> None:
+    content = encode_block([ValueColumn(True, [b"a", b"", b"bc"]), ValueColumn(False, [b"d"])])
+    per_row = [(number).to_bytes(4, "little") for number in (1, 3, 3, 0, 1, 0, 2)]
+    common = [(number).to_bytes(4, "little") for number in (0, 1, 1, 0, 1)]
+    assert content == b"".join([*per_row, b"abc", *common, b"d"])
 
 
 @given(columns, st.data())
@@ -75,10 +68,9 @@ def test_block_when_damaged_then_columns_or_the_senders_fault(
 
 
 @given(st.binary(max_size=60))
-@example(b"\x0a\x02\x10\x01\x0a")
-@example(b"\x0a\x04\x10\x01\x1a\x7f")
-@example(b"\x0a\x0a\x10\x01\x1a\x04\xff\xff\xff\xff\x22\x00")
-@example(b"\x0a" + b"\xff" * 11)
+@example(bytes(15))
+@example(b"\1\0\0\0\xff\xff\xff\xff" + bytes(8))
+@example(b"\1\0\0\0\1\0\0\0" + b"\xff" * 12)
 def test_block_when_any_bytes_then_columns_or_the_senders_fault(content: bytes) -> None:
     try:
         for _, values in decode_block(content):
@@ -88,18 +80,19 @@ def test_block_when_any_bytes_then_columns_or_the_senders_fault(content: bytes) 
 
 
 @pytest.mark.parametrize(
-    "column",
+    ("head", "values"),
     [
-        {"per_row": True, "sizes": [1, 2], "joined": b"ab"},
-        {"per_row": True, "sizes": [1], "joined": b"ab"},
-        {"per_row": True, "sizes": [2]},
-        {"per_row": True, "joined": b"ab"},
-        {"per_row": True, "sizes": [1], "joined": b"a", "values": [b"b"]},
-        {"sizes": [3], "joined": b"ab"},
+        ((1, 2, 2, 1, 2), b"ab"),
+        ((1, 1, 2, 1), b"ab"),
+        ((1, 1, 2, 2), b"a"),
+        ((1, 0, 2), b"ab"),
+        ((2, 1, 1, 1), b"a"),
+        ((0, 2, 2, 1, 1), b"ab"),
+        ((0, 0, 0), b""),
     ],
 )
-def test_block_when_sizes_and_content_contradict_then_the_senders_fault(column: dict[str, object]) -> None:
-    content = control_pb2.ValueBlock(columns=[column]).SerializeToString()
+def test_block_when_its_numbers_contradict_then_the_senders_fault(head: tuple[int, ...], values: bytes) -> None:
+    content = struct.pack(f"<IIQ{len(head) - 3}I", *head) + values
     with pytest.raises(RemoteProtocolError):
         decode_block(content)
 
@@ -167,10 +160,10 @@ def test_views_when_values_are_large_then_are_no_copies() -> None:
     assert all(isinstance(view, memoryview) and view.obj is joined.content for view in joined.get_views())
 
 
-def test_row_column_when_parts_are_cut_anywhere_then_the_same_bytes() -> None:
+def test_column_when_parts_are_cut_anywhere_then_the_same_bytes() -> None:
     whole = b"".join(VALUES)
     cut: list[Buffer] = [whole[:3], memoryview(whole)[3:1000], b"", bytearray(whole[1000:])]
-    assert b"".join(encode_row_column(measure_sizes(VALUES), cut)) == encode_block([ValueColumn(True, VALUES)])
+    assert b"".join(encode_column(True, measure_sizes(VALUES), cut)) == encode_block([ValueColumn(True, VALUES)])
 
 
 def test_join_blocks_when_a_part_shares_a_value_then_each_element_has_it() -> None:

@@ -15,7 +15,7 @@ from tdserve.messages.content import ReadStatus, make_rows_layout, read_layout, 
 from tdserve.messages.layout import Layout
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse
-from tdserve.messages.value_columns import decode_block
+from tdserve.messages.value_columns import ValueColumn, decode_block, encode_block
 from tdserve.transport.sources_sinks import FlatEnd, view_bytes
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
@@ -49,10 +49,8 @@ def rows(*found: int) -> bytes:
 @pytest.fixture
 def filled(peer: Peer, store: StoredTensorDict) -> StoredTensorDict:
     """Returns the store with its one non-tensor value."""
-    block = control_pb2.ValueBlock(columns=[control_pb2.ValueColumn(values=[b"text"])])
-    put = worker_pb2.PutValues(
-        store=store.ref, values=block.SerializeToString(), keys=[content_pb2.Path(parts=("n", "v"))]
-    )
+    block = encode_block([ValueColumn(False, [b"text"])])
+    put = worker_pb2.PutValues(store=store.ref, values=block, keys=[content_pb2.Path(parts=("n", "v"))])
     peer.done(put_values=put)
     return store
 
@@ -327,7 +325,7 @@ def test_discard_when_done_then_the_channel_is_free_for_the_next(peer: Peer) -> 
     assert peer.next_report().done.nbytes_moved == 228
 
 
-VALUES = control_pb2.ValueBlock(columns=[{"per_row": True, "values": [b"v5", b"v0" * 40_000]}]).SerializeToString()
+VALUES = encode_block([ValueColumn(True, [b"v5", b"v0" * 40_000])])
 
 
 def extending(store: StoredTensorDict, **fields: Any) -> worker_pb2.ReceiveRows:

@@ -21,8 +21,7 @@ from tdserve.structure.build import build
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.stacks.deferred import Deferred
 from tdserve.structure.tree import Node, Spec, ValueLeaf
-from tdserve.v1 import control_pb2
-from tdserve.values.value_codec import decode_many, encode_bytes
+from tdserve.values.value_codec import decode_many
 from tests.ragged import CASES, check_same, jagged, turns
 
 
@@ -59,7 +58,7 @@ def test_values_when_single_rows_got_their_own_then_the_spec_says_so() -> None:
 
 def test_values_when_a_column_is_missing_then_error() -> None:
     with pytest.raises(RemoteProtocolError, match="1 columns"):
-        decode_values(values_spec((), per_row=False), control_pb2.ValueBlock().SerializeToString())
+        decode_values(values_spec((), per_row=False), b"")
 
 
 def test_values_when_captured_from_a_stack_then_survive() -> None:
@@ -145,16 +144,9 @@ def test_block_when_joined_by_hand_then_as_protobuf_would_have_it(contents: list
     )
     values: dict[tuple[str, ...], Any] = {("v",): contents if per_row else b"x", ("w",): "y" * 200}
     found = encode_values(spec, values, store="")
-    block = control_pb2.ValueBlock.FromString(found)
-    assert [column.per_row for column in block.columns] == [per_row, False]
-    assert block.SerializeToString() == found
+    assert [column.per_row for column in decode_block(found)] == [per_row, False]
     assert decode_many(decode_block(found)[0].values) == (contents if per_row else [b"x"])
-    one_by_one: Any = [
-        {"per_row": per_row, "values": [encode_bytes(each) for each in (contents if per_row else [b"x"])]},
-        {"values": [encode_bytes("y" * 200)]},
-    ]
-    older = control_pb2.ValueBlock(columns=one_by_one).SerializeToString()
-    assert decode_values(spec, older)[1] == decode_values(spec, found)[1]
+    assert decode_many(decode_block(found)[1].values) == ["y" * 200]
 
 
 def test_values_when_of_several_batches_then_as_those_of_one() -> None:
