@@ -47,8 +47,11 @@ MAIL_BYTES = 4092
 """Longest message of a session that takes the channel to the data worker; longer ones take the gRPC stream. With its
 length it fills one page, so a message costs little more than its wake-up."""
 
-MAIL_FOR_WORKER = 1
-"""Label of a message that the data worker may answer by itself."""
+MAIL_READ = 1
+"""Label of a read that the data worker may answer by itself."""
+
+MAIL_EXTEND = 2
+"""Label of an extend that it may write by itself."""
 
 MAIL_INLINE_BYTES = 3072
 """Content up to this size rides in such a message; the rest of it is the request or answer itself."""

@@ -87,7 +87,7 @@ class ControlProcess:
             arguments=(str(config.transfer_timeout_s), *device, *((config.interface or "",) if device else ())),
             timeout_s=config.worker_timeout_s,
             on_session=self._on_session_report,
-            on_lost=lambda worker: self._sessions.on_worker_lost(worker),  # noqa: PLW0108 (not set yet)
+            on_lost=self._on_worker_lost,
         )
 
     def _make_mover(self, session: ClientSession) -> WorkerMover:
@@ -103,9 +103,16 @@ class ControlProcess:
         self._worker_processes.start()
         self._services.stores.restore()
 
+    def _on_worker_lost(self, worker: DataWorker) -> None:
+        self._sessions.on_worker_lost(worker)
+        if worker.claim_holder is not None:
+            self._services.claiming.on_worker_lost(worker.claim_holder)
+
     def _on_session_report(self, report: worker_pb2.Report) -> None:
         if report.HasField("mail"):
             self._on_mail(report)
+        elif report.HasField("claimed"):
+            self._services.claiming.on_claimed(report.claimed, None)
         else:
             self._sessions.on_report(report)
 
@@ -118,7 +125,7 @@ class ControlProcess:
         except DecodeError:
             session.ended.set()
             return
-        if not message.HasField("cancel"):
+        if message.WhichOneof("body") not in ("cancel", None):
             session.mailed_requests.add(message.request)
         self._take(session, message, session.run_at_once)
 
@@ -182,7 +189,7 @@ class ControlProcess:
             await link.send(control_pb2.ServerMessage(failure=encode_failure(error)))
             return
         self._clients.on_opened(session.client_id)
-        self._services.answers.forget(session.client_id, first.answered)
+        self._forget_answers(session.client_id, first.answered)
         reading = asyncio.create_task(self._read(session, messages))
         ended = asyncio.create_task(session.ended.wait())
         try:
@@ -207,6 +214,12 @@ class ControlProcess:
         finally:
             await self._incoming.forget(session)
             self._clients.on_ended(session.client_id)
+
+    def _forget_answers(self, client_id: bytes, answered: control_pb2.Answered) -> None:
+        """Drops answers that have arrived. Extends that workers have answered are committed first: afterwards, one that
+        the report names is known to be an attempt that a retry has overtaken."""
+        if self._services.claiming.catch_up():
+            self._services.answers.forget(client_id, answered)
 
     def _settle_later(self) -> None:
         if self._settling is None:
@@ -239,15 +252,17 @@ class ControlProcess:
         if session.ended.is_set():  # its client may have a new session by now, and repeat its requests there
             return
         if message.HasField("answered"):
-            self._services.answers.forget(session.client_id, message.answered)
+            self._forget_answers(session.client_id, message.answered)
         kind = message.WhichOneof("body")
+        if kind is None:
+            return
         if kind == "cancel":
             self._services.requests.cancel(session, message.cancel.cancelled)
         elif kind == "channel_lost":
             lost = message.channel_lost
             session.lose_channel(lost.channel, f"its client reports: {lost.reason[:500]!r}")
         elif kind == "claimed":
-            self._services.claiming.on_claimed(session, message.claimed)
+            self._services.claiming.on_claimed(message.claimed, session.mover.claim_holder)
         elif kind == "group_notice":
             self._services.groups.on_notice(session, message.group_notice)
         elif kind == "relay_report":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from tdserve.base.errors import ServerBusyError, WrongStateError
 from tdserve.base.ids import REQUEST_BYTES
@@ -13,6 +14,14 @@ from tdserve.v1 import control_pb2
 
 MAX_ANSWERS_PER_CLIENT = 1024
 """Most answers whose arrival a client has not reported. Ours leaves about 200 at most: it reports every 64 requests."""
+
+
+class Answer(NamedTuple):
+    """The serialised answer to a request of a client."""
+
+    client_id: bytes
+    request: int
+    content: bytes
 
 
 class CommittedAnswers:
@@ -52,6 +61,10 @@ class CommittedAnswers:
             what = "answers whose arrival this client has not reported"
             raise ServerBusyError(what=what, asked=1, free=0, limit=MAX_ANSWERS_PER_CLIENT)
 
+    def is_expected(self, client_id: bytes, request: int) -> bool:
+        """Returns whether this request has no answer yet, and its client has not reported that it needs none."""
+        return not self._log.is_over(client_id, request) and self._log.find_answer(client_id, request) is None
+
     @contextmanager
     def begin_transaction(
         self,
@@ -59,6 +72,7 @@ class CommittedAnswers:
         request: int,
         answer: bytes,
         *,
+        others: Sequence[Answer] = (),
         instead_of: int | None = None,
         is_decided: bool = False,
         frees_room: bool = False,
@@ -66,24 +80,30 @@ class CommittedAnswers:
         """A transaction that commits what a request changed together with its answer: both, or neither if it fails.
 
         Args:
+            others: Answers to further requests that the change completes.
             instead_of: A request of the same client that is known not to be repeated; its answer is dropped.
             is_decided: As for ``CatalogDB.begin_transaction``: what is done already must not fail for lack of space.
             frees_room: As for ``CatalogDB.begin_transaction``.
 
         Raises:
-            WrongStateError: The request was answered before. Nothing was changed.
+            WrongStateError: One of the requests was answered before. Nothing was changed.
         """
-        self._log.check_new(client_id, request)
+        answers = (*others, Answer(client_id, request, answer))
+        for each in answers:
+            self._log.check_new(each.client_id, each.request)
         stale = self._stale if instead_of is None else [*self._stale, _make_key(client_id, instead_of)]
 
         def remember() -> None:
             self._stale = []
+            for each in others:
+                self._log.record(*each)
             self._log.record(client_id, request, answer, instead_of=instead_of)
 
         with self._db.begin_transaction(is_decided=is_decided, frees_room=frees_room) as txn:
             for key in stale:
                 txn.delete("requests", key)
-            txn.put("requests", _make_key(client_id, request), answer)
+            for each in answers:
+                txn.put("requests", _make_key(each.client_id, each.request), each.content)
             txn.show(remember)
             yield txn
 

@@ -19,13 +19,13 @@ from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.store_requests import StoreRequests
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
+from tdserve.server.tables.claiming import Claiming
 from tdserve.server.tables.dead_values import DeadValues
 from tdserve.server.tables.extends import Extends
 from tdserve.server.tables.row_changes import RowChanges
 from tdserve.server.tables.row_reads import RowReads
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.samples import Samples
-from tdserve.server.tables.table_claims import Claiming
 from tdserve.server.tensordicts.alterations import Alterations
 from tdserve.server.tensordicts.reads import Reads
 from tdserve.server.tensordicts.writes import Writes

@@ -47,7 +47,7 @@ class Syncing:
         before: Called before each pass; records what is done but not on record yet.
     """
 
-    def __init__(self, stores: Stores, *, interval_s: float, before: Callable[[], None]) -> None:
+    def __init__(self, stores: Stores, *, interval_s: float, before: Callable[[], object]) -> None:
         self._stores = stores
         self._is_worth_it = not is_in_memory(stores.root.path)
         self._interval_s = interval_s if self._is_worth_it else 0.0

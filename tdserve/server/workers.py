@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from tdserve.base.errors import CapacityError, ClosedError, LocalProtocolError, 
 from tdserve.base.machine import count_oom_kills
 from tdserve.control.framing import ControlSocket
 from tdserve.control.status import decode_failure
+from tdserve.rules.channel_transports import BASE_TRANSPORT
+from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.waiting import retrieve_exception
 from tdserve.server.worker_deaths import explain_death
@@ -68,6 +71,7 @@ class DataWorker:
     Attributes:
         gpu: The uuid of its GPU; "" if it has none, or is not up yet.
         why_no_gpu: The reason why it cannot use the GPU that it was given.
+        claim_holder: Claims of the process; None while there is none.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class DataWorker:
         self.ready = asyncio.Event()
         self.gpu = ""
         self.why_no_gpu = ""
+        self.claim_holder: ClaimHolder | None = None
         self._processes = processes
         self._arguments = arguments
         self._timeout_s = timeout_s
@@ -97,6 +102,7 @@ class DataWorker:
         self._process: WorkerProcess | None = None
         self._socket: ControlSocket | None = None
         self._task: asyncio.Task[None] | None = None
+        self._killing: asyncio.Future[None] | None = None
         self._is_stopping = False
 
     @property
@@ -208,6 +214,7 @@ class DataWorker:
     async def _run_once(self) -> int | None:
         """Starts the process and waits for its end; returns its exit code."""
         process = self._process = await self._processes.fork([str(self.number), *self._arguments])
+        self.claim_holder = self._make_claim_holder(process)
         lost = asyncio.Event()
         self._socket = await ControlSocket.open(process.connection, self._on_report, lost.set)
         if self._is_stopping:  # stop() came while there was no socket to close
@@ -224,7 +231,15 @@ class DataWorker:
             if not entry.future.done():
                 entry.future.set_exception(self._make_lost_error("it died and is being restarted"))
         self._on_lost(self)
+        self.claim_holder = None
         return await process.reap()
+
+    def _make_claim_holder(self, process: WorkerProcess) -> ClaimHolder:
+        def kill() -> None:
+            self._killing = asyncio.ensure_future(process.kill())
+
+        lock_name = f"worker-{self.number}-{secrets.token_hex(8)}"
+        return ClaimHolder(lock_name, client_id=b"", transport=BASE_TRANSPORT, on_broken=kill)
 
     async def _watch(self, process: WorkerProcess) -> None:
         """Kills a process that gives no sign of life: it may be stopped, or hang, and its clients wait for it."""

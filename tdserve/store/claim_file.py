@@ -1,23 +1,23 @@
-"""Claim files: in them a local client claims rows by itself, and records which rows it has filled.
+"""Claim files: in them a writer claims rows by itself, and records which rows it has filled.
 
-A file belongs to one claim. It has a page of numbers, then a circular journal of records. All are int64, little-endian.
-Each number has one writer:
+The writer is a local client, or a data worker that writes for its clients. A file belongs to one claim. It has a page
+of int64 numbers, then a circular journal of records, little-endian. Each number has one writer:
 
 =====  =======  =====================================================================
 word   writer   meaning
 =====  =======  =====================================================================
-0      client   rows that it has claimed
-1      client   records that it has written
+0      writer   rows that it has claimed
+1      writer   records that it has written
 16     server   rows that it may claim
 17     server   1: it may claim no more
 18     server   records that the server has taken
-19     server   claimed rows from which on the client reports every record to the server
+19     server   claimed rows from which on the writer reports every record to the server
 =====  =======  =====================================================================
 
-A record is the number of a request and of the rows that it has filled; these rows follow those of the previous record.
-To claim, a client adds to word 0 and then reads word 17; to end the claim, the server sets word 17 and then reads word
-0. With a full fence in between at both ends, at least one of the two sees the other's change: both agree on which rows
-are claimed, and neither waits for the other.
+A record has the id of a client (16 bytes), the number of its request, and the number of rows that it has filled; these
+rows follow those of the previous record. To claim, a writer adds to word 0 and then reads word 17; to end the claim,
+the server sets word 17 and then reads word 0. With a full fence in between at both ends, at least one of the two sees
+the other's change: both agree on which rows are claimed, and neither waits for the other.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ import os
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
+from struct import Struct
 from threading import Lock
+from typing import NamedTuple
 
 from tdserve.base.errors import CorruptDataError
+from tdserve.base.ids import CLIENT_ID_BYTES
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.mapped import map_shared
 
@@ -42,9 +45,24 @@ LOST = -1
 """Result of ``claim``: the server has ended the claim at this moment, and may or may not count the rows."""
 
 _CLAIMED, _WRITTEN = 0, 1
-_ALLOWED, _IS_OVER, _TAKEN, _BELL_AT = 16, 17, 18, 19  # two cache lines behind those of the client
-_NUM_WORDS = 512
-_FILE_BYTES = 8 * (_NUM_WORDS + 2 * MAX_RECORDS)
+_ALLOWED, _IS_OVER, _TAKEN, _BELL_AT = 16, 17, 18, 19  # two cache lines behind those of the writer
+_RECORD = Struct(f"<{CLIENT_ID_BYTES}s2q")
+_HEADER_BYTES = 4096
+_FILE_BYTES = _HEADER_BYTES + _RECORD.size * MAX_RECORDS
+
+
+class ClaimedRows(NamedTuple):
+    """A record: rows that were filled.
+
+    Attributes:
+        client_id: Id of the client that extended the table.
+        request: Number of its request.
+        num_rows: Number of rows.
+    """
+
+    client_id: bytes
+    request: int
+    num_rows: int
 
 
 def has_fences() -> bool:
@@ -59,10 +77,10 @@ class ClaimFile:
         path: The file.
     """
 
-    def __init__(self, path: Path, words: memoryview) -> None:
+    def __init__(self, path: Path, content: memoryview) -> None:
         self.path = path
-        self._words = words[:_NUM_WORDS]
-        self._records = words[_NUM_WORDS:]
+        self._words = content[:_HEADER_BYTES].cast("q")
+        self._records = content[_HEADER_BYTES:]
         self._fence = Lock()
 
     @classmethod
@@ -107,18 +125,18 @@ class ClaimFile:
 
     @classmethod
     def _map_file(cls, fd: int, path: Path) -> ClaimFile:
-        return cls(path, memoryview(map_shared(fd, _FILE_BYTES, writable=True, path=path)).cast("B").cast("q"))
+        return cls(path, memoryview(map_shared(fd, _FILE_BYTES, writable=True, path=path)).cast("B"))
 
     # ------------------------------------------------------------ both ends
 
     @property
     def num_claimed(self) -> int:
-        """Number of rows that the client has claimed."""
+        """Number of rows that the writer has claimed."""
         return self._words[_CLAIMED]
 
     @property
     def num_written(self) -> int:
-        """Number of records that the client has written."""
+        """Number of records that the writer has written."""
         return self._words[_WRITTEN]
 
     @property
@@ -131,7 +149,7 @@ class ClaimFile:
         with self._fence:
             pass
 
-    # ------------------------------------------------------------ the client's
+    # ------------------------------------------------------------ the writer's
 
     def claim(self, num_rows: int) -> int | None:
         """Claims the next rows.
@@ -140,16 +158,21 @@ class ClaimFile:
             How many rows were claimed before these. None if so many may not be claimed, or the server has to take
             records first; then nothing was changed. Or ``LOST``.
         """
+        if not self.may_claim(num_rows):
+            return None
         words = self._words
         first = words[_CLAIMED]
-        has_room = words[_WRITTEN] - words[_TAKEN] < MAX_RECORDS
-        if words[_IS_OVER] or first + num_rows > words[_ALLOWED] or not has_room:
-            return None
         words[_CLAIMED] = first + num_rows
         self.fence()
         return LOST if words[_IS_OVER] else first
 
-    def write(self, request: int, num_rows: int) -> bool:
+    def may_claim(self, num_rows: int) -> bool:
+        """Returns whether so many rows may be claimed now."""
+        words = self._words
+        has_room = words[_WRITTEN] - words[_TAKEN] < MAX_RECORDS
+        return not words[_IS_OVER] and words[_CLAIMED] + num_rows <= words[_ALLOWED] and has_room
+
+    def write(self, filled: ClaimedRows) -> bool:
         """Records that the last claimed rows are filled: they are stored, whatever becomes of this process.
 
         Returns:
@@ -157,8 +180,7 @@ class ClaimFile:
         """
         words = self._words
         written = words[_WRITTEN]
-        at = written % MAX_RECORDS * 2
-        self._records[at], self._records[at + 1] = request, num_rows
+        _RECORD.pack_into(self._records, written % MAX_RECORDS * _RECORD.size, *filled)
         words[_WRITTEN] = written + 1
         self.fence()
         return words[_CLAIMED] >= words[_BELL_AT]
@@ -166,24 +188,23 @@ class ClaimFile:
     # ------------------------------------------------------------ the server's
 
     def take(self, num_records: int, num_allowed: int) -> None:
-        """Allows the client to overwrite ``num_records`` records in all, and to claim ``num_allowed`` rows in all."""
+        """Allows the writer to overwrite ``num_records`` records in all, and to claim ``num_allowed`` rows in all."""
         self._words[_TAKEN], self._words[_ALLOWED] = num_records, num_allowed
 
     def request_messages(self, num_rows: int) -> None:
-        """Asks the client for a message per record once it has claimed ``num_rows``; read the file after this call."""
+        """Asks the writer for a message per record once it has claimed ``num_rows``; read the file after this call."""
         self._words[_BELL_AT] = num_rows
         self.fence()
 
     def end(self) -> None:
-        """Ends the claim: the client claims no more rows, but may still fill those that ``num_claimed`` counts from
+        """Ends the claim: the writer claims no more rows, but may still fill those that ``num_claimed`` counts from
         here on."""
         self._words[_IS_OVER] = 1
         self.fence()
 
-    def record(self, number: int) -> tuple[int, int]:
-        """Returns a record that was written and not taken: its request, and the number of rows that it has filled."""
-        at = number % MAX_RECORDS * 2
-        return self._records[at], self._records[at + 1]
+    def record(self, number: int) -> ClaimedRows:
+        """Returns a record that was written and not taken."""
+        return ClaimedRows(*_RECORD.unpack_from(self._records, number % MAX_RECORDS * _RECORD.size))
 
     def unlink(self) -> None:
         """Removes the file, if it exists."""

@@ -330,7 +330,7 @@ class Renamed(_message.Message):
     def __init__(self, old_key: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., new_key: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., is_safe: bool = ...) -> None: ...
 
 class ExtendRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "content", "timeout_s", "keys", "priorities", "ends", "writer", "policy_versions", "wished_claim")
+    __slots__ = ("store", "num_rows", "content", "timeout_s", "keys", "priorities", "ends", "writer", "policy_versions", "wished_claim", "follows")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +341,7 @@ class ExtendRequest(_message.Message):
     WRITER_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     WISHED_CLAIM_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
     content: Content
@@ -351,7 +352,8 @@ class ExtendRequest(_message.Message):
     writer: int
     policy_versions: RowColumn
     wished_claim: int
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., priorities: _Optional[_Union[RowColumn, _Mapping]] = ..., ends: _Optional[_Union[RowColumn, _Mapping]] = ..., writer: _Optional[int] = ..., policy_versions: _Optional[_Union[RowColumn, _Mapping]] = ..., wished_claim: _Optional[int] = ...) -> None: ...
+    follows: int
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., priorities: _Optional[_Union[RowColumn, _Mapping]] = ..., ends: _Optional[_Union[RowColumn, _Mapping]] = ..., writer: _Optional[int] = ..., policy_versions: _Optional[_Union[RowColumn, _Mapping]] = ..., wished_claim: _Optional[int] = ..., follows: _Optional[int] = ...) -> None: ...
 
 class RowColumn(_message.Message):
     __slots__ = ("data", "nbytes_ahead", "file", "offset")

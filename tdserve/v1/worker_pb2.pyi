@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Order(_message.Message):
-    __slots__ = ("order", "session", "tag", "channel", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "read_values", "move_values", "forget_specs", "drop_values", "change_entries", "send_entries", "list_entries", "checksum_version", "close_channel", "mail")
+    __slots__ = ("order", "session", "tag", "channel", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "read_values", "move_values", "forget_specs", "drop_values", "change_entries", "send_entries", "list_entries", "checksum_version", "close_channel", "open_claim", "mail")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class Order(_message.Message):
     LIST_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLOSE_CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    OPEN_CLAIM_FIELD_NUMBER: _ClassVar[int]
     MAIL_FIELD_NUMBER: _ClassVar[int]
     order: int
     session: int
@@ -73,11 +74,12 @@ class Order(_message.Message):
     list_entries: ListEntries
     checksum_version: ChecksumVersion
     close_channel: CloseChannel
+    open_claim: OpenClaim
     mail: bytes
-    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., channel: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., move_values: _Optional[_Union[MoveValues, _Mapping]] = ..., forget_specs: _Optional[_Union[ForgetSpecs, _Mapping]] = ..., drop_values: _Optional[_Union[DropValues, _Mapping]] = ..., change_entries: _Optional[_Union[ChangeEntries, _Mapping]] = ..., send_entries: _Optional[_Union[SendEntries, _Mapping]] = ..., list_entries: _Optional[_Union[ListEntries, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., close_channel: _Optional[_Union[CloseChannel, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., channel: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., move_values: _Optional[_Union[MoveValues, _Mapping]] = ..., forget_specs: _Optional[_Union[ForgetSpecs, _Mapping]] = ..., drop_values: _Optional[_Union[DropValues, _Mapping]] = ..., change_entries: _Optional[_Union[ChangeEntries, _Mapping]] = ..., send_entries: _Optional[_Union[SendEntries, _Mapping]] = ..., list_entries: _Optional[_Union[ListEntries, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., close_channel: _Optional[_Union[CloseChannel, _Mapping]] = ..., open_claim: _Optional[_Union[OpenClaim, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("order", "done", "failure", "rendezvous", "prepared", "session_lost", "channel_lost", "mail", "heartbeat", "session")
+    __slots__ = ("order", "done", "failure", "rendezvous", "prepared", "session_lost", "channel_lost", "mail", "heartbeat", "claimed", "session")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +89,7 @@ class Report(_message.Message):
     CHANNEL_LOST_FIELD_NUMBER: _ClassVar[int]
     MAIL_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     order: int
     done: Worked
@@ -97,8 +100,17 @@ class Report(_message.Message):
     channel_lost: _control_pb2.ChannelLost
     mail: bytes
     heartbeat: bool
+    claimed: _control_pb2.Claimed
     session: int
-    def __init__(self, order: _Optional[int] = ..., done: _Optional[_Union[Worked, _Mapping]] = ..., failure: _Optional[_Union[_control_pb2.Failure, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., channel_lost: _Optional[_Union[_control_pb2.ChannelLost, _Mapping]] = ..., mail: _Optional[bytes] = ..., heartbeat: bool = ..., session: _Optional[int] = ...) -> None: ...
+    def __init__(self, order: _Optional[int] = ..., done: _Optional[_Union[Worked, _Mapping]] = ..., failure: _Optional[_Union[_control_pb2.Failure, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., channel_lost: _Optional[_Union[_control_pb2.ChannelLost, _Mapping]] = ..., mail: _Optional[bytes] = ..., heartbeat: bool = ..., claimed: _Optional[_Union[_control_pb2.Claimed, _Mapping]] = ..., session: _Optional[int] = ...) -> None: ...
+
+class OpenClaim(_message.Message):
+    __slots__ = ("store", "claim")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    store: StoreRef
+    claim: _control_pb2.Claim
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., claim: _Optional[_Union[_control_pb2.Claim, _Mapping]] = ...) -> None: ...
 
 class Worked(_message.Message):
     __slots__ = ("inline", "nbytes_moved", "values", "num_reads", "num_dropped", "num_sent", "nbytes_sent", "gpu", "why_no_gpu", "checksums", "columns", "answer", "is_mailed")
@@ -169,16 +181,18 @@ class SessionLost(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("transport", "host", "is_mail", "secret")
+    __slots__ = ("transport", "host", "is_mail", "secret", "client_id")
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     IS_MAIL_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     transport: str
     host: str
     is_mail: bool
     secret: bytes
-    def __init__(self, transport: _Optional[str] = ..., host: _Optional[str] = ..., is_mail: bool = ..., secret: _Optional[bytes] = ...) -> None: ...
+    client_id: bytes
+    def __init__(self, transport: _Optional[str] = ..., host: _Optional[str] = ..., is_mail: bool = ..., secret: _Optional[bytes] = ..., client_id: _Optional[bytes] = ...) -> None: ...
 
 class CloseSession(_message.Message):
     __slots__ = ()

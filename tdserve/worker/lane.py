@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event, Lock, RLock, Thread
 
+import torch
+
 from tdserve.base.errors import (
     DeadlineExceededError,
     LocalProtocolError,
@@ -34,6 +36,7 @@ from tdserve.transport.stream import start_send
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.descriptors import check_room
 from tdserve.worker.small_reads import SmallReads
+from tdserve.worker.small_writes import SmallWrites
 
 _REAP = worker_pb2.Order()
 """Queued in place of an order: only waits for the end of earlier sends."""
@@ -48,6 +51,7 @@ class WorkerContext:
     Attributes:
         stores: Mapped stores.
         small_reads: Answers requests that need no decision.
+        small_writes: Writes rows that this worker has claimed.
         pool: Staging buffers.
         report: Sends a report to control; thread-safe.
         transfer_timeout_s: Seconds without a message after which a transfer is given up and its channel closed.
@@ -59,6 +63,7 @@ class WorkerContext:
 
     stores: OpenStores
     small_reads: SmallReads
+    small_writes: SmallWrites
     pool: BufferPool
     report: Callable[[worker_pb2.Report], None]
     transfer_timeout_s: float
@@ -139,6 +144,25 @@ class Lane:
         self.keep(start_send(self.channel, tag, messages, source, self.context.pool))
         if len(self._sent) >= 2 * MAX_SENT:
             self._reap()
+
+    def receive_at_once(self, tag: int, message_nbytes: Sequence[int]) -> torch.Tensor:
+        """Receives messages that the client is sending now, one behind the other; called by the thread that reads mail.
+
+        Raises:
+            TransportError, DeadlineExceededError: They did not come.
+        """
+        channel, content = self.channel, self.context.pool.take(sum(message_nbytes))
+        works, at = [], 0
+        for nbytes in message_nbytes:
+            works.append(channel.recv(content[at : at + nbytes], tag))
+            at += nbytes
+        channel.wait_all(works, self.context.transfer_timeout_s)
+        return content
+
+    def fail(self, error: TDServeError) -> None:
+        """Closes the channel after a failure of a transfer, and reports that."""
+        self._close_channel()
+        self._lose(error)
 
     def queue(self, order: worker_pb2.Order) -> None:
         """Queues an order for the lane's thread; called by the thread that reads the socket."""
@@ -230,8 +254,7 @@ class Lane:
         except IndexError:  # another thread waits for the last one
             pass
         except (TransportError, DeadlineExceededError) as error:
-            self._close_channel()
-            self._lose(error)
+            self.fail(error)
 
     def _fail(self, order: worker_pb2.Order, report: worker_pb2.Report, error: TDServeError) -> None:
         """Reports a failure. The channel closes first, since control reuses the rows after the report. Then control
@@ -240,8 +263,7 @@ class Lane:
         if isinstance(error, (TransportError, DeadlineExceededError)):  # the request is valid: the caller may retry
             reported = TransferAbortedError(transfer=order.tag, reason=str(error))
         if order.is_accepted or reported is not error:
-            self._close_channel()
-            self._lose(error)
+            self.fail(error)
         report.failure.CopyFrom(encode_failure(reported))
         self.context.report(report)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Thread
 
-from tdserve.base.config import MAIL_FOR_WORKER
+from tdserve.base.config import MAIL_EXTEND, MAIL_READ
 from tdserve.base.errors import DeadlineExceededError, TDServeError, TransferAbortedError, TransportError
 from tdserve.control.status import encode_failure
 from tdserve.transport.channel import Channel
@@ -17,6 +17,7 @@ from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.descriptors import check_room
 from tdserve.worker.lane import Lane, Perform, WorkerContext
+from tdserve.worker.session_extends import Handled, SessionExtends
 
 REAP_TIMEOUT_S = 30.0
 """Time for a client to take answers that were sent long ago."""
@@ -31,19 +32,18 @@ class Mailbox:
     Args:
         session: Its number.
         report: Sends a report to control; thread-safe.
-        answer: Returns the answer to a message that control need not see, b"" if it needs none; None for any other
-            message.
+        handle: Handles a message with this label, and returns what to send.
     """
 
     def __init__(
         self,
         session: int,
         report: Callable[[worker_pb2.Report], None],
-        answer: Callable[[bytes], bytes | None],
+        handle: Callable[[bytes, int], Handled],
     ) -> None:
         self._session = session
         self._report = report
-        self._answer = answer
+        self._handle = handle
         self._kv_store = KVStore(self._publish)
         self._channel: Channel | None = None
         self._mail: MessageChannel | None = None
@@ -111,10 +111,10 @@ class Mailbox:
         self._report(report)
 
     def _on_message(self, content: bytes, label: int) -> None:
-        answer = self._answer(content) if label == MAIL_FOR_WORKER else None
-        if answer is None:
-            self._report(worker_pb2.Report(session=self._session, mail=content))
-        elif answer and self.send(answer):
+        to_client, to_control = self._handle(content, label)
+        if to_control:
+            self._report(worker_pb2.Report(session=self._session, mail=to_control))
+        if to_client and self.send(to_client):
             self.reap(REAP_TIMEOUT_S)
 
     def _on_lost(self, error: TDServeError) -> None:
@@ -149,7 +149,8 @@ class WorkerSession:
         self.context = context
         self._perform = perform
         self._is_quick = is_quick
-        self.mailbox = Mailbox(number, context.report, self._answer)
+        self._extends: SessionExtends | None = None
+        self.mailbox = Mailbox(number, context.report, self._handle)
         self.lane = self._make_lane(0)
 
     def put(self, order: worker_pb2.Order) -> None:
@@ -159,6 +160,7 @@ class WorkerSession:
             # At once, ahead of content: the client may need an answer before it takes content.
             self.send_mail(order.mail)
         elif kind == "open_session" and order.open_session.is_mail:
+            self._extends = SessionExtends(order.open_session.client_id, self.context.small_writes)
             self.mailbox.open(order)
         elif kind == "rendezvous" and order.rendezvous.is_mail:
             self.mailbox.feed(order.rendezvous)
@@ -207,8 +209,13 @@ class WorkerSession:
     def _make_lane(self, channel_number: int) -> Lane:
         return Lane(self.number, channel_number, self.context, self._perform, reap_mail=self.mailbox.reap)
 
-    def _answer(self, mail: bytes) -> bytes | None:
-        """Answers as ``SmallReads.answer``; called by the thread that reads mail."""
+    def _handle(self, mail: bytes, label: int) -> Handled:
+        """Handles a message of the client; called by the thread that reads mail."""
         lane = self.lane
-        send = lane.send_at_once if lane.may_send_at_once else None
-        return self.context.small_reads.answer(mail, send, channel_number=lane.channel_number)
+        if label == MAIL_EXTEND and self._extends is not None:
+            return self._extends.handle(mail, lane)
+        answer = None
+        if label == MAIL_READ:
+            send = lane.send_at_once if lane.may_send_at_once else None
+            answer = self.context.small_reads.answer(mail, send, channel_number=lane.channel_number)
+        return Handled(to_control=mail) if answer is None else Handled(answer)

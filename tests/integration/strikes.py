@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tdserve.client.local import local_reads, row_claim
+from tdserve.client.local import local_claim, local_reads
 from tdserve.client.transfers import placing as _placing
 from tdserve.data import opened as _opened
 from tdserve.store.versions import VersionFile
@@ -21,7 +21,7 @@ from tdserve.transport import sources_sinks
 BEHIND = 3
 """The place of a strike after all leaves of a row were touched."""
 
-claims: Any = row_claim
+claims: Any = local_claim
 placing: Any = _placing
 opened: Any = _opened
 versions: Any = VersionFile

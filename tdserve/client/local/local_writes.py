@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tdserve.client.content.leaves import iter_contents
 from tdserve.client.local.end import LocalEnd
 from tdserve.data.opened import MappedStore
+from tdserve.data.places import Places
 from tdserve.messages.content import write_layout
-from tdserve.messages.row_numbers import decode_rows, find_run, is_run
 from tdserve.messages.selection.selection import Selection
 from tdserve.messages.selection.torch_selection import to_torch_index
 from tdserve.store.versions import VersionFile, list_leaf_places
@@ -86,33 +83,6 @@ def _put_read(store: MappedStore, places: Places, first: int, captured: Captured
             piece = tensor.read_piece(start * row_nbytes, stop * row_nbytes)
             table[places.get_part(first + start, stop - start)] = piece.reshape(stop - start, -1)
             look()
-
-
-class Places:
-    """The places of rows, as an index: a slice if they are consecutive, which is copied in one piece.
-
-    Args:
-        run: First of consecutive rows.
-        rows: Numbers of other rows.
-    """
-
-    def __init__(self, run: int = 0, rows: NDArray[np.int64] | None = None) -> None:
-        self._run = run
-        self._rows = rows
-
-    @classmethod
-    def decode(cls, encoded: bytes) -> Places:
-        """Reads the rows of a message."""
-        run = find_run(encoded)
-        return cls(rows=decode_rows(encoded)) if run is None else cls(run[0])
-
-    def get_part(self, first: int, num_rows: int) -> slice | NDArray[np.int64]:
-        """Returns the index of ``num_rows`` of them."""
-        if self._rows is None:
-            start = self._run + first
-            return slice(start, start + num_rows)
-        rows = self._rows[first : first + num_rows]
-        return slice(int(rows[0]), int(rows[0]) + num_rows) if num_rows and is_run(rows) else rows
 
 
 def put_selection(store: MappedStore, selection: Selection, captured: Captured) -> None:

@@ -13,8 +13,8 @@ from tdserve.client.content.leaves import make_leaves
 from tdserve.client.content.read_content import Content, on_cpu
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.local.end import LocalEnd
+from tdserve.client.local.local_claim import LocalClaim
 from tdserve.client.local.local_reads import NOTHING_ADDED, copy_rows, copy_selection
-from tdserve.client.local.row_claim import RowClaim
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.client_mover import ClientMover, WantedRows, WantedSelection
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
@@ -81,9 +81,9 @@ class MappedMover(ClientMover):
         """Finds the leaves, which the thread that copies the content needs."""
         make_leaves(captured, write_layout(captured.spec))
 
-    def open_claim(self, name: str, stored: Spec, claim: control_pb2.Claim) -> RowClaim:
+    def open_claim(self, name: str, stored: Spec, claim: control_pb2.Claim) -> LocalClaim:
         """Opens the claim file."""
-        return RowClaim(self._local, name, stored, claim)
+        return LocalClaim(self._local, name, stored, claim, client_id=self._client.catalog.client_id)
 
     def find_known(self, name: str, spec: Spec) -> MappedStore | None:
         """Returns a store that the server has permitted this process to read."""

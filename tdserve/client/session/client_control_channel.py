@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from threading import Lock
+from typing import NamedTuple
 
-from tdserve.base.config import MAIL_BYTES, MAIL_FOR_WORKER
+from tdserve.base.config import MAIL_BYTES, MAIL_EXTEND, MAIL_READ
 from tdserve.base.errors import ClosedError, TDServeError
 from tdserve.rules.channel_transports import BASE_TRANSPORT
 from tdserve.transport.channel import Channel
@@ -19,6 +21,24 @@ from tdserve.v1 import control_pb2
 
 REAP_TIMEOUT_S = 30.0
 """Time for the server to receive small messages that were sent long ago."""
+
+
+class _Route(Enum):
+    """The way of an extend to control."""
+
+    EARLY = "gRPC, before the channel was open"
+    STREAM = "gRPC"
+    CONTROL = "mail that the worker passes on"
+    WORKER = "mail that the worker may answer"
+
+
+_LABELS = {_Route.CONTROL: 0, _Route.WORKER: MAIL_EXTEND}
+"""Labels of mail: the worker looks only into what it may answer by itself."""
+
+
+class _SentExtend(NamedTuple):
+    store: str
+    route: _Route
 
 
 class ClientControlChannel:
@@ -51,8 +71,7 @@ class ClientControlChannel:
         self._lock = Lock()
         self._is_closed = False
         self._mail: MessageChannel | None = None
-        self._streamed: set[int] = set()  # extends sent over gRPC that are not answered yet
-        self._early: set[int] = set()  # those of them sent before the channel was open
+        self._extends: dict[int, _SentExtend] = {}  # those that are not answered yet, by request
         self._kv_store = KVStore(self._on_entry)
         self._forming: Forming | None = None
 
@@ -71,7 +90,7 @@ class ClientControlChannel:
     @property
     def is_turning(self) -> bool:
         """Whether extends will be sent here as soon as those from before the channel are answered."""
-        return self._mail is not None and bool(self._early)
+        return self._mail is not None and any(each.route is _Route.EARLY for each in list(self._extends.values()))
 
     def send(self, message: control_pb2.ClientMessage) -> bool:
         """Sends a message, or returns False.
@@ -82,23 +101,39 @@ class ClientControlChannel:
         Raises:
             TransportError: The channel is lost.
         """
-        mail, is_extend = self._mail, message.HasField("extend")
-        if mail is None or message.ByteSize() > MAIL_BYTES or (is_extend and self._streamed):
-            if is_extend:
-                self._streamed.add(message.request)
-            if is_extend and mail is None:
-                self._early.add(message.request)
+        mail, label = self._mail, _LABELS[_Route.CONTROL]
+        is_mail = mail is not None and message.ByteSize() <= MAIL_BYTES
+        if message.HasField("extend"):
+            route = self._choose_route(message, is_mail=is_mail)
+            self._extends[message.request] = _SentExtend(message.extend.store, route)
+            is_mail, label = route in _LABELS, _LABELS.get(route, 0)
+        elif _is_for_worker(message):
+            label = MAIL_READ
+        if mail is None or not is_mail:
             return False
         if message.HasField("join_group"):  # must not overtake the notice of leaving, which is no request
             return False
-        mail.send(message.SerializeToString(), _choose_label(message))
+        mail.send(message.SerializeToString(), label)
         mail.reap(REAP_TIMEOUT_S)
         return True
 
+    def _choose_route(self, message: control_pb2.ClientMessage, *, is_mail: bool) -> _Route:
+        """Returns the route of an extend, which must not overtake another on a faster route."""
+        if self._mail is None:
+            return _Route.EARLY
+        others = list(self._extends.items())
+        if not is_mail or any(sent.route in (_Route.EARLY, _Route.STREAM) for _, sent in others):
+            return _Route.STREAM
+        before = [(request, sent.route) for request, sent in others if sent.store == message.extend.store]
+        if not message.extend.wished_claim or any(route is _Route.CONTROL for _, route in before):
+            return _Route.CONTROL
+        if before:
+            message.extend.follows = min(request for request, _ in before)
+        return _Route.WORKER
+
     def forget(self, request: int) -> None:
         """Forgets a request that is answered."""
-        self._streamed.discard(request)
-        self._early.discard(request)
+        self._extends.pop(request, None)
 
     def feed(self, entry: control_pb2.Rendezvous) -> None:
         """Receives an entry of the server's rendezvous."""
@@ -133,11 +168,11 @@ class ClientControlChannel:
         self._on_message(control_pb2.ServerMessage.FromString(content))
 
 
-def _choose_label(message: control_pb2.ClientMessage) -> int:
-    """Returns the label of mail: the worker looks only into what it may answer by itself."""
+def _is_for_worker(message: control_pb2.ClientMessage) -> bool:
+    """Returns whether a request is a read that the worker may answer by itself."""
     if message.HasField("get"):
-        return 0 if message.get.asks_versions else MAIL_FOR_WORKER
-    return MAIL_FOR_WORKER if message.HasField("read") or message.sample.is_plain else 0
+        return not message.get.asks_versions
+    return message.HasField("read") or message.sample.is_plain
 
 
 def _leave_to_stream(error: TDServeError) -> None:

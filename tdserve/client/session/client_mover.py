@@ -11,7 +11,7 @@ from typing import Any
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.client.content.read_content import Content, Destination
-from tdserve.client.local.row_claim import RowClaim
+from tdserve.client.local.local_claim import LocalClaim
 from tdserve.client.session.known_stores import KnownStore
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import OnAnnounced, Reply
@@ -117,8 +117,8 @@ class ClientMover(ABC):
     def take_apart(self, captured: Captured) -> None:  # noqa: B027 (most of it is taken apart where it is sent)
         """Performs, before the request is sent, as much of ``prepare`` and the send as possible."""
 
-    def open_claim(self, name: str, stored: Spec, claim: control_pb2.Claim) -> RowClaim:
-        """Opens rows that the server lets this client claim. Errors as of ``RowClaim``."""
+    def open_claim(self, name: str, stored: Spec, claim: control_pb2.Claim) -> LocalClaim:
+        """Opens rows that the server lets this client claim. Errors as of ``LocalClaim``."""
         raise RemoteProtocolError(expected="rows on request", received="a claim")
 
     def find_known(self, name: str, spec: Spec) -> MappedStore | None:

@@ -9,12 +9,11 @@ from typing import NamedTuple
 import torch
 
 from tdserve.base.errors import TDServeError, TransportError
-from tdserve.client.local.row_claim import RowClaim
+from tdserve.client.local.local_claim import LocalClaim
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.outgoing import WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.rules.replay.settings import Settings
-from tdserve.store.claim_file import has_fences
 from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2
 
@@ -76,8 +75,8 @@ class ClaimPolicy:
         self._target = target
         spec = target.stored
         has_tensors_only = spec is not None and bool(spec.tensors) and not spec.values
-        self._is_possible = has_fences() and settings.is_plain_ring and has_tensors_only
-        self._claim: RowClaim | None = None
+        self._is_possible = settings.is_plain_ring and has_tensors_only
+        self._claim: LocalClaim | None = None
         self._num_left = FIRST_CLAIM_EXTENDS  # extends until the next request for a claim
         self._pause = FIRST_CLAIM_EXTENDS
         self.is_awaiting_claim = False
@@ -107,18 +106,25 @@ class ClaimPolicy:
             return None
         return torch.from_numpy(rows)
 
+    def compute_wish(self, num_rows: int) -> int:
+        """Returns how many rows this client's worker may claim for extends of so many rows each; 0: none."""
+        return min(AHEAD * num_rows, AHEAD_ROWS) if self._may_claim(num_rows) else 0
+
+    def _may_claim(self, num_rows: int) -> bool:
+        return self._is_possible and 2 * num_rows <= AHEAD_ROWS
+
     def make_claim_request(self, num_rows: int) -> ClaimRequest | None:
         """Returns the claim request to send with an extend of so many rows; None to send none."""
-        if not self._is_possible or self._claim is not None or self.is_awaiting_claim:
+        if not self._may_claim(num_rows) or self._claim is not None or self.is_awaiting_claim:
             return None
         mover = self._client.mover
-        if mover is None or not mover.takes_claims or 2 * num_rows > AHEAD_ROWS:
+        if mover is None or not mover.takes_claims:
             return None
         self._num_left -= 1
         if self._num_left > 0:
             return None
         self.is_awaiting_claim = True
-        return ClaimRequest(min(AHEAD * num_rows, AHEAD_ROWS))
+        return ClaimRequest(self.compute_wish(num_rows))
 
     def take_answer(self, claim_request: ClaimRequest, done: control_pb2.Done | None) -> None:
         """Receives the answer to an extend that requested a claim; None if it failed."""
@@ -135,7 +141,7 @@ class ClaimPolicy:
                 self._is_possible = False
         self.is_awaiting_claim = False
 
-    def _end(self, claim: RowClaim) -> None:
+    def _end(self, claim: LocalClaim) -> None:
         self._claim = None
         if claim.is_exhausted or claim.num_extends >= MIN_EXTENDS:
             self._pause = FIRST_CLAIM_EXTENDS

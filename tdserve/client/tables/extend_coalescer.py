@@ -203,6 +203,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
     ) -> tuple[MakeOutgoing, MakeBody]:
         request = join_requests([part.request for part in parts])
         captured = list(chain.from_iterable(part.captured for part in parts))
+        is_first = all(part.number is None and part.is_plain for part in parts)
 
         def make_outgoing(session: Session) -> Outgoing:
             margin_nbytes = sum(len(column.data) for column in find_columns(request))
@@ -211,8 +212,12 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
             message = control_pb2.ExtendRequest(content=outgoing.message, timeout_s=deadline.remaining_s)
             message.MergeFrom(request)
+            nonlocal is_first
             if claim_request is not None:
                 claim_request.session, message.wished_claim = session, claim_request.num_rows
+            elif is_first and not session.mover.takes_claims:
+                message.wished_claim = self._claim_policy.compute_wish(request.num_rows)
+            is_first = False
             return {"extend": message}
 
         return make_outgoing, make_body

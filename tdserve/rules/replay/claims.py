@@ -18,13 +18,20 @@ class Claims(Protocol):
     def num(self) -> int:
         """Number that distinguishes it from other claims of this writer."""
 
+    def may_hold(self, client_id: bytes) -> bool:
+        """Returns whether an extend of this client may be among the rows."""
+
     @property
-    def client_id(self) -> bytes:
-        """Client of the writer."""
+    def writer_id(self) -> bytes:
+        """Id of the writer, also across its sessions."""
 
     @property
     def promised(self) -> Rows:
         """Rows of a block that are not known to be claimed."""
+
+    @property
+    def num_left(self) -> int:
+        """Rows that the writer may still claim, as far as is known here."""
 
     @property
     def is_block(self) -> bool:

@@ -17,6 +17,7 @@ from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.messages.value_columns import join_blocks
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
+from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.movers.mover_context import MoverContext
 from tdserve.server.movers.value_writes import make_put_values, make_send_entries
 from tdserve.server.opened_store import OpenedStore
@@ -51,14 +52,23 @@ class PermitMover(Mover):
     transport = "shm"
 
     def __init__(self, context: MoverContext, session: ClientSession, client: LocalClient) -> None:
-        super().__init__()
         self.lock_name = client.lock_name
+        self._claim_holder = ClaimHolder(client.lock_name, session.client_id, self.transport, session.ended.set)
         self._session = session
         self._client = client
         self._stores = context.stores
         self._values = context.values
         self._writes = context.writes
         self._traffic = context.traffic
+
+    @property
+    def claim_holder(self) -> ClaimHolder | None:
+        """The client, unless it only reads."""
+        return self._claim_holder if self.lock_name else None
+
+    def grant_claim(self, entry: OpenedStore, claim: control_pb2.Claim, done: control_pb2.Done) -> None:
+        """Sends the claim with the answer."""
+        done.claim.CopyFrom(claim)
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
         """Has the client fill the rows while a worker stores their values, if there are any."""

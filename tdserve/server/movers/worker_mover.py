@@ -5,6 +5,7 @@ from __future__ import annotations
 from tdserve.messages.content import make_rows_layout
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
+from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.movers.mover_context import MoverContext
 from tdserve.server.movers.value_writes import make_put_values, make_send_entries
 from tdserve.server.opened_store import OpenedStore
@@ -31,13 +32,23 @@ class WorkerMover(Mover):
     uses_channels = True
 
     def __init__(self, context: MoverContext, session: ClientSession) -> None:
-        super().__init__()
         self.transport = session.channel_transport
         self._session = session
         self._values = context.values
         self._versions = context.versions
         self._writes = context.writes
         self._traffic = context.traffic
+
+    @property
+    def claim_holder(self) -> ClaimHolder | None:
+        """The session's worker."""
+        return self._session.worker.claim_holder
+
+    def grant_claim(self, entry: OpenedStore, claim: control_pb2.Claim, done: control_pb2.Done) -> None:
+        """Sends the worker the claim, for all of its sessions."""
+        worker = self._session.worker
+        store = entry.make_ref(worker.known_specs)
+        worker.send(worker_pb2.Order(open_claim=worker_pb2.OpenClaim(store=store, claim=claim)))
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
         """Has the session's worker receive the rows. Values that come over the channel go on to the values worker,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,8 +28,8 @@ class ClaimRecord:
 
     Attributes:
         uid: Incarnation of the store.
-        lock_name: Name of the lock that the writer's process holds.
-        client_id: Id of the client whose extends fill the rows.
+        lock_name: Names the writer: a local client holds the lock of this name.
+        client_id: Id of the local client whose extends fill the rows; zeros: a worker's clients.
         num: Number that distinguishes the writer's claims.
         first_row: Its first row; the others follow round the ring.
         num_allowed: Number of rows that the writer may claim.
@@ -55,6 +55,17 @@ class ClaimRecord:
     def file_name(self) -> str:
         """Name of the claim file, unique: a process that still has the file of an earlier claim does no harm."""
         return f"{self.lock_name}.{self.num}"
+
+    def take(self, num_rows: int, *, num_taken: int, num_allowed: int | None = None) -> ClaimRecord:
+        """Returns the record after further rows were settled.
+
+        Args:
+            num_rows: Their number.
+            num_taken: Records in the claim file that are settled then.
+            num_allowed: Rows that the writer may claim then; by default as many as before.
+        """
+        allowed = self.num_allowed if num_allowed is None else num_allowed
+        return replace(self, num_filled=self.num_filled + num_rows, num_taken=num_taken, num_allowed=allowed)
 
     def save(self, target: CatalogDB | Transaction) -> None:
         """Saves the record before the writer may claim the rows, and again in each transaction that commits some of
@@ -92,7 +103,7 @@ class ClaimRecord:
         """
         left, sizes = self.num_allowed - self.num_filled, []
         if file is not None:
-            recorded = [file.record(number)[1] for number in range(self.num_taken, file.num_written)]
+            recorded = [file.record(number).num_rows for number in range(self.num_taken, file.num_written)]
             num_open = file.num_claimed - self.num_filled - sum(recorded)
             if min(recorded, default=1) > 0 and num_open >= 0 and sum(recorded) + num_open <= left:
                 left, sizes = num_open, recorded

@@ -309,6 +309,7 @@ class ClientSession:
             opening.open_session.transport = BASE_TRANSPORT if entry.is_mail else self.channel_transport
             opening.open_session.host = self._interface
             opening.open_session.secret = self.secret
+            opening.open_session.client_id = self.client_id
             self.worker.submit(opening).add_done_callback(partial(self._on_opened, opening))
         order = self.make_order()
         order.rendezvous.CopyFrom(entry)
@@ -392,8 +393,9 @@ class ClientSession:
         """
         for task in list(self._waiting):
             task.cancel()
-        for claims in list(self.mover.claims.values()):
-            claims.take_back()  # commits the rows that the client has filled, and ends its claims
+        holder = self.mover.claim_holder
+        for claims in list(holder.claims.values()) if holder is not None else ():
+            claims.take_back()  # commits the rows that were filled
         deadline = Deadline.after(timeout_s)
         self.mover.move_to_tasks()
         while self._tasks and not deadline.expired:  # others may begin meanwhile, such as one that sends an entry

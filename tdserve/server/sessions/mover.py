@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tdserve.base.deadline import Deadline
-from tdserve.rules.replay.claims import Claims
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.weights import UnfinishedVersion, VersionRecord
+from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.store.catalog_db import Transaction
@@ -97,15 +97,24 @@ class Mover(ABC):
         transport: Transport of the content, by its public name.
         uses_channels: Whether content and mail move over channels between the client and its worker.
         lock_name: File that the client holds for as long as it may write the stores' files; "" when it never does.
-        claims: Rows that the client takes by itself, by the store's incarnation.
     """
 
     transport: str
     uses_channels = False
     lock_name = ""
 
-    def __init__(self) -> None:
-        self.claims: dict[str, Claims] = {}
+    @property
+    def claim_holder(self) -> ClaimHolder | None:
+        """The process that fills the rows of this session's extends, if it may claim rows."""
+        return None
+
+    @abstractmethod
+    def grant_claim(self, entry: OpenedStore, claim: control_pb2.Claim, done: control_pb2.Done) -> None:
+        """Lets the holder use a claim.
+
+        Args:
+            done: The answer to the extend that asked for it.
+        """
 
     @abstractmethod
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:

@@ -4,20 +4,21 @@ very many rows."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from tdserve.messages.row_numbers import Rows, encode_rows
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.table import Table
-from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.idempotency import Answer, CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.redo_log import RedoEntry
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import make_counts
 from tdserve.server.turns import call_in_turns, drop_references
 from tdserve.store.catalog_db import Transaction
+from tdserve.store.claim_file import ClaimedRows
 from tdserve.v1 import control_pb2
 
 
@@ -27,24 +28,21 @@ def commit_rows(
     entry: OpenedStore,
     reservation: Reservation,
     arrival: Arrival,
+    extends: Sequence[ClaimedRows],
     *,
-    client_id: bytes,
-    request: int,
     instead_of: int | None = None,
-    num_last: int | None = None,
     also: Callable[[Transaction], None],
 ) -> control_pb2.Done:
-    """Makes the rows of an extend live.
+    """Makes the rows of extends live, and returns the answer to the last extend.
 
     The record is written first, then the generations: a crash between the two is repaired from the record.
 
     Args:
         reservation: The filled rows.
         arrival: The rows' data.
-        client_id, request: Client and number of the extend; a retry gets the same answer.
-        instead_of: Earlier request of this client whose answer is not needed any more.
-        num_last: Number of rows of the last extend, if the rows are those of several; ``request`` is the number of the
-            last.
+        extends: The extends, in the order of their rows, whose retries get the same answers. Earlier extends may be
+            missing: then their rows come first.
+        instead_of: Earlier request of the last client whose answer is not needed any more.
         also: Makes further changes in the same transaction.
 
     Raises:
@@ -52,16 +50,19 @@ def commit_rows(
     """
     entry.check_present()
     table = entry.get_table()
-    is_one = num_last is None or num_last == len(reservation)
-    done = control_pb2.Done(
-        counts=make_counts(entry, num_coming=len(reservation)),
-        indices=reservation.encoded if is_one else encode_rows(reservation.rows[len(reservation) - (num_last or 0) :]),
-    )
+    *others, last = _make_answers(entry, reservation, extends)
     generations = table.ring.compute_generations(reservation)
     redo = RedoEntry(entry.record.uid, reservation.rows, generations, reservation.encoded)
     table.arrive(reservation.rows, arrival)
     try:
-        with answers.begin_transaction(client_id, request, done.SerializeToString(), instead_of=instead_of) as txn:
+        client_id, request, done = last
+        with answers.begin_transaction(
+            client_id,
+            request,
+            done.SerializeToString(),
+            others=[Answer(each.client_id, each.request, each.done.SerializeToString()) for each in others],
+            instead_of=instead_of,
+        ) as txn:
             _put_on_record(stores, entry, txn, redo)
             also(txn)
     except BaseException:
@@ -70,6 +71,24 @@ def commit_rows(
     table.commit(reservation)
     entry.waiters.wake()
     return done
+
+
+class _ExtendAnswer(NamedTuple):
+    client_id: bytes
+    request: int
+    done: control_pb2.Done
+
+
+def _make_answers(
+    entry: OpenedStore, reservation: Reservation, extends: Sequence[ClaimedRows]
+) -> Iterator[_ExtendAnswer]:
+    counts = make_counts(entry, num_coming=len(reservation))
+    start = len(reservation) - sum(each.num_rows for each in extends)
+    for client_id, request, num_rows in extends:
+        is_whole = num_rows == len(reservation)
+        indices = reservation.encoded if is_whole else encode_rows(reservation.rows[start : start + num_rows])
+        start += num_rows
+        yield _ExtendAnswer(client_id, request, control_pb2.Done(counts=counts, indices=indices))
 
 
 async def commit_in_turns(

@@ -18,12 +18,13 @@ from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import RowsToFill
 from tdserve.server.stores import Stores
 from tdserve.server.tables.arrivals import decode_arrival
+from tdserve.server.tables.claiming import Claiming
 from tdserve.server.tables.commits import commit_in_turns, commit_rows
 from tdserve.server.tables.policies import MadeBy
 from tdserve.server.tables.reserving import reserve_rows
 from tdserve.server.tables.rule_keys import Buffer, RuleKeys, name_group_column
-from tdserve.server.tables.table_claims import Claiming
 from tdserve.server.turns import drop_references
+from tdserve.store.claim_file import ClaimedRows
 from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
 
@@ -70,7 +71,7 @@ class Extends:
         else:
             coming = decode_arrival(entry, session.client_id, asked)
         if asked.wished_claim:
-            self._claiming.end_own(session, entry)
+            self._claiming.end_used_up(session, entry, asked.num_rows)
         made_by = MadeBy(self._stores, entry, coming)
         reservation = await reserve_rows(session, entry, asked.num_rows, deadline)
         if entry.lost:
@@ -106,7 +107,7 @@ class Extends:
         del reservation, rows, found, arrival, settle, coming
         drop_references(last_references, num_rows=asked.num_rows)
         if asked.wished_claim and (claim := self._claiming.offer(session, entry, asked)) is not None:
-            done.claim.CopyFrom(claim)
+            session.mover.grant_claim(entry, claim, done)
         return done
 
     async def _commit(
@@ -116,4 +117,5 @@ class Extends:
         forget = partial(session.mover.forget_rows, rows)
         if is_long:
             return await commit_in_turns(*arguments, settle, client_id=session.client_id, request=request, also=forget)
-        return commit_rows(*arguments, settle(), client_id=session.client_id, request=request, also=forget)
+        extend = ClaimedRows(session.client_id, request, len(rows.reservation))
+        return commit_rows(*arguments, settle(), [extend], also=forget)

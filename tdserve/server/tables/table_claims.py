@@ -1,51 +1,45 @@
-"""Claims of local clients: rows that a client takes by itself, and whose content it records in its claim file.
+"""Claims: rows that a writer takes by itself, and whose content it records in its claim file.
 
-A sole writer gets the next rows of the ring, as many as it can use; of several writers each gets a block of rows.
-Every access to the table reads the files first, so that nobody sees less than the clients have been promised; the
-clients' messages only say when to read them. Before anyone else changes which rows belong to whom, the claim of a sole
-writer is taken back: it asks for rows again, like every other, and may ask for another claim. Blocks stay when others
-extend the table, and end when rows are removed or written in part.
+The writer is a local client, or a data worker that writes for the clients of its sessions. A sole writer gets the next
+rows of the ring, as many as it can use; of several writers each gets a block of rows. Every access to the table reads
+the files first, so that nobody sees less than the writers have promised; their messages only say when to read them.
+Before anyone else changes which rows belong to whom, the claim of a sole writer is taken back: it asks for rows again,
+like every other, and may ask for another claim. Blocks stay when others extend the table, and end when rows are removed
+or written in part.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
-from itertools import count
-from pathlib import Path
-from weakref import WeakKeyDictionary
 
 from tdserve.base.errors import CapacityError, LocalProtocolError, RemoteProtocolError, StoreNotFoundError, TDServeError
+from tdserve.base.ids import CLIENT_ID_BYTES
 from tdserve.messages.row_numbers import NO_ROWS, Rows
+from tdserve.rules.channel_transports import BASE_TRANSPORT
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
-from tdserve.rules.replay.promises import num_promisable
 from tdserve.rules.replay.reservation import Reservation
-from tdserve.rules.replay.table import Table
+from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import ClaimRecord
-from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.stores import Stores
 from tdserve.server.tables.commits import commit_rows
-from tdserve.store.claim_file import FOLDER, MAX_RECORDS, ClaimFile
+from tdserve.store.claim_file import MAX_RECORDS, ClaimedRows, ClaimFile
 from tdserve.v1 import control_pb2
 
 _log = logging.getLogger("tdserve.server")
 
-NUM_REMEMBERED = 8
-"""Claims of a table in a row after which their writer counts as the only one."""
-
-MIN_BLOCK_EXTENDS = 4
-"""Smaller blocks are not worth their request."""
+ANY_CLIENT = bytes(CLIENT_ID_BYTES)
+"""Stands for the client id in the claim of a worker, which writes for many clients."""
 
 
 class _ClaimState(Enum):
-    OPEN = "open"  # the client may claim rows
+    OPEN = "open"  # the writer may claim rows
     ENDED = "ended"  # it may fill the rows that it has claimed
     BROKEN = "broken"  # the store was deleted, or the file contradicts itself: nothing is committed any more
     SETTLED = "settled"  # all rows are committed or free
@@ -59,53 +53,73 @@ _NEXT_STATES = {
 }
 
 
+@dataclass(frozen=True)
+class ClaimContext:
+    """What all claims share.
+
+    Attributes:
+        stores: All stores of the server.
+        answers: Answers to committed requests.
+        traffic: Counts transfers.
+        active: Claims that are not settled, by number.
+    """
+
+    stores: Stores
+    answers: CommittedAnswers
+    traffic: Traffic
+    active: dict[int, TableClaims] = field(default_factory=dict)
+
+
 class TableClaims:
-    """The claim of one client on one table (``tdserve.rules.replay.claims.Claims``).
+    """The claim of one writer on one table (``tdserve.rules.replay.claims.Claims``).
 
     Args:
-        claiming: The claims of all clients.
+        context: What all claims share.
         entry: The table.
         file: Its claim file.
-        record: What the client may claim; saved already.
-        session: Session of the client. It is ended if the file contradicts itself, which invalidates the file. None for
-            a claim from before a restart.
-        window: Rows that the client may be ahead.
-        promised: Rows of a block, in the order in which the client claims them; None for the next rows of the ring.
+        record: What the writer may claim; saved already.
+        holder: The writer; None for a claim from before a restart.
+        window: Rows that the writer may be ahead.
+        promised: Rows of a block, in the order in which the writer claims them; None for the next rows of the ring.
         unfilled: Rows that were claimed before a restart, one reservation per claim.
+
+    Attributes:
+        holder: The writer; None for a claim from before a restart.
     """
 
     def __init__(
         self,
-        claiming: Claiming,
+        context: ClaimContext,
         entry: OpenedStore,
         file: ClaimFile,
         record: ClaimRecord,
         *,
-        session: ClientSession | None = None,
+        holder: ClaimHolder | None = None,
         window: int = 0,
         promised: Rows | None = None,
         unfilled: Sequence[Reservation] = (),
     ) -> None:
-        self._stores = claiming.stores
-        self._answers = claiming.answers
-        self._traffic = claiming.traffic
+        self._stores = context.stores
+        self._answers = context.answers
+        self._traffic = context.traffic
         self._entry = entry
         self._table = entry.get_table()
         self._file = file
         self._record = record
-        self._session = session
+        self.holder = holder
         self._window = window
         self.is_block = promised is not None
         self.promised = NO_ROWS if promised is None else promised
         self._pending = deque(unfilled)  # claimed, and not known to be filled
         self._num_claimed = record.num_filled + sum(map(len, unfilled))
         self._state = _ClaimState.OPEN
+        self._row_nbytes = entry.spec.with_rows(1).nbytes
         self._is_catching_up = False  # a commit wakes others, who catch up too
         self._failure: CapacityError | None = None
         self._last_request: int | None = None  # with an answer that the client may still ask for
         self._table.claims.append(self)
-        self._active = claiming.active
-        self._active.add(self)
+        self._active = context.active
+        self._active[self.num] = self
         entry.waiters.on_wait = self._table.listen
         self._request_messages()
 
@@ -133,8 +147,8 @@ class TableClaims:
         except TDServeError as error:
             self._enter(_ClaimState.BROKEN)
             _log.error("rows that were claimed of store %r cannot be committed: %s", self._entry.name, error)
-            if self._session is not None:
-                self._session.ended.set()
+            if self.holder is not None:
+                self.holder.on_broken()
         finally:
             self._is_catching_up = False
         if was_open and self._state is _ClaimState.ENDED:  # meanwhile: the client may have claimed more before
@@ -154,27 +168,41 @@ class TableClaims:
             raise self._failure
 
     def take_back(self) -> None:
-        """Ends the claim: the client keeps only the rows that it is filling."""
+        """Ends the claim: the writer keeps only the rows that it is filling."""
         if self._state is _ClaimState.OPEN:
             self._enter(_ClaimState.ENDED)
         self.catch_up()
 
     def abandon(self) -> None:
-        """Ends the claim of a client that fills nothing more."""
+        """Ends the claim of a writer that fills nothing more."""
         self.take_back()
         while self._pending:
             self._table.abort(self._pending.pop())
         self._settle()
 
+    def may_hold(self, client_id: bytes) -> bool:
+        """Returns whether an extend of this client may be among the rows."""
+        return self._record.client_id in (client_id, ANY_CLIENT)
+
     @property
-    def client_id(self) -> bytes:
-        """Id of the client."""
-        return self._record.client_id
+    def writer_id(self) -> bytes:
+        """Id of the writer, also across its sessions."""
+        return self._record.client_id if self._is_local else self._record.lock_name.encode()
 
     @property
     def num(self) -> int:
-        """Number that distinguishes it from other claims of its client."""
+        """Number that distinguishes it from other claims."""
         return self._record.num
+
+    @property
+    def uid(self) -> str:
+        """Incarnation of the table."""
+        return self._record.uid
+
+    @property
+    def num_left(self) -> int:
+        """Rows that the writer may still claim, as far as is known here."""
+        return self._record.num_allowed - self._num_claimed
 
     @property
     def is_settled(self) -> bool:
@@ -189,7 +217,7 @@ class TableClaims:
         self._state = state
 
     def _end_promise(self) -> None:
-        """Lets others have the rows of a block that the client will not claim any more."""
+        """Lets others have the rows of a block that the writer will not claim any more."""
         if self._state is _ClaimState.OPEN or self._failure is not None:  # it may have claimed more than is known here
             return
         self.promised, rows = NO_ROWS, self.promised
@@ -199,14 +227,15 @@ class TableClaims:
         if self._pending or self._state in (_ClaimState.OPEN, _ClaimState.SETTLED):
             return
         self._enter(_ClaimState.SETTLED)
-        self._active.discard(self)
+        self._active.pop(self.num, None)
         self._table.claims.remove(self)
         if not self._entry.waiters.is_deleted:
             self._stores.db.delete("pending", self._record.key)
         self._file.unlink()
         self._entry.waiters.wake()
-        if self._session is not None:
-            self._session.mover.claims.pop(self._record.uid)
+        if self.holder is not None:
+            self.holder.claims.pop(self._record.uid)
+            self.holder.pace(self._record.uid).on_ended(self._record.num_taken)
 
     def _claim(self, num_rows: int) -> Reservation:
         if self._num_claimed + num_rows > self._record.num_allowed:
@@ -226,197 +255,92 @@ class TableClaims:
         registered."""
         if num_written - self._record.num_taken > MAX_RECORDS:
             raise RemoteProtocolError(expected=f"at most {MAX_RECORDS} records", received=f"{num_written}")
-        num_rows, last = 0, (0, 0)
+        extends: list[ClaimedRows] = []
+        num_rows = 0
         for number in range(self._record.num_taken, num_written):
-            request, num_filled = self._file.record(number)
-            if num_filled < 1:
-                raise RemoteProtocolError(expected="a record of filled rows", received=f"one of {num_filled} rows")
-            num_rows, last = num_rows + num_filled, (request, num_filled)
+            extend = self._file.record(number)
+            if extend.num_rows < 1 or not self.may_hold(extend.client_id):
+                raise RemoteProtocolError(expected="a record of rows that this writer has filled", received=f"{extend}")
+            if not self._is_local and not self._answers.is_expected(extend.client_id, extend.request):
+                self._commit(extends, number)
+                self._give_up(extend, number + 1)
+                extends, num_rows = [], 0
+                continue
+            extends.append(extend)
+            num_rows += extend.num_rows
             if self._pending and num_rows >= len(self._pending[0]):
-                self._commit(num_rows, last, number + 1)
-                num_rows = 0
-        self._commit(num_rows, last, num_written)
+                self._commit(extends, number + 1)
+                extends, num_rows = [], 0
+        self._commit(extends, num_written)
 
-    def _commit(self, num_rows: int, last: tuple[int, int], num_taken: int) -> None:
+    def _commit(self, extends: list[ClaimedRows], num_taken: int) -> None:
         """Commits the rows of some records. The same transaction records that they were taken, so each is committed
         once, whether or not its answer arrives.
 
         Args:
-            last: The last of them. Only the last request that was written is ever retried, and finds its answer here.
+            extends: The records. Of those of a local client only the last one is ever retried, and finds its answer
+                here.
             num_taken: Number of records taken so far, these included.
         """
-        if not num_rows:
+        if not extends:
             return
-        reservation = self._pending[0] if self._pending else self._claim(num_rows)
-        if len(reservation) != num_rows:
-            raise RemoteProtocolError(expected=f"a record of {len(reservation)} rows", received=f"one of {num_rows}")
+        num_rows = sum(extend.num_rows for extend in extends)
+        reservation = self._get_claimed(num_rows)
         num_allowed = self._record.num_allowed
         if self._state is _ClaimState.OPEN and not self.is_block:
             num_left = num_allowed - self._num_claimed
             num_allowed = self._num_claimed + self._table.num_claimable(self._window, num_promised=num_left)
-        num_filled = self._record.num_filled + num_rows
-        record = replace(self._record, num_filled=num_filled, num_taken=num_taken, num_allowed=num_allowed)
-        request, num_last = last
+        record = self._record.take(num_rows, num_taken=num_taken, num_allowed=num_allowed)
         commit_rows(
             self._stores,
             self._answers,
             self._entry,
             reservation,
             PLAIN_ARRIVAL,
-            client_id=self._record.client_id,
-            request=request,
-            instead_of=self._last_request,
-            num_last=num_last,
+            extends[-1:] if self._is_local else extends,
+            instead_of=self._last_request if self._is_local else None,
             also=record.save,
         )
+        self._count_received(num_rows)
+        self._last_request = extends[-1].request
+        self._finish_oldest(record)
+
+    def _give_up(self, extend: ClaimedRows, num_taken: int) -> None:
+        """Frees the rows of an extend whose retry was faster: its session was lost, and the worker did not know yet."""
+        reservation = self._get_claimed(extend.num_rows)
+        record = self._record.take(extend.num_rows, num_taken=num_taken)
+        record.save(self._stores.db)
+        self._table.abort(reservation)
+        self._finish_oldest(record)
+
+    def _get_claimed(self, num_rows: int) -> Reservation:
+        """Returns the oldest rows that were claimed, which a record says are filled."""
+        reservation = self._pending[0] if self._pending else self._claim(num_rows)
+        if len(reservation) != num_rows:
+            raise RemoteProtocolError(expected=f"a record of {len(reservation)} rows", received=f"one of {num_rows}")
+        return reservation
+
+    def _finish_oldest(self, record: ClaimRecord) -> None:
         self._pending.popleft()
-        self._traffic.count_received("shm", control_pb2.Content())  # one transfer, as for coalesced extends
-        self._record, self._last_request = record, request
-        self._file.take(num_taken, num_allowed)
+        self._record = record
+        self._file.take(record.num_taken, record.num_allowed)
+
+    def _count_received(self, num_rows: int) -> None:
+        """Counts one transfer, as for coalesced extends."""
+        content = control_pb2.Content()
+        if not self._is_local:
+            content.message_nbytes.append(num_rows * self._row_nbytes)
+        self._traffic.count_received("shm" if self._is_local else BASE_TRANSPORT, content)
+
+    @property
+    def _is_local(self) -> bool:
+        return self._record.client_id != ANY_CLIENT
 
     def listen(self) -> None:
-        """Makes the client report every record, because somebody waits for the table."""
+        """Makes the writer report every record, because somebody waits for the table."""
         self._request_messages()
         self.catch_up()
 
     def _request_messages(self) -> None:
         is_awaited = bool(self._entry.waiters.num_waiting)
         self._file.request_messages(0 if is_awaited else self._num_claimed + self._window // 2)
-
-
-class Claiming:
-    """Lets local clients claim rows, and follows the claims to their end, also over a restart.
-
-    Attributes:
-        stores: All stores of the server.
-        answers: Answers to committed requests.
-        traffic: Counts transfers.
-        active: Claims that are not settled.
-    """
-
-    def __init__(self, stores: Stores, answers: CommittedAnswers, *, traffic: Traffic) -> None:
-        self.active: set[TableClaims] = set()
-        self.stores = stores
-        self.answers = answers
-        self.traffic = traffic
-        self._nums = count(1)
-        self._writers: WeakKeyDictionary[Table, deque[bytes]] = WeakKeyDictionary()  # clients that asked last
-
-    def end_own(self, session: ClientSession, entry: OpenedStore) -> None:
-        """Ends the claim of a client that asks for another one: it has used up the first, but for fewer rows than it
-        wants now, which are next in line."""
-        if (own := session.mover.claims.get(entry.record.uid)) is not None:
-            own.take_back()
-
-    def offer(
-        self, session: ClientSession, entry: OpenedStore, asked: control_pb2.ExtendRequest
-    ) -> control_pb2.Claim | None:
-        """Returns a claim for a client that has just extended a table; None if the client goes on asking for rows."""
-        mover, table = session.mover, entry.get_table()
-        if not mover.lock_name or session.ended.is_set():
-            return None
-        if entry.spec.values or entry.group_keys or entry.lost or entry.record.read_only or entry.record.adopted:
-            return None
-        if entry.record.durability == "disk":  # its writes are answered one by one
-            return None
-        uid, lock_name = entry.record.uid, mover.lock_name
-        if uid in mover.claims:  # it is still filling rows
-            return None
-        for claims in tuple(table.claims):
-            if not claims.is_block:  # of a writer that has come since rows were reserved: it takes the same next rows
-                claims.take_back()
-        if any(claims.has_failed for claims in table.claims):  # then it is not known which rows are claimed
-            return None
-        window = min(asked.wished_claim, table.step_rows)  # rows found filled are committed in one turn
-        num_writers = self._count_writers(session, table)
-        is_block = num_writers > 1
-        if is_block:
-            window = num_promisable(table.ring, window, num_writers=num_writers) // asked.num_rows * asked.num_rows
-        num_allowed = table.num_claimable(window) if window else 0
-        if num_allowed < asked.num_rows * (MIN_BLOCK_EXTENDS if is_block else 1):
-            return None
-        record = ClaimRecord(uid, lock_name, session.client_id, next(self._nums), table.ring.cursor, num_allowed)
-        path = _make_path(entry, record)
-        try:
-            file = ClaimFile.create(path, num_allowed)
-        except TDServeError as error:  # for example a full disk; the client extends without a claim
-            _log.warning("rows of store %r cannot be claimed: %s", entry.name, error)
-            return None
-        record.save(self.stores.db)
-        promised = table.ring.promise(num_allowed) if is_block else None
-        mover.claims[uid] = TableClaims(self, entry, file, record, session=session, window=window, promised=promised)
-        claim = control_pb2.Claim(first_row=record.first_row, uid=uid, num=record.num)
-        claim.structure, claim.path = entry.record.structure, str(path.relative_to(self.stores.root.path))
-        return claim
-
-    def _count_writers(self, session: ClientSession, table: Table) -> int:
-        """Notes that a client asks for a claim; returns how many clients have done so lately, or have one."""
-        writers = self._writers.setdefault(table, deque(maxlen=NUM_REMEMBERED))
-        writers.append(session.client_id)
-        return len({*writers, *(each.client_id for each in table.claims)})
-
-    def on_claimed(self, session: ClientSession, claimed: control_pb2.Claimed) -> None:
-        """Handles a client's report that it has filled rows, or will not fill them."""
-        claims = session.mover.claims.get(claimed.uid)
-        if claims is None or claims.num != claimed.num:
-            return
-        if claimed.abandons:
-            claims.abandon()
-        else:
-            claims.catch_up()
-
-    def catch_up(self) -> None:
-        """Commits all rows that were filled."""
-        for claims in tuple(self.active):
-            claims.catch_up()
-
-    def on_session_ended(self, session: ClientSession) -> None:
-        """Takes back the claims of an ended session. Rows that the client may still be filling wait for the proof that
-        it is gone."""
-        for claims in list(session.mover.claims.values()):
-            claims.take_back()
-            if not claims.is_settled:  # then its filled rows are committed, and the rest are free
-                self._wait_for_end(session.mover.lock_name, claims.abandon)
-
-    def restore(self) -> None:
-        """Takes up claims after a restart: commits the rows that were filled, and waits for clients that may still fill
-        others."""
-        for uid in ClaimRecord.list_uids(self.stores.db):
-            try:
-                entry = self.stores.find_uid(uid)
-            except TDServeError as error:
-                _log.error("rows that were claimed before the restart cannot be looked at: %s", error)
-                continue
-            if entry is not None:
-                for record, unfilled in entry.unfilled:
-                    self._restore(entry, record, unfilled)
-
-    def _restore(self, entry: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
-        table = entry.get_table()
-        try:
-            file = ClaimFile.open(_make_path(entry, record))
-        except TDServeError:  # it is unknown which rows were filled
-            self._wait_for_end(record.lock_name, partial(self._free, entry, record, unfilled))
-            return
-        for reservation in unfilled:
-            table.ring.resume(reservation)
-        claims = TableClaims(self, entry, file, record, unfilled=unfilled)
-        claims.take_back()
-        if not claims.is_settled:
-            self._wait_for_end(record.lock_name, claims.abandon)
-
-    def _wait_for_end(self, lock_name: str, on_gone: Callable[[], None]) -> None:
-        if self.stores.process_watch.is_gone(lock_name):
-            on_gone()
-        else:
-            self.stores.process_watch.watch(lock_name, on_gone)
-
-    def _free(self, entry: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
-        for reservation in unfilled:
-            entry.get_table().release(reservation)
-        self.stores.db.delete("pending", record.key)
-        entry.waiters.wake()
-
-
-def _make_path(entry: OpenedStore, record: ClaimRecord) -> Path:
-    return entry.folder / FOLDER / record.file_name

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tdserve.client.local.local_writes import Places, fill_rows
+from tdserve.client.local.local_writes import fill_rows
+from tdserve.data.places import Places
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.tables.table_claims import Claiming
-from tdserve.store.claim_file import ClaimFile
+from tdserve.server.tables.claiming import Claiming
+from tdserve.store.claim_file import ClaimedRows, ClaimFile
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 from tests.unit.server.local_peer import LocalPeer, mapped
@@ -46,12 +47,16 @@ class Claimant:
         begin = self.claim(num_rows)
         self._entry.get_generation_values()[begin : begin + num_rows] |= 1
         fill_rows(mapped(self._entry), Places(begin), [capture(rows(start, num_rows))])
-        return self.file.write(request, num_rows)
+        return self.write(request, num_rows)
+
+    def write(self, request: int, num_rows: int) -> bool:
+        """Records that the last claimed rows are filled; returns whether the server must be notified."""
+        return self.file.write(ClaimedRows(self._peer.session.client_id, request, num_rows))
 
     def tell(self, *, abandons: bool = False) -> None:
         """Reports that it has filled rows, or that it will not."""
         said = control_pb2.Claimed(uid=self._entry.record.uid, num=self._num, abandons=abandons)
-        self._claiming.on_claimed(self._peer.session, said)
+        self._claiming.on_claimed(said, self._peer.session.mover.claim_holder)
 
 
 def wish(entry: OpenedStore, *, num_rows: int = 1, num_wished: int = WINDOW) -> control_pb2.ExtendRequest:

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import CorruptDataError
-from tdserve.store.claim_file import FOLDER, LOST, MAX_RECORDS, ClaimFile, remove_others
+from tdserve.store.claim_file import FOLDER, LOST, MAX_RECORDS, ClaimedRows, ClaimFile, remove_others
+
+CLIENT = bytes(range(16))
 
 
 @pytest.fixture
@@ -58,24 +60,24 @@ def test_write_when_records_go_round_then_none_is_lost_and_none_written_over(
     server.take(0, 10 * MAX_RECORDS)
     for number in range(MAX_RECORDS):
         assert client.claim(1) == number
-        client.write(number + 7, 1)
+        client.write(ClaimedRows(CLIENT, number + 7, 1))
     assert client.claim(1) is None, "the server has all of them still to take"
     server.take(3, 10 * MAX_RECORDS)
     for number in range(MAX_RECORDS, MAX_RECORDS + 3):
         assert client.claim(2) is not None
-        client.write(number + 7, 2)
+        client.write(ClaimedRows(CLIENT, number + 7, 2))
     assert server.num_written == MAX_RECORDS + 3
     found = [server.record(number) for number in range(3, server.num_written)]
-    assert found == [(number + 7, 1 + (number >= MAX_RECORDS)) for number in range(3, MAX_RECORDS + 3)]
+    assert found == [(CLIENT, number + 7, 1 + (number >= MAX_RECORDS)) for number in range(3, MAX_RECORDS + 3)]
 
 
 def test_write_when_the_server_has_said_from_which_row_on_then_it_is_to_be_told(
     server: ClaimFile, client: ClaimFile
 ) -> None:
     server.request_messages(4)
-    assert [client.claim(2), client.write(1, 2)] == [0, False]
-    assert [client.claim(2), client.write(2, 2)] == [2, True]
-    assert [client.claim(1), client.write(3, 1)] == [4, True]
+    assert [client.claim(2), client.write(ClaimedRows(CLIENT, 1, 2))] == [0, False]
+    assert [client.claim(2), client.write(ClaimedRows(CLIENT, 2, 2))] == [2, True]
+    assert [client.claim(1), client.write(ClaimedRows(CLIENT, 3, 1))] == [4, True]
 
 
 def test_open_when_the_file_was_cut_short_then_corrupt(server: ClaimFile) -> None:

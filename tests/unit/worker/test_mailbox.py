@@ -7,7 +7,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from tdserve.base.config import MAIL_FOR_WORKER
+from tdserve.base.config import MAIL_READ
 from tdserve.base.errors import ConnectError, TDServeError
 from tdserve.control.status import decode_failure
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
@@ -15,15 +15,17 @@ from tdserve.transport.message_channel import MAX_SENT, MessageChannel
 from tdserve.transport.proving import make_session_bond
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.worker.session_extends import Handled
 from tdserve.worker.worker_session import Mailbox
 from tests.bonds import SECRET
 from tests.processes import wait_for
 from tests.unit.worker.peer import TIMEOUT_S
 
 
-def answer(content: bytes) -> bytes | None:
-    """Returns the answer of a worker that can answer one question itself."""
-    return b"an answer" if content == b"a known question" else None
+def handle(content: bytes, label: int) -> Handled:
+    """Handles mail as a worker that can answer one question itself."""
+    is_known = label == MAIL_READ and content == b"a known question"
+    return Handled(to_client=b"an answer") if is_known else Handled(to_control=content)
 
 
 class Client:
@@ -34,7 +36,7 @@ class Client:
         self.entries: SimpleQueue[control_pb2.Rendezvous] = SimpleQueue()
         self.answers: SimpleQueue[bytes] = SimpleQueue()
         self._kv_store = KVStore(self._publish)
-        self.mailbox = Mailbox(7, self._on_report, answer)
+        self.mailbox = Mailbox(7, self._on_report, handle)
         self.channel: GlooChannel
         self.mail: MessageChannel
 
@@ -111,9 +113,9 @@ def test_message_when_it_comes_then_control_is_told_in_order(client: Client) -> 
 def test_message_when_the_worker_knows_the_answer_then_control_never_sees_it(client: Client) -> None:
     client.connect()
     for _ in range(3 * MAX_SENT):  # it also looks after what it has sent by itself
-        client.mail.send(b"a known question", MAIL_FOR_WORKER)
+        client.mail.send(b"a known question", MAIL_READ)
         assert client.next_answer() == b"an answer"
-    client.mail.send(b"another", MAIL_FOR_WORKER)
+    client.mail.send(b"another", MAIL_READ)
     assert client.next_report().mail == b"another"
 
 

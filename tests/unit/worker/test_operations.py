@@ -67,6 +67,7 @@ def test_operations_when_listed_then_one_for_every_order() -> None:
         "mail",
         "count_reads",
         "checksum_version",
+        "open_claim",
     }
 
 

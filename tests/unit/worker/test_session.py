@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tdserve.base.config import MAIL_FOR_WORKER
+from tdserve.base.config import MAIL_READ
 from tdserve.base.errors import PeerLostError, RemoteProtocolError, TransferAbortedError
 from tdserve.control.status import decode_failure
 from tdserve.messages.content import make_rows_layout
@@ -49,7 +49,7 @@ def test_mail_when_the_channel_for_content_is_replaced_meanwhile_then_read_all_t
 
     monkeypatch.setattr(Lane, "is_idle", property(look))
     for _ in range(2):
-        mail.send(b"a question", MAIL_FOR_WORKER)
+        mail.send(b"a question", MAIL_READ)
         assert peer.next_report().mail == b"a question"
 
 

@@ -13,9 +13,9 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, StoreNotFoundError
-from tdserve.client.local import row_claim
+from tdserve.client.local import local_claim
+from tdserve.client.local.local_claim import LocalClaim
 from tdserve.client.local.local_writes import fill_rows
-from tdserve.client.local.row_claim import RowClaim
 from tdserve.client.session.session import Session
 from tdserve.store import session_locks
 from tdserve.store.claim_file import FOLDER, ClaimFile
@@ -24,6 +24,7 @@ from tdserve.v1 import control_pb2
 from tests.processes import wait_for
 
 CAPACITY = 8
+CLIENT = bytes(range(16))
 
 
 def rows(number: int, num_rows: int) -> TensorDict:
@@ -49,11 +50,11 @@ class Table:
         self.path = f"{self.description.path}/{FOLDER}/here"
         self.file = ClaimFile.create(self.local.root / self.path, CAPACITY)
 
-    def claim(self, first_row: int = 0, num_rows: int = CAPACITY) -> RowClaim:
+    def claim(self, first_row: int = 0, num_rows: int = CAPACITY) -> LocalClaim:
         """What the client is let claim."""
         self.file.take(0, num_rows)
         said = control_pb2.Claim(first_row=first_row, uid=self.description.uid, path=self.path)
-        return RowClaim(self.local, self.handle.name, self.stored, said)
+        return LocalClaim(self.local, self.handle.name, self.stored, said, client_id=CLIENT)
 
     def written(self) -> list[int]:
         """What the leaf ``b`` holds, a number per row; they must agree."""
@@ -82,7 +83,7 @@ def test_extend_when_rows_may_be_claimed_then_odd_filled_and_on_record_round_the
     assert table.written() == [2, 2, 0, 0, 1, 1, 1, 2]
     assert table.generations() == [1, 1, 0, 0, 1, 1, 1, 1], "the server makes them live"
     assert (table.file.num_claimed, table.file.num_written) == (6, 2)
-    assert [table.file.record(0), table.file.record(1)] == [(7, 3), (8, 3)]
+    assert [table.file.record(0), table.file.record(1)] == [(CLIENT, 7, 3), (CLIENT, 8, 3)]
 
 
 def test_extend_when_the_server_has_to_catch_up_first_then_over_and_exhausted(table: Table) -> None:
@@ -130,7 +131,7 @@ def test_extend_when_the_copy_fails_then_nothing_is_on_record_and_the_server_is_
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(row_claim, "fill_rows", interrupted)
+    monkeypatch.setattr(local_claim, "fill_rows", interrupted)
     with pytest.raises(KeyboardInterrupt):
         claim.extend(1, [batch(1)])
     assert (table.file.num_claimed, table.file.num_written) == (3, 0)
@@ -165,7 +166,7 @@ def test_extend_when_the_bell_cannot_be_rung_then_the_row_is_on_record_and_nothi
     monkeypatch.setattr(table.local, "send", lost)
     with pytest.raises(ConnectError):
         claim.extend(1, [batch(1)])
-    assert table.file.record(0) == (1, 3)
+    assert table.file.record(0) == (CLIENT, 1, 3)
     assert claim.extend(2, [batch(2)]) is None
 
 
@@ -199,7 +200,7 @@ def test_close_when_a_session_ends_then_its_lock_is_held_until_nothing_is_filled
     def is_locked() -> bool:
         return session_locks.is_held(table.local.root / "sessions", lock)
 
-    monkeypatch.setattr(row_claim, "fill_rows", fill_slowly)
+    monkeypatch.setattr(local_claim, "fill_rows", fill_slowly)
     with ThreadPoolExecutor(2) as threads:
         filling = threads.submit(claim.extend, 1, [batch(1)])
         assert begun.wait(20.0)

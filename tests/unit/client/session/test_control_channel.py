@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from tdserve.base.config import MAIL_BYTES, MAIL_FOR_WORKER
+from tdserve.base.config import MAIL_BYTES, MAIL_READ
 from tdserve.base.errors import ConnectError, TDServeError, TransportError
 from tdserve.client.session.client_control_channel import ClientControlChannel
 from tdserve.transport.gloo import WORKER_RANK, GlooChannel
@@ -133,7 +133,7 @@ def test_send_when_the_worker_may_answer_then_the_label_says_so(server: Server) 
     server.connect()
     get = control_pb2.ClientMessage(request=2, get=control_pb2.GetRequest(store="x"))
     with_versions = control_pb2.ClientMessage(request=3, get=control_pb2.GetRequest(store="x", asks_versions=True))
-    for message, label in ((reading("x"), MAIL_FOR_WORKER), (get, MAIL_FOR_WORKER), (with_versions, 0)):
+    for message, label in ((reading("x"), MAIL_READ), (get, MAIL_READ), (with_versions, 0)):
         assert server.control_channel.send(message)
         assert server.next_label() == label
     assert server.control_channel.send(extending(4))

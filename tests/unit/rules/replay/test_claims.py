@@ -25,7 +25,8 @@ class Writer:
     """Claims of one writer, who claims two more rows just when they are taken back."""
 
     num = 1
-    client_id = b"writer"
+    num_left = 2
+    writer_id = b"writer"
     is_block = has_failed = False
     promised = NO_ROWS
 
@@ -33,6 +34,9 @@ class Writer:
         self.table = table
         self.is_settled = False
         table.claims.append(self)
+
+    def may_hold(self, client_id: bytes) -> bool:
+        raise AssertionError("the table does not choose among its writers")
 
     def catch_up(self) -> bool:
         raise AssertionError("the table asks for the end of a claim, and is caught up by who uses it")

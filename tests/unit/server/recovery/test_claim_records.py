@@ -10,9 +10,10 @@ from tdserve.base.ids import make_uid
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.recovery.claim_records import ClaimRecord, find_unfilled_claims
 from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.claim_file import FOLDER, ClaimFile
+from tdserve.store.claim_file import FOLDER, ClaimedRows, ClaimFile
 
 CAPACITY = 10
+CLIENT = bytes(range(16))
 
 
 @pytest.fixture
@@ -28,14 +29,14 @@ def file(tmp_path: Path) -> ClaimFile:
     made = ClaimFile.create(tmp_path / FOLDER / "lock.5", 8)
     for request, num_rows in ((1, 2), (2, 3)):
         made.claim(num_rows)
-        made.write(request, num_rows)
+        made.write(ClaimedRows(CLIENT, request, num_rows))
     made.claim(1)
     return made
 
 
 def record(**fields: int) -> ClaimRecord:
     """Returns the record of a claim of eight rows from row 8 on."""
-    return ClaimRecord("u" * 32, "lock", bytes(range(16)), num=5, first_row=8, num_allowed=8, **fields)
+    return ClaimRecord("u" * 32, "lock", CLIENT, num=5, first_row=8, num_allowed=8, **fields)
 
 
 def unfilled(found: ClaimRecord, file: ClaimFile | None) -> list[list[int]]:
@@ -59,15 +60,15 @@ def test_find_unfilled_when_the_file_says_what_was_filled_then_a_part_for_each_c
 
 
 def test_find_unfilled_when_nothing_is_open_then_none(file: ClaimFile) -> None:
-    file.write(3, 1)
+    file.write(ClaimedRows(CLIENT, 3, 1))
     assert unfilled(record(num_filled=6, num_taken=3), file) == []
 
 
 def test_find_unfilled_when_the_file_is_gone_or_contradicts_itself_then_all_that_was_allowed(file: ClaimFile) -> None:
     assert unfilled(record(), None) == [[8, 9, 0, 1, 2, 3, 4, 5]]
-    file.write(4, 100)
+    file.write(ClaimedRows(CLIENT, 4, 100))
     assert unfilled(record(num_filled=2, num_taken=1), file) == [[0, 1, 2, 3, 4, 5]]
-    file.write(5, -100)
+    file.write(ClaimedRows(CLIENT, 5, -100))
     assert unfilled(record(num_filled=2, num_taken=1), file) == [[0, 1, 2, 3, 4, 5]]
 
 

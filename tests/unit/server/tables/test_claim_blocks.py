@@ -10,7 +10,7 @@ from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.promises import MAX_BEHIND_PART, MAX_PROMISED_PART
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import ClaimRecord
-from tdserve.server.tables.table_claims import NUM_REMEMBERED, Claiming
+from tdserve.server.tables.claiming import NUM_REMEMBERED, Claiming
 from tests.unit.server.claimant import WINDOW, Claimant, live, num_reserved, plan, restarted, wish
 from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.replaying import create
@@ -128,7 +128,7 @@ def test_block_when_the_ring_goes_round_then_its_rows_stay_live_until_they_are_c
         writer.extend(1, 10, WINDOW)
     table.commit(plan(entry, CAPACITY - 1 - 2 * WINDOW))
     assert len(live(entry)) == CAPACITY
-    claiming.end_own(peers[0].session, entry)
+    claiming.end_used_up(peers[0].session, entry, WINDOW + 1)
     again = Claimant(claiming, peers[0], entry, world)
     assert len(live(entry)) == CAPACITY
     again.claim(3)
@@ -150,7 +150,7 @@ def test_block_when_its_writer_asks_for_the_next_then_what_it_has_not_used_is_ne
     world: World, entry: OpenedStore, claiming: Claiming, peers: list[LocalPeer], writers: list[Claimant]
 ) -> None:
     writers[0].extend(1, 10)
-    claiming.end_own(peers[1].session, entry)
+    claiming.end_used_up(peers[1].session, entry, WINDOW + 1)
     assert claiming.offer(peers[1].session, entry, wish(entry)) is None, "rows in line come first"
     assert writers[0].file.is_over
     assert plan(entry, 6).rows.tolist() == [4, 5, 6, 7, 8, 1 + 2 * WINDOW]
@@ -206,7 +206,7 @@ def test_offer_when_one_writer_is_left_then_it_is_the_sole_one_again(
     writer = writers[0]
     for number in range(NUM_REMEMBERED):
         writer.extend(100 + number, 1, WINDOW)
-        claiming.end_own(peers[1].session, entry)
+        claiming.end_used_up(peers[1].session, entry, WINDOW + 1)
         entry.get_table().commit(plan(entry, 1))
         writer = Claimant(claiming, peers[1], entry, world)
     entry.get_table().commit(plan(entry, 1))

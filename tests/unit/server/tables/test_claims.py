@@ -16,8 +16,8 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.tables import table_claims
+from tdserve.server.tables.claiming import Claiming
 from tdserve.server.tables.rule_keys import RuleKeys
-from tdserve.server.tables.table_claims import Claiming
 from tdserve.v1 import control_pb2
 from tests.unit.server.claimant import WINDOW, Claimant, live, num_reserved, plan, restarted, wish
 from tests.unit.server.local_peer import LocalPeer
@@ -71,11 +71,11 @@ def test_offer_when_the_client_asks_for_rows_again_then_its_claim_is_over_and_it
     world: World, entry: OpenedStore, claiming: Claiming, peer: LocalPeer, writer: Claimant
 ) -> None:
     writer.extend(1, 10)
-    claiming.end_own(peer.session, entry)
+    claiming.end_used_up(peer.session, entry, 1)
     again = Claimant(claiming, peer, entry, world)
     assert (writer.file.is_over, again.first_row) == (True, 3)
     again.claim(1)
-    claiming.end_own(peer.session, entry)
+    claiming.end_used_up(peer.session, entry, 1)
     assert claiming.offer(peer.session, entry, wish(entry)) is None, "it is still filling a row"
 
 
@@ -126,7 +126,7 @@ def test_catch_up_when_rows_are_being_filled_then_reserved_and_stored_when_the_c
     writer.extend(1, 10)
     writer.claim(3)
     assert (live(entry), num_reserved(entry)) == ([0, 1, 2], 3)
-    writer.file.write(2, 3)
+    writer.write(2, 3)
     writer.tell()
     assert entry.table is not None
     assert len(entry.table) == 6
@@ -255,7 +255,7 @@ def test_session_when_it_ends_in_the_middle_then_its_rows_wait_for_the_proof_and
         await peer.leave()
         claiming.on_session_ended(peer.session)
         assert (live(entry), num_reserved(entry)) == ([0, 1, 2], 3)
-        writer.file.write(2, 3)
+        writer.write(2, 3)
         peer.let_go()
         await settled(entry)
 
@@ -305,7 +305,7 @@ def test_catch_up_when_the_file_says_what_cannot_be_then_the_session_ends_and_no
     entry: OpenedStore, peer: LocalPeer, writer: Claimant
 ) -> None:
     writer.claim(1)
-    writer.file.write(1, 1000)
+    writer.write(1, 1000)
     assert live(entry) == []
     assert peer.session.ended.is_set()
 

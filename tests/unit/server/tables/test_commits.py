@@ -7,6 +7,7 @@ from tdserve.messages.row_numbers import decode_rows
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.server.tables.commits import commit_rows
+from tdserve.store.claim_file import ClaimedRows
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create
 from tests.unit.server.world import Loop, World
@@ -27,9 +28,7 @@ def test_commit_rows_when_committed_then_live_on_record_and_the_answer_of_a_retr
             entry,
             reservation,
             PLAIN_ARRIVAL,
-            client_id=CLIENT,
-            request=7,
-            num_last=1,
+            [ClaimedRows(CLIENT, 7, 1)],
             also=lambda txn: txn.put("pending", b"beside", b"it"),
         )
 
@@ -54,8 +53,7 @@ def test_commit_rows_when_the_store_was_deleted_then_nothing_is_on_record(world:
             entry,
             reservation,
             PLAIN_ARRIVAL,
-            client_id=CLIENT,
-            request=1,
+            [ClaimedRows(CLIENT, 1, 1)],
             also=lambda txn: None,
         )
     assert world.answers.find_answer(CLIENT, 1) is None

@@ -1,0 +1,191 @@
+"""Lets writers claim rows of tables: who gets how many, and what becomes of their claims."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from tdserve.base.errors import TDServeError
+from tdserve.rules.replay.promises import num_promisable
+from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.table import Table
+from tdserve.server.claim_holder import ClaimHolder
+from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.opened_store import OpenedStore
+from tdserve.server.recovery.claim_records import ClaimRecord
+from tdserve.server.sessions.client_session import ClientSession
+from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.stores import Stores
+from tdserve.server.tables.table_claims import ANY_CLIENT, ClaimContext, TableClaims
+from tdserve.store.claim_file import FOLDER, ClaimFile, has_fences
+from tdserve.v1 import control_pb2
+
+_log = logging.getLogger("tdserve.server")
+
+NUM_REMEMBERED = 8
+"""Claims of a table in a row after which their writer counts as the only one."""
+
+MIN_BLOCK_EXTENDS = 4
+"""Smaller blocks are not worth their request."""
+
+
+class Claiming:
+    """Lets writers claim rows, and follows the claims to their end, also over a restart.
+
+    Args:
+        stores: All stores of the server.
+        answers: Answers to committed requests.
+        traffic: Counts transfers.
+    """
+
+    def __init__(self, stores: Stores, answers: CommittedAnswers, *, traffic: Traffic) -> None:
+        self._stores = stores
+        self._context = ClaimContext(stores, answers, traffic)
+        self._nums = count(1)
+        self._writers: WeakKeyDictionary[Table, deque[bytes]] = WeakKeyDictionary()  # those that were offered last
+
+    def end_used_up(self, session: ClientSession, entry: OpenedStore, num_rows: int) -> None:
+        """Ends the claim of a writer that asks for rows although it has one: what is left of it is less than it wants
+        now, and next in line."""
+        holder = session.mover.claim_holder
+        own = None if holder is None else holder.claims.get(entry.record.uid)
+        if own is not None and not (own.is_block and own.num_left >= num_rows):
+            own.take_back()
+
+    def offer(
+        self, session: ClientSession, entry: OpenedStore, asked: control_pb2.ExtendRequest
+    ) -> control_pb2.Claim | None:
+        """Returns a claim for whoever fills the rows of a client that has just extended a table; None if the next
+        extends ask for rows as this one did."""
+        holder = session.mover.claim_holder
+        if holder is None or session.ended.is_set() or not self._may_be_claimed(entry):
+            return None
+        if entry.record.uid in holder.claims:  # it is still filling rows, or has rows left
+            return None
+        if not holder.is_local and not holder.pace(entry.record.uid).count_extend():
+            return None
+        table = entry.get_table()
+        for claims in tuple(table.claims):
+            if not claims.is_block:  # of a writer that has come since rows were reserved: it takes the same next rows
+                claims.take_back()
+        if any(claims.has_failed for claims in table.claims):  # then it is not known which rows are claimed
+            return None
+        window = min(asked.wished_claim, table.step_rows)  # rows found filled are committed in one turn
+        num_writers = self._count_writers(holder, table)
+        is_block = num_writers > 1
+        if is_block:
+            window = num_promisable(table.ring, window, num_writers=num_writers) // asked.num_rows * asked.num_rows
+        num_allowed = table.num_claimable(window) if window else 0
+        if num_allowed < asked.num_rows * (MIN_BLOCK_EXTENDS if is_block else 1):
+            return None
+        client_id = holder.client_id or ANY_CLIENT
+        record = ClaimRecord(
+            entry.record.uid, holder.lock_name, client_id, next(self._nums), table.ring.cursor, num_allowed
+        )
+        path = _make_path(entry, record)
+        try:
+            file = ClaimFile.create(path, num_allowed)
+        except TDServeError as error:  # for example a full disk; the client extends without a claim
+            _log.warning("rows of store %r cannot be claimed: %s", entry.name, error)
+            return None
+        record.save(self._stores.db)
+        promised = table.ring.promise(num_allowed) if is_block else None
+        claims = TableClaims(self._context, entry, file, record, holder=holder, window=window, promised=promised)
+        holder.claims[entry.record.uid] = claims
+        claim = control_pb2.Claim(first_row=record.first_row, uid=record.uid, num=record.num)
+        claim.structure, claim.path = entry.record.structure, str(path.relative_to(self._stores.root.path))
+        return claim
+
+    def _may_be_claimed(self, entry: OpenedStore) -> bool:
+        record = entry.record
+        if entry.spec.values or entry.group_keys or entry.lost or record.read_only or record.adopted:
+            return False
+        # With "disk" its writes are answered one by one.
+        return has_fences() and entry.get_table().settings.is_plain_ring and record.durability != "disk"
+
+    def _count_writers(self, holder: ClaimHolder, table: Table) -> int:
+        """Notes that a writer is offered a claim; returns how many have been lately, or have one."""
+        writers = self._writers.setdefault(table, deque(maxlen=NUM_REMEMBERED))
+        writers.append(holder.writer_id)
+        return len({*writers, *(each.writer_id for each in table.claims)})
+
+    def on_claimed(self, claimed: control_pb2.Claimed, holder: ClaimHolder | None) -> None:
+        """Handles a writer's report that it has filled rows, or will not fill them.
+
+        Args:
+            holder: The writer; None if it is a data worker.
+        """
+        claims = self._context.active.get(claimed.num)
+        if claims is None or claims.uid != claimed.uid or (holder is not None and claims.holder is not holder):
+            return
+        if claimed.abandons:
+            claims.abandon()
+        else:
+            claims.catch_up()
+
+    def catch_up(self) -> bool:
+        """Commits all rows that were filled, and returns whether all of them are live."""
+        are_live = [claims.catch_up() for claims in tuple(self._context.active.values())]
+        return all(are_live)
+
+    def on_session_ended(self, session: ClientSession) -> None:
+        """Takes back the claims of a local client. Rows that it may still be filling wait for the proof that it is
+        gone."""
+        holder = session.mover.claim_holder
+        for claims in list(holder.claims.values()) if holder is not None and holder.is_local else ():
+            claims.take_back()
+            if not claims.is_settled:  # then its filled rows are committed, and the rest are free
+                self._wait_for_end(session.mover.lock_name, claims.abandon)
+
+    def on_worker_lost(self, holder: ClaimHolder) -> None:
+        """Ends the claims of a worker that is proved gone."""
+        for claims in list(holder.claims.values()):
+            claims.abandon()
+
+    def restore(self) -> None:
+        """Takes up claims after a restart: commits the rows that were filled, and waits for clients that may still fill
+        others."""
+        for uid in ClaimRecord.list_uids(self._stores.db):
+            try:
+                entry = self._stores.find_uid(uid)
+            except TDServeError as error:
+                _log.error("rows that were claimed before the restart cannot be looked at: %s", error)
+                continue
+            if entry is not None:
+                for record, unfilled in entry.unfilled:
+                    self._restore(entry, record, unfilled)
+
+    def _restore(self, entry: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
+        table = entry.get_table()
+        try:
+            file = ClaimFile.open(_make_path(entry, record))
+        except TDServeError:  # it is unknown which rows were filled
+            self._wait_for_end(record.lock_name, partial(self._free, entry, record, unfilled))
+            return
+        for reservation in unfilled:
+            table.ring.resume(reservation)
+        claims = TableClaims(self._context, entry, file, record, unfilled=unfilled)
+        claims.take_back()
+        if not claims.is_settled:
+            self._wait_for_end(record.lock_name, claims.abandon)
+
+    def _wait_for_end(self, lock_name: str, on_gone: Callable[[], None]) -> None:
+        if self._stores.process_watch.is_gone(lock_name):
+            on_gone()
+        else:
+            self._stores.process_watch.watch(lock_name, on_gone)
+
+    def _free(self, entry: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
+        for reservation in unfilled:
+            entry.get_table().release(reservation)
+        self._stores.db.delete("pending", record.key)
+        entry.waiters.wake()
+
+
+def _make_path(entry: OpenedStore, record: ClaimRecord) -> Path:
+    return entry.folder / FOLDER / record.file_name

@@ -1,0 +1,118 @@
+"""Rows that control lets a data worker claim, for extends that it then writes without control.
+
+Control commits them when it next looks at the table; the record in the claim file stands for the commit until then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tdserve.base.errors import TDServeError
+from tdserve.data.opened import MappedStore, OpenStores
+from tdserve.data.row_claim import RowClaim
+from tdserve.messages.content import write_layout
+from tdserve.messages.layout import Layout
+from tdserve.messages.row_numbers import Rows
+from tdserve.store.claim_file import FOLDER, ClaimedRows
+from tdserve.transport.sources_sinks import RowEnd
+from tdserve.v1 import control_pb2, worker_pb2
+
+MAX_LAYOUTS = 64
+"""Layouts that are kept per claim, by number of rows."""
+
+_log = logging.getLogger("tdserve.worker")
+
+
+class WorkerClaim:
+    """A claim of this worker.
+
+    Args:
+        store: The table.
+        path: The claim file.
+        claim: Control's grant.
+        report: Sends a report to control.
+    """
+
+    def __init__(
+        self,
+        store: MappedStore,
+        path: Path,
+        claim: control_pb2.Claim,
+        *,
+        report: Callable[[worker_pb2.Report], None],
+    ) -> None:
+        self.store = store
+        self._report = report
+        self._layouts: dict[int, Layout] = {}
+        self.rows = RowClaim(store, path, claim, notify=self._notify)
+
+    def get_layout(self, num_rows: int) -> Layout:
+        """Returns the layout of the content of an extend."""
+        layout = self._layouts.get(num_rows)
+        if layout is None:
+            if len(self._layouts) >= MAX_LAYOUTS:
+                self._layouts = {}
+            layout = self._layouts[num_rows] = write_layout(self.store.spec.with_rows(num_rows))
+        return layout
+
+    def extend(self, extend: ClaimedRows, content: torch.Tensor) -> Rows | None:
+        """Writes rows; result and errors as of ``RowClaim.extend``.
+
+        Args:
+            content: The messages of the extend, one behind the other.
+        """
+        return self.rows.extend(extend, partial(self._fill, self.get_layout(extend.num_rows), content))
+
+    def _fill(self, layout: Layout, content: torch.Tensor, rows: Rows) -> None:
+        sink = RowEnd(layout, self.store.get_tables(layout), rows)
+        at = 0
+        for message in layout.messages:
+            sink.drain(message, content[at : at + message.nbytes])
+            at += message.nbytes
+
+    def _notify(self, claimed: control_pb2.Claimed) -> None:
+        self._report(worker_pb2.Report(claimed=claimed))
+
+
+class SmallWrites:
+    """The claims of this worker, which all of its sessions use. Threads: safe.
+
+    Args:
+        stores: The worker's.
+        report: Sends a report to control; thread-safe.
+    """
+
+    def __init__(self, stores: OpenStores, report: Callable[[worker_pb2.Report], None]) -> None:
+        self._stores = stores
+        self._report = report
+        self._claims: dict[str, WorkerClaim] = {}  # by name of the store
+
+    def open(self, order: worker_pb2.OpenClaim) -> None:
+        """Begins to use a claim."""
+        claim = order.claim
+        try:
+            store = self._stores.get(order.store)
+            path = Path(order.store.folder) / FOLDER / Path(claim.path).name
+            self._claims[store.name] = WorkerClaim(store, path, claim, report=self._report)
+        except TDServeError as error:  # for example, the store was deleted just now
+            _log.info("rows of %s cannot be claimed: %s", order.store.folder, error)
+            abandoned = control_pb2.Claimed(uid=claim.uid, num=claim.num, abandons=True)
+            self._report(worker_pb2.Report(claimed=abandoned))
+
+    def drop(self, uid: str) -> None:
+        """Forgets the claim on a store that was deleted."""
+        for name, claim in list(self._claims.items()):
+            if claim.store.uid == uid:
+                self._claims.pop(name, None)
+
+    def find(self, asked: control_pb2.ExtendRequest) -> WorkerClaim | None:
+        """Returns the claim with room for an extend; None if control must be asked for rows."""
+        claim = self._claims.get(asked.store)
+        if claim is None or claim.store.spec.fingerprint != asked.content.fingerprint or asked.keys:
+            return None
+        return claim if asked.num_rows and claim.rows.may_claim(asked.num_rows) else None
