@@ -38,6 +38,7 @@ from tests.bonds import SECRET
 
 TIMEOUT_S = 20.0
 UID = "0123456789abcdef" * 2
+CLIENT_ID = bytes(range(16))
 INLINE_BYTES = 1000
 """Size of an answer that the worker sends inline."""
 
@@ -155,7 +156,9 @@ class Peer:
     def _connect(self, *, is_mail: bool, number: int = 0) -> GlooChannel:
         self._number = number
         self._kv_stores[is_mail] = KVStore(partial(self._publish, is_mail))
-        opening = worker_pb2.OpenSession(transport="gloo", host="127.0.0.1", is_mail=is_mail, secret=SECRET)
+        opening = worker_pb2.OpenSession(
+            transport="gloo", host="127.0.0.1", is_mail=is_mail, secret=SECRET, client_id=CLIENT_ID
+        )
         self.put(worker_pb2.Order(open_session=opening, channel=number))
         kv_store = self._kv_stores[is_mail]
         with ThreadPoolExecutor(1) as thread:

@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from tdserve.base.config import MAIL_BYTES, MAIL_READ
+from tdserve.base.config import MAIL_BYTES, MAIL_EXTEND, MAIL_READ
 from tdserve.base.errors import ConnectError, TDServeError, TransportError
 from tdserve.client.session.client_control_channel import ClientControlChannel
 from tdserve.transport.gloo import WORKER_RANK, GlooChannel
@@ -63,6 +63,11 @@ class Server:
         """The oldest that was not taken."""
         return control_pb2.ClientMessage.FromString(self._requests.get(timeout=TIMEOUT_S)[0])
 
+    def next_mail(self) -> tuple[control_pb2.ClientMessage, int]:
+        """Returns the oldest request that was not taken, and its label."""
+        content, label = self._requests.get(timeout=TIMEOUT_S)
+        return control_pb2.ClientMessage.FromString(content), label
+
     def next_label(self) -> int:
         """Returns the label of the oldest request that was not taken."""
         return self._requests.get(timeout=TIMEOUT_S)[1]
@@ -112,6 +117,38 @@ def test_extend_when_another_went_another_way_then_it_does_too_until_that_is_ans
     server.control_channel.forget(5)
     assert server.control_channel.send(extending(4))
     assert [server.next_request().request for _ in range(2)] == [2, 4]
+
+
+def wishing(request: int, store: str = "x") -> control_pb2.ClientMessage:
+    """Rows that the worker may write by itself."""
+    asked = control_pb2.ExtendRequest(store=store, wished_claim=10)
+    return control_pb2.ClientMessage(request=request, extend=asked)
+
+
+def test_extend_when_the_worker_may_write_it_then_it_learns_the_oldest_without_an_answer(server: Server) -> None:
+    server.connect()
+    found = []
+    for request in (1, 2, 3):
+        assert server.control_channel.send(wishing(request))
+        found.append(server.next_mail())
+    assert [label for _, label in found] == [MAIL_EXTEND] * 3
+    assert [message.extend.follows for message, _ in found] == [0, 1, 1]
+    server.control_channel.forget(1)
+    assert server.control_channel.send(wishing(4))
+    assert server.control_channel.send(wishing(5, store="y"))
+    assert [server.next_mail()[0].extend.follows for _ in range(2)] == [2, 0]
+
+
+def test_extend_when_control_has_one_of_the_table_then_those_behind_it_go_there_too(server: Server) -> None:
+    server.connect()
+    assert server.control_channel.send(extending(1))
+    assert server.control_channel.send(wishing(2))
+    assert server.control_channel.send(wishing(3, store="y"))
+    assert [server.next_label() for _ in range(3)] == [0, 0, MAIL_EXTEND]
+    server.control_channel.forget(1)
+    server.control_channel.forget(2)
+    assert server.control_channel.send(wishing(4))
+    assert server.next_label() == MAIL_EXTEND
 
 
 def test_send_when_the_channel_is_not_formed_then_goes_another_way(server: Server) -> None:
