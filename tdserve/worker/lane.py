@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event, Lock, RLock, Thread
@@ -24,7 +25,7 @@ from tdserve.control.status import encode_failure
 from tdserve.data.opened import OpenStores
 from tdserve.messages.layout import Message
 from tdserve.rules.channel_transports import AT_ONCE_TRANSPORT, CHANNEL_TRANSPORTS
-from tdserve.transport.channel import Channel, Work
+from tdserve.transport.channel import Channel, PerMessage, Work
 from tdserve.transport.gloo import WORKER_RANK
 from tdserve.transport.message_channel import MAX_SENT
 from tdserve.transport.pool import BufferPool
@@ -37,6 +38,9 @@ from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.descriptors import check_room
 from tdserve.worker.small_reads import SmallReads
 from tdserve.worker.small_writes import SmallWrites
+
+REAPED_AT_ONCE = MAX_SENT // 2
+"""Sends that are waited for together: a wait costs a thread switch."""
 
 _REAP = worker_pb2.Order()
 """Queued in place of an order: only waits for the end of earlier sends."""
@@ -248,11 +252,14 @@ class Lane:
         """Waits for the end of earlier sends; in this thread a client that takes nothing blocks no other."""
         timeout_s = self.context.transfer_timeout_s
         self._reap_mail(timeout_s)
+        if len(self._sent) <= MAX_SENT:
+            return
+        oldest: list[Work] = []
+        with suppress(IndexError):  # another thread waits for the last ones
+            while len(oldest) < REAPED_AT_ONCE:
+                oldest.append(self._sent.popleft())
         try:
-            while len(self._sent) > MAX_SENT:
-                self._sent.popleft().wait(timeout_s)
-        except IndexError:  # another thread waits for the last one
-            pass
+            self.channel.wait_all(oldest, PerMessage(timeout_s))
         except (TransportError, DeadlineExceededError) as error:
             self.fail(error)
 

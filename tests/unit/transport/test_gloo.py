@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import stat
 import struct
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -14,12 +15,14 @@ import torch
 
 from tdserve.base.errors import ConnectError, DeadlineExceededError, PeerLostError
 from tdserve.transport import gloo
-from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
+from tdserve.transport.channel import Channel
+from tdserve.transport.gloo import CLIENT_RANK, WHOLE_MESSAGE_BYTES, GlooChannel
 from tdserve.transport.proven import MAX_UNFORMED, close_pairs
 from tdserve.transport.rendezvous import KVStore
 from tests.bonds import BOND
 from tests.channel_pairs import gloo_pair
 from tests.processes import wait_for
+from tests.stranger import CONTENT, PREAMBLE
 
 
 def test_connect_when_the_session_ends_meanwhile_then_connect_error() -> None:
@@ -111,4 +114,48 @@ def test_wait_when_closed_meanwhile_then_says_so() -> None:
         second.close()
         with pytest.raises(PeerLostError, match="the channel was closed"):
             waiting.result(10.0)
+    first.close()
+
+
+def list_connections() -> dict[int, int]:
+    """Returns the TCP connections of this process: descriptors, and how many bytes each has received."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as each:
+                    each.getpeername()
+                    tcp_info = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+                    found[int(name)] = struct.unpack_from("<Q", tcp_info, 128)[0]
+    return found
+
+
+def send_half(sender: Channel, nbytes: int, tag: int, others: set[int]) -> None:
+    """Sends the first half of a message, as gloo does when the socket accepts no more.
+
+    Args:
+        others: Descriptors of connections that are not those of the sender and its peer.
+    """
+    before = list_connections()
+    sender.send(torch.zeros(8, dtype=torch.uint8), 100)
+    mine = before.keys() - others
+    wait_for(lambda: any(list_connections()[fd] > before[fd] for fd in mine), "the arrival of what was sent")
+    now = list_connections()
+    (own,) = [fd for fd in mine if now[fd] == before[fd]]
+    os.write(own, PREAMBLE.pack(PREAMBLE.size + nbytes, CONTENT, tag, 0, nbytes, 0) + b"x" * (nbytes // 2))
+
+
+@pytest.mark.parametrize("nbytes", [WHOLE_MESSAGE_BYTES + 2, 80_000, 2_000_000])
+def test_wait_when_the_channel_is_closed_in_the_middle_of_a_message_then_it_ends(nbytes: int) -> None:
+    others = set(list_connections())
+    first, second = gloo_pair()
+    received = torch.zeros(nbytes, dtype=torch.uint8)
+    work = second.recv(received, 3)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(work.wait, 60.0)
+        send_half(first, nbytes, 3, others)
+        wait_for(lambda: int(received[nbytes // 2 - 1]) == ord("x"), "half of the message")
+        second.close()
+        with pytest.raises(PeerLostError, match="the channel was closed"):
+            waiting.result(20.0)
     first.close()
