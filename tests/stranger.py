@@ -68,14 +68,14 @@ def be_silent(line: Line) -> None:
 
 def be_wrong(line: Line) -> None:
     """Sends wrong content at each step."""
-    for _ in range(3):
+    for _ in range(2):
         line.receive()
         line.send_message(b"x" * MESSAGE_BYTES)
 
 
 def reflect(line: Line) -> None:
     """Sends back what it has received."""
-    for _ in range(3):
+    for _ in range(2):
         line.send_message(line.receive())
 
 

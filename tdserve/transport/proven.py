@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tdserve.base.errors import ConnectError
+from tdserve.base.errors import ConnectError, TransportError
 from tdserve.transport.distributed_private import make_gloo_options
 from tdserve.transport.proving import Bond, UnprovenError, prove
 from tdserve.transport.rendezvous import Branch, KVStore
@@ -60,6 +60,8 @@ MAX_UNFORMED = 16
 given up, and its descriptor, as long as the device lives (measured)."""
 
 _MAX_DEVICES = 16
+
+_PROVEN, _FAILED = b"proven", b"failed"
 
 _FORMING_FAULTS = (RuntimeError, ValueError, IndexError, OverflowError, MemoryError, ConnectError)
 """Python's types of gloo's exceptions: gloo parses the peer's address without checking it."""
@@ -205,11 +207,16 @@ def form_proven(
         else:
             try:
                 prove(group, rank, world_size, bond, attempt=attempt, timeout_s=min(proof_s, end_s - time.monotonic()))
+                _await_proofs(kv_store, rank, world_size, attempt, timeout_s=end_s - time.monotonic())
                 return group, branch
+            except TransportError as fault:
+                close_pairs(group, rank, world_size)
+                raise ConnectError(address=host, reason=f"gloo: {fault}") from fault
             except RuntimeError as fault:
                 close_pairs(group, rank, world_size)
                 reason = str(fault) if isinstance(fault, UnprovenError) else f"no proof came: {_get_first_line(fault)}"
             del group
+        kv_store.set(_name_outcome(attempt, rank), _FAILED)
         _leave(device, host, pid)
         del device
         if kv_store.is_closed:
@@ -221,6 +228,28 @@ def form_proven(
         time.sleep(pause_s)
         proof_s, pause_s = min(2 * proof_s, max(LONGEST_PROOF_S, proof_s)), min(2 * pause_s, LONGEST_PAUSE_S)
     raise AssertionError("there is always another attempt")
+
+
+def _await_proofs(kv_store: KVStore, rank: int, world_size: int, attempt: int, *, timeout_s: float) -> None:
+    """Tells the other ranks that this one has the proofs of all, and waits until each of them has.
+
+    No last message over the connections could settle that: one rank would use a group that another, for which that
+    message came too late, has given up.
+
+    Raises:
+        UnprovenError: A rank has given this attempt up.
+        TransportError: There was no answer in time, or the session ended.
+    """
+    kv_store.set(_name_outcome(attempt, rank), _PROVEN)
+    end_s = time.monotonic() + timeout_s
+    for other in range(world_size):
+        outcome = kv_store.get_within(_name_outcome(attempt, other), max(end_s - time.monotonic(), 0.001))
+        if outcome != _PROVEN:
+            raise UnprovenError(f"rank {other} did not get all proofs in time")
+
+
+def _name_outcome(attempt: int, rank: int) -> str:
+    return f"attempt {attempt}/outcome/{rank}"
 
 
 def _find_device(host: str, pid: int) -> _GlooDevice:

@@ -4,8 +4,8 @@ gloo distinguishes connections by a number that it counts upwards, and takes the
 ranks exchanges challenges over its fresh connection. The secret comes over the authenticated sessions and never crosses
 the connection itself.
 
-Three messages of 32 bytes go each way: a nonce, a proof, and a confirmation that is sent once all proofs of all ranks
-were right. The confirmations make all ranks fail together, so that all of them retry.
+Two messages of 32 bytes go each way: a nonce and a proof. Each rank then tells the others over the sessions whether it
+has the proofs of all (``proven``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import secrets
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -32,9 +32,8 @@ MESSAGE_BYTES = 32
 PROOF_TAG = 2**31 - 1
 """During the proof nothing else is under way on a pair; only the tag that closes a pair must be different."""
 
-_PROVES, _CONFIRMS = 1, 2
-_HEAD = struct.Struct("<IIIII")
-"""Step, attempt, size of the group, rank of the sender, rank of the receiver."""
+_HEAD = struct.Struct("<IIII")
+"""Attempt, size of the group, rank of the sender, rank of the receiver."""
 
 
 class UnprovenError(RuntimeError):
@@ -66,8 +65,7 @@ class Bond:
         return replace(self, purpose=f"{self.purpose} {part}")
 
     def compute_digest(self, head: bytes, sender_nonce: bytes, receiver_nonce: bytes) -> bytes:
-        """Returns what only a process with the secret can compute, at this step, for this receiver, after these
-        nonces."""
+        """Returns what only a process with the secret can compute, for this receiver, after these nonces."""
         proven = head + sender_nonce + receiver_nonce + self.purpose.encode()
         return hmac.digest(self.secret, proven, hashlib.sha256)
 
@@ -108,24 +106,12 @@ def prove(group: Any, rank: int, world_size: int, bond: Bond, *, attempt: int, t
     mine = {other: secrets.token_bytes(MESSAGE_BYTES) for other in others}
     theirs = exchange(group, mine, end_s)
 
-    def compute_proof(step: int, sender: int, receiver: int) -> bytes:
+    def compute_proof(sender: int, receiver: int) -> bytes:
         nonces = (mine[receiver], theirs[receiver]) if sender == rank else (theirs[sender], mine[sender])
-        return bond.compute_digest(_HEAD.pack(step, attempt, world_size, sender, receiver), *nonces)
+        return bond.compute_digest(_HEAD.pack(attempt, world_size, sender, receiver), *nonces)
 
-    for step in (_PROVES, _CONFIRMS):
-        _check(
-            exchange(group, {other: compute_proof(step, rank, other) for other in others}, end_s),
-            rank,
-            step,
-            compute_proof,
-        )
-
-
-def _check(
-    received: Mapping[int, bytes], rank: int, step: int, compute_proof: Callable[[int, int, int], bytes]
-) -> None:
-    for other, answer in received.items():
-        if not hmac.compare_digest(answer, compute_proof(step, other, rank)):
+    for other, proof in exchange(group, {other: compute_proof(rank, other) for other in others}, end_s).items():
+        if not hmac.compare_digest(proof, compute_proof(other, rank)):
             raise UnprovenError(f"it is not rank {other}: its proof is wrong")
 
 

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tdserve.base.ids import make_secret
 from tdserve.transport import proven
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
 from tdserve.transport.proven import MAX_UNFORMED, get_gloo_device, note_unformed, refusals
-from tdserve.transport.proving import Bond
+from tdserve.transport.proving import Bond, prove
 from tdserve.transport.rendezvous import KVStore
 from tests.bonds import BOND
 from tests.channel_pairs import gloo_pair
@@ -97,6 +98,20 @@ def test_pair_when_the_ends_have_different_secrets_then_connect_error_in_time() 
     for end in ends:
         with pytest.raises(ConnectError, match="prove"):
             end.result()
+
+
+def test_pair_when_a_proof_comes_too_late_for_one_end_then_both_use_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prove_late(group: Any, rank: int, *args: Any, attempt: int, **options: Any) -> None:
+        prove(group, rank, *args, attempt=attempt, **options)
+        if (attempt, rank) in ((0, WORKER_RANK), (1, CLIENT_RANK)):
+            raise RuntimeError("Timed out")
+
+    monkeypatch.setattr(proven, "prove", prove_late)
+    before = refusals.num
+    began_s = time.monotonic()
+    check(gloo_pair())  # type: ignore[arg-type]
+    assert time.monotonic() - began_s < TIMEOUT_S / 2
+    assert refusals.num == before + 4
 
 
 def test_pair_when_its_session_is_closed_meanwhile_then_not_tried_again() -> None:
