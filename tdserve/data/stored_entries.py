@@ -10,12 +10,12 @@ import numpy as np
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.base.ids import REQUEST_BYTES
 from tdserve.data.opened import MappedStore
-from tdserve.messages.value_columns import ValueColumn, decode_block, encode_block
 from tdserve.rules.kv.entry_changes import ABSENT, Entries, put_entries, remove_entries
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.entry_tables import EntryTables, FoundEntries
 from tdserve.store.spools import read_spooled
 from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.values.value_columns import ValueColumn, decode_block, encode_block
 
 MAX_LISTED = 10_000
 """Most keys of one page: at 500 bytes each they take 5 MB, and mostly a twentieth of that."""

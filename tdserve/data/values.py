@@ -14,14 +14,14 @@ from tdserve.data.opened import MappedStore
 from tdserve.messages.content import has_bundles
 from tdserve.messages.row_numbers import decode_rows, spread
 from tdserve.messages.selection.selection import from_message
-from tdserve.messages.value_bundles import Unbundled, encode_bundles
-from tdserve.messages.value_columns import Buffer, JoinedValues, ValueColumn, decode_block, encode_block
 from tdserve.store.objects import ObjectColumn
 from tdserve.store.spools import read_spooled
 from tdserve.structure import codec
 from tdserve.structure.tree import Path
 from tdserve.v1 import content_pb2, worker_pb2
+from tdserve.values.value_bundles import Unbundled, encode_bundles
 from tdserve.values.value_codec import NONE
+from tdserve.values.value_columns import Buffer, JoinedValues, ValueColumn, decode_block, encode_block
 
 Elements = npt.NDArray[np.int64]
 

@@ -21,7 +21,6 @@ from tdserve.base.errors import (
     TooLargeError,
 )
 from tdserve.base.ids import check_store_name
-from tdserve.messages.value_columns import Buffer, encode_column, measure_sizes
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server import inline_tasks
 from tdserve.server.creation import CREATION_TIMEOUT_S
@@ -36,6 +35,7 @@ from tdserve.store.catalog_db import Transaction
 from tdserve.structure.tree import Path, ValueLeaf
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.values.value_codec import encode_bytes, encode_many
+from tdserve.values.value_columns import Buffer, encode_column, measure_sizes
 
 
 class Adoption:

@@ -1,6 +1,6 @@
 """Bundles: the values of several paths of a row, stored as one. Opaque bytes, as in ``objects``.
 
-Values that new rows get together under several paths are stored as one (``messages.value_bundles``). In the table
+Values that new rows get together under several paths are stored as one (``values.value_bundles``). In the table
 ``values``, the key of a row's bundle begins with the bundle's name, 16 bytes made from its paths. The table ``paths``
 maps this name to the list of paths, and the name of each path followed by ``in`` to the bundle's name. A path is in one
 bundle at most. A value under the path's own name takes precedence over the one in the row's bundle. So a single value
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import lmdb
 
 from tdserve.base.errors import CorruptDataError, RemoteProtocolError
-from tdserve.messages.value_bundles import Unbundled
-from tdserve.messages.value_columns import Buffer
 from tdserve.store.object_rows import KeyPath, clear, has_rows, make_name, read_all
+from tdserve.values.value_bundles import Unbundled
+from tdserve.values.value_columns import Buffer
 
 _MEMBER = b"in"
 

@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 import lmdb
 
 from tdserve.base.errors import CapacityError, ClosedError, CorruptDataError
-from tdserve.messages.value_bundles import Unbundled
-from tdserve.messages.value_columns import Buffer, JoinedValues, join
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES
 from tdserve.store import environments
 from tdserve.store.bundles import Bundle, Bundles
@@ -37,6 +35,8 @@ from tdserve.store.object_rows import (
     make_tails,
     read_all,
 )
+from tdserve.values.value_bundles import Unbundled
+from tdserve.values.value_columns import Buffer, JoinedValues, join
 
 COMMITS_PER_CHECK = 256
 """Commits between two checks for killed readers: a reader that was killed inside a read keeps pages from being reused
@@ -141,7 +141,7 @@ class Objects:
         Args:
             paths: Each once; as far as possible always the same ones if rows are given all their values.
             rows: Each once.
-            bundles: Those of ``tdserve.messages.value_bundles``, one per row; opaque here.
+            bundles: Those of ``tdserve.values.value_bundles``, one per row; opaque here.
 
         Raises:
             CapacityError: The map or the disk is full. Nothing was stored.

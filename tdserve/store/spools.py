@@ -15,8 +15,8 @@ from pathlib import Path
 from threading import Lock
 
 from tdserve.base.errors import ConnectError, RemoteProtocolError
-from tdserve.messages.value_columns import Buffer
 from tdserve.store.faults import convert_os_errors
+from tdserve.values.value_columns import Buffer
 
 _SUFFIX = ".values"
 

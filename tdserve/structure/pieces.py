@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
-from tdserve.messages.value_bundles import SplitColumn
-from tdserve.messages.value_columns import Buffer, JoinedValues, join, split_rows
 from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.nodes import Ragged
 from tdserve.structure.torch_private import NestedTensor, jagged_parts
 from tdserve.structure.torch_types import to_torch
+from tdserve.values.value_bundles import SplitColumn
 from tdserve.values.value_codec import NONE
+from tdserve.values.value_columns import Buffer, JoinedValues, join, split_rows
 
 Shapes = NDArray[np.int64]
 

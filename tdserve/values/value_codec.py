@@ -14,10 +14,10 @@ from typing import Any
 import msgpack
 
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
-from tdserve.messages.value_columns import Buffer, JoinedValues
 from tdserve.values import pickled
 from tdserve.values.extensions import decode_other, encode_other, unmark
 from tdserve.values.supported import ATOMS, REMEDY, check_values
+from tdserve.values.value_columns import Buffer, JoinedValues
 
 NONE = b"\xc0"
 """The record of None."""

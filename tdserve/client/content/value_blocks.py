@@ -10,14 +10,6 @@ from typing import Any
 from tdserve.base.errors import RemoteProtocolError, TooLargeError
 from tdserve.data.values import ReadBlock
 from tdserve.messages.content import has_bundles
-from tdserve.messages.value_bundles import SplitColumn, bundle
-from tdserve.messages.value_columns import (
-    Buffer,
-    JoinedValues,
-    decode_block,
-    encode_column,
-    measure_sizes,
-)
 from tdserve.structure.captured import EncodedValues
 from tdserve.structure.nodes import Form, Ragged
 from tdserve.structure.pieces import Pieces
@@ -25,7 +17,15 @@ from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred
 from tdserve.structure.stacks.elements import flatten_elements, nest_list
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Path, Spec, ValueLeaf
+from tdserve.values.value_bundles import SplitColumn, bundle
 from tdserve.values.value_codec import PICKLED, decode_many, encode_many
+from tdserve.values.value_columns import (
+    Buffer,
+    JoinedValues,
+    decode_block,
+    encode_column,
+    measure_sizes,
+)
 
 _PICKLED = bytes([PICKLED])
 

@@ -28,7 +28,6 @@ from tdserve.client.content.read_content import on_cpu
 from tdserve.client.content.received import make_views
 from tdserve.client.content.value_blocks import decode_values, encode_values
 from tdserve.messages.content import write_layout
-from tdserve.messages.value_columns import split_rows
 from tdserve.rules.kv.keyed_settings import Like
 from tdserve.structure.build import build
 from tdserve.structure.capture import Captured, capture
@@ -37,6 +36,7 @@ from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.torch_types import from_torch, to_torch
 from tdserve.structure.tree import Path, Spec, check_matches
 from tdserve.values.value_codec import decode_bytes, encode_bytes
+from tdserve.values.value_columns import split_rows
 
 TENSOR_KEY = "tensor"
 """Key of the only leaf in the structure of a store whose entries are tensors."""

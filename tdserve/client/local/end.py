@@ -27,7 +27,6 @@ from tdserve.base.machine import explain_not_shared, read_pid_namespace
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
 from tdserve.data.opened import MappedStore, OpenStores
 from tdserve.data.own_reads import OwnReads
-from tdserve.messages.value_columns import Buffer
 from tdserve.rules.replay.shared_numbers import NO_READER
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, is_of
 from tdserve.store.session_locks import SessionLock
@@ -35,6 +34,7 @@ from tdserve.store.spools import Spool
 from tdserve.store.version_mappings import drop_unlinked
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.values.value_columns import Buffer
 
 
 class Overwrites:

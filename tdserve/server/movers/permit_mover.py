@@ -14,7 +14,6 @@ from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.content import decode_paths
 from tdserve.messages.row_numbers import PIECE_ROWS, encode_rows, spread
 from tdserve.messages.selection.selection import Selection, from_message
-from tdserve.messages.value_columns import join_blocks
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.claim_holder import ClaimHolder
@@ -34,6 +33,7 @@ from tdserve.store.catalog_db import Transaction
 from tdserve.store.generations import sum_generations
 from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+from tdserve.values.value_columns import join_blocks
 
 _PART_ELEMENTS = PIECE_ROWS // 2
 """Elements whose values are read at a time: the report of short texts takes about a millisecond."""

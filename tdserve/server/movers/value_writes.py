@@ -9,7 +9,6 @@ from typing import Any
 
 from tdserve.messages.content import decode_paths
 from tdserve.messages.row_numbers import encode_rows, spread
-from tdserve.messages.value_columns import ValueColumn, encode_block
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.mover import RowsToFill
 from tdserve.server.staging_names import StagingNames
@@ -17,6 +16,7 @@ from tdserve.server.workers import DataWorker
 from tdserve.structure.tree import Path
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.values.value_codec import NONE
+from tdserve.values.value_columns import ValueColumn, encode_block
 
 
 class ValueWrites:

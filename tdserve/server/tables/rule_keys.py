@@ -14,7 +14,6 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError
 from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, Rows, encode_rows
 from tdserve.messages.row_sets import RowSet
-from tdserve.messages.value_columns import decode_block
 from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
@@ -23,6 +22,7 @@ from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import MAX_REPORTED_BYTES
 from tdserve.structure.tree import Path
 from tdserve.v1 import worker_pb2
+from tdserve.values.value_columns import decode_block
 
 Buffer = bytes | NDArray[np.uint8]
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import CapacityError, CorruptDataError
-from tdserve.messages.value_bundles import encode_bundles
-from tdserve.messages.value_columns import JoinedValues
 from tdserve.store import environments
 from tdserve.store.object_rows import KeyPath, make_name, make_tails
 from tdserve.store.objects import ObjectColumn, Objects
+from tdserve.values.value_bundles import encode_bundles
+from tdserve.values.value_columns import JoinedValues
 
 PATHS: list[KeyPath] = [("a",), ("b", "c"), ("d",)]
 ROWS = list(range(6))
@@ -26,7 +26,7 @@ ROWS = list(range(6))
 WRITER = """
 import sys
 from tdserve.store.objects import Objects
-from tdserve.messages.value_bundles import encode_bundles
+from tdserve.values.value_bundles import encode_bundles
 paths, objects = [("a",), ("b", "c"), ("d",)], Objects(sys.argv[1], writable=True)
 rows = list(range(6))
 for number in range(10**9):

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import CapacityError, ClosedError, CorruptDataError, LocalProtocolError, WrongStateError
-from tdserve.messages.value_bundles import encode_bundles
-from tdserve.messages.value_columns import JoinedValues
 from tdserve.store.object_rows import KeyPath
 from tdserve.store.objects import COMMITS_PER_CHECK, ObjectColumn, Objects
+from tdserve.values.value_bundles import encode_bundles
+from tdserve.values.value_columns import JoinedValues
 
 READ = """
 import sys

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import CapacityError, ConnectError, RemoteProtocolError, TDServeError
-from tdserve.messages.value_columns import Buffer
 from tdserve.store.spools import Spool, SpoolWriter, make_spool_path, read_spooled, remove_spool
+from tdserve.values.value_columns import Buffer
 from tests.processes import num_open_below
 from tests.unit.store.conftest import SMALL_DISK_BYTES
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
-from tdserve.messages.value_columns import ValueColumn, decode_block, encode_block, join
 from tdserve.structure.nodes import Form, Ragged
 from tdserve.structure.pieces import Pieces, build_jagged, make_zero_blob, split_jagged
 from tdserve.values.value_codec import NONE
+from tdserve.values.value_columns import ValueColumn, decode_block, encode_block, join
 from tests.ragged import CASES, check_same, jagged as nested
 
 TENSORS = [torch.arange(6.0).view(3, 2), torch.empty(0, 2), torch.ones(1, 2)]

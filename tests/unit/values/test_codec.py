@@ -14,10 +14,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
-from tdserve.messages.value_columns import JoinedValues, measure_sizes
 from tdserve.values.extensions import TUPLE
 from tdserve.values.supported import check_values
 from tdserve.values.value_codec import NONE, PICKLED, decode_bytes, decode_many, encode_bytes, encode_many, is_same
+from tdserve.values.value_columns import JoinedValues, measure_sizes
 from tests.sameness import same_value
 from tests.tensordict_strategies import values
 

@@ -9,12 +9,12 @@ import pytest
 
 from tdserve.base.errors import KeyNotFoundError
 from tdserve.data.stored_entries import decode_entries
-from tdserve.messages.value_columns import ValueColumn, encode_block
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store import leaf_folders
 from tdserve.store.generations import FILE_NAME, Generations
 from tdserve.structure import codec
 from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.values.value_columns import ValueColumn, encode_block
 from tdserve.worker.entry_orders import MAX_QUICK_BYTES, is_small_change, report_keys, send_entries, store_entries
 from tdserve.worker.small_reads import SmallReads
 from tests.unit.worker.peer import INLINE_BYTES, UID, Peer

@@ -15,10 +15,10 @@ from tdserve.messages.content import ReadStatus, make_rows_layout, read_layout, 
 from tdserve.messages.layout import Layout
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse
-from tdserve.messages.value_columns import ValueColumn, decode_block, encode_block
 from tdserve.transport.sources_sinks import FlatEnd, view_bytes
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+from tdserve.values.value_columns import ValueColumn, decode_block, encode_block
 from tdserve.worker.operations import MAX_QUICK_BYTES, MAX_QUICK_VALUES_BYTES, OPERATIONS, is_quick
 from tdserve.worker.transfers import MAX_UNAWAITED_BYTES
 from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, sampling

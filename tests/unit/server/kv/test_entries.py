@@ -19,12 +19,12 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.base.ids import make_client_id
-from tdserve.messages.value_columns import ValueColumn, decode_block, encode_block
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.v1 import control_pb2
+from tdserve.values.value_columns import ValueColumn, decode_block, encode_block
 from tests.unit.server.replaying import in_line
 from tests.unit.server.world import Loop, World, outbox
 

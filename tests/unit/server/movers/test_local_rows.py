@@ -24,7 +24,6 @@ from tdserve.control.status import encode_failure
 from tdserve.messages.content import make_rows_layout
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.messages.selection.selection import parse
-from tdserve.messages.value_columns import decode_block
 from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.slices import Slices
@@ -32,6 +31,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
+from tdserve.values.value_columns import decode_block
 from tests.unit.server.local_peer import LocalPeer, mapped
 from tests.unit.server.replaying import create, extend, extending, rows, sample, sampling
 from tests.unit.server.world import Loop, World, content_of

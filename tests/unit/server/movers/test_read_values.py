@@ -8,11 +8,11 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from tdserve.base.errors import PeerLostError
-from tdserve.messages.value_columns import decode_block
 from tdserve.server.movers.permit_mover import read_values
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
 from tdserve.values.value_codec import decode_bytes
+from tdserve.values.value_columns import decode_block
 from tests.unit.server.replaying import extending
 from tests.unit.server.world import Loop, World
 

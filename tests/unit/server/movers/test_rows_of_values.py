@@ -11,11 +11,11 @@ from tensordict import NonTensorData, TensorDict
 
 from tdserve.base.errors import CapacityError
 from tdserve.messages.row_numbers import decode_rows
-from tdserve.messages.value_columns import decode_block
 from tdserve.server.movers.permit_mover import read_values
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.v1 import control_pb2
+from tdserve.values.value_columns import decode_block
 from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.world import Loop, World, content_of
 

@@ -17,10 +17,10 @@ from tdserve.base.errors import (
 from tdserve.messages.content import MAX_SAMPLE_ROWS, make_rows_layout
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.messages.selection.selection import parse
-from tdserve.messages.value_columns import decode_block
 from tdserve.rules.replay.conditions import PLAIN
 from tdserve.server.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
+from tdserve.values.value_columns import decode_block
 from tests.unit.server.replaying import in_line, path
 from tests.unit.server.world import Loop, World, columns_of, content_of, outside
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.messages.value_columns import Buffer, JoinedValues, Sizes, measure_sizes, split_rows
+from tdserve.values.value_columns import Buffer, JoinedValues, Sizes, measure_sizes, split_rows
 
 _SIZE_BYTES = 4
 

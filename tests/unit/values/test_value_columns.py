@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from tdserve.base.errors import RemoteProtocolError, TransferAbortedError
-from tdserve.messages.value_columns import (
+from tdserve.values.value_columns import (
     Buffer,
     JoinedValues,
     ValueColumn,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.messages.value_bundles import SplitColumn, Unbundled, bundle, encode_bundles
-from tdserve.messages.value_columns import measure_sizes
+from tdserve.values.value_bundles import SplitColumn, Unbundled, bundle, encode_bundles
+from tdserve.values.value_columns import measure_sizes
 
 TEXTS = [b"one", b"", b"three"]
 NUMBERS = [b"1", b"22", b"333"]
