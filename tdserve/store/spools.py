@@ -26,6 +26,10 @@ _MAX_PARTS = 1024
 """IOV_MAX of Linux: the most buffers that one call writes."""
 
 
+_FEW_BYTES = 256
+"""Parts of up to about this size are copied together faster than the kernel gathers them."""
+
+
 class Spool:
     """A client's end; created when it is first needed. Threads: safe.
 
@@ -86,6 +90,8 @@ class Spool:
 
 
 def _write(fd: int, parts: Sequence[Buffer], nbytes: int, offset: int) -> None:
+    if nbytes <= _FEW_BYTES * len(parts):
+        parts = [b"".join(parts)]
     written = 0
     for first in range(0, len(parts), _MAX_PARTS):
         written += os.pwritev(fd, parts[first : first + _MAX_PARTS], offset + written)

@@ -18,9 +18,6 @@ from tdserve.values.value_columns import Buffer, JoinedValues, Sizes, measure_si
 
 _SIZE_BYTES = 4
 
-_FEW_BYTES = 1024
-"""Up to about this size, values are copied together faster than each is passed on separately."""
-
 
 class SplitColumn(NamedTuple):
     """The values of one path, row by row.
@@ -49,24 +46,8 @@ class SplitColumn(NamedTuple):
 def bundle(columns: Sequence[SplitColumn]) -> tuple[Sizes, list[Buffer]]:
     """Returns the length of each row's bundle, and all bundles, concatenated, in parts that are no copies."""
     table = np.stack([column.sizes for column in columns], axis=1)
-    lists: list[Sequence[Buffer]] = []
-    small: list[Sequence[Buffer]] = [split_rows(table.astype("<u4"))]  # neighbours in each row, up to a large one
-    for column in columns:
-        *heads, bodies = column.pieces
-        small += heads
-        if int(column.sizes.sum()) <= _FEW_BYTES * len(table):
-            small.append(bodies)
-        else:
-            lists += [_join(small), bodies]
-            small = []
-    if small:
-        lists.append(_join(small))
-    return table.sum(axis=1) + _SIZE_BYTES * len(columns), list(chain.from_iterable(zip(*lists, strict=True)))
-
-
-def _join(lists: Sequence[Sequence[Buffer]]) -> Sequence[Buffer]:
-    """Joins the neighbours in each row."""
-    return lists[0] if len(lists) == 1 else list(map(b"".join, zip(*lists, strict=True)))
+    pieces = [split_rows(table.astype("<u4")), *chain.from_iterable(column.pieces for column in columns)]
+    return table.sum(axis=1) + _SIZE_BYTES * len(columns), list(chain.from_iterable(zip(*pieces, strict=True)))
 
 
 class Unbundled:

@@ -37,10 +37,11 @@ def test_put_when_several_then_each_is_read_as_it_was(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("times", [1, 300], ids=["small", "large"])
 @pytest.mark.parametrize("num_parts", [0, 1, 1024, 1025, 5000])
-def test_put_when_given_in_parts_then_they_follow_one_another(tmp_path: Path, num_parts: int) -> None:
+def test_put_when_given_in_parts_then_they_follow_one_another(tmp_path: Path, num_parts: int, times: int) -> None:
     spool = Spool(tmp_path, "lock")
-    parts = [memoryview(b"%d" % number) for number in range(num_parts)]
+    parts = [memoryview(b"%d" % number * times) for number in range(num_parts)]
     put(spool, [b"before"])
     assert read(tmp_path, put(spool, parts)) == b"".join(parts)
     spool.close()
@@ -53,7 +54,8 @@ def test_put_when_the_kernel_writes_less_at_once_then_the_rest_too(
     monkeypatch.setattr(os, "pwritev", lambda fd, parts, offset: whole(fd, parts[:1], offset))
     monkeypatch.setattr(os, "pwrite", lambda fd, content, offset: alone(fd, content[:7], offset))
     spool = Spool(tmp_path, "lock")
-    assert read(tmp_path, put(spool, [b"abc", b"defghijklm", b"", b"nopq"])) == b"abcdefghijklmnopq"
+    parts = [b"abc" * 300, b"defghijklm" * 300, b"", b"nopq"]
+    assert read(tmp_path, put(spool, parts)) == b"".join(parts)
     spool.close()
 
 
