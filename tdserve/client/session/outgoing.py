@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tdserve.client.content.value_blocks import encode_parts
+from tdserve.client.content.value_blocks import encode_parts, may_bundle
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.pending import OnPermit
 from tdserve.messages.selection.selection import EVERYTHING, Selection
@@ -51,7 +51,6 @@ class Outgoing:
         captured: The content: one tensordict, or rows of several tensordicts of one structure, in order; these have no
             values if there are several.
         target: The destination.
-        is_bundled: Whether the values of each row become one bundle.
 
     Attributes:
         spec: Structure of the first tensordict.
@@ -70,10 +69,11 @@ class Outgoing:
     is_inline = True
     free: Callable[[], None] | None = None
 
-    def __init__(self, captured: Sequence[Captured], target: WriteTarget, *, is_bundled: bool = False) -> None:
+    def __init__(self, captured: Sequence[Captured], target: WriteTarget) -> None:
         self._captured = captured
         self._target = target
         self.spec = captured[0].spec
+        is_bundled = _may_bundle(self.spec, target)
         self._values = encode_parts(
             self.spec,
             [each.values for each in captured],
@@ -110,3 +110,9 @@ class Outgoing:
         Small content is only posted: the answer shows whether the server received it, and waiting for that
         does not harm the channel."""
         return self.post(content_channel, tag, pool)
+
+
+def _may_bundle(spec: Spec, target: WriteTarget) -> bool:
+    """Returns whether these are new rows with all values: the server gets them in the form in which it stores them."""
+    stored = target.stored
+    return stored is not None and target.is_extend and may_bundle(spec) and len(spec.values) == len(stored.values)

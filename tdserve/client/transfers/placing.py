@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from tdserve.client.content.leaves import make_leaves
-from tdserve.client.content.value_blocks import may_bundle
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.local_writes import put_rows, put_selection, put_version
 from tdserve.client.session.content_channel import ContentChannel
@@ -33,7 +32,7 @@ class PlacedContent(Outgoing):
 
     def __init__(self, captured: Sequence[Captured], target: WriteTarget, local: LocalEnd) -> None:
         local.check_writable(f"writing to {target.store!r}")
-        super().__init__(captured, target, is_bundled=_may_bundle(captured[0], target))
+        super().__init__(captured, target)
         self._local = local
         if target.is_packed:  # those of a version are written with its file
             return
@@ -70,9 +69,3 @@ class PlacedContent(Outgoing):
             return put_rows(store, accepted, self._captured, look=local.look)
         put_selection(store, target.selection, self._captured[0])
         return control_pb2.Written()
-
-
-def _may_bundle(captured: Captured, target: WriteTarget) -> bool:
-    """Returns whether these are new rows with all values: the worker gets them in the form in which it stores them."""
-    spec, stored = captured.spec, target.stored
-    return stored is not None and target.is_extend and may_bundle(spec) and len(spec.values) == len(stored.values)
