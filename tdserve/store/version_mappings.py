@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path as FilePath
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tdserve.store import version_filling
 from tdserve.store.mapped import map_private, map_shared
 from tdserve.store.version_format import LENGTH, make_layout
 from tdserve.structure.independent_views import make_independent_views
@@ -95,6 +96,10 @@ class VersionMapping:
         """Returns the bytes of all leaves, concatenated."""
         found: npt.NDArray[np.uint8] = self._buffer.numpy()[self._start() :]
         return found
+
+    def fill(self, pieces: Iterable[npt.NDArray[np.uint8]], *, is_touched: bool) -> None:
+        """Writes the bytes of all leaves; arguments and errors as of ``version_filling.fill``."""
+        version_filling.fill(self.fd, self._buffer.numpy(), self._start(), pieces, is_touched=is_touched)
 
     def get_leaves(self, spec: Spec) -> dict[Path, torch.Tensor]:
         """Returns the leaves as views, made once per structure: 2,000 of them take a millisecond."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -84,7 +84,8 @@ class VersionFile:
         metadata: dict[str, str] | None = None,
         recycles: str | os.PathLike[str] | None = None,
     ) -> VersionFile:
-        """Creates the file of a new version under ``<path>.part``, to be filled through :attr:`leaves` and then sealed.
+        """Creates the file of a new version under ``<path>.part``, to be filled (:meth:`fill`, or :attr:`content` in
+        place) and then sealed.
 
         Args:
             path: Final name, ``<n>.safetensors``. An unfinished file of that name is replaced.
@@ -155,6 +156,15 @@ class VersionFile:
                 raise
         mapping.call_when_dropped(os.close, fd)
         return opened
+
+    def fill(self, pieces: Iterable[npt.NDArray[np.uint8]]) -> None:
+        """Writes the bytes of all leaves, in the order of :func:`list_leaf_places`.
+
+        Raises:
+            CapacityError: The disk is full, on a file system that reserves no space.
+        """
+        with convert_os_errors(self.path, asked=self.spec.nbytes):
+            self._mapping.fill(pieces, is_touched=self.was_recycled)
 
     def seal(self) -> None:
         """Gives the filled file its final name, in one step. Control then makes the version visible."""

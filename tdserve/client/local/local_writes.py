@@ -16,7 +16,7 @@ from tdserve.store.versions import VersionFile, list_leaf_places
 from tdserve.structure.capture import Captured
 from tdserve.structure.file_tensors import MAX_BLOCK_BYTES, FileTensor, split_spans
 from tdserve.structure.torch_types import to_indexable
-from tdserve.transport.sources_sinks import copy_bytes, copy_together, view_bytes
+from tdserve.transport.sources_sinks import copy_bytes, view_bytes
 from tdserve.v1 import control_pb2
 
 LONG_COPY_BYTES = 1 << 20
@@ -116,7 +116,7 @@ def put_version(local: LocalEnd, accepted: control_pb2.Accepted, captured: Captu
     recycles = local.root / accepted.recycles if accepted.recycles else None
     file = VersionFile.create(local.root / accepted.path, captured.spec, recycles=recycles)
     paths = [path for path, _, _ in list_leaf_places(captured.spec)]
-    copy_together(iter_contents(captured, paths), file.content)
+    file.fill(iter_contents(captured, paths))
     if values:
         file.write_values(values)
     file.seal()
