@@ -73,6 +73,7 @@ class WorkloadSizes:
     big_tree: tuple[int, int] = (100, 256 * MIB)
     many_tree: tuple[int, int] = (2_000, 64 * MIB)
     num_other_tensors: int = 100_000
+    pause_s: float = 1.0
     num_histories: int = 16_384
     num_items: int = 10_000
     num_stores: int = 300
@@ -93,6 +94,7 @@ QUICK = WorkloadSizes(
     big_tree=(100, 4 * MIB),
     many_tree=(200, 2 * MIB),
     num_other_tensors=1_000,
+    pause_s=0.0,
     num_histories=512,
     num_items=300,
     num_stores=20,

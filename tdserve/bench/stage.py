@@ -23,6 +23,9 @@ from tdserve.client.client import Client, connect
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.launcher import Server
 
+SERVER_ROOT = "root"
+"""Name of the server's root in the folder of the stage."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -103,7 +106,7 @@ def open_stage(options: BenchOptions) -> Iterator[Stage]:
         temporary = tempfile.TemporaryDirectory(prefix="tdserve-bench-", dir=options.parent, ignore_cleanup_errors=True)
         folder = Path(stack.enter_context(temporary))
         link = stack.enter_context(closing(FloorLink()))  # its process imports torch while the server starts
-        server = stack.enter_context(Server(folder / "root"))
+        server = stack.enter_context(Server(folder / SERVER_ROOT))
         client = stack.enter_context(connect(server.address, transport=options.transport))
         wire = check_transport(client.stats()["transport"])
         if wire not in WIRES:

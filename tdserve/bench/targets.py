@@ -31,6 +31,7 @@ TARGETS: tuple[tuple[str, str, Target], ...] = (
     ("*", "weights: *: publish of new tensors, the slowest of 20", Target("of floor", 0.25)),
     ("gloo", "weights: * in 16: publish until visible", Target("below", 5.0)),
     ("shm", "weights: * in 100: publish, recycled", Target("of floor", 0.7, MEMCPY)),
+    ("shm", "weights: * in 100: publish after a pause", Target("of floor", 1 / 1.7, MEMCPY)),
     ("shm", "weights: * in 100: latest(out=)", Target("of floor", 0.7, MEMCPY)),
     ("shm", "weights: *: latest(copy=False)", Target("below", 2.0)),  # whatever the size
     ("shm", "weights: * in 100: publish until seen elsewhere", Target("below", 30.0)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -20,9 +21,10 @@ from tdserve.bench.figures import Scale, to_gigabytes
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.floors import MEMCPY, make_fresh_memcpy, make_memcpy
 from tdserve.bench.measure import Pacing, Round, Task, make_task, time_round
-from tdserve.bench.stage import Case, Stage
+from tdserve.bench.stage import SERVER_ROOT, Case, Stage
 from tdserve.bench.workload_data import check_equal, compute_nbytes, make_weights, stamp
 from tdserve.client.client import Client, connect
+from tdserve.store.files import sync_file
 
 MESSAGE_NBYTES = 64 * MIB
 """Gloo is fastest in messages of about this size. A large payload's floor is the better of one message and these."""
@@ -42,6 +44,8 @@ ONCE = Pacing(0.0, min_ops=1, max_ops=1)
 NUM_NEW = 20
 """Publishes of new tensors in a round: one in twenty waited for a collection of all garbage."""
 
+NUM_AFTER_PAUSES = Pacing(0.0, min_ops=4, max_ops=4)
+
 TYPICAL = "their median"
 """What the slowest publish of a round is compared with."""
 
@@ -59,6 +63,8 @@ def measure_weights(stage: Stage) -> Generator[Case]:
             for _ in range(VERSIONS_KEPT + 1):
                 tree.publish()
             yield tree.make_case("publish, recycled", tree.publishes, tree.make_floors())
+            if stage.wire == "shm" and shape == stage.sizes.big_tree:
+                yield tree.publish_after_pause()
             if shape == stage.sizes.many_tree:
                 yield from tree.publish_new(stage.sizes.num_other_tensors)
             yield tree.read_into()
@@ -165,6 +171,20 @@ class WeightsTree:
 
         floors = self.make_floors(is_fresh=True)
         return self.make_case("first publish", make_task(put, check), floors, pacing=ONCE, max_rounds=MAX_FIRST_ROUNDS)
+
+    def publish_after_pause(self) -> Case:
+        """Measures publishes into files that have reached the disk in a pause before."""
+        versions = self.stage.folder / SERVER_ROOT / "stores" / self.name / "versions"
+
+        def pause() -> None:
+            self.change()
+            for path in versions.iterdir():
+                sync_file(path)
+            time.sleep(self.stage.sizes.pause_s)
+
+        publishes = make_task(self.publish, lambda _: self.check(self.pull()), before=pause)
+        floors = self.make_floors()
+        return self.make_case("publish after a pause", publishes, floors, scale=Scale("ms"), pacing=NUM_AFTER_PAUSES)
 
     def publish_new(self, num_others: int) -> Iterator[Case]:
         """Measures the slowest of several publishes of tensors that are new each time, beside their median.
