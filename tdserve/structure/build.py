@@ -19,41 +19,18 @@ from tdserve.structure.captured import Captured
 from tdserve.structure.changes import drop_batch_dim
 from tdserve.structure.instances import find_content, find_tensorclass, make_instance, num_classes
 from tdserve.structure.live_values import LiveEntry
-from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf, make_packed_leaf
-from tdserve.structure.stacks.assembly import RowsWithColumns, assign, build_entry, build_node, take_columns
+from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf
+from tdserve.structure.stacks.assembly import PackedNode, RowsWithColumns, assign, build_entry, take_columns
 from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred, defer_stack, defer_values
 from tdserve.structure.stacks.elements import (
     OneValue,
-    flatten_elements,
-    has_notes,
     make_single_value,
-    nest_list,
-    unwrap,
 )
-from tdserve.structure.stacks.gathering import gather
-from tdserve.structure.stacks.restacking import build_stack, join
+from tdserve.structure.stacks.restacking import build_stack
 from tdserve.structure.state import restore_state
 from tdserve.structure.tensordict_private import entries_of, get_fields, names_of, new_tensordict
 from tdserve.structure.tree import Spec, check_matches, iter_leaves, quote, show
 from tdserve.values.value_codec import is_same
-
-
-class _Packed(NamedTuple):
-    """A packed node.
-
-    Attributes:
-        leaf: Its stored form.
-        path: Its path.
-        empty: Batch dimensions of an element that was never written.
-        stack_dim: Dimension of the stack, as in the node.
-        members: The stacked tensordicts, as far as known.
-    """
-
-    leaf: ValueLeaf
-    path: Path
-    empty: tuple[int, ...]
-    stack_dim: int | None
-    members: tuple[Spec, ...]
 
 
 class _Recipe(NamedTuple):
@@ -76,7 +53,7 @@ class _Recipe(NamedTuple):
     tensorclass: Any
     steps: tuple[tuple[str, Path, ValueLeaf | None, _Recipe | None], ...]
     num_classes: int
-    packed: _Packed | None = None
+    packed: PackedNode | None = None
     row: _Recipe | None = None
     stack_dim: int = 0
     columns: tuple[tuple[Path, TensorLeaf | ValueLeaf], ...] = ()
@@ -188,30 +165,17 @@ def _prepare(node: Node, path: Path) -> _Recipe:
         tensorclass,
         tuple(steps),
         num_classes() if has_classes else 0,
-        _prepare_packed(node, path),
+        None if node.inner is None else PackedNode.from_node(node, path, tensorclass),
         row,
         stack_dim or 0,
         () if stack_dim is None else tuple(iter_leaves(node, path)),
     )
 
 
-def _prepare_packed(node: Node, path: Path) -> _Packed | None:
-    if node.inner is None:
-        return None
-    empty = tuple(max(size, 0) for size in node.inner)
-    return _Packed(make_packed_leaf(node), path, empty, node.stack_dim, tuple(map(Spec, node.members)))
-
-
 def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> Any:
     batch_size, names, device, tensorclass, steps, _, packed, row, *_ = recipe
     if packed is not None:
-        elements = values[packed.path]
-        found = (
-            _build_members(packed, elements, recipe) if packed.members or _has_member_notes(elements, packed) else None
-        )
-        if found is None:
-            how, _, empty, dim, _ = packed
-            found = build_node(how, elements, device, empty, tensorclass, names, dim)
+        found = packed.build(values[packed.path], _build_captured)
         beside = {key: tensors[path] for key, path, _, _ in steps}
         return RowsWithColumns.from_rows(found, beside) if beside else found
     if row is not None:
@@ -231,40 +195,8 @@ def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mappin
     return td if tensorclass is None else make_instance(tensorclass, td, {})
 
 
-def _has_member_notes(elements: Any, packed: _Packed) -> bool:
-    """Returns whether elements may have notes of their members, and have some."""
-    depth = len(packed.leaf.batch_size)
-    held = elements.items if isinstance(elements, Deferred) and packed.stack_dim is not None else elements
-    return (depth > 1 or packed.stack_dim is not None) and has_notes(held)
-
-
-def _build_members(packed: _Packed, elements: Any, recipe: _Recipe) -> Any:
-    """Builds the members of a packed node; None if its elements belong to others by now."""
-    batch_size, dim = packed.leaf.batch_size, packed.stack_dim
-    is_by_rows = dim is None
-    dim = dim or 0
-    names = tuple(recipe.names or [None] * len(batch_size))
-    around = [(size, name) for at, (size, name) in enumerate(zip(batch_size, names, strict=True)) if at != dim]
-    sizes, own_names = zip(*around, strict=True)
-    parts = gather(packed.members, elements, batch_size, dim, own_names)
-    if parts is None:
-        return None
-    rows = []
-    for part in parts:
-        if isinstance(part, Captured):
-            rows.append(build(part.spec, part.tensors, part.values))
-        elif is_by_rows:
-            leaf = packed.leaf._replace(batch_size=sizes)
-            rows.append(build_node(leaf, nest_list(part, sizes), recipe.device, packed.empty, None, own_names))
-        else:
-            rows.append(join(part, sizes, own_names))
-    td = rows[0]
-    if dim >= 0:
-        if dim >= len(batch_size):  # one of the elements' own
-            first = flatten_elements(elements, len(batch_size))[:1]
-            names += tuple(unwrap(first[0]).names) if first else (None,) * dim
-        td = LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=names[dim])
-    return td if recipe.tensorclass is None else make_instance(recipe.tensorclass, td, {})
+def _build_captured(captured: Captured) -> Any:
+    return build(captured.spec, captured.tensors, captured.values)
 
 
 def _build_stack(

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 from tdserve.base.errors import NotSupportedError
+from tdserve.structure.captured import Captured
 from tdserve.structure.instances import make_instance, strip_wrappers
-from tdserve.structure.nodes import Form, Ragged, ValueLeaf
+from tdserve.structure.nodes import DimNames, Form, Node, Path, Ragged, ValueLeaf
 from tdserve.structure.pieces import build_jagged, make_nested
 from tdserve.structure.stacks.deferred import Deferred, defer_stack, defer_values, materialise
-from tdserve.structure.stacks.elements import flatten_elements, make_single_value, unwrap
-from tdserve.structure.stacks.restacking import build_stack, restack
+from tdserve.structure.stacks.elements import flatten_elements, has_notes, make_single_value, nest_list, unwrap
+from tdserve.structure.stacks.gathering import gather
+from tdserve.structure.stacks.restacking import build_stack, join, restack
 from tdserve.structure.tensordict_private import BesideHooks, entries_of, is_value_class, set_batch_size
+from tdserve.structure.tree import Spec
 from tdserve.values.value_codec import is_same
 
 
@@ -48,33 +51,87 @@ def build_entry(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> 
     return build_jagged(elements, ragged) if form is Form.JAGGED else make_nested(list(elements), ragged.dtype)
 
 
-def build_node(
-    leaf: ValueLeaf,
-    elements: Any,
-    device: torch.device | None,
-    empty: tuple[int, ...],
-    tensorclass: Any,
-    names: Sequence[str | None] | None = None,
-    stack_dim: int | None = None,
-) -> Any:
-    """Returns the tensordict of a packed node, or the instance around it.
+class PackedNode(NamedTuple):
+    """A packed node, prepared to be built many times.
 
-    Args:
-        leaf: Its stored form.
-        elements: Nested lists over its batch size; for () the element.
-        device: Of the node.
-        empty: Batch size of an element that was never written.
-        tensorclass: Of the node, or None.
-        names: Of the dimensions of ``leaf``; None if none is named. The elements have names of their own.
+    Attributes:
+        path: Its path.
+        batch_size: Of its elements.
+        names: Of these dimensions; None if none is named. The elements have names of their own.
+        device: Its device.
+        tensorclass: Its class, or None.
         stack_dim: As in the node.
+        empty: Batch size of an element that was never written.
+        members: The stacked tensordicts, as far as known.
     """
-    if stack_dim is not None:
-        td = restack(flatten_elements(elements, len(leaf.batch_size)), leaf.batch_size, stack_dim, device, empty, names)
-    elif isinstance(elements, Deferred):
-        td = defer_stack(lambda: _build_rows(elements.items, leaf.batch_size, device, empty, names), None, 0)
-    else:
-        td = _build_rows(elements, leaf.batch_size, device, empty, names)
-    return td if tensorclass is None else make_instance(tensorclass, td, {})
+
+    path: Path
+    batch_size: tuple[int, ...]
+    names: DimNames | None
+    device: torch.device | None
+    tensorclass: Any
+    stack_dim: int | None
+    empty: tuple[int, ...]
+    members: tuple[Spec, ...]
+
+    @staticmethod
+    def from_node(node: Node, path: Path, tensorclass: Any) -> PackedNode:
+        """Prepares a node with ``inner``; its class was looked up."""
+        device = None if node.device is None else torch.device(node.device)
+        empty = tuple(max(size, 0) for size in node.inner or ())
+        members = tuple(map(Spec, node.members))
+        return PackedNode(path, node.batch_size, node.names, device, tensorclass, node.stack_dim, empty, members)
+
+    def build(self, elements: Any, build_member: Callable[[Captured], Any]) -> Any:
+        """Returns the tensordict of these elements, or the instance around it.
+
+        Args:
+            elements: Nested lists over its batch size; for () the element.
+            build_member: Builds a member that was captured.
+        """
+        td = self._build_members(elements, build_member) if self._may_have_members(elements) else None
+        td = self._combine(elements) if td is None else td
+        return td if self.tensorclass is None else make_instance(self.tensorclass, td, {})
+
+    def _may_have_members(self, elements: Any) -> bool:
+        if self.members:
+            return True
+        may_have_notes = self.stack_dim is not None or len(self.batch_size) > 1
+        return may_have_notes and has_notes(elements.items if isinstance(elements, Deferred) else elements)
+
+    def _build_members(self, elements: Any, build_member: Callable[[Captured], Any]) -> Any:
+        """Builds the members; None if the elements belong to others by now."""
+        batch_size, dim = self.batch_size, self.stack_dim or 0
+        names = self.names or (None,) * len(batch_size)
+        around = [(size, name) for at, (size, name) in enumerate(zip(batch_size, names, strict=True)) if at != dim]
+        sizes, own_names = zip(*around, strict=True)
+        parts = gather(self.members, elements, batch_size, dim, own_names)
+        if parts is None:
+            return None
+        rows = []
+        for part in parts:
+            if isinstance(part, Captured):
+                rows.append(build_member(part))
+            elif self.stack_dim is None:
+                rows.append(_build_rows(nest_list(part, sizes), sizes, self.device, self.empty, own_names))
+            else:
+                rows.append(join(part, sizes, own_names))
+        if dim < 0:
+            return rows[0]
+        if dim >= len(batch_size):  # one of the elements' own
+            first = flatten_elements(elements, len(batch_size))[:1]
+            names += tuple(unwrap(first[0]).names) if first else (None,) * dim
+        return LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=names[dim])
+
+    def _combine(self, elements: Any) -> Any:
+        """Returns what the elements alone show."""
+        batch_size, device, empty, names = self.batch_size, self.device, self.empty, self.names
+        if self.stack_dim is not None:
+            flat = flatten_elements(elements, len(batch_size))
+            return restack(flat, batch_size, self.stack_dim, device, empty, names)
+        if isinstance(elements, Deferred):
+            return defer_stack(lambda: _build_rows(elements.items, batch_size, device, empty, names), None, 0)
+        return _build_rows(elements, batch_size, device, empty, names)
 
 
 class RowsWithColumns(BesideHooks):

@@ -9,11 +9,13 @@ import torch
 from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.structure.nodes import PACKED, Form, Ragged, ValueLeaf
-from tdserve.structure.stacks.assembly import RowsWithColumns, assign, build_entry, build_node, take_columns
+from tdserve.structure.nodes import PACKED, Form, Node, Ragged, ValueLeaf
+from tdserve.structure.stacks.assembly import PackedNode, RowsWithColumns, assign, build_entry, take_columns
 from tests.ragged import CASES, check_same, rows, turn_rows
 
 JAGGED = Ragged(Form.JAGGED, "float32", (-1,))
+
+NODE = PackedNode.from_node(Node((2,), None, None, None, (), inner=(-1,)), (), None)
 
 
 def test_entry_of_when_batch_has_two_dimensions_then_components_of_the_first() -> None:
@@ -40,13 +42,13 @@ def test_entry_of_when_nothing_was_written_then_none() -> None:
 
 
 def test_node_of_when_an_element_was_not_written_then_empty() -> None:
-    found = build_node(ValueLeaf((2,), True, PACKED), [None, *turn_rows(3)], None, (0,), None)
+    found = NODE.build([None, *turn_rows(3)], build_member=id)
     assert found.batch_size == torch.Size([2, -1])
     assert found[0].batch_size == torch.Size([0])
 
 
 def test_node_of_when_the_dimension_of_its_elements_is_named_then_the_stack_is() -> None:
-    found = build_node(ValueLeaf((2,), True, PACKED), turn_rows(2, 3), None, (0,), None, ["time"])
+    found = NODE._replace(names=("time",)).build(turn_rows(2, 3), build_member=id)
     assert found.names == ["time", None]
 
 
