@@ -129,7 +129,7 @@ class Node(NamedTuple):
 
     Attributes:
         batch_size: Starts with the batch size of its parent. Of a packed node: of its elements.
-        names: One per batch dimension; None if no dimension is named. A packed node has none.
+        names: One per dimension of ``batch_size``; None if no dimension is named.
         device: As ``str(torch.device)``; None if the tensordict has no device.
         tensorclass: ``"module.QualName"``; None for a plain tensordict.
         entries: Keys and their entries, in insertion order; keys are unique.

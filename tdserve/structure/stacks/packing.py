@@ -158,6 +158,10 @@ def _find_leaf_paths(spec: Spec, at: Path) -> tuple[list[Path], list[Path]]:
 
 def _read(is_entry: bool, note: Any, content: bytes, tensors: Sequence[Any], *values: Any) -> Any:
     spec = codec.from_content(content)
+    if _has_rows(spec):
+        if tensors or len(values) != spec.num_rows:
+            raise _make_damage_error("the rows of a stack")
+        return _stack(spec.root, _read_all(values), is_entry)
     num_rows = spec.memoize("num rows", lambda: _num_rows(spec.root))
     if num_rows > _MAX_ROWS + sum(map(len, tensors[1::2])) + sum(map(_num_held, values)):
         raise _make_damage_error("no more rows than it holds")
@@ -166,8 +170,6 @@ def _read(is_entry: bool, note: Any, content: bytes, tensors: Sequence[Any], *va
         if tuple(shape[: len(leaf.shape)]) != leaf.shape:
             raise _make_damage_error("tensors of its batch size")
         found[path] = decode_tensor(leaf.dtype, shape, data)
-    if _has_rows(spec):
-        return _stack(spec.root, _read_value([*values], spec.values[0][1]), is_entry)
     held = {path: _read_value(value, leaf) for (path, leaf), value in zip(spec.values, values, strict=True)}
     td = build(spec, found, held)
     return entries_of(td)[_KEY] if is_entry else td

@@ -83,6 +83,7 @@ def test_unpack_when_tensorclass_is_unknown_then_names_it() -> None:
         (False, None, PLAIN[2], [(2, 2), b"1234" * 4], 1),
         (True, None, *PLAIN[2:]),
         STACK[:5],
+        (*STACK[:3], [(2,), b"12345678"], *STACK[4:]),
         (*STACK[:4], "x", "y"),
         (*STACK[:4], (False, None, None, *PLAIN[3:]), PLAIN),
         (False, (0, b""), *PLAIN[2:]),
