@@ -55,6 +55,24 @@ def test_publish_when_pulled_then_version_content_and_metadata_are_equal(
 
 
 @both_sizes
+def test_latest_when_read_again_then_always_of_this_store_this_version_and_this_dtype(
+    client: tdserve.Client, name: str, size: int
+) -> None:
+    with tdserve.connect(client.address, transport="gloo") as remote:
+        for number in (1, 2, 3):
+            client.publish(name, weights(number, size))
+            for _ in range(3):
+                assert difference(weights(number, size), latest(remote, name).data) is None
+                assert latest(remote, name, dtype=torch.float64).data["layer0", "weight"].dtype == torch.float64
+                assert (
+                    difference(weights(max(number - 1, 1), size), remote.version(name, max(number - 1, 1)).data) is None
+                )
+        client.delete(name)
+        client.publish(name, weights(9, size))  # the first version of another store
+        assert difference(weights(9, size), latest(remote, name).data) is None
+
+
+@both_sizes
 def test_latest_when_out_is_given_then_it_is_filled_in_place(client: tdserve.Client, name: str, size: int) -> None:
     client.publish(name, weights(3, size))
     out = weights(0, size)

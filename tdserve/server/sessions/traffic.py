@@ -72,9 +72,13 @@ class Traffic:
         if not worked.HasField("inline"):
             self.count_sent(session.transport, worked.nbytes_moved)
             return None
-        accepted.values = worked.values
-        self.count_sent(INLINE, len(worked.inline))
-        return control_pb2.Done(inline=worked.inline, accepted=accepted)
+        return self.make_inline(accepted, worked.inline, worked.values)
+
+    def make_inline(self, accepted: control_pb2.Accepted, content: bytes, values: bytes) -> control_pb2.Done:
+        """Makes the answer that has the content in it, and counts it."""
+        accepted.values = values
+        self.count_sent(INLINE, len(content))
+        return control_pb2.Done(inline=content, accepted=accepted)
 
     def count_sent(self, transport: str, nbytes: int) -> None:
         """Counts a transfer from the server."""

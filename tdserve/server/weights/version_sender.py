@@ -12,6 +12,7 @@ from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
 from tdserve.server.weights.checksums import Checksums
 from tdserve.server.weights.relays import Relays
+from tdserve.server.weights.small_versions import SmallVersions
 from tdserve.server.weights.version_files import make_path
 from tdserve.server.workers import DataWorker
 from tdserve.structure.dtypes import NAMES
@@ -36,10 +37,11 @@ class VersionSender:
         self._stores = stores
         self._traffic = traffic
         self._checksums = Checksums(stores)
+        self._small = SmallVersions()
 
     async def send(self, session: ClientSession, request: int, wanted: VersionToSend) -> control_pb2.Done | None:
         """Has the session's worker send a version, or the leaves that the client asks for or lacks; or a relay, the
-        version.
+        version. Sends a small version itself if a reader has had it before.
 
         Returns:
             The answer; None when the client has it already, and the content follows over the channel.
@@ -57,6 +59,10 @@ class VersionSender:
         if numbers is not None:
             sent = select_leaves(sent, numbers)
         is_inline = sent.nbytes <= session.compute_inline_limit(request)
+        key = entry.record.uid, version.version, int(asked.dtype)
+        is_small = is_inline and numbers is None
+        if is_small and (kept := self._small.find(key)) is not None:
+            return self._traffic.make_inline(accepted, *kept)
         placed = None
         if numbers is None and not is_inline:
             placed = await self.relays.place(session, entry, version, sent, asked, wanted.deadline)
@@ -73,6 +79,8 @@ class VersionSender:
             order.send_version.leaves = encode_numbers(numbers)
         with self.relays.track_sending(entry, placed):
             done = await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
+        if is_small and done is not None:
+            self._small.keep(key, done)
         if spec.nbytes >= MIN_COMPARED_BYTES:
             entry.get_versions().wants_checksums = True
             self.make_checksums(entry, session.worker)
