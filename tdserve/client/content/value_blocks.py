@@ -55,8 +55,7 @@ def encode_parts(
         several: Values of consecutive rows; a single set if not all leaves have a value per row.
         store: Name, for errors.
         allow_pickle: Whether values of any type are accepted.
-        is_bundled: Whether all values of a row become one bundle, in the only column of the block; the result of
-            ``may_bundle`` for the spec.
+        is_bundled: Whether all values of a row become one bundle, in the only column of the block (``may_bundle``).
 
     Raises:
         TooLargeError: They are too many for one message. Nothing was sent.
@@ -80,9 +79,10 @@ def encode_parts(
     return parts
 
 
-def may_bundle(spec: Spec) -> bool:
-    """Returns whether each row has several values of its own, which may be sent as a bundle."""
-    return has_bundles(spec) and len(spec.batch_size) == 1 and all(leaf.per_row for _, leaf in spec.values)
+def may_bundle(spec: Spec, stored: Spec) -> bool:
+    """Returns whether new rows of a table have all of its values, each row its own, which may be sent as a bundle."""
+    is_whole = len(spec.values) == len(stored.values) and all(leaf.per_row for _, leaf in spec.values)
+    return is_whole and has_bundles(spec) and len(spec.batch_size) == 1
 
 
 def compute_joinable_nbytes(spec: Spec, values: dict[Path, Any]) -> int | None:

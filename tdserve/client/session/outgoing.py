@@ -73,7 +73,8 @@ class Outgoing:
         self._captured = captured
         self._target = target
         self.spec = captured[0].spec
-        is_bundled = _may_bundle(self.spec, target)
+        stored = target.stored
+        is_bundled = stored is not None and target.is_extend and may_bundle(self.spec, stored)
         self._values = encode_parts(
             self.spec,
             [each.values for each in captured],
@@ -110,9 +111,3 @@ class Outgoing:
         Small content is only posted: the answer shows whether the server received it, and waiting for that
         does not harm the channel."""
         return self.post(content_channel, tag, pool)
-
-
-def _may_bundle(spec: Spec, target: WriteTarget) -> bool:
-    """Returns whether these are new rows with all values: the server gets them in the form in which it stores them."""
-    stored = target.stored
-    return stored is not None and target.is_extend and may_bundle(spec) and len(spec.values) == len(stored.values)
