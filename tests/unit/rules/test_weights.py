@@ -4,11 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, WrongStateError
 from tdserve.rules.weights import MAX_CHECKSUMMED, MAX_PASSED_OVER, MIN_SHARE, UnfinishedVersion, Versions
+from tests.state_machines import make_tests
 
 
 class _AgainstFiles(RuleBasedStateMachine):
@@ -115,8 +116,7 @@ class _AgainstFiles(RuleBasedStateMachine):
         assert spare <= self.versions.keep + 1, "too many files are kept for recycling"
 
 
-TestAgainstFiles = _AgainstFiles.TestCase
-TestAgainstFiles.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestAgainstFiles, TestAgainstFilesWithAllExamples = make_tests(_AgainstFiles, num_examples=80, num_steps=40)
 
 
 def _publish(versions: Versions, fingerprint: bytes = b"f") -> int | None:

@@ -13,6 +13,7 @@ from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.group_selector import GroupSelector
 from tdserve.rules.replay.selector import Selector
 from tests import chi_square
+from tests.state_machines import make_tests
 
 _CAPACITY = 20
 _SIZE = 3
@@ -80,7 +81,7 @@ class _AgainstDicts(RuleBasedStateMachine):
             assert {tuple(rows) for rows in drawn.rows.reshape(-1, _SIZE).tolist()} == oldest
 
 
-TestAgainstDicts = _AgainstDicts.TestCase
+TestAgainstDicts, TestAgainstDictsWithAllExamples = make_tests(_AgainstDicts)
 
 
 @pytest.mark.parametrize("num_groups", [3, 8])

@@ -11,6 +11,7 @@ from tdserve.base.errors import LocalProtocolError, WrongStateError
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.leases import Leases
 from tests.memory import count_bytes
+from tests.state_machines import make_tests
 
 _CAPACITY = 12
 _OWNERS = [1, 2, 3]
@@ -96,7 +97,7 @@ class _AgainstADict(RuleBasedStateMachine):
         assert repr(self.leases) == f"<Leases of {len(self.model)} rows to {num_owners} owners>"
 
 
-TestAgainstADict = _AgainstADict.TestCase
+TestAgainstADict, TestAgainstADictWithAllExamples = make_tests(_AgainstADict)
 
 
 def test_take_when_rows_are_of_somebody_else_then_refused_and_all_stay_held() -> None:

@@ -11,6 +11,7 @@ from tdserve.base.errors import LocalProtocolError
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.live_rows import LiveRows, compact
 from tests import chi_square
+from tests.state_machines import make_tests
 
 _CAPACITY = 24
 
@@ -70,7 +71,7 @@ class _AgainstASet(RuleBasedStateMachine):
             assert set(self.live.draw(np.random.default_rng(1), 50).tolist()) <= self.model
 
 
-TestAgainstASet = _AgainstASet.TestCase
+TestAgainstASet, TestAgainstASetWithAllExamples = make_tests(_AgainstASet)
 
 
 def test_draw_when_seeded_then_reproducible() -> None:

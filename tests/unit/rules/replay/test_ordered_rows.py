@@ -4,12 +4,13 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tdserve.base.errors import LocalProtocolError
 from tdserve.rules.replay.ordered_rows import OrderedRows
 from tests.memory import count_bytes
+from tests.state_machines import make_tests
 
 _CAPACITY = 200
 
@@ -106,10 +107,8 @@ class _InShortChunks(_AgainstASortedList):
     chunk_rows = 3
 
 
-TestAgainstASortedList = _AgainstASortedList.TestCase
-TestAgainstASortedList.settings = settings(max_examples=40, deadline=None)
-TestInShortChunks = _InShortChunks.TestCase
-TestInShortChunks.settings = settings(max_examples=40, deadline=None)
+TestAgainstASortedList, TestAgainstASortedListWithAllExamples = make_tests(_AgainstASortedList, num_examples=40)
+TestInShortChunks, TestInShortChunksWithAllExamples = make_tests(_InShortChunks, num_examples=40)
 
 
 def _count_entries(ordered: OrderedRows) -> int:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from tdserve.base.errors import WrongStateError
@@ -12,6 +12,7 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.promises import must_end
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
+from tests.state_machines import make_tests
 
 _CAPACITY = 13
 
@@ -245,5 +246,4 @@ class _AgainstALoop(RuleBasedStateMachine):
         assert (self.ring.cursor, self.ring.inserts) == (self.cursor, self.inserts)
 
 
-TestAgainstALoop = _AgainstALoop.TestCase
-TestAgainstALoop.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestAgainstALoop, TestAgainstALoopWithAllExamples = make_tests(_AgainstALoop, num_examples=80, num_steps=40)

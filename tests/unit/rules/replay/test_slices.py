@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
@@ -16,6 +16,7 @@ from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.selector import Drawn, Selector
 from tdserve.rules.replay.slices import Search, Slices
 from tests import chi_square
+from tests.state_machines import make_tests
 from tests.unit.rules.replay.slice_model import Model, row_numbers
 
 _LENGTHS = (1, 2, 3, 5, 8)
@@ -144,10 +145,10 @@ class _AgainstListsInALargeTable(_AgainstLists):
         members.difference_update(rows)
 
 
-TestAgainstLists = _AgainstLists.TestCase
-TestAgainstLists.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-TestAgainstListsInALargeTable = _AgainstListsInALargeTable.TestCase
-TestAgainstListsInALargeTable.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestAgainstLists, TestAgainstListsWithAllExamples = make_tests(_AgainstLists, num_examples=40, num_steps=40)
+TestAgainstListsInALargeTable, TestAgainstListsInALargeTableWithAllExamples = make_tests(
+    _AgainstListsInALargeTable, num_examples=25, num_steps=30
+)
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tdserve.base.errors import InvalidRequestError, SelectionError, WrongStateError
@@ -21,6 +21,7 @@ from tdserve.rules.replay.sampler import Uniform
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
 from tdserve.rules.replay.without_replacement import WithoutReplacement
+from tests.state_machines import make_tests
 from tests.unit.rules.replay.tables import acknowledge, clear, delete, give_back
 
 _CAPACITY = 9
@@ -399,5 +400,4 @@ class _AgainstAModel(RuleBasedStateMachine):
                 assert table.columns.times_sampled[number] == row.num_times
 
 
-TestAgainstAModel = _AgainstAModel.TestCase
-TestAgainstAModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAgainstAModel, TestAgainstAModelWithAllExamples = make_tests(_AgainstAModel, num_examples=60, num_steps=40)

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.trajectories import Trajectories
+from tests.state_machines import make_tests
 
 _CAPACITY = 16
 
@@ -101,7 +102,7 @@ class _AgainstLists(RuleBasedStateMachine):
         assert self.trajectories.num_open == len(self.open)
 
 
-TestAgainstLists = _AgainstLists.TestCase
+TestAgainstLists, TestAgainstListsWithAllExamples = make_tests(_AgainstLists)
 
 
 def test_follow_when_writers_take_turns_row_by_row_then_each_finds_its_own() -> None:
