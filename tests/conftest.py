@@ -34,8 +34,9 @@ def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, obje
 
 
 @pytest.fixture(scope="module")
-def own_fork_servers() -> Iterator[None]:
-    """Servers borrow nothing: the process that forks their workers is their own child, as in production."""
+def borrows_nothing() -> Iterator[None]:
+    """Makes everything start as in production: the process that forks data workers is a child of its server, and a
+    child of the benchmark is the process that works."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(DOOR_VARIABLE)
         yield

@@ -28,7 +28,7 @@ from tests.processes import (
     workers_of,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_fork_servers")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("borrows_nothing")]
 
 ROW = TensorDict({"number": torch.tensor(0), "large": torch.zeros(20_000)}, [])
 

@@ -20,7 +20,7 @@ from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
 from tdserve.transport.session_channels import OPENERS
 from tests.integration.toy_transport import REGISTRATION, TOY, open_toy
 
-pytestmark = pytest.mark.usefixtures("own_fork_servers")
+pytestmark = pytest.mark.usefixtures("borrows_nothing")
 
 ROOT = Path(__file__).parents[2]
 

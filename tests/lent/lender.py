@@ -1,6 +1,7 @@
-"""A process that has imported what data workers need, and lends copies of itself to the servers of a test run.
+"""Processes that have imported what data workers need, or children of the benchmark, and lend copies of themselves to
+the servers of a test run, or to the benchmark.
 
-``python -m tests.lent.lender DOOR`` is the program. ``lend`` starts it for this process and all that it starts;
+``python -m tests.lent.lender MODULE DOOR`` is the program. ``lend`` starts it for this process and all that it starts;
 ``tests.lent.sitecustomize`` is the end of those who borrow.
 """
 
@@ -17,6 +18,7 @@ import socket
 import struct
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,28 +26,23 @@ from typing import Any
 
 from tdserve.base.config import build_single_threaded_environment
 from tdserve.base.machine import die_with_parent
-from tests.lent.sitecustomize import DOOR_VARIABLE
+from tests.lent.sitecustomize import DOOR_VARIABLE, LENT_MODULES
 
-_SERVED = "tdserve.worker.fork_server"
+_ENTRIES = dict(zip(LENT_MODULES, ("main", "run_child"), strict=True))
+"""The function of each module that a copy calls, with the further descriptors if there are any."""
+
+_BENCHMARK = ("tdserve.bench.runs", "tdserve.bench.floor_link", "tdserve.bench.workloads")
+"""What children of the benchmark import when they are told what to do."""
+
 _WORLD = ("net", "mnt", "pid", "user", "ipc")
 
 
 @contextmanager
 def lend(folder: Path) -> Iterator[None]:
-    """Lets the servers that are started in this block borrow copies. The program imports torch at the first request."""
-    door = folder / "lender"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-        listening.bind(str(door))
-        listening.listen(128)
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(listening.fileno())],
-            cwd=Path(__file__).parents[2],
-            pass_fds=[listening.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=build_single_threaded_environment(),
-        )
+    """Lets what is started in this block borrow copies. A program imports torch at its first request."""
+    lenders = [_start(folder, module) for module in LENT_MODULES]
     before = dict(os.environ)
-    os.environ[DOOR_VARIABLE] = str(door)
+    os.environ[DOOR_VARIABLE] = str(folder)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), before.get("PYTHONPATH")]))
     try:
         yield
@@ -53,20 +50,37 @@ def lend(folder: Path) -> Iterator[None]:
         os.environ.pop(DOOR_VARIABLE)
         os.environ.pop("PYTHONPATH")
         os.environ.update(before)
-        process.kill()
-        process.wait()
+        for lender in lenders:
+            lender.kill()
+            lender.wait()
+
+
+def _start(folder: Path, module: str) -> subprocess.Popen[bytes]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(folder / module))
+        listening.listen(128)
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, module, str(listening.fileno())],
+            cwd=Path(__file__).parents[2],
+            pass_fds=[listening.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=build_single_threaded_environment(),
+        )
 
 
 def copy_for(pid: int) -> int:
     """Returns the copy that stands for a borrowing process; the process itself if nothing stands for it."""
     with suppress(KeyError, FileNotFoundError, ValueError):
-        return int(Path(f"{os.environ[DOOR_VARIABLE]}.{pid}").read_text())
+        return int(Path(os.environ[DOOR_VARIABLE], str(pid)).read_text())
     return pid
 
 
-def _serve(door: socket.socket) -> None:
+def _serve(module: str, door: socket.socket) -> None:
     connection, _ = door.accept()
-    main: Any = importlib.import_module(_SERVED).main
+    run: Any = getattr(importlib.import_module(module), _ENTRIES[module])
+    if module.startswith("tdserve.bench"):
+        for name in _BENCHMARK:
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a copy need not look at it, nor write to its pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -76,7 +90,7 @@ def _serve(door: socket.socket) -> None:
             pid = os.fork()
             if not pid:
                 door.close()
-                _live(main, json.loads(content), fds)
+                _live(run, json.loads(content), fds)
             with suppress(BrokenPipeError):
                 connection.send(str(pid).encode())
         for fd in fds:
@@ -97,7 +111,7 @@ def _lives_here(connection: socket.socket) -> bool:
     return same and uid == os.getuid()
 
 
-def _live(main: Any, order: dict[str, Any], fds: Sequence[int]) -> None:
+def _live(run: Any, order: dict[str, Any], fds: Sequence[int]) -> None:
     """Runs a copy from its beginning to its end. The connection stays open; its end shows that the copy has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -109,15 +123,17 @@ def _live(main: Any, order: dict[str, Any], fds: Sequence[int]) -> None:
         for standard, fd in enumerate(fds[:3]):
             os.dup2(fd, standard)
             os.close(fd)
-        served_fd, life_fd = fds[3:]
+        *further_fds, life_fd = fds[3:]
         fcntl.fcntl(life_fd, fcntl.F_SETOWN, os.getpid())
         flags = fcntl.fcntl(life_fd, fcntl.F_GETFL)
         fcntl.fcntl(life_fd, fcntl.F_SETFL, flags | os.O_ASYNC)  # SIGIO ends this process when who borrows has died
-        main([str(served_fd)])
+        run(*([[str(fd) for fd in further_fds]] if further_fds else []))
+    except BaseException:  # noqa: BLE001 (outermost frame)
+        traceback.print_exc()
     finally:
         os._exit(1)
 
 
 if __name__ == "__main__":
     die_with_parent()
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))

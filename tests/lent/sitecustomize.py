@@ -1,8 +1,9 @@
-"""Every Python process of a test run imports this at its start. One that is to fork data workers lets a lender do so.
+"""Every Python process of a test run imports this at its start. One that is to fork data workers, or to work for the
+benchmark, lets a lender do so.
 
-Such a process imports torch for seconds, of which a run would spend a third. The lender (``tests.lent.lender``) has
-imported it once, and forks a copy of itself, which serves control in this process's place; this one lives as long as
-that copy, and that copy no longer than this one. Where the lender cannot, this process goes on by itself.
+Such a process imports torch for seconds, of which a run would spend a third. A lender (``tests.lent.lender``) has
+imported it once, and forks a copy of itself, which works in this process's place; this one lives as long as that copy,
+and that copy no longer than this one. Where the lender cannot, this process goes on by itself.
 """
 
 from __future__ import annotations
@@ -14,19 +15,28 @@ import signal
 import sys
 
 DOOR_VARIABLE = "TESTS_LENDER"
-"""Environment variable with the path of the lender's UNIX socket."""
+"""Environment variable with the folder of the lenders' UNIX sockets, each of which has the name of a module."""
+
+LENT_MODULES = ("tdserve.worker.fork_server", "tdserve.bench.child")
+"""Modules that copies run, each those of a lender of its own: a data worker has imported nothing of a client."""
 
 _PR_SET_PDEATHSIG = 1
 
 
-def stand_for(door: str, fd: int) -> None:
-    """Has the lender serve the socket ``fd``, and ends when the copy does. Returns if nothing is lent."""
+def stand_for(folder: str, module: str, fds: list[int]) -> None:
+    """Has a lender run a module, and ends when the copy does. Returns if nothing is lent.
+
+    Args:
+        folder: Folder of the lenders' sockets.
+        module: Name of the module.
+        fds: Descriptors that it gets beside standard input and output.
+    """
     import resource
     import socket
 
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.connect(door)
+        connection.connect(f"{folder}/{module}")
         umask = os.umask(0)
         os.umask(umask)
         order = {
@@ -36,7 +46,7 @@ def stand_for(door: str, fd: int) -> None:
             "limits": resource.getrlimit(resource.RLIMIT_NOFILE),
         }
         life_fd, _ = os.pipe()  # the other end stays open as long as this process lives
-        socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2, fd, life_fd])
+        socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2, *fds, life_fd])
         pid = connection.recv(32)
     except OSError:  # no lender, or not for this user
         return
@@ -45,14 +55,14 @@ def stand_for(door: str, fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for inherited in (0, 1, fd, life_fd):
+    for inherited in (0, 1, *fds, life_fd):
         os.close(inherited)
-    with open(f"{door}.{os.getpid()}", "wb") as note:
+    with open(f"{folder}/{os.getpid()}", "wb") as note:
         note.write(pid)
     connection.recv(1)
-    os.unlink(f"{door}.{os.getpid()}")
+    os.unlink(f"{folder}/{os.getpid()}")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-if sys.orig_argv[1:3] == ["-m", "tdserve.worker.fork_server"] and DOOR_VARIABLE in os.environ:
-    stand_for(os.environ[DOOR_VARIABLE], int(sys.orig_argv[3]))
+if sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2] in LENT_MODULES and DOOR_VARIABLE in os.environ:
+    stand_for(os.environ[DOOR_VARIABLE], sys.orig_argv[2], [int(fd) for fd in sys.orig_argv[3:]])

@@ -16,7 +16,7 @@ from tdserve.server.worker_processes import WorkerProcess, WorkerProcesses
 from tests.processes import is_gone, open_files, state_of, wait_for
 from tests.unit.server.world import Loop
 
-pytestmark = pytest.mark.usefixtures("own_fork_servers")
+pytestmark = pytest.mark.usefixtures("borrows_nothing")
 
 ARGUMENTS = ["7", "5.0"]
 

@@ -21,7 +21,7 @@ from tdserve.v1 import worker_pb2
 from tdserve.worker.fork_server import ForkServer
 from tests.processes import is_gone, open_files, state_of, wait_for
 
-pytestmark = pytest.mark.usefixtures("own_fork_servers")
+pytestmark = pytest.mark.usefixtures("borrows_nothing")
 
 TIMEOUT_S = 60.0
 """For an import of torch beside others."""

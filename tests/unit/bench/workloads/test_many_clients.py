@@ -31,6 +31,8 @@ def test_cpu_when_a_part_spends_next_to_nothing_then_it_allows_any_rate() -> Non
 
 
 @pytest.mark.integration
+@pytest.mark.once("gloo")
+@pytest.mark.usefixtures("borrows_nothing")
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_clients_when_they_run_together_then_all_their_calls_are_counted_and_the_server_pays_for_them(
     stage: Stage, transport: TransportName
