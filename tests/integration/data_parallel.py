@@ -25,7 +25,7 @@ import tdserve
 from tdserve.base.config import check_transport
 
 WORLD_SIZE = 2
-NUM_STEPS = 500
+NUM_STEPS = 150
 NUM_ROWS = 32
 NUM_FLOATS = 16
 

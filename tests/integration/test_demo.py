@@ -109,24 +109,24 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
         demo.kill()
 
 
+@pytest.mark.full
 def test_demo_when_left_alone_then_solves_cartpole_and_leaves_only_its_figures(start: Callable[..., Demo]) -> None:
     demo = start("--seed", "0")
     assert demo.wait(350.0) == 0, demo.printed  # 70 s, and twice as long beside other tests
-    figures = demo.figures
-    assert figures["solved"], demo.printed
-    assert figures["mean_return"] >= 475.0
-    assert figures["num_bytes"]["gloo"] > 1_000_000
-    assert {episode["actor"] for episode in figures["episodes"]} == {0, 1}
-    assert (demo.out / "learning-curve.png").read_bytes().startswith(b"\x89PNG")
-    assert "│ ending" in demo.printed
+    assert demo.figures["solved"], demo.printed
+    assert demo.figures["mean_return"] >= 475.0
+    assert demo.figures["num_bytes"]["gloo"] > 1_000_000
+    assert {episode["actor"] for episode in demo.figures["episodes"]} == {0, 1}
     demo.wait_gone()
     assert demo.leftovers() == NOTHING
 
 
-def test_demo_when_the_time_is_up_then_ends_by_itself(start: Callable[..., Demo]) -> None:
+def test_demo_when_the_time_is_up_then_ends_by_itself_and_leaves_only_its_figures(start: Callable[..., Demo]) -> None:
     demo = start("--max-seconds", "3", "--seed", "1")
     assert demo.wait() == 0, demo.printed
     assert demo.figures["ending"] == "time is up"
+    assert (demo.out / "learning-curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "│ ending" in demo.printed
     demo.wait_gone()
     assert demo.leftovers() == NOTHING
 
@@ -170,6 +170,8 @@ def test_demo_when_a_process_dies_then_it_is_named_and_nothing_stays(
     os.kill(pid, signal.SIGKILL)
     assert demo.wait() == 1, demo.printed
     assert named in demo.figures["ending"]
+    assert {episode["actor"] for episode in demo.figures["episodes"]} <= {0, 1}
+    assert demo.figures["episodes"]
     demo.wait_gone()
     assert demo.leftovers() == NOTHING
 
