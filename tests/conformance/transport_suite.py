@@ -200,7 +200,7 @@ class TransportSuite:
             with pytest.raises(PeerLostError):
                 waiting.result(TIMEOUT_S)
 
-    def test_connect_when_repeated_100_times_then_leaves_nothing_behind(self, connect: Connect) -> None:
+    def test_connect_when_repeated_then_leaves_nothing_behind(self, connect: Connect) -> None:
         def once(seed: int) -> None:
             first, second = connect()
             received = torch.zeros(100, dtype=torch.uint8)
@@ -213,7 +213,7 @@ class TransportSuite:
 
         once(0)
         before = len(os.listdir("/proc/self/fd")), threading.active_count()
-        for seed in range(100):
+        for seed in range(40):
             once(seed)
         # A pair's sockets may close a moment later, in the transport's own thread.
         wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before[0] + 10, "the end of their sockets")

@@ -1,12 +1,13 @@
 """Programs that clients run over gloo in the tests of faults: ``python -m tests.integration.programs COMMAND ADDRESS``.
 
 Each says what it has done, one line at a time. ``move`` can be told to send a signal to itself, or to any process, in
-the very middle of a transfer: when its channel is about to move data message number N. It and ``stream`` are children
-of a nursery, as is ``wait``, and start at once; a command is for who needs a process from its beginning on.
+the very middle of a transfer: when its channel is about to move data message number N. It and all others that ``say``
+something are children of a nursery, and start at once; a command is for who needs a process from its beginning on.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.config import check_transport
 from tdserve.transport.gloo import GlooChannel
 from tdserve.transport.message_channel import MAIL_TAG
 
@@ -144,6 +146,23 @@ def wait(say: Say, address: str, name: str, num_rows: int) -> None:
             replay.sample(num_rows, timeout_s=60.0)
         except KeyboardInterrupt:
             say("interrupted")
+
+
+def publish_versions(say: Say, address: str, name: str, size: int, last: int) -> None:
+    """Publishes versions whose every number is that of the version."""
+    with tdserve.connect(address) as client:
+        for number in range(1, last + 1):
+            leaves = {f"layer{at}": {"weight": torch.full((size,), float(number))} for at in range(4)}
+            content = TensorDict({**leaves, "scale": torch.tensor(float(number))}, [])
+            client.publish(name, content, metadata={"n": number})
+
+
+def put_entries(say: Say, address: str, name: str, keys: list[str], *, transport: str) -> None:
+    """Puts the same number at all keys again and again; says each that is acknowledged."""
+    kv = tdserve.connect(address, transport=check_transport(transport)).kv(name)
+    for number in itertools.count(1):
+        kv.put(keys, torch.full((len(keys), 20_000), number))
+        say(number)
 
 
 def main() -> None:

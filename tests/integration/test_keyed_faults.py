@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +14,8 @@ import torch
 
 import tdserve
 from tests.integration.crashing import Crashing, Writer
-from tests.processes import REPOSITORY, wait_for
+from tests.integration.nursery import Nursery
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -133,28 +132,13 @@ def test_pops_when_the_server_is_killed_then_each_entry_goes_to_one(
     assert sorted(taken) == list(range(NUM_ENTRIES))
 
 
-PUTTING = """
-import sys, torch, tdserve
-address, transport, name = sys.argv[1:]
-kv = tdserve.connect(address, transport=transport).kv(name)
-keys = [f"key/{number}" for number in range(8)]
-number = 0
-while True:
-    number += 1
-    kv.put(keys, torch.full((8, 20_000), number))
-    print(number, flush=True)
-"""
-
-
 @pytest.mark.parametrize("num_puts", [1, 5])
 def test_puts_when_the_client_is_killed_then_whole_and_others_go_on(
-    crashing: Crashing, client: tdserve.Client, num_puts: int
+    crashing: Crashing, client: tdserve.Client, nursery: Nursery, num_puts: int
 ) -> None:
     kv = client.create_kv(f"killed-{num_puts}-{client.transport}", like=torch.zeros(20_000, dtype=torch.int64))
-    command = [sys.executable, "-c", PUTTING, crashing.server.address, client.transport, kv.name]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        last = [int(process.stdout.readline()) for _ in range(num_puts)][-1]
+    with nursery.start("put_entries", crashing.server.address, kv.name, KEYS, transport=client.transport) as process:
+        last = [int(process.line()) for _ in range(num_puts)][-1]
         process.kill()
     found = kv.get(KEYS).unique().tolist()
     assert len(found) == 1, "a mixture"

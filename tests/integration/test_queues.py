@@ -151,10 +151,11 @@ def test_ack_when_it_is_not_due_then_refused_and_nothing_changed(
     assert take_all(queue) == [3, 4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("num_clients", [4, pytest.param(30, marks=pytest.mark.full)])
 def test_extend_when_the_first_calls_of_a_client_are_early_then_taken_in_their_order(
-    server: tdserve.Server, client: tdserve.Client, name: str
+    server: tdserve.Server, client: tdserve.Client, name: str, num_clients: int
 ) -> None:
-    for number in range(10):  # in which its session opens, and its ways for messages one after the other
+    for number in range(num_clients):  # in which its session opens, and its ways for messages one after the other
         queue = client.create_queue(f"{name}-{number}", rows(0)[0], 100)
         with server.client(transport=client.transport) as fresh:
             own = fresh.queue(queue.name)

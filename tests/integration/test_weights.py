@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,12 @@ from tensordict import TensorDict
 from torch import nn
 
 import tdserve
+from tests.integration.nursery import Nursery
 from tests.processes import maps_file, wait_for
 from tests.sameness import difference
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
 SMALL, LARGE = 4, 40_000
 """Numbers per leaf: versions that ride in messages, or go over the channel."""
 
@@ -179,24 +177,12 @@ def test_publish_when_a_publisher_is_new_then_versions_go_on(
     assert latest(client, name).version == 2
 
 
-PUBLISHER = """
-import sys, torch, tdserve
-from tensordict import TensorDict
-address, name, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
-with tdserve.connect(address) as client:
-    for number in range(1, 51):
-        leaves = {f"layer{at}": {"weight": torch.full((size,), float(number))} for at in range(4)}
-        client.publish(name, TensorDict({**leaves, "scale": torch.tensor(float(number))}, []), metadata={"n": number})
-"""
-
-
 @pytest.mark.once("shm")
 @both_sizes
 def test_latest_when_another_process_publishes_then_every_version_is_whole(
-    server: tdserve.Server, client: tdserve.Client, name: str, size: int
+    server: tdserve.Server, client: tdserve.Client, nursery: Nursery, name: str, size: int
 ) -> None:
-    command = [sys.executable, "-c", PUBLISHER, server.address, name, str(size)]
-    publisher = subprocess.Popen(command, cwd=ROOT)
+    publisher = nursery.start("publish_versions", server.address, name, size, 50)
     out, seen = weights(0, size), [0]
     try:
         while seen[-1] < 50:
@@ -205,7 +191,7 @@ def test_latest_when_another_process_publishes_then_every_version_is_whole(
             assert found.metadata == {"n": found.version}
             seen.append(found.version)
     finally:
-        assert publisher.wait(timeout=30.0) == 0
+        assert publisher.line() == "ended 0"
     assert seen == sorted(set(seen))
 
 
