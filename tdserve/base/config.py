@@ -50,8 +50,8 @@ length it fills one page, so a message costs little more than its wake-up."""
 MAIL_READ = 1
 """Label of a read that the data worker may answer by itself."""
 
-MAIL_EXTEND = 2
-"""Label of an extend that it may write by itself."""
+MAIL_WRITE = 2
+"""Label of a write whose content it may receive at once, and which it may store by itself if it is an extend."""
 
 MAIL_INLINE_BYTES = 3072
 """Content up to this size rides in such a message; the rest of it is the request or answer itself."""

@@ -30,7 +30,7 @@ from tdserve.worker.descriptors import DescriptorWatch
 from tdserve.worker.lane import WorkerContext
 from tdserve.worker.operations import is_quick, perform
 from tdserve.worker.small_reads import SmallReads
-from tdserve.worker.small_writes import SmallWrites
+from tdserve.worker.worker_claims import WorkerClaims
 from tdserve.worker.worker_session import WorkerSession
 
 SWITCH_INTERVAL_S = 0.0005
@@ -50,7 +50,7 @@ class Worker:
         stores = OpenStores(writes_values=number == VALUES_WORKER)
         self._context = WorkerContext(
             stores=stores,
-            small_writes=SmallWrites(stores, connection.report),
+            worker_claims=WorkerClaims(stores, connection.report),
             small_reads=SmallReads(stores, inline_bytes=MAIL_INLINE_BYTES, place=get_worker_place(number)),
             pool=BufferPool(),
             report=connection.report,
@@ -114,7 +114,7 @@ class Worker:
                 session.close()
             return
         if order.HasField("drop_store"):
-            self._context.small_writes.drop(order.drop_store.uid)
+            self._context.worker_claims.drop(order.drop_store.uid)
             self._context.stores.drop(order.drop_store.uid)
             drop_unlinked()  # if it held weights, their space is free now
             self._connection.report(worker_pb2.Report(order=order.order, done=worker_pb2.Worked()))
@@ -135,7 +135,7 @@ class Worker:
             return
         self._learn_spec(order)
         if order.HasField("open_claim"):
-            self._context.small_writes.open(order.open_claim)
+            self._context.worker_claims.open(order.open_claim)
             return
         session = self._sessions.get(order.session)
         if session is None:

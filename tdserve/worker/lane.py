@@ -37,7 +37,7 @@ from tdserve.transport.stream import start_send
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.descriptors import check_room
 from tdserve.worker.small_reads import SmallReads
-from tdserve.worker.small_writes import SmallWrites
+from tdserve.worker.worker_claims import WorkerClaims
 
 REAPED_AT_ONCE = MAX_SENT // 2
 """Sends that are waited for together: a wait costs a thread switch."""
@@ -55,7 +55,7 @@ class WorkerContext:
     Attributes:
         stores: Mapped stores.
         small_reads: Answers requests that need no decision.
-        small_writes: Writes rows that this worker has claimed.
+        worker_claims: Writes rows that this worker has claimed.
         pool: Staging buffers.
         report: Sends a report to control; thread-safe.
         transfer_timeout_s: Seconds without a message after which a transfer is given up and its channel closed.
@@ -67,7 +67,7 @@ class WorkerContext:
 
     stores: OpenStores
     small_reads: SmallReads
-    small_writes: SmallWrites
+    worker_claims: WorkerClaims
     pool: BufferPool
     report: Callable[[worker_pb2.Report], None]
     transfer_timeout_s: float

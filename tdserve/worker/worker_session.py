@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Thread
 
-from tdserve.base.config import MAIL_EXTEND, MAIL_READ
+from tdserve.base.config import MAIL_READ, MAIL_WRITE
 from tdserve.base.errors import DeadlineExceededError, TDServeError, TransferAbortedError, TransportError
 from tdserve.control.status import encode_failure
 from tdserve.transport.channel import Channel
@@ -17,7 +17,7 @@ from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.descriptors import check_room
 from tdserve.worker.lane import Lane, Perform, WorkerContext
-from tdserve.worker.session_extends import Handled, SessionExtends
+from tdserve.worker.session_writes import Handled, SessionWrites
 
 REAP_TIMEOUT_S = 30.0
 """Time for a client to take answers that were sent long ago."""
@@ -149,7 +149,7 @@ class WorkerSession:
         self.context = context
         self._perform = perform
         self._is_quick = is_quick
-        self._extends: SessionExtends | None = None
+        self._writes: SessionWrites | None = None
         self.mailbox = Mailbox(number, context.report, self._handle)
         self.lane = self._make_lane(0)
 
@@ -160,7 +160,7 @@ class WorkerSession:
             # At once, ahead of content: the client may need an answer before it takes content.
             self.send_mail(order.mail)
         elif kind == "open_session" and order.open_session.is_mail:
-            self._extends = SessionExtends(order.open_session.client_id, self.context.small_writes)
+            self._writes = SessionWrites(order.open_session.client_id, self.context.worker_claims)
             self.mailbox.open(order)
         elif kind == "rendezvous" and order.rendezvous.is_mail:
             self.mailbox.feed(order.rendezvous)
@@ -212,8 +212,8 @@ class WorkerSession:
     def _handle(self, mail: bytes, label: int) -> Handled:
         """Handles a message of the client; called by the thread that reads mail."""
         lane = self.lane
-        if label == MAIL_EXTEND and self._extends is not None:
-            return self._extends.handle(mail, lane)
+        if label == MAIL_WRITE and self._writes is not None:
+            return self._writes.handle(mail, lane)
         answer = None
         if label == MAIL_READ:
             send = lane.send_at_once if lane.may_send_at_once else None

@@ -7,7 +7,7 @@ from enum import Enum
 from threading import Lock
 from typing import NamedTuple
 
-from tdserve.base.config import MAIL_BYTES, MAIL_EXTEND, MAIL_READ
+from tdserve.base.config import MAIL_BYTES, MAIL_READ, MAIL_WRITE
 from tdserve.base.errors import ClosedError, TDServeError
 from tdserve.rules.channel_transports import BASE_TRANSPORT
 from tdserve.transport.channel import Channel
@@ -32,7 +32,7 @@ class _Route(Enum):
     WORKER = "mail that the worker may answer"
 
 
-_LABELS = {_Route.CONTROL: 0, _Route.WORKER: MAIL_EXTEND}
+_LABELS = {_Route.CONTROL: 0, _Route.WORKER: MAIL_WRITE}
 """Labels of mail: the worker looks only into what it may answer by itself."""
 
 
@@ -107,6 +107,8 @@ class ClientControlChannel:
             route = self._choose_route(message, is_mail=is_mail)
             self._extends[message.request] = _SentExtend(message.extend.store, route)
             is_mail, label = route in _LABELS, _LABELS.get(route, 0)
+        elif message.write.content.message_nbytes:
+            label = MAIL_WRITE
         elif _is_for_worker(message):
             label = MAIL_READ
         if mail is None or not is_mail:

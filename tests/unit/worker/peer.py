@@ -32,7 +32,7 @@ from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.lane import WorkerContext
 from tdserve.worker.operations import is_quick, perform
 from tdserve.worker.small_reads import SmallReads
-from tdserve.worker.small_writes import SmallWrites
+from tdserve.worker.worker_claims import WorkerClaims
 from tdserve.worker.worker_session import WorkerSession
 from tests.bonds import SECRET
 
@@ -86,7 +86,7 @@ class Peer:
         stores = OpenStores(writes_values=True)
         self.context = WorkerContext(
             stores=stores,
-            small_writes=SmallWrites(stores, self._on_report),
+            worker_claims=WorkerClaims(stores, self._on_report),
             small_reads=SmallReads(stores, inline_bytes=INLINE_BYTES),
             pool=BufferPool(),
             report=self._on_report,

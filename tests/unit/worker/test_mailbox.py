@@ -15,7 +15,7 @@ from tdserve.transport.message_channel import MAX_SENT, MessageChannel
 from tdserve.transport.proving import make_session_bond
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2
-from tdserve.worker.session_extends import Handled
+from tdserve.worker.session_writes import Handled
 from tdserve.worker.worker_session import Mailbox
 from tests.bonds import SECRET
 from tests.processes import wait_for

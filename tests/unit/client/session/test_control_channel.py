@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from tdserve.base.config import MAIL_BYTES, MAIL_EXTEND, MAIL_READ
+from tdserve.base.config import MAIL_BYTES, MAIL_READ, MAIL_WRITE
 from tdserve.base.errors import ConnectError, TDServeError, TransportError
 from tdserve.client.session.client_control_channel import ClientControlChannel
 from tdserve.transport.gloo import WORKER_RANK, GlooChannel
@@ -131,7 +131,7 @@ def test_extend_when_the_worker_may_write_it_then_it_learns_the_oldest_without_a
     for request in (1, 2, 3):
         assert server.control_channel.send(wishing(request))
         found.append(server.next_mail())
-    assert [label for _, label in found] == [MAIL_EXTEND] * 3
+    assert [label for _, label in found] == [MAIL_WRITE] * 3
     assert [message.extend.follows for message, _ in found] == [0, 1, 1]
     server.control_channel.forget(1)
     assert server.control_channel.send(wishing(4))
@@ -144,11 +144,11 @@ def test_extend_when_control_has_one_of_the_table_then_those_behind_it_go_there_
     assert server.control_channel.send(extending(1))
     assert server.control_channel.send(wishing(2))
     assert server.control_channel.send(wishing(3, store="y"))
-    assert [server.next_label() for _ in range(3)] == [0, 0, MAIL_EXTEND]
+    assert [server.next_label() for _ in range(3)] == [0, 0, MAIL_WRITE]
     server.control_channel.forget(1)
     server.control_channel.forget(2)
     assert server.control_channel.send(wishing(4))
-    assert server.next_label() == MAIL_EXTEND
+    assert server.next_label() == MAIL_WRITE
 
 
 def test_send_when_the_channel_is_not_formed_then_goes_another_way(server: Server) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.base.config import MAIL_EXTEND
+from tdserve.base.config import MAIL_WRITE
 from tdserve.control.status import decode_failure
 from tdserve.messages.content import write_layout
 from tdserve.messages.row_numbers import decode_rows
@@ -34,7 +34,7 @@ class Table:
         self.file.request_messages(1000)
         peer.context.stores.learn(self.stored.ref.fingerprint, self.stored.ref.spec)
         claim = control_pb2.Claim(first_row=4, uid=self.stored.ref.uid, num=1, path="somewhere/claims/worker.1")
-        peer.context.small_writes.open(worker_pb2.OpenClaim(store=self.stored.ref, claim=claim))
+        peer.context.worker_claims.open(worker_pb2.OpenClaim(store=self.stored.ref, claim=claim))
 
     def read(self) -> list[int]:
         """Returns the number that each row shows, in both leaves."""
@@ -93,7 +93,7 @@ def make_extend(
 
 def send(mail: MessageChannel, message: control_pb2.ClientMessage) -> None:
     """Sends an extend that the worker may write."""
-    mail.send(message.SerializeToString(), MAIL_EXTEND)
+    mail.send(message.SerializeToString(), MAIL_WRITE)
 
 
 def next_answer(peer: Peer) -> control_pb2.ServerMessage:
@@ -209,5 +209,32 @@ def test_extend_when_the_store_was_deleted_then_control_gets_it(peer: Peer, mail
 
 def test_open_when_the_claim_file_is_gone_then_abandoned(peer: Peer, table: Table) -> None:
     claim = control_pb2.Claim(uid=table.stored.ref.uid, num=2, path="somewhere/claims/worker.2")
-    peer.context.small_writes.open(worker_pb2.OpenClaim(store=table.stored.ref, claim=claim))
+    peer.context.worker_claims.open(worker_pb2.OpenClaim(store=table.stored.ref, claim=claim))
     assert peer.next_report().claimed == control_pb2.Claimed(uid=claim.uid, num=2, abandons=True)
+
+
+def make_write(table: Table, request: int, nbytes: int) -> control_pb2.ClientMessage:
+    """Returns a write whose content of so many bytes follows over the channel."""
+    content = control_pb2.Content(fingerprint=table.stored.spec.fingerprint, message_nbytes=[nbytes])
+    return control_pb2.ClientMessage(request=request, write=control_pb2.WriteRequest(store="store", content=content))
+
+
+def test_write_when_its_content_is_small_then_control_gets_both_together(
+    peer: Peer, mail: MessageChannel, table: Table
+) -> None:
+    message, content = make_write(table, 5, 1000), torch.arange(1000).to(torch.uint8)
+    send(mail, message)
+    peer.channel.send(content, make_tag(5)).wait(TIMEOUT_S)
+    message.write.content.inline = content.numpy().tobytes()
+    del message.write.content.message_nbytes[:]
+    assert next_forwarded(peer) == message
+
+
+def test_write_when_its_content_is_large_or_on_another_channel_then_control_decides(
+    peer: Peer, mail: MessageChannel, table: Table
+) -> None:
+    large, elsewhere, empty = make_write(table, 1, 1 << 20), make_write(table, 2, 10), make_write(table, 3, 0)
+    elsewhere.channel = 1
+    for message in (large, elsewhere, empty):
+        send(mail, message)
+        assert next_forwarded(peer) == message

@@ -79,7 +79,7 @@ class WorkerClaim:
         self._report(worker_pb2.Report(claimed=claimed))
 
 
-class SmallWrites:
+class WorkerClaims:
     """The claims of this worker, which all of its sessions use. Threads: safe.
 
     Args:
