@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -81,6 +82,11 @@ def channel_number(client: tdserve.Client) -> int:
     return session_of(client).content_channel.number
 
 
+def has_lost(client: tdserve.Client, num_lost: int) -> bool:
+    """Returns whether so many channels were lost."""
+    return channel_number(client) == num_lost
+
+
 CALLS: dict[str, Callable[[tdserve.Client, str], Any]] = {
     "write of one message": lambda client, name: client[f"{name}-small"].extend(rows(SMALL), timeout_s=1.0),
     "write": lambda client, name: client[f"{name}-medium"].extend(rows(MEDIUM), timeout_s=1.0),
@@ -116,14 +122,14 @@ def test_call_when_it_ends_in_its_content_then_all_else_goes_on(
         assert taken.__enter__()["id"].tolist() == [0, 1, 2, 3]
         next(batches)
         session, worker = session_of(client), worker_of(client)
-        for _ in range(2):
+        for num_lost in (1, 2):
             with stopped(worker):
                 early = [tables["small"].extend(rows(SMALL), return_early=True) for _ in range(3)]
                 with pytest.raises(tdserve.DeadlineExceededError):
                     CALLS[kind](client, name)
             assert [future.result(TIMEOUT_S).numel() for future in early] == [1, 1, 1]
-        if kind != "read":  # that was given up before its content was announced
-            assert channel_number(client) == 2
+            if kind != "read":  # that was given up before its content was announced
+                wait_for(partial(has_lost, client, num_lost), "the loss of the channel")
         for _ in range(6):
             next(batches)
         assert session_of(client) is session
