@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from tdserve.rules.replay.claims import Claims
+from tdserve.rules.replay.table import Table
 
 FIRST_OFFER_EXTENDS = 4
 """Extends of one table by a worker's clients before the worker is offered a claim."""
@@ -56,7 +58,7 @@ class ClaimHolder:
     transport: str
     on_broken: Callable[[], None]
     claims: dict[str, Claims] = field(default_factory=dict)
-    _pacings: dict[str, ClaimPacing] = field(default_factory=dict)
+    _pacings: WeakKeyDictionary[Table, ClaimPacing] = field(default_factory=WeakKeyDictionary)
 
     @property
     def writer_id(self) -> bytes:
@@ -68,6 +70,6 @@ class ClaimHolder:
         """Whether it is a local client."""
         return bool(self.client_id)
 
-    def pace(self, uid: str) -> ClaimPacing:
-        """Returns the pacing of its claims on a store."""
-        return self._pacings.setdefault(uid, ClaimPacing())
+    def pace(self, table: Table) -> ClaimPacing:
+        """Returns the pacing of its claims on a table."""
+        return self._pacings.setdefault(table, ClaimPacing())

@@ -67,9 +67,9 @@ class Claiming:
             return None
         if entry.record.uid in holder.claims:  # it is still filling rows, or has rows left
             return None
-        if not holder.is_local and not holder.pace(entry.record.uid).count_extend():
-            return None
         table = entry.get_table()
+        if not holder.is_local and not holder.pace(table).count_extend():
+            return None
         for claims in tuple(table.claims):
             if not claims.is_block:  # of a writer that has come since rows were reserved: it takes the same next rows
                 claims.take_back()

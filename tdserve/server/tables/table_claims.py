@@ -235,7 +235,7 @@ class TableClaims:
         self._entry.waiters.wake()
         if self.holder is not None:
             self.holder.claims.pop(self._record.uid)
-            self.holder.pace(self._record.uid).on_ended(self._record.num_taken)
+            self.holder.pace(self._table).on_ended(self._record.num_taken)
 
     def _claim(self, num_rows: int) -> Reservation:
         if self._num_claimed + num_rows > self._record.num_allowed:
