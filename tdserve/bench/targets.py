@@ -10,6 +10,7 @@ from tdserve.bench.floors import LOCAL_GATHER, MEMCPY, OVER_GLOO, SAMPLE, TORCHR
 TARGETS: tuple[tuple[str, str, Target], ...] = (
     ("*", "transitions: extend 1024, 16 under way", Target("at least", 2e6)),
     ("*", "transitions: append through writer(64)", Target("at least", 5e4)),
+    ("gloo", "transitions: extend 64, one by one", Target("below", 1100.0)),  # the best peer over TCP
     ("gloo", "transitions: sample 256, one by one", Target("below", 600.0)),
     ("gloo", "transitions: sample 256, 8 under way", Target("at least", 1.5e6)),
     ("shm", "transitions: sample *", Target("of floor", 1 / 2, TORCHRL)),  # at most twice TorchRL's time
@@ -38,6 +39,8 @@ TARGETS: tuple[tuple[str, str, Target], ...] = (
     ("shm", "weights: * in 16: publish until visible", Target("below", 1.0)),
     ("gloo", "small: get one scalar of *", Target("below", 450.0)),
     ("shm", "small: get one scalar of *", Target("below", 60.0)),
+    ("*", "small: read a small tensordict by name", Target("below", 180.0)),  # the best peer over TCP
+    ("*", "small: send a small tensordict", Target("below", 760.0)),  # likewise
     ("*", "small: keys of a store of *", Target("below", 10.0)),
     ("*", "small: names of * stores", Target("below", 10.0)),
     # five times the best peer, both at once

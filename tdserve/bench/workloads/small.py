@@ -1,4 +1,5 @@
-"""Small things: one scalar by key, the keys of a large store, the names of many stores. The cost of one question."""
+"""Small things: a scalar by key, a small tensordict by name, the keys of a store, the names of many. The cost of one
+question."""
 
 from __future__ import annotations
 
@@ -33,6 +34,7 @@ def measure_small(stage: Stage) -> Generator[Case]:
         yield _get_one(stage, items, items.memmap(folder))
     yield _list(stage, names, f"keys of a store of {len(names):,}", lambda: client.keys(STORE))
     client.delete(STORE)
+    yield from _exchange(stage)
 
     names = [f"store-{i:05d}" for i in range(stage.sizes.num_stores)]
     for name in names:
@@ -59,6 +61,37 @@ def _get_one(stage: Stage, items: TensorDict, local: TensorDict) -> Case:
     if stage.wire == "gloo":
         floors = {"gloo round trip": stage.link.make_floor(out=REQUEST_NBYTES, back=REQUEST_NBYTES), **floors}
     return Case(f"get one scalar of {num_items:,}", Scale("us"), make_task(get, check), floors)
+
+
+def _exchange(stage: Stage) -> Generator[Case]:
+    """Measures reads and writes of a whole store of some hundred bytes."""
+    client = stage.client
+    contents = [TensorDict({"a": torch.full((4, 16), i), "b": torch.full((4,), i)}, [4]) for i in range(2)]
+    client.init_remote(contents[0], STORE)
+    content = cycle(contents)
+    nbytes = contents[0].bytes()
+    read_floor, write_floor = (
+        {"gloo round trip": stage.link.make_floor(out=out, back=back)} if stage.wire == "gloo" else {}
+        for out, back in ((REQUEST_NBYTES, nbytes), (nbytes, REQUEST_NBYTES))
+    )
+
+    def check(found: TensorDict) -> None:
+        if not any(bool((found == each).all()) for each in contents):
+            raise CorruptDataError(path=STORE, expected="one of what was written", actual=str(found["b"].tolist()))
+
+    def write() -> TensorDict:
+        written = next(content)
+        client.send(written, STORE)
+        return written
+
+    def check_written(written: TensorDict) -> None:
+        if not bool((client.from_remote_init(STORE) == written).all()):
+            raise CorruptDataError(path=STORE, expected="what was written last", actual="something else")
+
+    read = make_task(lambda: client.from_remote_init(STORE), check)
+    yield Case("read a small tensordict by name", Scale("us"), read, read_floor)
+    yield Case("send a small tensordict", Scale("us"), make_task(write, check_written), write_floor)
+    client.delete(STORE)
 
 
 def _list(stage: Stage, expected: list[str], name: str, ask: Callable[[], Iterable[Any]]) -> Case:
