@@ -254,7 +254,7 @@ class ControlProcess:
         if message.HasField("answered"):
             self._forget_answers(session.client_id, message.answered)
         kind = message.WhichOneof("body")
-        if kind is None:
+        if kind is None and not message.request:  # it brought only the report
             return
         if kind == "cancel":
             self._services.requests.cancel(session, message.cancel.cancelled)
