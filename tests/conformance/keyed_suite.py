@@ -169,8 +169,11 @@ class KeyedSuite(Suite):
             kv.put("a", value)
         assert len(kv) == 0
 
-    @pytest.mark.parametrize("limit", [{"max_bytes": 0}, {"ttl_s": 0.0}, {"ttl_s": -1.0}])
-    def test_create_when_a_limit_is_not_above_zero_then_refused(
+    @pytest.mark.parametrize(
+        "limit",
+        [{"max_bytes": 0}, {"max_bytes": "1"}, {"ttl_s": 0.0}, {"ttl_s": -1.0}, {"ttl_s": "3"}, {"ttl_s": True}],
+    )
+    def test_create_when_a_limit_is_no_number_above_zero_then_refused(
         self, client: tdserve.Client, name: str, limit: dict[str, Any]
     ) -> None:
         with pytest.raises(tdserve.InvalidRequestError):
@@ -186,6 +189,9 @@ class KeyedSuite(Suite):
             kv.keys("\ud800")
         with pytest.raises(tdserve.InvalidRequestError):
             kv.get("a", select=5)
+        with pytest.raises(tdserve.InvalidRequestError, match="b'a' is neither a str nor a list of str"):
+            kv.get(b"a")
+        assert [key in kv for key in ("", "k" * 501, "\ud800", 5)] == [False] * 4
         with pytest.raises(tdserve.KeyNotFoundError, match=r"client\.kv\(.*\)\.keys\(\) lists its keys"):
             kv.get("b")
 
@@ -250,6 +256,28 @@ class KeyedSuite(Suite):
         assert "a" in kv
         assert "c" not in kv
         assert kv.get([]) == []
+
+    def test_get_when_a_key_of_an_entry_is_missing_then_says_how_to_list_them(
+        self, client: tdserve.Client, name: str
+    ) -> None:
+        kv = client.create_kv(name, like=entry(0))
+        kv.put("a", entry(1))
+        with pytest.raises(tdserve.KeyNotFoundError, match=r"\.get\('a'\)\.keys\(True\) lists its keys"):
+            kv.get("a", select="absent")
+        with pytest.raises(tdserve.KeyNotFoundError):
+            kv.get([], select="absent")
+        some = next(iter(entry(0).keys()))
+        assert list(kv.get([], select=some).keys()) == [some]
+
+    def test_get_when_it_waits_as_long_as_the_client_then_comes(
+        self, connect: Connect, client: tdserve.Client, name: str
+    ) -> None:
+        kv = client.create_kv(name)
+        with connect() as other, ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(other.kv(name).get, "a", timeout_s=None)
+            wait_for(lambda: kv.info()["num_waiting"] == 1, "a waiting get")
+            kv.put("a", 1)
+            assert waiting.result(30.0) == 1
 
     def test_get_when_it_waits_then_comes_with_the_last_key(
         self, connect: Connect, client: tdserve.Client, name: str

@@ -24,6 +24,7 @@ from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
+from tdserve.data.stored_entries import MAX_LISTED
 from tdserve.rules.kv.entry_changes import ABSENT, MAX_KEY_BYTES, check_num_keys, make_missing_error, show_key
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.entry_tables import FoundEntries
@@ -141,16 +142,22 @@ class KeyedHandle(ByAddress):
             return 0
         return self._remove(encoded, expected, self._client.deadline(timeout_s), missing_ok=missing_ok)
 
-    def pop(self, keys: str | Sequence[str], *, timeout_s: float = 0, select: Any = None) -> Any:
+    def pop(self, keys: str | Sequence[str], *, timeout_s: float | None = 0, select: Any = None) -> Any:
         """Returns entries as ``get`` does, and deletes them, all or none. Of several callers one gets an entry.
 
-        The content is here before anything is deleted, so nothing is lost if the call is retried, or fails.
+        The content is here before anything is deleted, so nothing is lost if the call is retried within.
+
+        Raises:
+            KeyNotFoundError: As of ``get``. Nothing was deleted.
+            DeadlineExceededError: A key was absent all the time, and nothing was deleted. Or there was no answer to the
+                deletion within the client's timeout, and it is unknown whether the entries were deleted: where that
+                matters, use ``get_with_versions``, and ``delete(if_version=)`` once the content is safe.
         """
         names = [keys] if isinstance(keys, str) else _list_keys(keys)
         encoded = [_encode_key(key) for key in names]
         if len(set(encoded)) < len(encoded):
             raise InvalidRequestError(argument="keys", reason="a key occurs twice")
-        wait = self._client.deadline(timeout_s) if timeout_s else None
+        wait = self._make_wait(timeout_s)
         self._coalescer.flush(self._client.deadline(None))
         for number in range(MAX_POP_TRIES):
             found = self._find(encoded, wait)
@@ -183,13 +190,14 @@ class KeyedHandle(ByAddress):
 
     # ------------------------------------------------------------ reads
 
-    def get(self, keys: str | Sequence[str], select: Any = None, timeout_s: float = 0) -> Any:
+    def get(self, keys: str | Sequence[str], select: Any = None, timeout_s: float | None = 0) -> Any:
         """Returns entries, as of one moment.
 
         Args:
             keys: One key, or several.
             select: Keys of the entries, which are tensordicts: only these leaves or parts are returned.
-            timeout_s: Seconds to wait for keys that are absent; 0 does not wait.
+            timeout_s: Seconds to wait for keys that are absent; 0 does not wait, None waits as long as the client's
+                timeout.
 
         Returns:
             The value of one key; of several one stacked tensordict or tensor if the store has a structure, else a list.
@@ -200,7 +208,9 @@ class KeyedHandle(ByAddress):
         """
         return self._decode(keys, self._get(keys, timeout_s).records, select)
 
-    def get_with_versions(self, keys: str | Sequence[str], select: Any = None, timeout_s: float = 0) -> tuple[Any, Any]:
+    def get_with_versions(
+        self, keys: str | Sequence[str], select: Any = None, timeout_s: float | None = 0
+    ) -> tuple[Any, Any]:
         """Returns what ``get`` returns, and the version of each entry: to put it back if nobody has changed it since.
 
         Of one key a value and a version, of several the values and a list of versions.
@@ -220,9 +230,9 @@ class KeyedHandle(ByAddress):
         encoded, found = _encode_key(prefix) if prefix else b"", list[bytes]()
         while True:
             page = self._list(control_pb2.ListRequest(prefix=encoded, after=found[-1] if found else b"")).keys
-            if not page:
-                return [key.decode() for key in found]
             found += page
+            if len(page) < MAX_LISTED:
+                return [key.decode() for key in found]
 
     def info(self) -> dict[str, Any]:
         """Returns figures of the store: num_rows (its entries), nbytes (of its file), settings and more."""
@@ -235,7 +245,7 @@ class KeyedHandle(ByAddress):
         return iter(self.keys())
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and bool(self.versions(key))
+        return isinstance(key, str) and 1 <= _count_bytes(key) <= MAX_KEY_BYTES and bool(self.versions(key))
 
     def __getitem__(self, key: str | Sequence[str]) -> Any:
         return self.get(key)
@@ -252,9 +262,13 @@ class KeyedHandle(ByAddress):
             return self._records.decode(keys, records[0], chosen)
         return self._records.decode_many(keys, records, chosen)
 
-    def _get(self, keys: str | Sequence[str], timeout_s: float) -> FoundEntries:
+    def _get(self, keys: str | Sequence[str], timeout_s: float | None) -> FoundEntries:
         encoded = [_encode_key(keys)] if isinstance(keys, str) else [_encode_key(key) for key in _list_keys(keys)]
-        return self._find(encoded, self._client.deadline(timeout_s) if timeout_s else None)
+        return self._find(encoded, self._make_wait(timeout_s))
+
+    def _make_wait(self, timeout_s: float | None) -> Deadline | None:
+        """Returns the deadline of a wait for absent keys; None not to wait."""
+        return None if timeout_s == 0 else self._client.deadline(timeout_s)
 
     def _find(self, keys: list[bytes], wait: Deadline | None) -> FoundEntries:
         """Returns entries that are all there.
@@ -327,7 +341,17 @@ def _encode_key(key: object) -> bytes:
     return encoded
 
 
+def _count_bytes(key: str) -> int:
+    """Returns the size of a key in UTF-8; 0 if it is not valid unicode."""
+    try:
+        return len(key.encode())
+    except UnicodeEncodeError:
+        return 0
+
+
 def _list_keys(keys: Any) -> list[str]:
+    if isinstance(keys, (bytes, bytearray)):
+        raise InvalidRequestError(argument="keys", reason=f"{bytes(keys)!r} is neither a str nor a list of str")
     try:
         found = list(keys)
     except TypeError as fault:

@@ -37,8 +37,11 @@ def create_keyed(
             argument="like", reason=f"a {type(like).__name__} is neither a tensordict nor a tensor"
         )
     for argument, limit in (("max_bytes", max_bytes), ("ttl_s", ttl_s)):
-        if limit is not None and not limit > 0:
-            raise InvalidRequestError(argument=argument, reason=f"{limit!r} is not above 0; None means no limit")
+        is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+        if limit is not None and not (is_number and limit > 0):
+            raise InvalidRequestError(
+                argument=argument, reason=f"{limit!r} is not a number above 0; None means no limit"
+            )
     settings = KeyedSettings(kind, max_bytes or 0, eviction, float(ttl_s or 0.0))
     entry = TensorDict({}, []) if like is None else wrap_tensor(like) if kind == "tensor" else like
     captured = to_structure_capture(

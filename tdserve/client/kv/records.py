@@ -160,7 +160,10 @@ class LikeRecords:
 
     def decode_many(self, keys: Sequence[str], records: Sequence[bytes], select: Select) -> Any:
         """Returns the values of several records, stacked along a new first dimension."""
-        if self._has_values or not records:
+        if not records:
+            empty = self._make_empty()
+            return empty if select is None else _select(empty, select, "", self._store)
+        if self._has_values:
             return self._stack([self.decode(key, record, select) for key, record in zip(keys, records, strict=True)])
         for record in records:
             self._check_size(record)
@@ -176,12 +179,14 @@ class LikeRecords:
         found = build(on_cpu(self._stored.with_rows(len(records))), leaves, {})
         return found if select is None else _select(found, select, keys[0], self._store)
 
+    def _make_empty(self) -> Any:
+        """Returns a stack of no entries."""
+        spec = on_cpu(self._spec.prepend((0,)))
+        tensors = {path: torch.empty(leaf.shape, dtype=to_torch(leaf.dtype)) for path, leaf in spec.tensors}
+        values: dict[Path, Any] = {path: [] for path, _ in spec.values}
+        return tensors[TENSOR_KEY,] if self._is_tensor else build(spec, tensors, values)
+
     def _stack(self, rows: list[Any]) -> Any:
-        if not rows:
-            spec = on_cpu(self._spec.prepend((0,)))
-            tensors = {path: torch.empty(leaf.shape, dtype=to_torch(leaf.dtype)) for path, leaf in spec.tensors}
-            values: dict[Path, Any] = {path: [] for path, _ in spec.values}
-            return tensors[TENSOR_KEY,] if self._is_tensor else build(spec, tensors, values)
         try:
             return torch.stack(rows)
         except RuntimeError:  # ragged leaves differ in size
@@ -278,5 +283,6 @@ def _select(found: Any, select: Sequence[Path], key: str, store: str) -> Any:
         raise InvalidRequestError(argument="select", reason=reason)
     for path in select:
         if found.get(path, None) is None:
-            raise KeyNotFoundError(store=store, key=".".join((key, *path)))
+            listing = f"client.kv({store!r}).get({key!r}).keys(True)"
+            raise KeyNotFoundError(store=store, key=".".join((key, *path)), listing=listing)
     return found.select(*select)
