@@ -102,11 +102,11 @@ class OpenedStore:
         return self.table
 
     def catch_up(self, writer: bytes = b"") -> None:
-        """Commits the rows that local writers have filled by themselves. A request does so before it looks at the
+        """Commits the rows that writers have filled by themselves. A request does so before it looks at the
         table, so that nobody sees less than the writers were promised.
 
         Args:
-            writer: Only those of the client with this id.
+            writer: Only those among which may be extends of the client with this id.
         """
         if self.table is not None:
             self.table.catch_up(writer)

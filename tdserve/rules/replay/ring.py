@@ -1,5 +1,5 @@
 """Decides which rows a writer may fill: the ring's cursor, its holes and its reservations. The only writer of
-generations, except for rows that a local writer claims.
+generations, except for rows that a writer claims.
 
 The state of a row follows from its generation: 0: never written; even: live; odd: one of four states, which only this
 module distinguishes. An odd row is reserved by a writer, or *quarantined* from a silent one, or *held* while a part of

@@ -179,7 +179,7 @@ class TableState:
         )
 
     def catch_up(self, writer: bytes = b"") -> None:
-        """Commits the rows that local writers have filled by themselves; with ``writer`` only those of this client."""
+        """Commits the rows that writers have filled by themselves; with ``writer`` where this client may have some."""
         mark = self.shared.read_mark()  # claims that are settled have left nothing uncommitted
         are_live = [claims.catch_up() for claims in tuple(self.claims) if not writer or claims.may_hold(writer)]
         if all(are_live) and not writer:

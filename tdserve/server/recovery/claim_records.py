@@ -1,4 +1,4 @@
-"""Records of the rows that a local writer may claim; after a restart its claim file shows what became of them."""
+"""Records of the rows that a writer may claim; after a restart its claim file shows what became of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBERS = struct.Struct(f"<4q{CLIENT_ID_BYTES}s")
 
 @dataclass(frozen=True)
 class ClaimRecord:
-    """The rows of one store that one local writer may claim.
+    """The rows of one store that one writer may claim.
 
     Attributes:
         uid: Incarnation of the store.

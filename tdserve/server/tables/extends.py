@@ -36,7 +36,7 @@ class Extends:
         stores: All stores of the server.
         answers: Answers to committed requests, for their retries.
         rule_keys: Reads what the tables' rules need.
-        claiming: Lets local writers claim rows.
+        claiming: Lets writers claim rows.
     """
 
     def __init__(
