@@ -13,10 +13,13 @@ def test_small_when_measured_then_gets_one_and_lists_keys_and_stores_and_leaves_
     assert [figure.name for figure in figures] == [
         "get one scalar of 300",
         "keys of a store of 300",
+        "read a small tensordict by name",
+        "send a small tensordict",
         "names of 20 stores",
     ]
-    assert [figure.unit for figure in figures] == ["us", "ms", "ms"]
-    assert [[target.bound for target in figure.targets] for figure in figures] == [[450.0], [10.0], [10.0]]
+    assert [figure.unit for figure in figures] == ["us", "ms", "us", "us", "ms"]
+    bounds = [[target.bound for target in figure.targets] for figure in figures]
+    assert bounds == [[450.0], [10.0], [180.0], [760.0], [10.0]]
     assert stage.client.stores() == []
 
 

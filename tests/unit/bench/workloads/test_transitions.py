@@ -22,6 +22,7 @@ NAMES = [
     *("append through writer(64)", "sample 256", "sample 256"),
 ]
 TARGETS = {
+    "extend 64, one by one": ("below", 1100.0),
     "extend 1024, 16 under way": ("at least", 2e6),
     "append through writer(64)": ("at least", 5e4),
     "sample 256, one by one": ("below", 600.0),
