@@ -48,14 +48,12 @@ class ClaimHolder:
             for as long as it may write; a worker needs none, since each run of the server begins without the workers of
             the last one.
         client_id: Id of the local client. b"" for a worker, which writes for many clients.
-        transport: Transport of the content, by its public name.
         on_broken: Called if its claim file contradicts itself.
         claims: Its claims, by the store's incarnation.
     """
 
     lock_name: str
     client_id: bytes
-    transport: str
     on_broken: Callable[[], None]
     claims: dict[str, Claims] = field(default_factory=dict)
     _pacings: WeakKeyDictionary[Table, ClaimPacing] = field(default_factory=WeakKeyDictionary)

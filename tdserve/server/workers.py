@@ -14,7 +14,6 @@ from tdserve.base.errors import CapacityError, ClosedError, LocalProtocolError, 
 from tdserve.base.machine import count_oom_kills
 from tdserve.control.framing import ControlSocket
 from tdserve.control.status import decode_failure
-from tdserve.rules.channel_transports import BASE_TRANSPORT
 from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.waiting import retrieve_exception
@@ -239,7 +238,7 @@ class DataWorker:
             self._killing = asyncio.ensure_future(process.kill())
 
         lock_name = f"worker-{self.number}-{secrets.token_hex(8)}"
-        return ClaimHolder(lock_name, client_id=b"", transport=BASE_TRANSPORT, on_broken=kill)
+        return ClaimHolder(lock_name, client_id=b"", on_broken=kill)
 
     async def _watch(self, process: WorkerProcess) -> None:
         """Kills a process that gives no sign of life: it may be stopped, or hang, and its clients wait for it."""

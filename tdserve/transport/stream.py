@@ -196,8 +196,12 @@ def unpack(content: bytes | bytearray | memoryview, messages: Sequence[Message],
     """Unpacks what ``pack`` makes; the caller has checked the length."""
     if not messages:
         return
-    buffer = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    drain_joined(torch.frombuffer(bytearray(content), dtype=torch.uint8), messages, sink)
+
+
+def drain_joined(content: torch.Tensor, messages: Sequence[Message], sink: Sink) -> None:
+    """Has a sink take messages that lie one behind the other."""
     at = 0
     for message in messages:
-        sink.drain(message, buffer[at : at + message.nbytes])
+        sink.drain(message, content[at : at + message.nbytes])
         at += message.nbytes

@@ -56,14 +56,14 @@ class SessionWrites:
         """
         message = control_pb2.ClientMessage.FromString(mail)
         try:
-            return self._extend(message, lane) if message.HasField("extend") else _hand_on(message, lane)
+            return self._extend(mail, message, lane) if message.HasField("extend") else _hand_on(mail, message, lane)
         except (TransportError, DeadlineExceededError) as error:
             lane.fail(error)
             reason = TransferAbortedError(transfer=message.request, reason=str(error))
             failed = control_pb2.ServerMessage(request=message.request, failure=encode_failure(reason))
             return Handled(failed.SerializeToString(), _make_report(message))
 
-    def _extend(self, message: control_pb2.ClientMessage, lane: Lane) -> Handled:
+    def _extend(self, mail: bytes, message: control_pb2.ClientMessage, lane: Lane) -> Handled:
         asked = message.extend
         is_next = self._last_forwarded < (asked.follows or message.request)
         claim = self._claims.find(asked) if is_next else None
@@ -72,7 +72,7 @@ class SessionWrites:
         rows = None if claim is None or content is None else self._store(claim, message, content)
         if rows is None:
             self._last_forwarded = max(self._last_forwarded, message.request)
-            return _forward(message, asked.content, content)
+            return _forward(mail, message, asked.content, content)
         done = control_pb2.Done(indices=encode_rows(rows))
         answer = control_pb2.ServerMessage(request=message.request, done=done)
         return Handled(answer.SerializeToString(), _make_report(message))
@@ -86,12 +86,12 @@ class SessionWrites:
             return None
 
 
-def _hand_on(message: control_pb2.ClientMessage, lane: Lane) -> Handled:
+def _hand_on(mail: bytes, message: control_pb2.ClientMessage, lane: Lane) -> Handled:
     """Hands a write to control, with its content if that can be received now: control would order just that."""
     content = message.write.content
     sizes = tuple(content.message_nbytes)
     is_small = 0 < sum(sizes) <= MAX_HANDED_ON_BYTES and not content.HasField("inline")
-    return _forward(message, content, _take_content(message, content, sizes, lane) if is_small else None)
+    return _forward(mail, message, content, _take_content(message, content, sizes, lane) if is_small else None)
 
 
 def _take_content(
@@ -114,12 +114,13 @@ def _take_content(
 
 
 def _forward(
-    message: control_pb2.ClientMessage, content: control_pb2.Content, received: torch.Tensor | None
+    mail: bytes, message: control_pb2.ClientMessage, content: control_pb2.Content, received: torch.Tensor | None
 ) -> Handled:
-    """Hands a write to control, with content that has left the channel."""
-    if received is not None:
-        content.inline = received.numpy().tobytes()
-        del content.message_nbytes[:]
+    """Hands a write to control, as it came or with content that has left the channel."""
+    if received is None:
+        return Handled(to_control=mail)
+    content.inline = received.numpy().tobytes()
+    del content.message_nbytes[:]
     return Handled(to_control=message.SerializeToString())
 
 

@@ -20,10 +20,8 @@ from tdserve.messages.layout import Layout
 from tdserve.messages.row_numbers import Rows
 from tdserve.store.claim_file import FOLDER, ClaimedRows
 from tdserve.transport.sources_sinks import RowEnd
+from tdserve.transport.stream import drain_joined
 from tdserve.v1 import control_pb2, worker_pb2
-
-MAX_LAYOUTS = 64
-"""Layouts that are kept per claim, by number of rows."""
 
 _log = logging.getLogger("tdserve.worker")
 
@@ -48,17 +46,11 @@ class WorkerClaim:
     ) -> None:
         self.store = store
         self._report = report
-        self._layouts: dict[int, Layout] = {}
         self.rows = RowClaim(store, path, claim, notify=self._notify)
 
     def get_layout(self, num_rows: int) -> Layout:
         """Returns the layout of the content of an extend."""
-        layout = self._layouts.get(num_rows)
-        if layout is None:
-            if len(self._layouts) >= MAX_LAYOUTS:
-                self._layouts = {}
-            layout = self._layouts[num_rows] = write_layout(self.store.spec.with_rows(num_rows))
-        return layout
+        return write_layout(self.store.spec.with_rows(num_rows))
 
     def extend(self, extend: ClaimedRows, content: torch.Tensor) -> Rows | None:
         """Writes rows; result and errors as of ``RowClaim.extend``.
@@ -69,11 +61,7 @@ class WorkerClaim:
         return self.rows.extend(extend, partial(self._fill, self.get_layout(extend.num_rows), content))
 
     def _fill(self, layout: Layout, content: torch.Tensor, rows: Rows) -> None:
-        sink = RowEnd(layout, self.store.get_tables(layout), rows)
-        at = 0
-        for message in layout.messages:
-            sink.drain(message, content[at : at + message.nbytes])
-            at += message.nbytes
+        drain_joined(content, layout.messages, RowEnd(layout, self.store.get_tables(layout), rows))
 
     def _notify(self, claimed: control_pb2.Claimed) -> None:
         self._report(worker_pb2.Report(claimed=claimed))

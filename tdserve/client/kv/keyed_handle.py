@@ -245,7 +245,11 @@ class KeyedHandle(ByAddress):
         return iter(self.keys())
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and 1 <= _count_bytes(key) <= MAX_KEY_BYTES and bool(self.versions(key))
+        try:
+            encoded = _encode_key(key)
+        except InvalidRequestError:  # no entry can have it
+            return False
+        return bool(self._look_up([encoded], asks_versions=True).versions[0])
 
     def __getitem__(self, key: str | Sequence[str]) -> Any:
         return self.get(key)
@@ -339,14 +343,6 @@ def _encode_key(key: object) -> bytes:
         reason = f"{key[:40]!r} has {len(encoded)} bytes in UTF-8, not 1 to {MAX_KEY_BYTES}"
         raise InvalidRequestError(argument="key", reason=reason)
     return encoded
-
-
-def _count_bytes(key: str) -> int:
-    """Returns the size of a key in UTF-8; 0 if it is not valid unicode."""
-    try:
-        return len(key.encode())
-    except UnicodeEncodeError:
-        return 0
 
 
 def _list_keys(keys: Any) -> list[str]:

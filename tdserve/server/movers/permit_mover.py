@@ -53,7 +53,7 @@ class PermitMover(Mover):
 
     def __init__(self, context: MoverContext, session: ClientSession, client: LocalClient) -> None:
         self.lock_name = client.lock_name
-        self._claim_holder = ClaimHolder(client.lock_name, session.client_id, self.transport, session.ended.set)
+        self._claim_holder = ClaimHolder(client.lock_name, session.client_id, session.ended.set)
         self._session = session
         self._client = client
         self._stores = context.stores

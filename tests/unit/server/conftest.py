@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.server.requests import Requests
+from tdserve.server.tables.claiming import Claiming
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
 from tests.unit.server.world import Loop, World
@@ -69,3 +70,9 @@ def world(tmp_path: Path, worker: DataWorker) -> Iterator[World]:
 def requests(world: World) -> Requests:
     """The router over the parts of the world."""
     return world.services.requests
+
+
+@pytest.fixture
+def claiming(world: World) -> Claiming:
+    """Lets writers claim rows of the world's tables."""
+    return Claiming(world.stores, world.answers, traffic=world.traffic)

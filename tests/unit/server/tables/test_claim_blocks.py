@@ -26,11 +26,6 @@ def entry(world: World, run: Loop) -> OpenedStore:
 
 
 @pytest.fixture
-def claiming(world: World) -> Claiming:
-    return Claiming(world.stores, world.answers, traffic=world.traffic)
-
-
-@pytest.fixture
 def peers(world: World, run: Loop) -> Iterator[list[LocalPeer]]:
     """Three clients on the server's machine."""
     made = [LocalPeer(world, number) for number in (1, 2, 3)]

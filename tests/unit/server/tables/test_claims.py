@@ -32,11 +32,6 @@ def entry(world: World, run: Loop) -> OpenedStore:
 
 
 @pytest.fixture
-def claiming(world: World) -> Claiming:
-    return Claiming(world.stores, world.answers, traffic=world.traffic)
-
-
-@pytest.fixture
 def peer(world: World, run: Loop) -> Iterator[LocalPeer]:
     """A client on the server's machine."""
     made = LocalPeer(world)

@@ -26,11 +26,6 @@ def entry(world: World, run: Loop) -> OpenedStore:
 
 
 @pytest.fixture
-def claiming(world: World) -> Claiming:
-    return Claiming(world.stores, world.answers, traffic=world.traffic)
-
-
-@pytest.fixture
 def broken() -> list[str]:
     """Has an item when the worker was to be ended."""
     return []
@@ -38,7 +33,7 @@ def broken() -> list[str]:
 
 @pytest.fixture
 def holder(broken: list[str]) -> ClaimHolder:
-    return ClaimHolder("worker-0-abc", b"", "gloo", lambda: broken.append("worker"))
+    return ClaimHolder("worker-0-abc", b"", lambda: broken.append("worker"))
 
 
 @pytest.fixture
@@ -144,7 +139,7 @@ def test_claimed_when_the_worker_abandons_then_over(claiming: Claiming, entry: O
     assert file.claim(1) is not None
     said = control_pb2.Claimed(uid=entry.record.uid, num=1, abandons=True)
     claiming.on_claimed(control_pb2.Claimed(uid="another", num=1, abandons=True), None)
-    claiming.on_claimed(said, ClaimHolder("lock", ONE, "shm", lambda: None))
+    claiming.on_claimed(said, ClaimHolder("lock", ONE, lambda: None))
     assert not file.is_over, "neither of these is its claim"
     claiming.on_claimed(said, None)
     assert (file.is_over, num_reserved(entry)) == (True, 0)
